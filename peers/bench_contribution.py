@@ -1,0 +1,220 @@
+"""What contributions cost: bytes and time of each selection, beside a straightforward float DeMo.
+
+All timings are medians over interleaved repeats in one process and on one thread, so the ratios hold
+where the nanoseconds differ from machine to machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import ceil, cos, pi, sqrt
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from swarmnet.identifiers import PeerId
+from swarmnet.layout import CHUNK, Layout, layout_of
+from swarmnet.manifest import Manifest, ModelShape, Sync
+from swarmnet.method import Method, method_of
+
+PEERS = 4
+BANDS = 16
+"""Rows of chunks in the baseline's matrix: about square at a million parameters, as real matrices are."""
+CASES = (
+    Sync(selection="top-k", kept=32, transform="dct"),
+    Sync(selection="top-k", kept=32, transform="hadamard"),
+    Sync(selection="top-k", kept=128, transform="hadamard"),
+    Sync(selection="group", kept=128, transform="dct"),
+    Sync(selection="group", kept=128, transform="hadamard"),
+    Sync(selection="seeded", kept=256, transform="hadamard"),
+    Sync(selection="seeded", kept=1024, transform="hadamard"),
+    Sync(selection="seeded", kept=1024, transform="identity"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to contribute. Times in nanoseconds per parameter; `decode` is for all peers together."""
+
+    selection: str
+    transform: str
+    kept: int
+    payload_bytes: int
+    """Overhead included."""
+    bits_per_vote: float
+    times_below_dense: float
+    """How many times smaller than the gradient in float32."""
+    encode: float
+    decode: float
+    baseline_encode: float
+    """Float DeMo with the same number kept, measured between the repeats of this row."""
+    baseline_decode: float
+
+    @property
+    def times_faster(self) -> float:
+        return (self.baseline_encode + self.baseline_decode) / (self.encode + self.decode)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    parameters: int
+    peers: int
+    overhead_bytes: int
+    repeats: int
+    rows: tuple[Row, ...]
+
+
+def bench(parameters: int = 1_000_000, overhead_bytes: int = 0, repeats: int = 9) -> Report:
+    """Measure all CASES on a model of about so many parameters.
+
+    `overhead_bytes` is what the caller's envelope and headers add to each payload.
+    """
+    layout = layout_of(model_shapes(parameters))
+    with _one_thread():
+        rows = tuple(_measure(layout, sync, overhead_bytes, repeats) for sync in CASES)
+    return Report(layout.parameters, PEERS, overhead_bytes, repeats, rows)
+
+
+def render(report: Report) -> str:
+    """A table for people."""
+    lines = [
+        f"{report.parameters:,} parameters, {report.peers} peers, {report.overhead_bytes} bytes of envelope "
+        f"and headers per contribution, medians of {report.repeats} on one thread",
+        "",
+        f"{'selection':<10}{'transform':<10}{'kept':>5}{'bytes':>9}{'bits/vote':>10}{'fp32/this':>10}"
+        f"{'encode':>8}{'decode':>8}{'float DeMo':>16}{'faster':>8}",
+        f"{'':<10}{'':<10}{'/4096':>5}{'':>9}{'':>10}{'':>10}{'ns/par':>8}{'ns/par':>8}"
+        f"{'enc + dec ns/par':>17}{'times':>7}",
+    ]
+    for row in report.rows:
+        baseline = f"{row.baseline_encode:.1f} + {row.baseline_decode:.1f}"
+        lines.append(
+            f"{row.selection:<10}{row.transform:<10}{row.kept:>5}{row.payload_bytes:>9,}"
+            f"{row.bits_per_vote:>10.2f}{row.times_below_dense:>10.1f}{row.encode:>8.2f}{row.decode:>8.2f}"
+            f"{baseline:>16}{row.times_faster:>8.1f}"
+        )
+    return "\n".join(lines)
+
+
+def model_shapes(parameters: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a Llama-like model, 128 wide, with just enough layers."""
+    shape = ModelShape()
+    width, wide, heads = shape.width, shape.feed_forward, shape.heads * shape.head_width
+    shared = shape.key_value_heads * shape.head_width
+    layer = {
+        "input_layernorm.weight": (width,),
+        "self_attn.q_proj.weight": (heads, width),
+        "self_attn.k_proj.weight": (shared, width),
+        "self_attn.v_proj.weight": (shared, width),
+        "self_attn.o_proj.weight": (width, heads),
+        "post_attention_layernorm.weight": (width,),
+        "mlp.gate_proj.weight": (wide, width),
+        "mlp.up_proj.weight": (wide, width),
+        "mlp.down_proj.weight": (width, wide),
+    }
+    per_layer = width * (2 * heads + 2 * shared + 3 * wide + 2)
+    ends = 2 * shape.vocabulary * width
+    layers = max(1, ceil((parameters - ends) / per_layer))
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocabulary, width)}
+    for index in range(layers):
+        shapes |= {f"model.layers.{index}.{name}": size for name, size in layer.items()}
+    return shapes | {"model.norm.weight": (width,), "lm_head.weight": (shape.vocabulary, width)}
+
+
+class FloatDemo:
+    """DeMo written the straightforward way, on one matrix of whole 64 x 64 chunks: transform by einsum,
+    torch.topk, own selection decoded and subtracted, mean over senders by scatter_reduce, sign."""
+
+    def __init__(self, chunks: int, kept: int, decay: float) -> None:
+        self._kept, self._decay = kept, decay
+        self._basis = torch.tensor(
+            [
+                [sqrt((2 if i else 1) / 64) * cos(pi * (2 * j + 1) * i / 128) for i in range(64)]
+                for j in range(64)
+            ]
+        )
+        self.residual = torch.zeros(64 * BANDS, 64 * -(-chunks // BANDS))
+
+    def encode(self, gradient: Tensor, learning_rate: float) -> tuple[Tensor, Tensor]:
+        """A gradient like the residual, to indices and values [chunks, kept], which leave the residual."""
+        self.residual.mul_(self._decay).add_(gradient, alpha=learning_rate)
+        blocks = self.residual.view(BANDS, 64, -1, 64)
+        coefficients = torch.einsum("yixj,ik,jl->yxkl", blocks, self._basis, self._basis).reshape(-1, CHUNK)
+        indices = coefficients.abs().topk(self._kept, dim=1, sorted=False).indices
+        values = coefficients.gather(1, indices)
+        self.residual.sub_(self._inverse(torch.zeros_like(coefficients).scatter_(1, indices, values)))
+        return indices, values
+
+    def decode(self, contributions: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """The sign of the mean over senders, like the residual."""
+        indices = torch.cat([indices for indices, _ in contributions], dim=1)
+        values = torch.cat([values for _, values in contributions], dim=1)
+        mean = torch.zeros(indices.shape[0], CHUNK)
+        mean.scatter_reduce_(1, indices, values, reduce="mean", include_self=False)
+        return self._inverse(mean).sign_()
+
+    def _inverse(self, coefficients: Tensor) -> Tensor:
+        blocks = coefficients.view(BANDS, -1, 64, 64)
+        values = torch.einsum("yxkl,ik,jl->yixj", blocks, self._basis, self._basis)
+        return values.reshape(self.residual.shape)
+
+
+def _measure(layout: Layout, sync: Sync, overhead_bytes: int, repeats: int) -> Row:
+    manifest = replace(Manifest("bench", PeerId("bench")), sync=sync)
+    method = method_of(manifest, layout)
+    baseline = FloatDemo(-(-layout.parameters // CHUNK), sync.kept, sync.momentum)
+    generator = torch.Generator().manual_seed(0)
+    gradient = torch.randn(layout.size, generator=generator)
+    matrix = torch.randn(baseline.residual.shape, generator=generator)
+    for start, stop in layout.padding:
+        gradient[start:stop] = 0
+    payloads = [method.contribute(gradient, 1, 0, PeerId(f"peer {index}")) for index in range(PEERS)]
+    values = [baseline.encode(matrix, sync.learning_rate) for _ in range(PEERS)]
+    times: list[tuple[float, ...]] = []
+    for repeat in range(repeats + 1):
+        gradient.normal_(generator=generator)
+        matrix.normal_(generator=generator)
+        times.append((
+            _seconds(lambda: method.contribute(gradient, 1, repeat, PeerId("peer"))),  # noqa: B023
+            _seconds(lambda: _decode(method, payloads)),
+            _seconds(lambda: baseline.encode(matrix, sync.learning_rate)),
+            _seconds(lambda: baseline.decode(values)),
+        ))  # fmt: skip
+    # The first repeat warms caches and allocators up.
+    sizes = (layout.parameters, layout.parameters, matrix.numel(), matrix.numel())
+    medians = [
+        statistics.median(column) / size * 1e9
+        for column, size in zip(zip(*times[1:], strict=True), sizes, strict=True)
+    ]
+    total = method.payload_bytes + overhead_bytes
+    return Row(
+        sync.selection, sync.transform, sync.kept, total, 8 * total / method.votes,
+        4 * layout.parameters / total, *medians,
+    )  # fmt: skip
+
+
+def _decode(method: Method, payloads: list[bytes]) -> Tensor:
+    tally = method.tally(0)
+    for index, payload in enumerate(payloads):
+        tally.add(PeerId(f"peer {index}"), payload)
+    return tally.step()
+
+
+def _seconds(task: Callable[[], object]) -> float:
+    start = perf_counter()
+    task()
+    return perf_counter() - start
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,160 @@
+"""Local checkpoints: one safetensors file per stage and round, with Hugging Face names, never half-written.
+
+The weights are float32 and, below 4 in magnitude, exactly the integers that the group settled (fixed_point);
+the file's own digest is checked when it is read. A tensor with a larger weight is stored as float64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from peers.errors import UserError
+from peers.files import write_atomically
+from peers.run_file import parse
+from swarmnet.fixed_point import UNIT, to_floats, to_units
+from swarmnet.identifiers import RunId
+from swarmnet.layout import Layout, layout_of
+from swarmnet.manifest import Manifest
+from swarmnet.model import parameter_shapes
+
+KEPT = 2
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be used; the message names the file and the reason."""
+
+
+DiskError = UserError
+"""What `write` raises when the disk refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    run_id: RunId
+    manifest: str
+    """Canonical JSON: whoever has the file knows the model."""
+    stage: int
+    round: int
+    digest: bytes
+    """Replica.digest() of the settled weights."""
+    tensors: dict[str, Tensor]
+
+    def units(self, layout: Layout) -> Tensor:
+        """int32 [layout.size]. Raises CheckpointError if tensors are missing or shaped otherwise."""
+        units = torch.zeros(layout.size, dtype=torch.int32)
+        for entry in layout.entries:
+            tensor = self.tensors.get(entry.name)
+            if tensor is None or tuple(tensor.shape) != entry.shape:
+                raise CheckpointError(f"the checkpoint of stage {self.stage} has no fitting {entry.name}")
+            units[entry.offset : entry.offset + entry.size] = to_units(tensor.flatten())
+        return units
+
+
+def state_digest(round: int, units: Tensor) -> bytes:
+    """As Replica.digest(): SHA-256 over the round and the little-endian int32 weights."""
+    data = units.cpu().numpy().astype("<i4", copy=False).tobytes()
+    return hashlib.sha256(round.to_bytes(8, "little", signed=True) + data).digest()
+
+
+def write(folder: Path, manifest: Manifest, stage: int, round: int, units: Tensor, layout: Layout) -> Path:
+    """Write `stage-S-round-R.safetensors` and keep the stage's newest KEPT. DiskError."""
+    tensors = {}
+    for entry in layout.entries:
+        values = units[entry.offset : entry.offset + entry.size]
+        tensor = to_floats(values)
+        if not torch.equal(to_units(tensor), values):
+            tensor = values.to(torch.float64) * UNIT
+        tensors[entry.name] = tensor.view(entry.shape)
+    metadata = {
+        "format": "pt",
+        "run": manifest.run_id(),
+        "manifest": manifest.canonical().decode(),
+        "stage": str(stage),
+        "round": str(round),
+        "digest": state_digest(round, units).hex(),
+    }
+    path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
+    write_atomically(path, save(tensors, metadata))
+    for old in sorted(folder.glob(f"stage-{stage}-round-*.safetensors"))[:-KEPT]:
+        old.unlink()
+    return path
+
+
+def read(path: Path) -> Checkpoint:
+    """Read and check one file. Raises CheckpointError."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        checkpoint = Checkpoint(
+            RunId(metadata["run"]), metadata["manifest"], int(metadata["stage"]), int(metadata["round"]),
+            bytes.fromhex(metadata["digest"]), tensors,
+        )  # fmt: skip
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is no checkpoint that can be used ({error})") from None
+    return checkpoint
+
+
+def restore(folder: Path, run_id: RunId, stage: int, layout: Layout) -> Iterator[tuple[int, Tensor]]:
+    """(round, units) of a stage's usable checkpoints, newest first; CheckpointError at an unusable one."""
+    for path in sorted(folder.glob(f"stage-{stage}-round-*.safetensors"), reverse=True):
+        checkpoint = read(path)
+        units = checkpoint.units(layout)
+        if checkpoint.run_id != run_id:
+            raise CheckpointError(f"{path} belongs to the run {checkpoint.run_id[:16]}, not to {run_id[:16]}")
+        if state_digest(checkpoint.round, units) != checkpoint.digest:
+            raise CheckpointError(f"{path} is damaged: its weights do not have the digest that it names")
+        yield checkpoint.round, units
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A whole model, put together from its stages' newest checkpoints."""
+
+    manifest: Manifest
+    stages: tuple[dict[str, Tensor], ...]
+    round: int
+    """The oldest of the stages' rounds."""
+
+
+def newest(source: Path | None) -> Model:
+    """The newest model below `source`: a checkpoint file, or a folder of one or several peers (None: here).
+
+    Raises CheckpointError when there is none, a stage is missing, or a file is damaged.
+    """
+    place = source or Path()
+    files = [place] if place.is_file() else sorted(place.rglob("stage-*-round-*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{place} holds no checkpoint (stage-S-round-R.safetensors)")
+    latest = read(max(files, key=lambda file: file.stat().st_mtime))
+    manifest = parse(latest.manifest.encode())
+    found: dict[int, Checkpoint] = {}
+    for file in files:
+        checkpoint = read(file)
+        held = found.get(checkpoint.stage)
+        if checkpoint.run_id == latest.run_id and (held is None or held.round < checkpoint.round):
+            found[checkpoint.stage] = checkpoint
+    missing = [stage for stage in range(len(manifest.stages)) if stage not in found]
+    if missing:
+        stages = ", ".join(map(str, missing))
+        raise CheckpointError(
+            f"{place} holds no checkpoint of stage {stages} of the run {latest.run_id[:16]}: a model needs "
+            f"all {len(manifest.stages)} stages; name a folder that holds the states of peers of every stage"
+        )
+    for stage, checkpoint in found.items():
+        layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
+        if state_digest(checkpoint.round, checkpoint.units(layout)) != checkpoint.digest:
+            raise CheckpointError(f"the checkpoint of stage {stage}, round {checkpoint.round} is damaged")
+    tensors = tuple(
+        {name: tensor.to(torch.float32) for name, tensor in found[stage].tensors.items()}
+        for stage in sorted(found)
+    )
+    return Model(manifest, tensors, min(checkpoint.round for checkpoint in found.values()))

@@ -1,0 +1,139 @@
+"""The command line. A command parses, calls and prints; it alone loads the heavy libraries it needs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, MutableMapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from peers import commands_model, commands_run
+from peers.errors import ConfigError, UserError
+
+ERROR_EXIT = 2
+"""Exit code of everything a person can cause and mend."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script `swarmnet`; exits the process."""
+    prepare_for_torch(os.environ)
+    try:
+        result = application()(
+            args=list(arguments) if arguments is not None else None,
+            prog_name="swarmnet",
+            standalone_mode=False,
+        )
+        sys.stdout.flush()
+    except ConfigError as error:
+        sys.exit(_fail(error.problems))
+    except UserError as error:
+        sys.exit(_fail([str(error)]))
+    except TyperException as error:
+        sys.exit(_usage(error))
+    except BrokenPipeError:
+        # The reader of our output has left (`| head`): nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(130)  # as shells report SIGINT
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def prepare_for_torch(environment: MutableMapping[str, str]) -> None:
+    """Must come before torch is imported: OpenMP reads these once.
+
+    Its threads otherwise spin while they wait, and the peers of one machine take each other's cores: four
+    peers on two cores then did 7 steps in the time of 378 (docs/log.md). `threads` of the peer file still
+    decides how many torch uses.
+    """
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    environment.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def application() -> typer.Typer:
+    """All commands."""
+    app = _group("Train one language model together over the internet: no server, nobody to trust.")
+    commands: dict[str, Callable[..., None]] = {
+        "run": commands_run.run,
+        "publish": commands_run.publish,
+        "join": commands_run.join,
+        "demo": commands_run.demo,
+        "export": commands_model.export,
+        "generate": commands_model.generate,
+        "evaluate": commands_model.evaluate,
+        "version": version,
+    }
+    for name, command in commands.items():
+        app.command(name)(command)
+    config = _group("Look at configuration without starting anything.")
+    config.command("check")(config_check)
+    config.command("explain")(config_explain)
+    app.add_typer(config, name="config")
+    bench = _group("Measure; each figure beside a baseline from the same run.")
+    bench.command("contribution")(commands_model.bench_contribution)
+    app.add_typer(bench, name="bench")
+    return app
+
+
+def _group(help: str) -> typer.Typer:
+    return typer.Typer(
+        help=help,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+
+
+def config_check(
+    file: Annotated[Path, typer.Argument(help="A peer file, a run file or a published run.")],
+    settings: commands_run.Settings = None,
+) -> None:
+    """Say whether a file is right: a peer file, a run file, or a published run."""
+    from peers.config_explain import check_file
+
+    typer.echo(check_file(file, os.environ, commands_run.overrides(settings)))
+
+
+def config_explain(
+    file: Annotated[Path | None, typer.Argument(help="A peer file, to show what it sets.")] = None,
+    run: Annotated[bool, typer.Option("--run", help="A run file's keys instead.")] = False,
+) -> None:
+    """Each key: type, default, meaning; with a peer file, the value it gets and from where."""
+    from peers.config_explain import explain, explain_file
+
+    typer.echo(explain_file(file, os.environ) if file else explain("run" if run else "peer"), nl=False)
+
+
+def version() -> None:
+    """Versions of this program, its wire format, and what it runs on."""
+    from swarmnet.manifest import WIRE_VERSION
+
+    packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "hivemind"))
+    typer.echo(
+        f"swarmnet {metadata.version('swarmnet')}, wire version {WIRE_VERSION}; "
+        f"{packages}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    )
+
+
+def _fail(problems: Sequence[str]) -> int:
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return ERROR_EXIT
+
+
+def _usage(error: TyperException) -> int:
+    """One line for a wrong command; the help text where there was no command at all."""
+    lines = error.format_message().strip().splitlines()
+    if len(lines) > 1:
+        print("\n".join(lines), file=sys.stderr)
+        return ERROR_EXIT
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "swarmnet"
+    return _fail([f"{lines[0] if lines else type(error).__name__} Try '{path} --help'."])

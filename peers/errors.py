@@ -1,0 +1,28 @@
+"""What a person can cause. The command line prints these as one line and exits with code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+
+class UserError(Exception):
+    """A mistake in a command, a file or the surroundings; the message says what would be right."""
+
+
+class ConfigError(UserError):
+    """Wrong configuration. Each problem is one line: `file:line: key: what is wrong, what would be right`."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
+        super().__init__(self.problems[0] + more)
+
+
+@contextmanager
+def as_user_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of the layers below, whose message is already for people, into UserError."""
+    try:
+        yield
+    except kinds as error:
+        raise UserError(str(error)) from None

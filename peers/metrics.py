@@ -1,0 +1,310 @@
+"""Every Prometheus metric of a peer, declared once. docs/metrics.md is made from these lines.
+
+A peer id is never a label: Prometheus' `instance` is that. Labels with a fixed set of values have all
+their series from the start, and a value outside the set is counted as `other`: whatever comes from the
+network, the number of series is bounded. An update costs a dictionary look-up and an addition; the text
+is made only when somebody scrapes. An instance belongs to one peer; nothing here is global.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+
+Metric = TypeVar("Metric")
+
+PREFIX = "swarmnet_"
+
+KINDS = ("activation", "gradient", "update", "snapshot", "control", "other")
+"""What bytes are for: `Message.kind` in protocols/messages.py."""
+
+REFUSALS = (
+    "malformed", "too_large", "bad_signature", "wrong_run", "wrong_version", "late", "busy", "other",
+)  # fmt: skip
+"""Codes of protocols.errors and of the peers' own refusals."""
+
+FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Histogram bounds in seconds for one piece of computing, from a tiny stage on a CPU up."""
+
+SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""Histogram bounds in seconds for what crosses the internet or the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A label and all its values; no values: anything, chosen by this peer itself."""
+
+    name: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One metric as the documentation shows it."""
+
+    name: str
+    kind: str
+    labels: tuple[Label, ...]
+    help: str
+
+
+class Family(Generic[Metric]):
+    """A metric with labels: `family("activation").inc(5)`. Unknown values become `other`."""
+
+    def __init__(self, child: Callable[..., Metric], labels: Sequence[Label]) -> None:
+        self._child = child
+        self._labels = labels
+        self._children: dict[tuple[str, ...], Metric] = {}
+        if all(label.values for label in labels):
+            for values in itertools.product(*(label.values for label in labels)):
+                self._children[values] = child(*values)
+
+    def __call__(self, *values: str) -> Metric:
+        child = self._children.get(values)
+        return child if child is not None else self._unusual(values)
+
+    def _unusual(self, values: tuple[str, ...]) -> Metric:
+        if len(values) != len(self._labels):
+            raise TypeError(f"expected {[label.name for label in self._labels]}, got {values}")
+        known = tuple(
+            value if not label.values or value in label.values else "other"
+            for label, value in zip(self._labels, values, strict=True)
+        )
+        return self._child(*known)
+
+
+class Declare:
+    """Makes metrics in one registry and keeps the list of what was declared."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.declared: list[Declared] = []
+
+    def _note(self, name: str, kind: str, help: str, labels: Sequence[Label] = ()) -> str:
+        self.declared.append(Declared(PREFIX + name, kind, tuple(labels), help))
+        return PREFIX + name
+
+    def counter(self, name: str, help: str) -> Counter:
+        return Counter(self._note(name, "counter", help), help, registry=self.registry)
+
+    def gauge(self, name: str, help: str) -> Gauge:
+        return Gauge(self._note(name, "gauge", help), help, registry=self.registry)
+
+    def histogram(self, name: str, help: str, bounds: Sequence[float]) -> Histogram:
+        name = self._note(name, "histogram", help)
+        return Histogram(name, help, buckets=bounds, registry=self.registry)
+
+    def counters(self, name: str, help: str, *labels: Label) -> Family[Counter]:
+        name = self._note(name, "counter", help, labels)
+        metric = Counter(name, help, [label.name for label in labels], registry=self.registry)
+        return Family(metric.labels, labels)
+
+    def gauges(self, name: str, help: str, *labels: Label) -> Family[Gauge]:
+        name = self._note(name, "gauge", help, labels)
+        metric = Gauge(name, help, [label.name for label in labels], registry=self.registry)
+        return Family(metric.labels, labels)
+
+    def histograms(
+        self, name: str, help: str, bounds: Sequence[float], *labels: Label
+    ) -> Family[Histogram]:
+        name = self._note(name, "histogram", help, labels)
+        names = [label.name for label in labels]
+        metric = Histogram(name, help, names, buckets=bounds, registry=self.registry)
+        return Family(metric.labels, labels)
+
+
+class About:
+    """Who this peer is."""
+
+    def __init__(self, declare: Declare) -> None:
+        self.build = declare.gauges(
+            "build_info", "Always 1; the labels say what runs.",
+            Label("version"), Label("python"), Label("torch"),
+        )  # fmt: skip
+        self.peer = declare.gauges(
+            "peer_info", "Always 1; join with `* on(instance) group_left`.",
+            Label("run"), Label("peer"), Label("role"), Label("device"),
+        )  # fmt: skip
+        self.stage = declare.gauge("stage", "Index of the stage held; -1: none.")
+        self.ready = declare.gauge("ready", "1 if this peer takes part in rounds, else 0 (as /readyz).")
+
+
+class Training:
+    """Computing."""
+
+    def __init__(self, declare: Declare) -> None:
+        self.tokens = declare.counter("train_tokens_total", "Tokens whose gradient was committed here.")
+        self.loss = declare.gauge("train_loss", "Loss of the newest microbatch begun here, nats per token.")
+        self.learning_rate = declare.gauge("train_learning_rate", "Learning rate of the newest round.")
+        self.step_seconds = declare.histograms(
+            "train_step_duration_seconds", "Computing by phase, seconds.", FAST,
+            Label("phase", ("forward", "backward", "encode", "apply")),
+        )  # fmt: skip
+        self.last_step = declare.gauge(
+            "train_last_step_timestamp_seconds", "When the newest round was applied, Unix time in seconds."
+        )
+        self.nonfinite = declare.counters(
+            "train_nonfinite_total", "Microbatches or updates dropped because a number was not finite.",
+            Label("where", ("loss", "gradient", "hidden", "update")),
+        )  # fmt: skip
+
+
+class Rounds:
+    """Rounds and contributions."""
+
+    def __init__(self, declare: Declare) -> None:
+        self.round = declare.gauge("round", "Round that gradients are added to, number.")
+        self.settled = declare.gauge("round_settled", "Newest settled round, number.")
+        self.lag = declare.gauge("round_lag", "Rounds behind the group's newest known round.")
+        self.finished = declare.counters(
+            "rounds_total", "Rounds that ended here, by outcome.",
+            Label("outcome", ("completed", "deadline", "alone", "skipped", "replayed")),
+        )  # fmt: skip
+        self.duration = declare.histogram(
+            "round_duration_seconds", "From the opening of a round to its application, seconds.", SLOW
+        )
+        self.contributors = declare.gauge("round_contributors", "Contributions in the newest applied round.")
+        self.updates = declare.counters(
+            "updates_total", "Contributions received, by outcome.",
+            Label("outcome", ("accepted", "late", "dropped", "repeated", "malformed", "nonfinite",
+                              "bad_signature", "other")),
+        )  # fmt: skip
+        self.corrections = declare.counter(
+            "round_corrections_total", "Late contributions that corrected an applied round."
+        )
+        self.digest_mismatches = declare.counter(
+            "digest_mismatches_total", "Settled digests of others that differed from the own one."
+        )
+
+
+class Microbatches:
+    """The data path."""
+
+    def __init__(self, declare: Declare) -> None:
+        direction = Label("direction", ("forward", "backward"))
+        self.done = declare.counters(
+            "microbatches_total", "Microbatches by direction and how they ended here.", direction,
+            Label("outcome", ("done", "rerouted", "repeated", "dropped", "refused", "cancelled")),
+        )  # fmt: skip
+        self.duration = declare.histograms(
+            "microbatch_duration_seconds",
+            "From sending a microbatch on to its gradient (forward), or to handing the gradient up "
+            "(backward), network included, seconds.", SLOW, direction,
+        )  # fmt: skip
+        self.queue = declare.gauge("stage_queue_microbatches", "Microbatches waiting to be computed.")
+        self.open = declare.gauge("stage_open_microbatches", "Microbatches that wait for their gradient.")
+
+
+class Network:
+    """Bytes, connections, refusals."""
+
+    def __init__(self, declare: Declare) -> None:
+        kind = Label("kind", KINDS)
+        self.sent = declare.counters(
+            "network_sent_bytes_total", "Bytes sent, framing included, by what they are for.", kind
+        )
+        self.received = declare.counters(
+            "network_received_bytes_total", "Bytes received, framing included, by what they are for.", kind
+        )
+        self.connections = declare.gauges(
+            "network_connections", "Peers connected now.", Label("path", ("direct", "relay", "unknown"))
+        )
+        self.round_trip = declare.histogram(
+            "network_round_trip_seconds", "Round trip to neighbours as heartbeats measure it, seconds.", FAST
+        )
+        self.clock_offset = declare.gauge(
+            "network_clock_offset_seconds", "Own clock minus the neighbours' median, seconds."
+        )
+        self.refused = declare.counters(
+            "refused_total", "What came from others and was refused, by reason.", Label("code", REFUSALS)
+        )
+        self.peers = declare.gauges(
+            "peers", "Peers of the run as this one sees them.",
+            Label("state", ("active", "joining", "suspect", "gone")),
+        )  # fmt: skip
+        self.directory = declare.counters(
+            "dht_operations_total", "Operations of the directory.",
+            Label("operation", ("get", "put", "bootstrap")), Label("outcome", ("ok", "empty", "failed")),
+        )  # fmt: skip
+        self.daemon_restarts = declare.counter("daemon_restarts_total", "Restarts of p2pd after it died.")
+
+
+class State:
+    """Snapshots and checkpoints."""
+
+    def __init__(self, declare: Declare) -> None:
+        self.fetched = declare.gauge("state_fetched_bytes", "Bytes of the newest state fetched from others.")
+        self.size = declare.gauge("state_size_bytes", "Bytes of the state being fetched, all told.")
+        self.chunks_refused = declare.counter(
+            "state_chunks_refused_total", "Chunks of state whose hash was wrong; they are fetched again."
+        )
+        self.saved = declare.gauge(
+            "checkpoint_last_success_timestamp_seconds",
+            "When the newest checkpoint was written, Unix time in seconds.",
+        )
+        self.checkpoint_size = declare.gauge("checkpoint_size_bytes", "Bytes of the newest checkpoint.")
+        self.duration = declare.histograms(
+            "checkpoint_duration_seconds", "Writing, reading or fetching a checkpoint, seconds.", SLOW,
+            Label("operation", ("save", "load", "fetch")),
+        )  # fmt: skip
+
+
+class Metrics:
+    """All metrics of one peer. `process=False` leaves out what prometheus-client knows of the process."""
+
+    def __init__(self, process: bool = True) -> None:
+        # A `_created` series beside each counter doubles the text and no query here wants it.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        declare = Declare(self.registry)
+        self.about = About(declare)
+        self.training = Training(declare)
+        self.rounds = Rounds(declare)
+        self.microbatches = Microbatches(declare)
+        self.network = Network(declare)
+        self.state = State(declare)
+        self.declared: tuple[Declared, ...] = tuple(declare.declared)
+        if process:
+            ProcessCollector(registry=self.registry)
+            GCCollector(registry=self.registry)
+
+    def text(self) -> bytes:
+        """What /metrics answers, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+def document() -> str:
+    """docs/metrics.md."""
+    lines = [
+        "# Metrics",
+        "",
+        "Made by `scripts/docs` from peers/metrics.py; do not edit.",
+        "",
+        "A peer serves these at `/metrics`, on 127.0.0.1:9410 unless its file says otherwise, with the",
+        "`process_*` and `python_gc_*` of prometheus-client beside them. Labels with a fixed set of values",
+        "have all their series from the start; a value outside the set is counted as `other`.",
+        "",
+        "| metric | type | labels | meaning, unit |",
+        "|---|---|---|---|",
+    ]
+    for metric in Metrics(process=False).declared:
+        labels = ", ".join(f"`{label.name}`{_values(label)}" for label in metric.labels)
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n".join(lines) + "\n"
+
+
+def _values(label: Label) -> str:
+    return " = " + " \\| ".join(label.values) if label.values else ""

@@ -1,0 +1,213 @@
+"""The run file: what a run's creator types, and the published, signed form that everybody else gets.
+
+A run file has exactly the manifest's keys (swarmnet/manifest.py), so there is nothing to keep in step.
+The published file is readable JSON; what counts is the canonical manifest in it, whose SHA-256 is the
+run id, and the owner's Ed25519 signature over that id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from peers.errors import ConfigError, UserError
+from peers.files import write_atomically
+from peers.validation import validate
+from peers.yaml_lines import Location, Typed, overlay, read
+from swarmnet.identifiers import PeerId, RunId
+from swarmnet.manifest import Manifest, ManifestError, check
+
+if TYPE_CHECKING:
+    from protocols.identity import Identity
+
+STATEMENT_PREFIX = b"swarmnet manifest v1"
+"""Keeps a signature over a run id from meaning anything else."""
+
+SIGNATURE_BYTES = 64
+
+MANIFEST_LIMIT = 16 * 1024
+"""Bytes of the longest canonical manifest with its signature: what the directory stores."""
+
+
+class RunFileError(UserError):
+    """A published run file that is not what it claims to be."""
+
+
+class RunFile(BaseModel):
+    """The manifest's own dataclasses, checked as strictly as a peer file (the settings reach into them)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """A run as its owner published it. Only `publish` and `load_signed` make these: they have checked it."""
+
+    manifest: Manifest
+    signature: bytes
+    """64 bytes, the owner's, over `statement(run_id)`."""
+    run_id: RunId
+
+    def wire(self) -> bytes:
+        """The canonical manifest, then the signature: what MANIFEST_IS and the directory carry."""
+        return self.manifest.canonical() + self.signature
+
+
+def statement(run_id: RunId) -> bytes:
+    """What the owner signs."""
+    return STATEMENT_PREFIX + bytes.fromhex(run_id)
+
+
+def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None = None) -> Manifest:
+    """The manifest that a run file describes. Raises ConfigError with file and line."""
+    typed = read(path)
+    overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()})
+    for key in ("owner", "wire_version"):
+        if key in typed.data:
+            raise ConfigError([f"{typed.place((key,))}: {key}: is filled in by publishing; leave it out"])
+    typed.data.setdefault("name", path.stem)
+    typed.data["owner"] = owner
+    manifest = validate(RunFile, typed, inside=("manifest",)).manifest
+    try:
+        check(manifest)
+    except ManifestError as error:
+        raise ConfigError([_contradiction(str(error), typed)]) from None
+    return manifest
+
+
+def _contradiction(message: str, typed: Typed) -> str:
+    """The message with the place of the first key it names that was typed."""
+    named: list[Location] = [tuple(word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]
+    for location in named:
+        if location in typed.places:
+            return f"{typed.places[location]}: {message}"
+    return f"{typed.place(())}: {message}"
+
+
+def publish(
+    run_file: Path, identity: Identity, out: Path | None = None, overrides: Mapping[str, str] | None = None
+) -> tuple[SignedManifest, Path]:
+    """Sign the run and write `<name>.run.json` beside the run file (or `out`), all or nothing."""
+    manifest = replace(load_manifest(run_file, PeerId(""), overrides), owner=PeerId(identity.peer_id))
+    run_id = manifest.run_id()
+    signed = SignedManifest(manifest, identity.sign(statement(run_id)), run_id)
+    if len(signed.wire()) > MANIFEST_LIMIT:
+        raise ConfigError([f"{run_file}: is {len(signed.wire())} bytes when published; "
+                           f"the limit is {MANIFEST_LIMIT}: shorten the list of sources"])  # fmt: skip
+    path = out or run_file.with_name(f"{_file_name(manifest.name)}.run.json")
+    write_atomically(path, published_text(signed).encode())
+    return signed, path
+
+
+def published_text(signed: SignedManifest) -> str:
+    """The published file: readable JSON."""
+    return json.dumps(
+        {
+            "run_id": signed.run_id,
+            "signature": signed.signature.hex(),
+            "manifest": json.loads(signed.manifest.canonical()),
+        },
+        indent=2,
+        ensure_ascii=False,
+    ) + "\n"  # fmt: skip
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+
+
+def load_signed(source: Path | bytes, run_id: RunId | None = None) -> SignedManifest:
+    """A published run from its file, or from the bytes that peers hand on. Everything is checked.
+
+    `run_id`: the run that it must be. Raises RunFileError in one line.
+    """
+    if isinstance(source, bytes):
+        return from_wire(source, run_id)
+    try:
+        raw = source.read_bytes()
+    except OSError as error:
+        raise RunFileError(f"{source}: cannot be read: {error.strerror}") from None
+    if len(raw) > 4 * MANIFEST_LIMIT:
+        raise RunFileError(f"{source}: is {len(raw)} bytes, too long for a published run")
+    try:
+        content = _json(raw)
+        manifest, claimed, signature = (content[key] for key in ("manifest", "run_id", "signature"))
+        if len(content) != 3 or not isinstance(manifest, dict):
+            raise ValueError("expected exactly run_id, signature and manifest")
+        signed = _checked(_canonical(manifest), bytes.fromhex(signature), run_id)
+        if claimed != signed.run_id:
+            raise ValueError(f"names run {claimed}, but its manifest is run {signed.run_id}")
+    except KeyError as error:
+        raise RunFileError(f"{source}: is no published run file: {error} is missing") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RunFileError(f"{source}: is no valid published run: {error}") from None
+    return signed
+
+
+def parse(canonical: bytes) -> Manifest:
+    """The manifest in its canonical bytes, checked but for its owner's signature. Raises RunFileError."""
+    try:
+        manifest = _parse(canonical)
+        check(manifest)
+    except ValueError as error:
+        raise RunFileError(f"is no valid manifest: {error}") from None
+    return manifest
+
+
+def from_wire(data: bytes, run_id: RunId | None = None) -> SignedManifest:
+    """The manifest in `SignedManifest.wire()` bytes, which may come from anybody. Raises RunFileError."""
+    try:
+        if not SIGNATURE_BYTES < len(data) <= MANIFEST_LIMIT:
+            raise ValueError(f"{len(data)} bytes are not a manifest with its signature")
+        return _checked(data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:], run_id)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RunFileError(f"the manifest that a peer sent is not valid: {error}") from None
+
+
+def _checked(canonical: bytes, signature: bytes, run_id: RunId | None) -> SignedManifest:
+    """Raises ValueError."""
+    from protocols.identity import verify  # it loads the cryptography library
+
+    manifest = _parse(canonical)
+    if manifest.canonical() != canonical:
+        raise ValueError("the manifest is not in canonical form (every key written, sorted, no spaces)")
+    actual = manifest.run_id()
+    if run_id is not None and actual != run_id:
+        raise ValueError(f"it is run {actual}, not {run_id}")
+    if not verify(manifest.owner, statement(actual), signature):
+        raise ValueError(f"the signature is not the owner's ({manifest.owner}); get the file again")
+    check(manifest)
+    return SignedManifest(manifest, signature, actual)
+
+
+def _parse(canonical: bytes) -> Manifest:
+    try:
+        return RunFile.model_validate_json(b'{"manifest":' + canonical + b"}").manifest
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        key = ".".join(map(str, detail["loc"][1:])) or "manifest"
+        raise ValueError(f"{key}: {detail['msg']}") from None
+
+
+def _json(raw: bytes) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) != len(pairs):
+            raise ValueError("a key is there twice")
+        return dict(pairs)
+
+    content = json.loads(raw, object_pairs_hook=once)
+    if not isinstance(content, dict):
+        raise TypeError("expected a JSON object")
+    return content
+
+
+def _canonical(manifest: dict[str, Any]) -> bytes:
+    return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,0 +1,157 @@
+"""What keys a configuration has, read from the classes themselves: for errors, `config explain`, the docs.
+
+Works on pydantic models and on dataclasses; the text under a field is its meaning.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+_WORDS: dict[object, str] = {
+    int: "whole number", float: "number", str: "text", bool: "true | false", Path: "path",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How a type is named to people; sits in `Annotated`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key as people type it."""
+
+    name: str
+    kind: object
+    """The annotation."""
+    default: str | None
+    """As it would be typed; None: must be given."""
+    meaning: str
+
+
+def keys(cls: type) -> tuple[Key, ...]:
+    """The keys of a pydantic model or a dataclass, in order."""
+    hints = get_type_hints(cls, include_extras=True)
+    meanings = _docstrings(cls)
+    if issubclass(cls, BaseModel):
+        return tuple(
+            Key(name, hints[name], _default(info), meanings.get(name, ""))
+            for name, info in cls.model_fields.items()
+        )
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"{cls} is neither a pydantic model nor a dataclass")
+    return tuple(
+        Key(item.name, hints[item.name], _dataclass_default(item), meanings.get(item.name, ""))
+        for item in dataclasses.fields(cls)
+    )
+
+
+def section(kind: object) -> type | None:
+    """The class whose keys are typed below a key of this type, or None for a plain value."""
+    if get_origin(kind) is Annotated:
+        return section(get_args(kind)[0])
+    if isinstance(kind, type) and (issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)):
+        return kind
+    return None
+
+
+def element(kind: object) -> object:
+    """The type of the items of a list or of the values of a map, or None."""
+    if get_origin(kind) is Annotated:
+        return element(get_args(kind)[0])
+    if get_origin(kind) in (tuple, list):
+        return get_args(kind)[0]
+    if get_origin(kind) is dict:
+        return get_args(kind)[1]
+    return None
+
+
+def kind_text(kind: object) -> str:
+    """A type in words: `whole number`, `list of multiaddr`, `worker | bootstrap`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        shown = [item.text for item in arguments[1:] if isinstance(item, Shown)]
+        return shown[0] if shown else kind_text(arguments[0])
+    if origin is Literal:
+        return " | ".join(map(str, arguments))
+    if origin in (Union, UnionType):
+        return " | ".join(kind_text(item) for item in arguments if item is not NoneType)
+    if origin is dict:
+        return f"map of name to {kind_text(arguments[1])}"
+    if (item := element(kind)) is not None:
+        return f"list of {kind_text(item)}"
+    if isinstance(kind, NewType):
+        return kind_text(kind.__supertype__)
+    if section(kind) is not None:
+        return "section"
+    return _WORDS.get(kind, str(kind))
+
+
+def typed_text(value: object) -> str:
+    """A value as it would be typed in YAML, on one line."""
+    if isinstance(value, BaseModel) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        inside = {key.name: getattr(value, key.name) for key in keys(type(value))}
+        return "{" + ", ".join(f"{name}: {typed_text(item)}" for name, item in inside.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(typed_text, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {typed_text(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None or value == "":
+        return "(empty)"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _default(info: FieldInfo) -> str | None:
+    extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    if "default" in extra:
+        return str(extra["default"])
+    if info.is_required():
+        return None
+    return typed_text(info.get_default(call_default_factory=True))
+
+
+def _dataclass_default(item: dataclasses.Field[Any]) -> str | None:
+    if item.default is not dataclasses.MISSING:
+        return typed_text(item.default)
+    if item.default_factory is not dataclasses.MISSING:
+        return typed_text(item.default_factory())
+    return None
+
+
+def _docstrings(cls: type) -> dict[str, str]:
+    """The text under each field, which Python itself does not keep."""
+    found: dict[str, str] = {}
+    for owner in reversed(cls.__mro__):
+        if owner.__module__.partition(".")[0] in ("swarmnet", "protocols", "peers"):
+            found.update(_class_docstrings(owner))
+    return found
+
+
+def _class_docstrings(cls: type) -> Iterator[tuple[str, str]]:
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    if not isinstance(body, ast.ClassDef):
+        return
+    for statement, following in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+            and isinstance(following.value.value, str)
+        ):
+            yield statement.target.id, " ".join(following.value.value.split())

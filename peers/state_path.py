@@ -1,0 +1,271 @@
+"""The settled weights as snapshots: kept for newcomers, and fetched by them.
+
+Every `snapshot_rounds` settled rounds all peers of a group keep the same snapshot: chunks named by their
+hashes under one signed root. A newcomer takes the newest root that two thirds of its group name, fetches
+chunks from several of them at once, and goes on from there by contributions (GroupRounds).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from peers.neighbourhood import Neighbourhood
+from peers.timer import Timer
+from protocols import guard
+from protocols.envelope import Kind, open_envelope, seal
+from protocols.errors import Malformed, WireError
+from protocols.identity import Identity
+from protocols.messages import (
+    HEADER_LIMIT,
+    AskChunk,
+    AskState,
+    Chunk,
+    Message,
+    NoChunk,
+    SnapshotRoot,
+    State,
+)
+from swarmnet.fetch import Ask, Dropped, SnapshotFetch, choose_root, chunk_bytes
+from swarmnet.identifiers import PeerId, RunId
+from swarmnet.manifest import Rounds
+from swarmnet.round_sets import kept_rounds
+
+OFFER_SECONDS = 2.0
+"""How long a newcomer waits for the slowest neighbour to say what it has."""
+SNAPSHOTS_KEPT = 2
+"""A newcomer may still fetch the older one while the group makes the next."""
+
+_root_decoder: msgspec.msgpack.Decoder[SnapshotRoot] = msgspec.msgpack.Decoder(SnapshotRoot)
+
+
+class NoState(Exception):
+    """No neighbour could give the state; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    root: SnapshotRoot
+    signed: bytes
+    data: bytes
+    """Little-endian int32 settled weights."""
+
+    def chunk(self, index: int) -> memoryview:
+        size = chunk_bytes(self.root.size)
+        return memoryview(self.data)[index * size : (index + 1) * size]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a newcomer starts from: `units` int32 [layout.size] after `settled_round`."""
+
+    units: Tensor
+    settled_round: int
+
+
+class Snapshots:
+    """What this peer keeps for newcomers. `keep` runs in the compute thread, the rest on the event loop."""
+
+    def __init__(self, identity: Identity, run_id: RunId, stage: int, rules: Rounds) -> None:
+        self.identity = identity
+        self.run_id = run_id
+        self.stage = stage
+        self.rules = rules
+        self.held: tuple[Snapshot, ...] = ()
+        """Newest first; replaced as a whole, so that both threads may read it."""
+
+    def keep(self, round: int, units: Callable[[], Tensor], digest: bytes) -> None:
+        """A round settled: make a snapshot if it is its turn."""
+        if (round + 1) % self.rules.snapshot_rounds:
+            return
+        data = units().cpu().numpy().astype("<i4", copy=False).tobytes()
+        size = chunk_bytes(len(data))
+        view = memoryview(data)
+        hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(data), size)]
+        root = SnapshotRoot(round, self.stage, len(data), digest, hashes)
+        signed = seal(
+            self.identity, self.run_id, Kind.SNAPSHOT, self.stage, round, round, msgspec.msgpack.encode(root)
+        )
+        self.held = (Snapshot(root, signed, data), *self.held)[:SNAPSHOTS_KEPT]
+
+    def find(self, digest: bytes) -> Snapshot | None:
+        return next((snapshot for snapshot in self.held if snapshot.root.digest == digest), None)
+
+
+class StatePath:
+    """Serves snapshots, and fetches one when this peer needs it."""
+
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        neighbourhood: Neighbourhood,
+        state_bytes: int,
+        note: Callable[..., None],
+    ) -> None:
+        self.snapshots = snapshots
+        self.neighbourhood = neighbourhood
+        self.state_bytes = state_bytes
+        """What the weights of this stage take, known from the manifest."""
+        self.note = note
+        self.loop = asyncio.get_running_loop()
+        self.settled_now: Callable[[], tuple[int, int]] = lambda: (-1, -1)
+        """(current round, settled round) of this peer, once it has any."""
+        self.fetched_bytes = 0
+        self._offers: dict[PeerId, State] = {}
+        self._asked: set[PeerId] = set()
+        self._offered = asyncio.Event()
+        self._fetch: SnapshotFetch | None = None
+        self._root: SnapshotRoot | None = None
+        self._data = bytearray()
+        self._fetched = asyncio.Event()
+        self._timer = Timer(self._tick)
+
+    def close(self) -> None:
+        self._timer.close()
+
+    # -- serving --------------------------------------------------------------------------------------
+
+    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        match message:
+            case AskState():
+                self.neighbourhood.post(peer, "group", self._state())
+            case AskChunk(digest, index):
+                self._serve(peer, digest, index)
+            case State():
+                self._offer(peer, message)
+            case Chunk(digest, index):
+                self._arrived(peer, digest, index, body)
+            case NoChunk(digest, index):
+                if self._root is not None and self._root.digest == digest and self._fetch is not None:
+                    self._do(self._fetch.drop(peer, f"no longer has chunk {index}", self.loop.time()))
+
+    def _state(self) -> State:
+        current, settled = self.settled_now()
+        oldest = max(0, settled + 1 - kept_rounds(self.snapshots.rules))
+        roots = [snapshot.signed for snapshot in self.snapshots.held]
+        return State(self.snapshots.stage, current, settled, b"", roots, oldest)
+
+    def _serve(self, peer: PeerId, digest: bytes, index: int) -> None:
+        snapshot = self.snapshots.find(digest)
+        if snapshot is None or not 0 <= index < len(snapshot.root.chunks):
+            self.neighbourhood.post(peer, "group", NoChunk(digest, index))
+            return
+        self.neighbourhood.post(peer, "bulk", Chunk(digest, index), snapshot.chunk(index))
+
+    # -- fetching -------------------------------------------------------------------------------------
+
+    async def fetch(self, holders: Sequence[PeerId], have: int) -> Weights | None:
+        """The newest agreed snapshot; None if contributions alone lead on from round `have` (-1: the
+        initial weights). Raises NoState when nobody offers a way."""
+        self._offers, self._asked = {}, set(holders)
+        self._offered.clear()
+        for holder in holders:
+            self.neighbourhood.post(holder, "group", AskState())
+        try:
+            async with asyncio.timeout(OFFER_SECONDS):
+                await self._offered.wait()
+        except TimeoutError:
+            self.note("offers_missing", peers=sorted(self._asked - self._offers.keys()))
+        if not self._offers:
+            raise NoState(f"none of {len(holders)} peers of the stage said what it has")
+        if all(offer.oldest_set <= have + 1 for offer in self._offers.values()):
+            return None
+        roots = {peer: self._roots(peer, offer) for peer, offer in self._offers.items()}
+        chosen = choose_root(
+            {peer: [(root.round, root.digest) for root in offered] for peer, offered in roots.items()}
+        )
+        if chosen is None:
+            raise NoState(f"{len(roots)} peers of the stage agree on no snapshot yet")
+        naming = {
+            peer: root for peer, offered in roots.items() for root in offered
+            if (root.round, root.digest) == chosen
+        }  # fmt: skip
+        return await self._fetch_root(naming)
+
+    def _offer(self, peer: PeerId, state: State) -> None:
+        if peer in self._asked and state.stage == self.snapshots.stage:
+            self._offers[peer] = state
+            if self._offers.keys() >= self._asked:
+                self._offered.set()
+
+    def _roots(self, peer: PeerId, offer: State) -> list[SnapshotRoot]:
+        """The roots that a peer has signed itself and that fit this stage."""
+        roots = []
+        for signed in offer.roots[:SNAPSHOTS_KEPT]:
+            try:
+                envelope = open_envelope(signed, self.snapshots.run_id, Kind.SNAPSHOT, HEADER_LIMIT)
+                guard.check(envelope.payload, HEADER_LIMIT)
+                root = _root_decoder.decode(envelope.payload)
+                count = -(-self.state_bytes // chunk_bytes(self.state_bytes))
+                if (
+                    envelope.sender != peer or root.stage != self.snapshots.stage
+                    or root.size != self.state_bytes or len(root.chunks) != count
+                ):  # fmt: skip
+                    raise Malformed("a snapshot root that does not fit this stage")
+            except (WireError, msgspec.DecodeError) as error:
+                self.neighbourhood.refused(peer, "malformed", str(error))
+                continue
+            roots.append(root)
+        return roots
+
+    async def _fetch_root(self, naming: dict[PeerId, SnapshotRoot]) -> Weights:
+        """All chunks of a root, from everybody who names it. Peers that name the same digest may still list
+        other chunk hashes: the list that most of them give is tried, the digest of the whole decides."""
+        lists = [tuple(root.chunks) for root in naming.values()]
+        hashes = max(set(lists), key=lists.count)
+        holders = [peer for peer, root in naming.items() if tuple(root.chunks) == hashes]
+        root = self._root = naming[holders[0]]
+        self._data, self.fetched_bytes = bytearray(root.size), 0
+        self._fetch = SnapshotFetch(hashes, holders)
+        self._fetched.clear()
+        self.note("fetching", round=root.round, size=root.size, holders=len(holders))
+        self._do(self._fetch.start(self.loop.time()))
+        await self._fetched.wait()  # Ends: holders that stall are dropped, and without holders it is stuck.
+        stuck, self._fetch, self._root = self._fetch.stuck, None, None
+        if stuck:
+            raise NoState(f"all {len(holders)} holders of the snapshot of round {root.round} failed")
+        units = torch.from_numpy(np.frombuffer(bytes(self._data), "<i4").astype(np.int32))
+        digest = hashlib.sha256(root.round.to_bytes(8, "little", signed=True) + bytes(self._data)).digest()
+        if digest != root.digest:
+            raise NoState(f"the chunks of the snapshot of round {root.round} do not make up its digest")
+        return Weights(units, root.round)
+
+    def _arrived(self, peer: PeerId, digest: bytes, index: int, body: bytes) -> None:
+        fetch, root = self._fetch, self._root
+        if fetch is None or root is None or digest != root.digest:
+            return
+        wanted, effects = fetch.chunk(peer, index, hashlib.sha256(body).digest(), self.loop.time())
+        if wanted:
+            start = index * chunk_bytes(root.size)
+            self._data[start : start + len(body)] = body
+            self.fetched_bytes += len(body)
+        self._do(effects)
+
+    def _tick(self) -> None:
+        if self._fetch is not None:
+            self._do(self._fetch.tick(self.loop.time()))
+
+    def unlinked(self, peer: PeerId) -> None:
+        if self._fetch is not None:
+            self._do(self._fetch.drop(peer, "gone", self.loop.time()))
+
+    def _do(self, effects: Sequence[Ask | Dropped]) -> None:
+        fetch, root = self._fetch, self._root
+        if fetch is None or root is None:
+            return
+        for effect in effects:
+            match effect:
+                case Ask(peer, index):
+                    self.neighbourhood.post(peer, "group", AskChunk(root.digest, index))
+                case Dropped(peer, reason):
+                    self.note("holder_dropped", peer=peer, reason=reason)
+        if not fetch.missing or fetch.stuck:
+            self._fetched.set()
+        self._timer.arm(fetch.next_deadline())

@@ -1,0 +1,167 @@
+"""What a peer says: one status line on a terminal, or JSON lines for machines.
+
+Both are the same two calls: `status` (how it goes, often) and `say` (something happened). Nothing here
+starts a thread or reads a clock by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Literal, Protocol, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+Level = Literal["info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How one peer is doing."""
+
+    state: str
+    """In a word: connecting, joining, training, leaving."""
+    stage: int | None = None
+    stages: int | None = None
+    round: int | None = None
+    loss: float | None = None
+    """Nats per token."""
+    tokens_per_second: float | None = None
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    group_peers: int = 0
+    """Live peers of the same stage, itself included."""
+    swarm_peers: int = 0
+    tokens: int = 0
+    """Committed here since the start."""
+
+    def line(self) -> str:
+        """For people, one line."""
+        parts = [self.state]
+        if self.stage is not None:
+            parts.append(f"stage {self.stage}" + (f"/{self.stages}" if self.stages is not None else ""))
+        if self.round is not None:
+            parts.append(f"round {self.round}")
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.3f}")
+        if self.tokens_per_second is not None:
+            parts.append(f"{grouped(self.tokens_per_second)} tok/s")
+        parts.append(f"up {amount(self.sent_bytes)} down {amount(self.received_bytes)}")
+        parts.append(f"peers {self.group_peers} here, {self.swarm_peers} in all")
+        return "  ".join(parts)
+
+
+class Report(Protocol):
+    """Where a peer's words go."""
+
+    def status(self, status: Status) -> None:
+        """How it goes now."""
+
+    def say(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
+        """Something happened: `event` names it for machines, `text` is one line for people."""
+
+    def close(self) -> None: ...
+
+
+def open_report(
+    log: Literal["auto", "line", "json"], stream: TextIO, clock: Callable[[], float], name: str = ""
+) -> Report:
+    """The report that a peer file's `log` asks for. `clock`: Unix time in seconds."""
+    if log == "line" or (log == "auto" and stream.isatty()):
+        return LineReport(stream)
+    return JsonReport(stream, clock, name)
+
+
+class LineReport:
+    """A status line that is rewritten in place, and above it what happened. Without a terminal the
+    status is printed when its state, stage or round changes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._shown: tuple[object, ...] = ()
+
+    def status(self, status: Status) -> None:
+        line = Text(printable(status.line()), overflow="ellipsis", no_wrap=True)
+        if self._console.is_terminal:
+            if self._live is None:
+                self._live = Live(console=self._console, auto_refresh=False, transient=True)
+                self._live.start()
+            self._live.update(line, refresh=True)
+            return
+        shown = (status.state, status.stage, status.round)
+        if shown != self._shown:
+            self._shown = shown
+            self._console.print(line)
+
+    def say(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
+        style = {"info": "", "warning": "yellow", "error": "bold red"}[level]
+        prefix = "" if level == "info" else f"{level}: "
+        self._console.print(Text(prefix + printable(text), style=style))
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+class JsonReport:
+    """One JSON object per line: time, level, event, text, and the event's own fields."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float], name: str = "") -> None:
+        self._stream = stream
+        self._clock = clock
+        self._name = {"name": name} if name else {}
+
+    def status(self, status: Status) -> None:
+        known = {key: value for key, value in asdict(status).items() if value is not None}
+        self._write({"level": "info", "event": "status", **known})
+
+    def say(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
+        self._write({"level": level, "event": event, "text": text, **fields})
+
+    def close(self) -> None:
+        self._stream.flush()
+
+    def _write(self, fields: dict[str, object]) -> None:
+        line = {"time": round(self._clock(), 3), **self._name, **fields}
+        print(json.dumps(line, separators=(",", ":"), default=str), file=self._stream, flush=True)
+
+
+class LogToReport(logging.Handler):
+    """Hands what libraries log to a report, so that a terminal and a JSON stream stay whole."""
+
+    def __init__(self, report: Report, level: int = logging.WARNING) -> None:
+        super().__init__(level)
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = " ".join(record.getMessage().split())
+        level: Level = "error" if record.levelno >= logging.ERROR else "warning"
+        self._report.say(
+            "log", f"{record.name}: {text}", level if record.levelno >= logging.WARNING else "info"
+        )
+
+
+def printable(text: str) -> str:
+    """Text that may come from strangers, without what would steer a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def amount(count: float) -> str:
+    """Bytes for people: `999 B`, `1.5 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def grouped(number: float) -> str:
+    """`12 345`: digits in threes."""
+    return f"{number:,.0f}".replace(",", " ")

@@ -1,0 +1,475 @@
+"""A worker: one peer that holds one stage, from finding the run to leaving it.
+
+Assembles the parts and owns their life: neighbourhood (who is there), state path (weights from others),
+data path (microbatches), update path (rounds). It runs on whatever transport, directory, compute and event
+loop it is given: p2pd and a thread, or memory and a virtual clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peers import checkpoint
+from peers.compute import BACKGROUND, Compute
+from peers.data_path import DataPath, Text
+from peers.neighbourhood import Load, Neighbourhood
+from peers.run_file import SignedManifest
+from peers.state_path import NoState, Snapshots, StatePath
+from peers.update_path import Settled, UpdatePath
+from protocols.errors import WireError
+from protocols.identity import Identity
+from protocols.messages import (
+    Act,
+    AskChunk,
+    AskState,
+    Busy,
+    Cancel,
+    Chunk,
+    Grad,
+    Message,
+    Nack,
+    NoChunk,
+    PeerRecord,
+    State,
+)
+from protocols.records import ANNOUNCE_SECONDS, seal_record
+from protocols.transport import Directory, Transport
+from swarmnet.identifiers import PeerId
+from swarmnet.layout import layout_of
+from swarmnet.membership import Membership, choose_stage
+from swarmnet.method import method_of
+from swarmnet.model import initial_units, parameter_shapes
+from swarmnet.replica import Replica
+from swarmnet.stage import StageCompute
+
+DIRECTORY_SECONDS = 10.0
+"""Deadline of one directory operation: two silent nodes on the way cost hivemind 6 s (measured)."""
+FIRST_LOOKS = 3
+FIRST_LOOK_SECONDS = 1.0
+"""Peers that start together see one another's records about this late."""
+LOOK_SECONDS = 10.0
+MEET_SECONDS = 3.0
+"""How long a newcomer waits for links to the peers that it knows of."""
+STEP_SECONDS = 60.0
+"""A peer that is not in step after so long fetches the state anew."""
+
+DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel)
+STATE_MESSAGES = (AskState, State, AskChunk, Chunk, NoChunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one peer brings along, besides the run."""
+
+    stage: int | None = None
+    """None: the one that needs a peer most."""
+    in_flight: int = 4
+    slots: int = 4
+    checkpoint_seconds: float = 300.0
+    drain_seconds: float = 20.0
+    checkpoints: Path | None = None
+    """Folder; None keeps nothing on disk."""
+    version: str = ""
+
+
+class Worker:
+    """One worker. `run()` returns when `leave()` was called and it is done, or raises what ended it."""
+
+    def __init__(
+        self,
+        signed: SignedManifest,
+        identity: Identity,
+        transport: Transport,
+        directory: Directory,
+        compute: Compute,
+        load_text: Callable[[], Text],
+        settings: Settings,
+        chance: Random,
+        note: Callable[..., None],
+        say: Callable[[str, str], None],
+    ) -> None:
+        """`note(event, **fields)` is the event log, `say(event, text)` one line for people."""
+        self.signed = signed
+        self.manifest = signed.manifest
+        self.identity = identity
+        self.transport = transport
+        self.directory = directory
+        self.compute = compute
+        self.load_text = load_text
+        self.settings = settings
+        self.chance = chance
+        self.note = note
+        self.say = say
+        self.loop = asyncio.get_running_loop()
+        self.state = "connecting"
+        self.stage = -1
+        self.neighbourhood: Neighbourhood | None = None
+        self.data: DataPath | None = None
+        self.update: UpdatePath | None = None
+        self.states: StatePath | None = None
+        self.saved: tuple[Path, int] | None = None
+        """The newest checkpoint's file and round."""
+        self._leaving = asyncio.Event()
+        self._behind = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Finish what is under way, hand over the last contribution, say goodbye."""
+        self._leaving.set()
+        self._changed.set()
+
+    async def run(self) -> None:
+        self.stage = self.settings.stage if self.settings.stage is not None else await self._choose_stage()
+        self._assemble()
+        self._tasks = [
+            self.loop.create_task(self._announce_forever(), name="announce"),
+            self.loop.create_task(self._look_forever(), name="look up"),
+        ]
+        try:
+            await self._meet()
+            while not self._leaving.is_set():
+                self.state = "joining"
+                await self._take_up()
+                self.state = "training"
+                await self._until_leaving_or_behind()
+            await self._drain()
+        finally:
+            await self._close()
+
+    async def _choose_stage(self) -> int:
+        counts: dict[int, int] = {}
+        for stage in range(len(self.manifest.stages)):
+            try:
+                records = await self.directory.look_up(self.signed.run_id, stage, DIRECTORY_SECONDS)
+            except WireError as error:
+                self.note("look_up_failed", stage=stage, reason=str(error))
+                records = {}
+            counts[stage] = len(records.keys() - {self.transport.peer})
+        stage = choose_stage(len(self.manifest.stages), counts, {}, self.chance)
+        self.say("stage", f"takes stage {stage}: peers per stage {[counts[s] for s in sorted(counts)]}")
+        return stage
+
+    def _assemble(self) -> None:
+        manifest, me = self.manifest, self.transport.peer
+        self.layout = layout_of(parameter_shapes(manifest.model, manifest.span(self.stage)))
+        self.stage_compute = StageCompute(manifest.model, manifest.span(self.stage), self.layout)
+        membership = Membership(me, self.stage, self.chance)
+        self.neighbourhood = Neighbourhood(
+            self.transport, self.signed.run_id, membership, self, self.signed.wire(), self.note
+        )
+        self.snapshots = Snapshots(self.identity, self.signed.run_id, self.stage, manifest.rounds)
+        self.states = StatePath(self.snapshots, self.neighbourhood, self.layout.size * 4, self.note)
+        self.data = DataPath(
+            manifest, self.stage, self.compute, self.stage_compute, self.neighbourhood,
+            self.load_text() if self.stage == 0 else None,
+            self.chance, self.settings.slots, self.settings.in_flight, self._committed, self.note,
+        )  # fmt: skip
+        self.neighbourhood.record = self._record()
+        self.neighbourhood.start()
+        self.note("assembled", stage=self.stage, parameters=self.layout.parameters)
+
+    async def _meet(self) -> None:
+        """Find the group before deciding that there is none: a second history must not be started."""
+        if self.neighbourhood is None:
+            return
+        membership = self.neighbourhood.membership
+
+        def met() -> bool:
+            group = [known for known in membership.peers.values() if known.stage == self.stage]
+            return bool(group) and all(known.linked for known in group)
+
+        await self._look_up()
+        await self._until(met, self.loop.time() + MEET_SECONDS)
+
+    async def _until(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Wait until `condition()` holds, looking whenever something happened; False at the deadline."""
+        while not condition():
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                return condition()
+        return True
+
+    async def _take_up(self) -> None:
+        """Get settled weights (from the group, the own disk, or the seed) and start the rounds."""
+        assert self.neighbourhood is not None
+        assert self.states is not None
+        assert self.data is not None
+        units, settled_round = self._own_weights()
+        group = self._group()
+        if group:
+            try:
+                weights = await self.states.fetch(group, settled_round)
+            except NoState as error:
+                self.say("no_state", f"{error}; starts from its own round {settled_round}")
+                weights = None
+            if weights is not None:
+                units, settled_round = weights.units, weights.settled_round
+                self.note("fetched", round=settled_round, bytes=self.states.fetched_bytes)
+        method = method_of(self.manifest, self.layout)
+        replica = Replica(self.layout, method, units, settled_round)
+        self._behind.clear()
+        if self.update is not None:
+            self.update.close()
+        update = self.update = UpdatePath(
+            self.manifest, self.signed.run_id, self.stage, self.identity, self.compute, self.stage_compute,
+            method, replica, self.neighbourhood, self.data, self._settled, self._resynchronise, self.note,
+        )  # fmt: skip
+        self.states.settled_now = lambda: (update.rounds.current, update.rounds.settled)
+        update.start()
+        for peer in self._group():
+            update.joined(peer)
+        await self._in_step()
+
+    async def _in_step(self) -> None:
+        """Wait until everything that the group has settled is applied here, then serve."""
+        assert self.update is not None
+        assert self.data is not None
+        assert self.neighbourhood is not None
+        rounds = self.update.rounds
+
+        def ready() -> bool:
+            heard = all(view.round >= 0 for view in rounds.neighbours.values())
+            return (rounds.in_step and heard) or self._leaving.is_set() or self._behind.is_set()
+
+        if not await self._until(ready, self.loop.time() + STEP_SECONDS):
+            self._resynchronise(f"not in step after {STEP_SECONDS:g} s")
+        if not self._behind.is_set():
+            self.data.serving = True
+            self.note("in_step", round=rounds.current, settled=rounds.settled)
+            self.neighbourhood.beat_now()
+            self.data.pump()
+
+    def _own_weights(self) -> tuple[Tensor, int]:
+        """The newest usable checkpoint of this stage, else what the seed makes."""
+        if self.settings.checkpoints is not None:
+            saved = checkpoint.restore(
+                self.settings.checkpoints, self.signed.run_id, self.stage, self.layout
+            )
+            while True:
+                try:
+                    round, units = next(saved)
+                except StopIteration:
+                    break
+                except checkpoint.CheckpointError as error:
+                    self.say("checkpoint_unusable", f"{error}; an older one or the swarm's state is used")
+                    break
+                self.say("restored", f"goes on from its checkpoint of round {round}")
+                return units, round
+        units = initial_units(
+            self.manifest.model, self.manifest.span(self.stage), self.layout, self.manifest.seed
+        )
+        return units, -1
+
+    async def _until_leaving_or_behind(self) -> None:
+        waits: list[asyncio.Task[Any]] = [
+            self.loop.create_task(work)
+            for work in (self._leaving.wait(), self._behind.wait(), self._checkpoint_forever())
+        ]
+        try:
+            done, _ = await asyncio.wait(
+                [*waits, self.compute.failed], return_when=asyncio.FIRST_COMPLETED
+            )
+            if self.compute.failed in done:
+                raise self.compute.failed.result()
+            for task in done:
+                if isinstance(task, asyncio.Task):
+                    task.result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+            if self.data is not None:
+                self.data.serving = False
+
+    async def _drain(self) -> None:
+        """Finish microbatches, contribute what is gathered, wait until a neighbour has it, save."""
+        if self.data is None or self.update is None or self.neighbourhood is None:
+            return
+        self.state = "leaving"
+        self.neighbourhood.beat_now()
+        until = self.loop.time() + self.settings.drain_seconds
+        pipeline = self.data.pipeline
+        await self._until(lambda: not pipeline.under_way, until)
+        self.update.leave()
+        await self._until(self.update.handed_over, until)
+        await self.save()
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.data is not None:
+            self.data.close()
+        if self.update is not None:
+            self.update.close()
+        if self.states is not None:
+            self.states.close()
+        if self.neighbourhood is not None:
+            await self.neighbourhood.close("leaving")
+        await self.compute.close()
+
+    # -- checkpoints ----------------------------------------------------------------------------------
+
+    async def _checkpoint_forever(self) -> None:
+        if not self.settings.checkpoint_seconds:
+            await asyncio.Event().wait()
+        while True:
+            await asyncio.sleep(self.settings.checkpoint_seconds)
+            await self.save()
+
+    async def save(self) -> None:
+        """Write the settled weights; a full disk is said and survived."""
+        folder, update = self.settings.checkpoints, self.update
+        if folder is None or update is None:
+            return
+        taken: asyncio.Future[tuple[int, Tensor]] = self.loop.create_future()
+
+        def delivered(result: tuple[int, Tensor], _seconds: float) -> None:
+            if not taken.done():
+                taken.set_result(result)
+
+        replica = update.replica
+        self.compute.submit(
+            BACKGROUND, lambda: (replica.settled_round, replica.settled_units()), delivered
+        )
+        round, units = await taken
+        if round < 0 or (self.saved is not None and self.saved[1] == round):
+            return
+        try:
+            path = await asyncio.to_thread(
+                checkpoint.write, folder, self.manifest, self.stage, round, units, self.layout
+            )
+        except checkpoint.DiskError as error:
+            self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")
+            return
+        self.saved = (path, round)
+        self.note("saved", round=round, bytes=path.stat().st_size)
+
+    # -- directory ------------------------------------------------------------------------------------
+
+    def _record(self) -> bytes:
+        round = self.update.rounds.current if self.update is not None else 0
+        speed = 0.0
+        if self.data is not None and self.data.service_seconds:
+            tokens = self.manifest.data.sequence_tokens * self.manifest.data.microbatch_sequences
+            speed = tokens / self.data.service_seconds
+        record = PeerRecord(
+            self.transport.peer, self.stage, "worker", list(self.transport.addresses), round, speed,
+            self.settings.version,
+        )  # fmt: skip
+        return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
+
+    async def _announce_forever(self) -> None:
+        assert self.neighbourhood is not None
+        while True:
+            record = self.neighbourhood.record = self._record()
+            run = self.signed.run_id
+            try:
+                stored = await self.directory.announce(run, self.stage, record, DIRECTORY_SECONDS)
+                stored &= await self.directory.put_manifest(run, self.signed.wire(), DIRECTORY_SECONDS)
+                if not stored:
+                    self.note("announce_failed", reason="no node of the directory stored it")
+            except WireError as error:
+                self.note("announce_failed", reason=str(error))
+                stored = False
+            await asyncio.sleep(ANNOUNCE_SECONDS if stored else 1.0)
+
+    async def _look_forever(self) -> None:
+        looks = 0
+        while True:
+            looks += 1
+            await asyncio.sleep(FIRST_LOOK_SECONDS if looks <= FIRST_LOOKS else LOOK_SECONDS)
+            await self._look_up()
+
+    async def _look_up(self) -> None:
+        assert self.neighbourhood is not None
+        for stage in range(max(0, self.stage - 1), min(len(self.manifest.stages), self.stage + 2)):
+            try:
+                records = await self.directory.look_up(self.signed.run_id, stage, DIRECTORY_SECONDS)
+            except WireError as error:
+                self.note("look_up_failed", stage=stage, reason=str(error))
+                continue
+            for record in records.values():
+                self.neighbourhood.learn(record)
+
+    # -- Listener of the neighbourhood ----------------------------------------------------------------
+
+    def load(self) -> Load:
+        data, update = self.data, self.update
+        if data is None or update is None:
+            return Load(self.stage, False, 0, 0.0, 0)
+        ready = data.serving and update.rounds.in_step
+        free = max(0, data.pipeline.slots - data.pipeline.under_way)
+        return Load(self.stage, ready, free, data.service_seconds, update.rounds.current)
+
+    def linked(self, peer: PeerId, stage: int) -> None:
+        self._changed.set()
+        if self.update is not None and stage == self.stage:
+            self.update.joined(peer)
+
+    def unlinked(self, peer: PeerId, reason: str) -> None:
+        self._changed.set()
+        if self.data is not None:
+            self.data.unlinked(peer)
+        if self.update is not None:
+            self.update.left(peer)
+        if self.states is not None:
+            self.states.unlinked(peer)
+
+    def beat(self, peer: PeerId) -> None:
+        if self.data is not None:
+            self.data.pump()
+
+    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        self._changed.set()
+        if isinstance(message, DATA_MESSAGES):
+            if self.data is not None:
+                self.data.message(peer, message, body)
+        elif isinstance(message, STATE_MESSAGES):
+            if self.states is not None:
+                self.states.message(peer, message, body)
+        elif self.update is not None and peer in self.update.rounds.neighbours:
+            self.update.message(peer, message, body)
+
+    # -- between the parts ----------------------------------------------------------------------------
+
+    def _group(self) -> list[PeerId]:
+        assert self.neighbourhood is not None
+        peers = self.neighbourhood.membership.peers
+        return [peer for peer, known in peers.items() if known.stage == self.stage and known.linked]
+
+    def _committed(self, tokens: int) -> None:
+        self._changed.set()
+        if self.update is not None:
+            self.update.committed(tokens)
+
+    def _settled(self, settled: Settled) -> None:
+        """In the compute thread, right after a round settled."""
+        assert self.update is not None
+        self.snapshots.keep(settled.round, self.update.replica.settled_units, settled.digest)
+
+    def _resynchronise(self, reason: str) -> None:
+        if self.data is not None:
+            self.data.serving = False
+        self.say("behind", f"fetches the state again: {reason}")
+        self._behind.set()
+        self._changed.set()
+
+
+def set_threads(threads: int) -> None:
+    """Compute threads of this process; one is best where several peers share a machine (docs/log.md)."""
+    torch.set_num_threads(threads)

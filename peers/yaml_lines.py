@@ -1,0 +1,199 @@
+"""YAML 1.2 that remembers on which line everything was typed, so that every error can say so.
+
+Plain data only: no tags, no aliases, no keys but text. Values are checked elsewhere (schema.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from peers.errors import ConfigError
+
+Location = tuple[str | int, ...]
+"""The way to a value: keys, and positions in lists."""
+
+FILE_LIMIT = 1 << 20
+"""Bytes of the longest configuration file that is read: what a person types is a thousand times shorter."""
+
+_CORE = "tag:yaml.org,2002:"
+
+
+@dataclass(slots=True)
+class Typed:
+    """What a person typed: plain data, and for every value the place it came from (`file:line`)."""
+
+    origin: str
+    """Named where no line is known."""
+    data: dict[str, Any] = field(default_factory=dict)
+    places: dict[Location, str] = field(default_factory=dict)
+
+    def place(self, location: Location) -> str:
+        """Where `location` was typed, or the nearest thing around it."""
+        for length in range(len(location), -1, -1):
+            if (known := self.places.get(location[:length])) is not None:
+                return known
+        return self.origin
+
+    def put(self, location: tuple[str, ...], value: object, place: str) -> None:
+        """Set one value from elsewhere than the file. A key that holds no mapping is replaced by one."""
+        inside = self.data
+        for depth, key in enumerate(location[:-1], 1):
+            if not isinstance(inside.get(key), dict):
+                inside[key] = {}
+                self.places[location[:depth]] = place
+            inside = inside[key]
+        inside[location[-1]] = value
+        self.places[location] = place
+
+
+def read(path: Path) -> Typed:
+    """The mapping in a YAML file. Raises ConfigError with file and line."""
+    try:
+        raw = path.read_bytes()[: FILE_LIMIT + 1]
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: no such file"]) from None
+    except IsADirectoryError:
+        raise ConfigError([f"{path}: is a folder; expected a YAML file"]) from None
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
+    if len(raw) > FILE_LIMIT:
+        raise ConfigError([f"{path}: is longer than {FILE_LIMIT} bytes; that is no configuration file"])
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError([f"{path}:{line}: is not UTF-8 text"]) from None
+    return parse(text, str(path))
+
+
+def parse(text: str, origin: str) -> Typed:
+    """The mapping in `text`. Raises ConfigError whose places start with `origin`."""
+    root = _compose(text, origin)
+    if root is None:
+        raise ConfigError([f"{origin}:1: is empty; expected `key: value` lines"])
+    if not isinstance(root, MappingNode):
+        raise ConfigError([f"{origin}:{_line(root)}: is not a mapping; expected `key: value` lines"])
+    typed = Typed(origin, places={(): f"{origin}:1"})
+    reader = _Reader(origin, typed.places)
+    typed.data = reader.mapping(root, ())
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    return typed
+
+
+def parse_value(text: str, place: str) -> object:
+    """One value as it would be typed after `key: `. Raises ConfigError."""
+    root = _compose(text, place)
+    if root is None:
+        return None
+    reader = _Reader(place, {}, lines=False)
+    value = reader.value(root, ())
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    return value
+
+
+def overlay(typed: Typed, values: Mapping[tuple[str, ...], tuple[str, str]]) -> None:
+    """Put (text, place) pairs over what the file says; the text is read as YAML."""
+    for location, (text, place) in values.items():
+        typed.put(location, parse_value(text, place), place)
+
+
+def _compose(text: str, origin: str) -> Node | None:
+    loader = YAML(typ="safe", pure=True)
+    try:
+        root: Node | None = loader.compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark is not None else 1
+        raise ConfigError([f"{origin}:{line}: {_syntax(error)}"]) from None
+    except YAMLError as error:
+        line = text.count("\n", 0, getattr(error, "position", 0)) + 1
+        raise ConfigError([f"{origin}:{line}: is not YAML: {' '.join(str(error).split())}"]) from None
+    except RecursionError:
+        raise ConfigError([f"{origin}:1: is nested too deeply"]) from None
+    return root
+
+
+def _syntax(error: MarkedYAMLError) -> str:
+    problem = str(error.problem)
+    if "\\t" in problem or "\t" in problem:
+        return "a tab where YAML wants spaces; indent with spaces"
+    if "single document" in str(error.context):
+        return "a second document starts here; put one document in a file"
+    return f"is not YAML: {problem}"
+
+
+def _line(node: Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+class _Reader:
+    """Turns nodes into plain data and notes places and problems."""
+
+    def __init__(self, origin: str, places: dict[Location, str], lines: bool = True) -> None:
+        self.origin = origin
+        self.places = places
+        self.lines = lines
+        self.problems: list[str] = []
+        self._scalars = YAML(typ="safe", pure=True).constructor
+        self._seen: set[int] = set()
+
+    def _place(self, node: Node) -> str:
+        return f"{self.origin}:{_line(node)}" if self.lines else self.origin
+
+    def _refuse(self, node: Node, location: Location, problem: str) -> None:
+        key = ".".join(map(str, location))
+        self.problems.append(f"{self._place(node)}: {key + ': ' if key else ''}{problem}")
+
+    def value(self, node: Node, location: Location) -> object:
+        if id(node) in self._seen:
+            self._refuse(node, location, "aliases (*name) are not used here; write the value out")
+            return None
+        self._seen.add(id(node))
+        if isinstance(node, MappingNode):
+            return self.mapping(node, location)
+        if isinstance(node, SequenceNode):
+            return self._sequence(node, location)
+        return self._scalar(node, location)
+
+    def mapping(self, node: MappingNode, location: Location) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        first: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, ScalarNode) or not str(key_node.tag).startswith(_CORE):
+                self._refuse(key_node, location, "a key must be plain text")
+                continue
+            key = str(key_node.value)
+            here = (*location, key)
+            if key in first:
+                self._refuse(key_node, here, f"is already set on line {first[key]}; keep one of the two")
+                continue
+            first[key] = _line(key_node)
+            self.places[here] = self._place(key_node)
+            data[key] = self.value(value_node, here)
+        return data
+
+    def _sequence(self, node: SequenceNode, location: Location) -> list[Any]:
+        items = []
+        for position, item in enumerate(node.value):
+            here = (*location, position)
+            self.places[here] = self._place(item)
+            items.append(self.value(item, here))
+        return items
+
+    def _scalar(self, node: Node, location: Location) -> object:
+        kind = str(node.tag).removeprefix(_CORE)
+        if kind in ("int", "float", "bool", "null"):
+            return self._scalars.construct_object(node)
+        if kind in ("str", "timestamp"):
+            return str(node.value)
+        self._refuse(node, location, f"tags ({node.tag}) are not used here; write plain data")
+        return None

@@ -1,0 +1,290 @@
+"""One p2pd process: started with our identity, supervised, asked through its control socket, stopped.
+
+p2pd is libp2p in Go (hivemind 1.1.12 brings it). hivemind's `P2P` starts it and serves hivemind's DHT; what
+we ask of it ourselves (connect, open a stream) goes over a control connection of our own, because hivemind's
+client leaves its socket open when a call fails, and waits for ever on a p2pd that died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protocols.errors import PeerGone, Unreachable
+from protocols.hivemind_parts import (
+    P2P,
+    Multiaddr,
+    P2PDaemonError,
+    P2PHandlerError,
+    PeerID,
+    p2pd_pb2,
+    read_pbmsg_safe,
+    write_pbmsg,
+)
+from protocols.identity import load
+from swarmnet.identifiers import PeerId
+
+DAEMON_ERRORS = (OSError, EOFError, RuntimeError, ValueError, P2PDaemonError, P2PHandlerError)
+"""All that a stream or call to a dead peer or p2pd was seen to raise (RuntimeError: uvloop, dead pipe)."""
+OPEN_FILES = 4096
+"""A stream takes two descriptors in p2pd and one here; 512 streams and the DHT fit four times."""
+STOP_SECONDS = 5.0
+"""p2pd ends 20-100 ms after SIGTERM; after this it is killed."""
+_READ_BUFFER = 512 * 1024
+
+
+class CannotStart(Exception):
+    """p2pd cannot run as configured; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOptions:
+    """How p2pd meets the network."""
+
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    """Multiaddrs to listen on; port 0 takes a free one."""
+    announce: tuple[str, ...] = ()
+    """Multiaddrs told to others instead, with explicit ports."""
+    auto_nat: bool = True
+    nat_port_map: bool = True
+    """Ask the router for a port by UPnP."""
+    relay: bool = True
+    """May be reached through a relay. A circuit carries 4 GiB or lives 30 minutes, then it is reset."""
+    auto_relay: bool = False
+    """Look for relays when not reachable otherwise."""
+    trusted_relays: tuple[str, ...] = ()
+    reachability: str | None = None
+    """`public` (a bootstrap must say so, or it cuts relayed circuits at 128 KiB), `private`, or found out."""
+    start_seconds: float = 30.0
+    memory_limit: str = "100MiB"
+    """GOMEMLIMIT: with GOGC=50 p2pd's peak is 158 MB instead of 333, streams as fast (hivemind.md 4b)."""
+    garbage_percent: str = "50"
+
+
+LOOPBACK = DaemonOptions(
+    listen=("/ip4/127.0.0.1/tcp/0",), auto_nat=False, nat_port_map=False, relay=False
+)  # fmt: skip
+"""One machine only: nothing asks routers or relays."""
+
+
+class Daemon:
+    """A running p2pd. Make it with `Daemon.start`."""
+
+    def __init__(self, p2p: P2P, peer: PeerId, folder: Path) -> None:
+        self.p2p, self.peer = p2p, peer
+        self._folder = folder
+        self._control = p2p._daemon_listen_maddr["unix"]
+        self.ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done when p2pd has ended; the reason. Do not cancel it: `ended` is for waiting."""
+        self._watcher = asyncio.create_task(self._watch(), name="p2pd supervisor")
+
+    @classmethod
+    async def start(cls, identity_path: Path, options: DaemonOptions) -> Daemon:
+        """Start p2pd; CannotStart says what is wrong with the ports or addresses."""
+        expected = load(identity_path).peer_id
+        _check_ports(options.listen)
+        _allow_open_files()
+        _remove_stale_folders()
+        folder = Path(tempfile.mkdtemp(prefix=f"swarmnet-{os.getpid()}-"))
+        # The class attribute is the only way to keep p2pd's sockets out of the world's /tmp (trap 6).
+        place: type[P2P] = type("P2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder}/"})
+        try:
+            with _environment(GOMEMLIMIT=options.memory_limit, GOGC=options.garbage_percent):
+                p2p = await place.create(
+                    host_maddrs=options.listen,
+                    announce_maddrs=options.announce or None,
+                    identity_path=str(identity_path),
+                    check_if_identity_free=False,
+                    auto_nat=options.auto_nat,
+                    nat_port_map=options.nat_port_map,
+                    use_relay=options.relay,
+                    use_auto_relay=options.auto_relay,
+                    trusted_relays=options.trusted_relays or None,
+                    force_reachability=options.reachability,
+                    startup_timeout=options.start_seconds,
+                )
+        except P2PDaemonError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise _explain(str(error), options) from None
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        daemon = cls(p2p, PeerId(p2p.peer_id.to_base58()), folder)
+        if daemon.peer != expected:
+            await daemon.stop()
+            raise CannotStart(f"p2pd runs as {daemon.peer}, but {identity_path} is {expected}")
+        return daemon
+
+    @property
+    def pid(self) -> int:
+        return int(self.p2p._child.pid)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs without the /p2p/ part, as p2pd last told."""
+        return tuple(str(address) for address in self.p2p._visible_maddrs)
+
+    @property
+    def end_reason(self) -> str | None:
+        return self.ending.result() if self.ending.done() else None
+
+    async def ended(self) -> str:
+        """Wait for p2pd to end; why it did. Never waits for anything else."""
+        return await asyncio.shield(self.ending)
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
+        """Dial `peer` at `addresses` unless connected already; Unreachable if none answers in time."""
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT)
+        request.connect.peer = PeerID.from_base58(peer).to_bytes()
+        request.connect.addrs.extend(_multiaddr_bytes(address) for address in addresses)
+        try:
+            async with asyncio.timeout(deadline_seconds), self._request(request) as (_, _, writer):
+                writer.close()
+        except DAEMON_ERRORS as error:
+            why = _reason(error, deadline_seconds)
+            raise Unreachable(f"{peer} does not answer at {', '.join(addresses)}: {why}") from None
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, deadline_seconds: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A new raw stream to `peer`'s handler of `protocol`; PeerGone if it has none or does not answer."""
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN)
+        request.streamOpen.peer = PeerID.from_base58(peer).to_bytes()
+        request.streamOpen.proto.append(protocol)
+        try:
+            async with asyncio.timeout(deadline_seconds), self._request(request) as (_, reader, writer):
+                return reader, writer
+        except DAEMON_ERRORS as error:
+            raise PeerGone(f"no stream to {peer}: {_reason(error, deadline_seconds)}") from None
+
+    @contextlib.asynccontextmanager
+    async def _request(
+        self, request: p2pd_pb2.Request
+    ) -> AsyncIterator[tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Ask p2pd on a connection of its own; closed here if anything fails, the caller's otherwise."""
+        reader, writer = await asyncio.open_unix_connection(self._control, limit=_READ_BUFFER)
+        try:
+            await write_pbmsg(writer, request)
+            response = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, response)
+            if response.type == p2pd_pb2.Response.ERROR:
+                raise P2PDaemonError(response.error.msg)
+            yield response, reader, writer
+        except BaseException:
+            writer.transport.abort()
+            raise
+
+    async def _watch(self) -> None:
+        code = await self.p2p._child.wait()
+        if not self.ending.done():
+            how = f"by signal {-code}" if code < 0 else f"with code {code}"
+            self.ending.set_result(f"p2pd (process {self.pid}) ended {how}")
+
+    async def stop(self) -> None:
+        """End p2pd and everything hivemind started beside it. May be called again."""
+        if not self.ending.done():
+            self.ending.set_result("p2pd was stopped by us")
+        self._watcher.cancel()
+        control = self.p2p._client.control
+        tasks = [self.p2p._listen_task, self.p2p._reader_task, control._read_task, control._write_task,
+                 *control._handler_tasks.values(), self._watcher]  # fmt: skip
+        for task in control._handler_tasks.values():
+            task.cancel()
+        self.p2p._terminate()
+        try:
+            await asyncio.wait_for(self.p2p._child.wait(), STOP_SECONDS)
+        except TimeoutError:
+            self.p2p._child.kill()
+            await self.p2p._child.wait()
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _reason(error: BaseException, deadline_seconds: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {deadline_seconds:g} s"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _multiaddr_bytes(address: str) -> bytes:
+    """Binary multiaddr; hivemind's codec spoils `/p2p/12D3...`, so the peer's own id is cut off before."""
+    return bytes(Multiaddr(address.split("/p2p/")[0]).to_bytes())
+
+
+def _check_ports(listen: Sequence[str]) -> None:
+    """CannotStart if a port is taken. go-libp2p sets SO_REUSEPORT: a second p2pd on the same port starts
+    without a word and takes half of the first one's connections, so we have to look first."""
+    for address in listen:
+        parts = address.split("/")
+        if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] not in ("tcp", "udp"):
+            continue
+        family = socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6
+        kind = socket.SOCK_STREAM if parts[3] == "tcp" else socket.SOCK_DGRAM
+        if not parts[4].isdigit() or int(parts[4]) > 65535:
+            raise CannotStart(f"{address} has no valid port (0 to 65535)")
+        with socket.socket(family, kind) as probe:
+            if kind == socket.SOCK_STREAM:  # a port in TIME_WAIT is free; one that is listened on is not
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((parts[2], int(parts[4])))
+            except PermissionError:
+                raise CannotStart(f"{address}: ports below 1024 need root; choose another port") from None
+            except OSError as error:
+                raise _explain(f"{error.strerror}: {address}", DaemonOptions(listen=(address,))) from None
+
+
+def _explain(message: str, options: DaemonOptions) -> CannotStart:
+    """p2pd's last line, in the user's words."""
+    where = ", ".join(options.listen)
+    lower = message.lower()
+    if "address already in use" in lower:
+        return CannotStart(f"the port of {where} is taken; end what uses it, or choose another (0: any free)")
+    if "cannot assign requested address" in lower:
+        return CannotStart(f"{where} is no address of this machine; /ip4/0.0.0.0/tcp/PORT means all")
+    return CannotStart(f"p2pd does not start at {where}: {message.removeprefix('Daemon failed to start: ')}")
+
+
+def _allow_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _remove_stale_folders() -> None:
+    """What peers that were killed left behind: their folder's name carries their process id."""
+    for folder in Path(tempfile.gettempdir()).glob("swarmnet-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and not _runs(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def _environment(**wanted: str) -> Iterator[None]:
+    """Variables for the child only (hivemind copies ours at its start); what the user set stays."""
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

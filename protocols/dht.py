@@ -1,0 +1,217 @@
+"""The `Directory` on hivemind's Kademlia: a `DHTNode` behind the gate, on the peer's own p2pd and event loop.
+
+A look-up that finds less than the last one proves nothing (research: hivemind.md 3, trap 7), so records are
+remembered until their own signed expiry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+
+from protocols.daemon import DAEMON_ERRORS, Daemon
+from protocols.envelope import run_bytes
+from protocols.errors import Unreachable, WireError
+from protocols.gate import Gate
+from protocols.hivemind_parts import DHTID, DHTNode, MSGPackSerializer, PeerID
+from protocols.identity import public_key_bytes
+from protocols.records import (
+    MANIFEST_SECONDS,
+    SKEW_SECONDS,
+    Remembered,
+    SignedRecord,
+    manifest_key,
+    open_manifest,
+    open_record,
+    stage_key,
+)
+from protocols.stored import PLAIN, key_id, node_id, stored_value
+from swarmnet.identifiers import PeerId, RunId
+
+logger = logging.getLogger(__name__)
+
+CALL_SECONDS = 3.0
+"""One DHT call's deadline (hivemind's default; a look-up past dead nodes took 6.0 s: research 4d)."""
+
+
+def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:
+    """`/ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...` as (peer, address); ValueError says what is missing."""
+    address, _, peer = multiaddr.strip().rpartition("/p2p/")
+    if not address.startswith("/"):
+        raise ValueError(f"{multiaddr!r} should look like /ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...")
+    public_key_bytes(PeerId(peer))
+    return PeerId(peer), address
+
+
+class DhtDirectory:
+    """`Directory` on hivemind's DHT; make it with `start`."""
+
+    def __init__(self, gate: Gate, node: DHTNode, refusals: Counter[str]) -> None:
+        self._gate, self._node = gate, node
+        self._remembered = Remembered()
+        self.refusals = refusals
+        """What was refused, by reason; for the metrics."""
+
+    @classmethod
+    async def start(cls, daemon: Daemon, *, stores: bool = True) -> DhtDirectory:
+        """A DHT node on a running p2pd. It needs no other node: `bootstrap` comes after, and again.
+
+        `stores=False` keeps nothing for others (hivemind's client mode)."""
+        refusals: Counter[str] = Counter()
+
+        def refused(peer: str, reason: str) -> None:
+            refusals[reason.split(":")[0][:60]] += 1
+            if len(refusals) > 256:
+                refusals.clear()
+            logger.debug("refused from %s: %s", peer, reason)
+
+        gate = Gate(daemon, refused)
+        node = await DHTNode.create(
+            p2p=gate,
+            node_id=DHTID.from_bytes(node_id(gate.peer_id)),
+            wait_timeout=CALL_SECONDS,
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
+            reuse_get_requests=False,
+            client_mode=not stores,
+        )
+        return cls(gate, node, refusals)
+
+    @property
+    def clock_offset(self) -> float:
+        """The swarm's time minus this machine's clock, seconds; 0 when they differ by less than 3 s."""
+        return self._gate.clock_offset
+
+    @property
+    def known_nodes(self) -> int:
+        """DHT nodes in the routing table."""
+        return len(self._node.protocol.routing_table.peer_id_to_uid)
+
+    def now(self) -> float:
+        """The swarm's time in seconds since 1970, for signing records."""
+        return self._gate.now()
+
+    async def bootstrap(self, multiaddrs: Sequence[str], deadline_seconds: float) -> int:
+        """Join through any of `multiaddrs`; how many answered. Unreachable, naming them all, if none did;
+        the caller tries again later. ValueError for what is no multiaddr."""
+        targets = [split_multiaddr(multiaddr) for multiaddr in dict.fromkeys(multiaddrs)]
+        own = self._gate.peer_id.to_base58()
+        reasons: dict[str, str] = {}
+
+        async def join(peer: PeerId, address: str) -> bool:
+            try:
+                await self._gate.connect(peer, address, deadline_seconds)
+                if await self._node.protocol.call_ping(PeerID.from_base58(peer)) is None:
+                    raise Unreachable(f"{address}/p2p/{peer} runs no directory of this kind")
+            except WireError as error:
+                reasons[f"{address}/p2p/{peer}"] = str(error)
+                return False
+            return True
+
+        others = [(peer, address) for peer, address in targets if peer != own]
+        tasks = [asyncio.create_task(join(peer, address)) for peer, address in others]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=deadline_seconds)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        answered = sum(not task.cancelled() and task.result() for task in tasks)
+        if not answered:
+            tried = "; ".join(reasons.get(f"{address}/p2p/{peer}", f"{address}/p2p/{peer}: no answer in time")
+                              for peer, address in others)  # fmt: skip
+            raise Unreachable(f"no bootstrap answered: {tried or 'none was given'}")
+        self._set_clock()
+        try:
+            async with asyncio.timeout(min(deadline_seconds, CALL_SECONDS)):
+                await self._node.find_nearest_nodes([self._node.node_id])
+        except TimeoutError:
+            logger.debug("the first look around took too long; later calls fill the table")
+        return answered
+
+    def _set_clock(self) -> None:
+        offset = median(self._gate.offsets.values()) if self._gate.offsets else 0.0
+        changed = abs(offset - self._gate.clock_offset) > SKEW_SECONDS
+        if changed:
+            self._gate.clock_offset = offset if abs(offset) > SKEW_SECONDS else 0.0
+            logger.warning(
+                "this machine's clock is %.0f s %s the swarm's; records use the swarm's time. Set the clock.",
+                abs(offset), "behind" if offset > 0 else "ahead of",
+            )  # fmt: skip
+
+    async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
+        """See `Directory.announce`. Raises what `open_record` raises for a record nobody would take."""
+        signed: SignedRecord = open_record(record, run)
+        key = stage_key(run, stage)
+        value = run_bytes(run) + record
+        tag = MSGPackSerializer.dumps(signed.peer)
+        self._gate.note(key_id(key), tag, stored_value(value), signed.expires_seconds)
+        return await self._store(key, value, signed.expires_seconds, signed.peer, deadline_seconds)
+
+    async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
+        """See `Directory.look_up`: what is found now, and what was seen before and has not expired.
+        Unreachable if nothing is known and the DHT does not answer in time."""
+        late = False
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                found = await self._node.get(stage_key(run, stage), latest=True)
+        except TimeoutError:
+            found, late = None, True
+        entries = found.value.values() if found is not None and isinstance(found.value, dict) else ()
+        for entry in entries:
+            try:
+                self._remembered.take(run, entry.value[32:])
+            except WireError as error:
+                self.refusals[error.code] += 1
+        records = self._remembered.at(run, stage, self.now())
+        if late and not records:
+            raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s")
+        return records
+
+    async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
+        """See `Directory.put_manifest`."""
+        open_manifest(signed_manifest, run)
+        key, expires = manifest_key(run), self.now() + MANIFEST_SECONDS
+        self._gate.note(key_id(key), PLAIN, stored_value(signed_manifest), expires)
+        return await self._store(key, signed_manifest, expires, None, deadline_seconds)
+
+    async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
+        """See `Directory.get_manifest`; with the owner's signature, as it was put."""
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                found = await self._node.get(manifest_key(run))
+        except TimeoutError:
+            raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s") from None
+        if found is None or not isinstance(found.value, bytes):
+            return None
+        open_manifest(found.value, run)
+        return found.value
+
+    async def _store(
+        self, key: bytes, value: bytes, expires: float, subkey: str | None, deadline_seconds: float
+    ) -> bool:
+        """Store at the nearest nodes; whether another one than this has it now."""
+        place = key_id(key)
+        self._gate.acknowledged[place] = 0
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                await self._node.store(key, value, float(expires - self.clock_offset), subkey=subkey)
+        except TimeoutError:
+            logger.debug("a store took longer than %g s", deadline_seconds)
+        return self._gate.acknowledged.pop(place, 0) > 0
+
+    async def close(self) -> None:
+        """Leave the DHT; p2pd goes on. May be called again."""
+        if not self._node.is_alive:
+            return
+        self._gate.close()
+        if self._node.cache_refresh_task is not None:
+            self._node.cache_refresh_task.cancel()
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                await self._node.shutdown()
+        except DAEMON_ERRORS as error:  # p2pd is gone already
+            logger.debug("the DHT's handlers could not be removed: %s", error)

@@ -1,0 +1,112 @@
+"""Signed envelopes: every record, contribution, root and order is one, and is verified from its peer id.
+
+What is signed names the run, so nothing can be replayed into another one, and the payload by its hash. What
+the receiver knows or computes does not travel: the run id (its first 8 bytes do, so that another run's
+envelope is told apart from a forgery), the payload's length and hash. docs/wire.md has the layout:
+
+    wire       format u8 | kind u8 | run prefix 8 B | public key 32 B | stage i16 | round u32 | sequence u64
+               | signature 64 B | payload                                            (120 bytes + payload)
+    statement  domain | run id 32 B | public key 32 B | kind u8 | stage i16 | round u32 | sequence u64
+               | payload length u64 | SHA-256 of the payload
+
+All integers are big-endian. Lengths are checked first, then the signature, and only then is anything decoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from protocols.errors import BadSignature, Malformed, TooLarge, WrongRun
+from protocols.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, verify
+from protocols.transport import Body
+from swarmnet.identifiers import ContributionId, PeerId, RunId
+
+FORMAT = 1
+_DOMAIN = b"swarmnet envelope 1\0"
+_HEAD = struct.Struct(f">BB8s{PUBLIC_KEY_BYTES}shIQ{SIGNATURE_BYTES}s")
+_STATEMENT = struct.Struct(f">{len(_DOMAIN)}s32s{PUBLIC_KEY_BYTES}sBhIQQ32s")
+ENVELOPE_BYTES = _HEAD.size
+"""What an envelope adds to its payload: 120 bytes."""
+ID_BYTES = 16
+RUN_ID_BYTES = 32
+
+
+class Kind(IntEnum):
+    """What an envelope is for; a signature for one kind is worth nothing as another."""
+
+    RECORD = 1
+    CONTRIBUTION = 2
+    SNAPSHOT = 3
+    SETTLED = 4
+    ORDER = 5
+    MANIFEST = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A verified envelope."""
+
+    sender: PeerId
+    kind: Kind
+    stage: int
+    """-1: no stage."""
+    round: int
+    sequence: int
+    payload: memoryview
+    id: ContributionId
+    """First 16 bytes of SHA-256 over the whole statement, sender and payload hash included."""
+
+
+def run_bytes(run_id: RunId) -> bytes:
+    """The 32 bytes of a run id; ValueError if it is none."""
+    raw = bytes.fromhex(run_id)
+    if len(raw) != RUN_ID_BYTES or run_id != raw.hex():
+        raise ValueError(f"{run_id[:80]!r} is not a run id (64 lower-case hexadecimal digits)")
+    return raw
+
+
+def _statement(
+    run: bytes, key: bytes, kind: int, stage: int, round: int, sequence: int, payload: Body
+) -> bytes:
+    digest = hashlib.sha256(payload).digest()
+    return _STATEMENT.pack(_DOMAIN, run, key, kind, stage, round, sequence, len(payload), digest)
+
+
+def seal(
+    identity: Identity, run_id: RunId, kind: Kind, stage: int, round: int, sequence: int, payload: Body
+) -> bytes:
+    """Sign `payload` (whose length is in bytes: cast other memoryviews)."""
+    run = run_bytes(run_id)
+    key = identity.public_key
+    signature = identity.sign(_statement(run, key, kind, stage, round, sequence, payload))
+    head = _HEAD.pack(FORMAT, kind, run[:8], key, stage, round, sequence, signature)
+    return b"".join((head, payload))
+
+
+def open_envelope(data: Body, run_id: RunId, kind: Kind, payload_limit: int) -> Envelope:
+    """Check and verify; the payload is a view into `data`, which must not change afterwards.
+
+    Raises Malformed, TooLarge, WrongRun or BadSignature."""
+    length = len(data) - ENVELOPE_BYTES
+    if length < 0:
+        raise Malformed(f"an envelope of {len(data)} bytes; it has at least {ENVELOPE_BYTES}")
+    if length > payload_limit:
+        raise TooLarge(f"a {kind.name.lower()} of {length} bytes; at most {payload_limit} are allowed")
+    format, found, prefix, key, stage, round, sequence, signature = _HEAD.unpack_from(data)
+    if format != FORMAT:
+        raise Malformed(f"envelope format {format}; this program reads {FORMAT}")
+    if found != kind:
+        raise Malformed(f"an envelope of kind {found} where a {kind.name.lower()} ({int(kind)}) belongs")
+    run = run_bytes(run_id)
+    if prefix != run[:8]:
+        raise WrongRun(f"signed for the run {prefix.hex()}..., this is {run_id[:16]}...")
+    payload = memoryview(data).toreadonly()[ENVELOPE_BYTES:]
+    statement = _statement(run, key, found, stage, round, sequence, payload)
+    sender = peer_id_of(key)
+    if not verify(sender, statement, signature):
+        raise BadSignature(f"the {kind.name.lower()} that claims to be from {sender} is not signed by it")
+    identifier = ContributionId(hashlib.sha256(statement).digest()[:ID_BYTES])
+    return Envelope(sender, kind, stage, round, sequence, payload, identifier)

@@ -1,0 +1,331 @@
+"""The gate between hivemind's DHT and the network: nothing passes that does not prove itself.
+
+`DHTNode` is given this object instead of its `P2P`. It sees every request and response of the DHT as protobuf
+before hivemind decodes the MessagePack inside, and takes out whatever is not a signed record or a manifest
+(records.py). hivemind's own validators come too late: it decodes dictionaries first, and a deeply nested one
+kills the process (research: reliability.md 0.1). What else is enforced here: a node's DHT id is the hash of
+its peer id, expiries are bounded, nothing older replaces something newer, storage has a limit, an answer
+stays below the 4 MiB at which hivemind's callers hang, and the swarm's time counts, not this machine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, TypeAlias
+
+from protocols.daemon import Daemon
+from protocols.errors import Malformed, WireError
+from protocols.hivemind_parts import Multiaddr, P2PContext, P2PDaemonError, PeerID, dht_pb2
+from protocols.records import MANIFEST_SECONDS, SKEW_SECONDS
+from protocols.stored import (
+    DICTIONARY,
+    PEERS_PER_KEY,
+    PLAIN,
+    Item,
+    Proof,
+    dictionary,
+    items_of,
+    node_id,
+    prove,
+    shifted_dictionary,
+    text_of,
+)
+from swarmnet.identifiers import PeerId
+
+ANSWER_LIMIT = 3_500_000
+"""hivemind 1.1.12 never answers when a response reaches 4 MiB, and the caller hangs (trap 1)."""
+STORAGE_LIMIT = 32 * 1024 * 1024
+"""Bytes kept for others; hivemind's storage has no limit (reliability.md 0.7)."""
+RECORDS_PER_PEER = 16
+KEYS_PER_REQUEST = 1024
+"""A node that meets a new one hands over all that this one should keep, in one request."""
+_VERIFIED = 4096
+
+Request: TypeAlias = Any
+"""PingRequest, StoreRequest or FindRequest of hivemind's dht.proto, which has no types."""
+Response: TypeAlias = Any
+"""The like."""
+Handler = Callable[[Request, P2PContext], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    sequence: int
+    expires: float
+    size: int
+
+
+class Gate:
+    """Stands in for `P2P` in `DHTNode.create(p2p=...)`."""
+
+    def __init__(self, daemon: Daemon, refused: Callable[[str, str], None]) -> None:
+        """`refused(peer, reason)` is called for everything that is taken out."""
+        self._daemon = daemon
+        self._refused = refused
+        self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._verified: OrderedDict[bytes, Proof] = OrderedDict()
+        self._kept: dict[tuple[bytes, bytes], _Kept] = {}
+        self._kept_bytes = 0
+        self._per_key: Counter[bytes] = Counter()
+        self._per_subkey: Counter[bytes] = Counter()
+        self._swept = 0.0
+        self.clock_offset = 0.0
+        """Swarm's time minus this machine's, seconds."""
+        self.offsets: OrderedDict[str, float] = OrderedDict()
+        """The same as measured with each of the last peers that answered a ping."""
+        self.acknowledged: Counter[bytes] = Counter()
+        """How many others have stored what this node stores now, by key."""
+
+    # What hivemind's DHT uses of P2P.
+
+    @property
+    def peer_id(self) -> PeerID:
+        return self._daemon.p2p.peer_id
+
+    async def get_visible_maddrs(self, latest: bool = False) -> list[Multiaddr]:
+        addresses: list[Multiaddr] = await self._daemon.p2p.get_visible_maddrs(latest)
+        return addresses
+
+    async def add_protobuf_handler(
+        self, name: str, handler: Handler, input_type: type, **options: bool
+    ) -> None:
+        serve = {
+            dht_pb2.PingRequest: self._serve_ping,
+            dht_pb2.StoreRequest: self._serve_store,
+            dht_pb2.FindRequest: self._serve_find,
+        }[input_type]
+
+        async def guarded(request: Request, context: P2PContext) -> Response:
+            self._bind(request.peer, context.remote_id)
+            return await serve(handler, request, context)
+
+        await self._daemon.p2p.add_protobuf_handler(name, guarded, input_type, **options)
+
+    async def remove_protobuf_handler(self, name: str, **options: bool) -> None:
+        await self._daemon.p2p.remove_protobuf_handler(name, **options)
+
+    async def call_protobuf_handler(
+        self, peer: PeerID, name: str, request: Request, output_type: type
+    ) -> Response:
+        if output_type is dht_pb2.StoreResponse:
+            request = self._shifted_store(request)
+        sent = time.time()
+        call = asyncio.ensure_future(self._daemon.p2p.call_protobuf_handler(peer, name, request, output_type))
+        try:
+            await asyncio.wait(
+                {call, self._daemon.ending, self._closing}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not call.done():
+                raise P2PDaemonError("p2pd has ended, or this node is closing")
+            response = call.result()
+        finally:
+            call.cancel()
+        self._bind(response.peer, peer)
+        if output_type is dht_pb2.PingResponse:
+            self._measure(peer, response, sent, time.time())
+        elif output_type is dht_pb2.StoreResponse:
+            for key, stored in zip(request.keys, response.store_ok, strict=False):
+                if key in self.acknowledged:
+                    self.acknowledged[key] += stored
+        elif output_type is dht_pb2.FindResponse:
+            self._filter_found(str(peer), request, response)
+        return response
+
+    async def connect(self, peer: PeerId, address: str, deadline_seconds: float) -> None:
+        """Dial a peer; Unreachable if it does not answer."""
+        await self._daemon.connect(peer, [address], deadline_seconds)
+
+    def close(self) -> None:
+        """Make all calls that are under way fail now."""
+        if not self._closing.done():
+            self._closing.set_result(None)
+
+    # Requests of others.
+
+    async def _serve_ping(
+        self, handler: Handler, request: dht_pb2.PingRequest, context: P2PContext
+    ) -> dht_pb2.PingResponse:
+        response = await handler(request, context)
+        response.dht_time += self.clock_offset
+        return response
+
+    async def _serve_store(
+        self, handler: Handler, request: dht_pb2.StoreRequest, context: P2PContext
+    ) -> dht_pb2.StoreResponse:
+        count = len(request.keys)
+        sender = str(context.remote_id)
+        stored = [True] * count
+        taken: list[Item] = []
+        columns = (request.subkeys, request.values, request.expiration_time, request.in_cache)
+        if count > KEYS_PER_REQUEST or any(len(column) != count for column in columns):
+            self._refused(sender, f"a store request of {count} keys with unequal or too many columns")
+            raise Malformed("refused")
+        for index in range(count):
+            try:
+                if request.in_cache[index]:
+                    raise Malformed("it asks for the cache, which is not used")
+                for item in items_of(index, request.keys[index], request.subkeys[index],
+                                   request.values[index], request.expiration_time[index]):  # fmt: skip
+                    self._admit(item)
+                    taken.append(item)
+            except WireError as error:
+                stored[index] = False
+                self._refused(sender, str(error))
+        reduced = dht_pb2.StoreRequest(peer=request.peer)
+        for item in taken:
+            reduced.keys.append(item.key)
+            reduced.subkeys.append(item.tag)
+            reduced.values.append(item.value)
+            reduced.expiration_time.append(item.expires - self.clock_offset)
+            reduced.in_cache.append(False)
+        response = await handler(reduced, context)
+        for item, ok in zip(taken, response.store_ok, strict=True):
+            stored[item.index] = stored[item.index] and ok
+        del response.store_ok[:]
+        response.store_ok.extend(stored)
+        return response
+
+    async def _serve_find(
+        self, handler: Handler, request: dht_pb2.FindRequest, context: P2PContext
+    ) -> dht_pb2.FindResponse:
+        if len(request.keys) > KEYS_PER_REQUEST or any(len(key) != 20 for key in request.keys):
+            self._refused(str(context.remote_id), "a find request with impossible keys")
+            raise Malformed("refused")
+        response = await handler(request, context)
+        size = 0
+        for result in response.results:
+            if result.type == dht_pb2.FOUND_DICTIONARY:
+                result.value = shifted_dictionary(result.value, self.clock_offset)
+            result.expiration_time += self.clock_offset
+            size += result.ByteSize()
+            if size > ANSWER_LIMIT:  # a key that is asked for alone always fits (PEERS_PER_KEY)
+                size -= result.ByteSize()
+                result.type = dht_pb2.NOT_FOUND
+                result.ClearField("value")
+        return response
+
+    # Answers of others.
+
+    def _filter_found(self, peer: str, request: dht_pb2.FindRequest, response: dht_pb2.FindResponse) -> None:
+        for key, result in zip(request.keys, response.results, strict=False):
+            near = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False)
+            honest = [(node, raw) for node, raw in near if node == node_id(PeerID(raw))]
+            del result.nearest_node_ids[:], result.nearest_peer_ids[:]
+            result.nearest_node_ids.extend(node for node, _ in honest)
+            result.nearest_peer_ids.extend(raw for _, raw in honest)
+            if result.type == dht_pb2.NOT_FOUND:
+                continue
+            tag = DICTIONARY if result.type == dht_pb2.FOUND_DICTIONARY else PLAIN
+            kept: list[Item] = []
+            try:
+                for item in items_of(0, key, tag, result.value, result.expiration_time):
+                    try:
+                        self._prove(item)
+                        kept.append(item)
+                    except WireError as error:
+                        self._refused(peer, str(error))
+            except WireError as error:
+                self._refused(peer, str(error))
+            if not kept:
+                result.type = dht_pb2.NOT_FOUND
+                result.ClearField("value")
+                continue
+            result.expiration_time = max(item.expires for item in kept) - self.clock_offset
+            if tag == DICTIONARY:
+                result.value = dictionary(kept, -self.clock_offset)
+
+    def _measure(self, peer: PeerID, response: dht_pb2.PingResponse, sent: float, received: float) -> None:
+        if isfinite(response.dht_time) and response.dht_time > 0:
+            self.offsets[str(peer)] = response.dht_time - (sent + received) / 2
+            while len(self.offsets) > 64:
+                self.offsets.popitem(last=False)
+
+    def _shifted_store(self, request: dht_pb2.StoreRequest) -> dht_pb2.StoreRequest:
+        """Our own store request, in the swarm's time and without more items than a receiver takes."""
+        shifted = dht_pb2.StoreRequest()
+        shifted.CopyFrom(request)
+        for index, tag in enumerate(shifted.subkeys):
+            shifted.expiration_time[index] += self.clock_offset
+            if tag == DICTIONARY:
+                shifted.values[index] = shifted_dictionary(shifted.values[index], self.clock_offset)
+        return shifted
+
+    # The checks.
+
+    @staticmethod
+    def _bind(info: dht_pb2.NodeInfo, peer: PeerID) -> None:
+        """A node that claims another DHT id than its own is treated as a client: it enters no table."""
+        if info.node_id and info.node_id != node_id(peer):
+            info.ClearField("node_id")
+
+    def now(self) -> float:
+        """The swarm's time in seconds since 1970."""
+        return time.time() + self.clock_offset
+
+    def _prove(self, item: Item) -> Proof:
+        """Raise a WireError unless the value proves itself for this key, subkey and expiry."""
+        digest = hashlib.sha256(item.value).digest()
+        proof = self._verified.get(digest)
+        if proof is None:
+            proof = prove(item.value, plain=item.tag == PLAIN)
+            self._verified[digest] = proof
+            if len(self._verified) > _VERIFIED:
+                self._verified.popitem(last=False)
+        now = self.now()
+        subkey = None if item.tag == PLAIN else text_of(item.tag)
+        latest = proof.expires_seconds if subkey is not None else now + MANIFEST_SECONDS + SKEW_SECONDS
+        if item.key != proof.key or subkey != proof.subkey:
+            raise Malformed("a value under a key or subkey that is not its own")
+        if proof.issued_seconds > now + SKEW_SECONDS:
+            raise Malformed(f"a record signed {proof.issued_seconds - now:.0f} s in the future")
+        if not now - SKEW_SECONDS < item.expires <= latest + 1e-3:
+            raise Malformed(
+                f"an expiry {item.expires - now:.0f} s from now, where {latest - now:.0f} is the end"
+            )
+        return proof
+
+    def _admit(self, item: Item) -> None:
+        """Raise a WireError unless the value may be stored here; keeps the count of what is."""
+        proof = self._prove(item)
+        self._sweep()
+        name = (item.key, item.tag)
+        old = self._kept.get(name)
+        if old is not None:
+            if (proof.sequence, item.expires) < (old.sequence, old.expires):
+                raise Malformed("an older record than the one that is kept")  # trap 7: it would end the newer
+            self._forget(name)
+        elif (
+            self._kept_bytes + len(item.value) > STORAGE_LIMIT
+            or self._per_key[item.key] >= PEERS_PER_KEY
+            or (item.tag != PLAIN and self._per_subkey[item.tag] >= RECORDS_PER_PEER)
+        ):
+            raise Malformed("no room for more records of this key, peer or node")
+        self._kept[name] = _Kept(proof.sequence, item.expires, len(item.value))
+        self._kept_bytes += len(item.value)
+        self._per_key[item.key] += 1
+        self._per_subkey[item.tag] += 1
+
+    def note(self, key: bytes, tag: bytes, value: bytes, expires: float) -> None:
+        """Count a value that this node itself stores; raises a WireError as for others'."""
+        self._admit(Item(0, key, tag, value, expires))
+
+    def _sweep(self) -> None:
+        now = self.now()
+        if now - self._swept > 1.0:
+            self._swept = now
+            for name in [name for name, kept in self._kept.items() if kept.expires < now]:
+                self._forget(name)
+
+    def _forget(self, name: tuple[bytes, bytes]) -> None:
+        kept = self._kept.pop(name)
+        self._kept_bytes -= kept.size
+        for counter, part in ((self._per_key, name[0]), (self._per_subkey, name[1])):
+            counter[part] -= 1
+            if not counter[part]:
+                del counter[part]

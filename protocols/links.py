@@ -1,0 +1,138 @@
+"""What the links of both transports share: the queue of a link, its limit, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable
+
+from protocols.errors import Backlog, PeerGone, WireError
+from protocols.frames import FrameReader, FrameWriter
+from protocols.messages import Lane, Message
+from protocols.transport import Body, Receiver
+from swarmnet.identifiers import PeerId
+
+BACKLOG_BYTES = 64 * 1024 * 1024
+"""Most that one link queues: 51 s of a 10 Mbit/s uplink; who is further behind must be given less."""
+
+
+class QueuedLink:
+    """A `Link` whose pieces a transport takes with `_take` and carries away. Not for use across threads."""
+
+    def __init__(self, peer: PeerId, lane: Lane, backlog_bytes: int = BACKLOG_BYTES) -> None:
+        self.peer, self.lane = peer, lane
+        self._writer = FrameWriter()
+        self._backlog_bytes = backlog_bytes
+        self._end: str | None = None
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+    @property
+    def closed(self) -> bool:
+        return self._end is not None
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._writer.queued_bytes
+
+    def post(self, message: Message, body: Body = b"") -> int:
+        """See `Link.post`."""
+        if self._end is not None:
+            raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
+        if self._writer.queued_bytes + len(body) > self._backlog_bytes:
+            raise Backlog(f"{self._writer.queued_bytes} bytes wait on the {self.lane} link to {self.peer}")
+        taken = self._writer.post(message, body)
+        self._wake()
+        return taken
+
+    async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
+        """See `Link.drained`."""
+        if self._end is not None:
+            raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
+        if self.queued_bytes <= below_bytes:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append((below_bytes, waiter))
+        try:
+            await asyncio.wait_for(waiter, deadline_seconds)
+        except TimeoutError:
+            raise PeerGone(
+                f"{self.queued_bytes} bytes still wait for {self.peer} after {deadline_seconds:g} s"
+            ) from None
+
+    def close(self) -> None:
+        self._finish("closed by us")
+
+    def _take(self) -> bytes | None:
+        """The next piece to carry away, or None."""
+        piece = self._writer.next_piece()
+        if self._waiters:
+            self._wake_waiters()
+        return piece
+
+    def _wake_waiters(self) -> None:
+        queued = self._writer.queued_bytes
+        for below_bytes, waiter in self._waiters:
+            if queued <= below_bytes and not waiter.done():
+                waiter.set_result(None)
+        self._waiters = [(below, waiter) for below, waiter in self._waiters if not waiter.done()]
+
+    def _finish(self, reason: str) -> bool:
+        """End the link; False if it had ended already."""
+        if self._end is not None:
+            return False
+        self._end = reason
+        self._writer.drop()
+        for _, waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(PeerGone(f"the {self.lane} link to {self.peer} has ended: {reason}"))
+        self._waiters.clear()
+        return True
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Something was queued."""
+
+
+class LocalLink(QueuedLink):
+    """A link to oneself: libp2p refuses to dial itself, and routing code should not have to know."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        lane: Lane,
+        receiver: Receiver,
+        limit: Callable[[Message], int],
+        backlog_bytes: int,
+    ) -> None:
+        super().__init__(peer, lane, backlog_bytes)
+        self._receiver = receiver
+        self._reader = FrameReader(limit)
+        self._scheduled = False
+
+    def _wake(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._carry)
+
+    def _carry(self) -> None:
+        self._scheduled = False
+        piece = self._take()
+        if piece is None:
+            return
+        self._wake()
+        refusal = deliver(self._receiver, self.peer, self.lane, self._reader, piece)
+        if refusal is not None:
+            self._finish(str(refusal))
+            self._receiver.refused(self.peer, refusal.code, str(refusal))
+
+
+def deliver(
+    receiver: Receiver, peer: PeerId, lane: Lane, reader: FrameReader, data: bytes
+) -> WireError | None:
+    """Hand on what `data` completes; the WireError for which the link must be closed, if there is one."""
+    try:
+        for message, body, taken in reader.feed(data):
+            receiver.received(peer, lane, message, body, taken)
+    except WireError as error:
+        return error
+    return None

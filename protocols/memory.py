@@ -1,0 +1,448 @@
+"""The transport without a network: links between peers of one process, on any event loop's clock.
+
+For tests and the simulator. It uses the loop's time and timers and nothing else, so on a virtual-clock loop
+with a seeded `random.Random` a whole swarm and its faults are reproduced by the seed. Every message is really
+framed, guarded and decoded by the code that p2pd's links use: peers share no object, and the bytes counted
+are the bytes there. Times in seconds, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from protocols.errors import Malformed, PeerGone
+from protocols.frames import FrameReader, body_limit, wire_bytes
+from protocols.links import BACKLOG_BYTES, LocalLink, QueuedLink, deliver
+from protocols.messages import Lane, Message, encode
+from protocols.records import Remembered, open_manifest, open_record
+from protocols.transport import Body, Receiver
+from swarmnet.identifiers import PeerId, RunId
+
+DEAD_PATH_SECONDS = 39.0
+"""After so long without a way through, libp2p resets a connection (measured: research hivemind.md 4c)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What one direction between two peers is like. Shares are of messages, 0 to 1."""
+
+    latency_seconds: float = 0.0
+    bytes_per_second: float = float("inf")
+    lost: float = 0.0
+    repeated: float = 0.0
+    reordered: float = 0.0
+    """Posted again a latency (at least a millisecond) later, behind what was posted meanwhile."""
+    corrupted: float = 0.0
+    """One bit of a piece is flipped; the receiver must refuse it and close the link."""
+
+    @property
+    def faulty(self) -> bool:
+        return bool(self.lost or self.repeated or self.reordered or self.corrupted)
+
+
+@dataclass(slots=True)
+class _Line:
+    """What carries one piece at a time: a direction between two peers, or a peer's uplink."""
+
+    bytes_per_second: float = float("inf")
+    busy_until: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Way:
+    """One direction between two peers."""
+
+    conditions: Conditions
+    line: _Line = field(default_factory=_Line)
+    blocked: bool = False
+    blocked_count: int = 0
+    links: set[MemoryLink] = field(default_factory=set)
+    held: list[Callable[[], None]] = field(default_factory=list)
+    """What arrived while the way was blocked."""
+
+
+class MemoryLink(QueuedLink):
+    """A link inside a MemoryNetwork."""
+
+    def __init__(
+        self, network: MemoryNetwork, source: MemoryTransport, target: MemoryTransport, lane: Lane, way: _Way
+    ) -> None:
+        super().__init__(target.peer, lane, source.backlog_bytes)
+        self.source, self.target, self.way = source, target, way
+        self._network = network
+        self._reader = FrameReader(target.limit)
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        self._arrivals: deque[Callable[[], None]] = deque()
+        self._arrival = 0.0
+        self._damage = 0
+        self._inbound_open = True
+
+    def post(self, message: Message, body: Body = b"") -> int:
+        """See `Link.post`; what the conditions do to whole messages happens here."""
+        conditions = self.way.conditions
+        if self.closed or not conditions.faulty:
+            return super().post(message, body)
+        random = self._network.random
+        if random.random() < conditions.lost:
+            return wire_bytes(len(encode(message)), len(body))
+        if random.random() < conditions.reordered:
+            delay = max(conditions.latency_seconds, 0.001)
+            self._loop.call_later(delay, self._post_late, message, bytes(body))
+            return wire_bytes(len(encode(message)), len(body))
+        if random.random() < conditions.repeated:
+            super().post(message, body)
+        self._damage += random.random() < conditions.corrupted
+        return super().post(message, body)
+
+    def _post_late(self, message: Message, body: bytes) -> None:
+        if not self.closed:
+            super().post(message, body)
+
+    def _wake(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self.send)
+
+    def send(self) -> None:
+        """Put the most urgent piece on the line; come back for the next when the line is free."""
+        self._scheduled = False
+        if self.closed or self.way.blocked or self.source.frozen or self.target.frozen:
+            return  # whoever ends that calls us again
+        now = self._loop.time()
+        line, uplink = self.way.line, self.source.uplink
+        speed = min(line.bytes_per_second, uplink.bytes_per_second)
+        free = max(now, line.busy_until, uplink.busy_until)
+        if free > now:
+            self._scheduled = True
+            self._loop.call_at(free, self.send)
+            return
+        taken: list[bytes] = []
+        while (piece := self._take()) is not None:
+            taken.append(self._damaged(piece) if self._damage else piece)
+            if speed != float("inf"):
+                break
+        if not taken:
+            return
+        data = b"".join(taken)
+        done = now + len(data) / speed
+        line.busy_until = uplink.busy_until = done
+        self.arrive(done + self.way.conditions.latency_seconds, lambda: self._receive(data))
+        if self.queued_bytes:
+            self._scheduled = True
+            self._loop.call_at(done, self.send)
+
+    def _damaged(self, piece: bytes) -> bytes:
+        self._damage -= 1
+        damaged = bytearray(piece)
+        damaged[self._network.random.randrange(len(piece))] ^= 1 << self._network.random.randrange(8)
+        return bytes(damaged)
+
+    def arrive(self, when: float, what: Callable[[], None]) -> None:
+        """Do `what` at the other side, at `when` or after what is under way there on this link."""
+        self._arrival = max(self._arrival, when)
+        self._arrivals.append(what)
+        self._loop.call_at(self._arrival, self._next_arrival)
+
+    def _next_arrival(self) -> None:
+        self._network.tell(self.target, self._arrivals.popleft(), self.way)
+
+    def _receive(self, data: bytes) -> None:
+        receiver = self.target.receiver
+        if not self._inbound_open or receiver is None:
+            return
+        error = deliver(receiver, self.source.peer, self.lane, self._reader, data)
+        if error is not None:
+            self._inbound_open = False
+            receiver.refused(self.source.peer, error.code, str(error))
+            self._network.end_from_target(self, "it ended")
+
+    def inject(self, data: bytes) -> None:
+        """Send raw bytes, as no honest peer does."""
+        self.arrive(self._loop.time() + self.way.conditions.latency_seconds, lambda: self._receive(data))
+
+    def close(self) -> None:
+        if self._finish("closed by us"):
+            self.way.links.discard(self)
+            when = self._loop.time() + self.way.conditions.latency_seconds
+            self.arrive(when, lambda: self.end_inbound("closed by the other side"))
+
+    def end_inbound(self, reason: str) -> None:
+        """Tell the receiving side that the link has ended."""
+        if self._inbound_open:
+            self._inbound_open = False
+            if self.target.receiver is not None:
+                self.target.receiver.lost(self.source.peer, self.lane, reason)
+
+    def end_outbound(self, reason: str) -> None:
+        """Tell the sending side that the link has ended."""
+        self._inbound_open = False
+        if self._finish(reason):
+            self.way.links.discard(self)
+            if self.source.receiver is not None:
+                self.source.receiver.lost(self.target.peer, self.lane, reason)
+
+
+class MemoryTransport:
+    """`Transport` inside a MemoryNetwork; made by `MemoryNetwork.transport`."""
+
+    def __init__(
+        self, network: MemoryNetwork, peer: PeerId, limit: Callable[[Message], int], backlog_bytes: int
+    ) -> None:
+        self.peer, self.limit, self.backlog_bytes = peer, limit, backlog_bytes
+        self.receiver: Receiver | None = None
+        self.uplink = _Line()
+        self.frozen = False
+        self.closed = False
+        self.held: list[Callable[[], None]] = []
+        self._network = network
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        return (f"/memory/{self.peer}",)
+
+    def listen(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+
+    async def open(
+        self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
+    ) -> QueuedLink:
+        """See `Transport.open`. Takes a round trip to a peer without a link from here, no time otherwise."""
+        if self.closed:
+            raise PeerGone("this peer's own transport is closed")
+        if peer == self.peer:
+            if self.receiver is None:
+                raise PeerGone("this peer does not listen yet")
+            return LocalLink(peer, lane, self.receiver, self.limit, self.backlog_bytes)
+        way, back = self._network.way(self.peer, peer), self._network.way(peer, self.peer)
+        if not way.links:
+            round_trip = way.conditions.latency_seconds + back.conditions.latency_seconds
+            await asyncio.sleep(min(round_trip, deadline_seconds))
+            if way.blocked or back.blocked or round_trip > deadline_seconds:
+                await asyncio.sleep(deadline_seconds - min(round_trip, deadline_seconds))
+                raise PeerGone(f"{peer} does not answer within {deadline_seconds:g} s")
+        target = self._network.transports.get(peer)
+        if target is None or target.receiver is None or target.closed:
+            raise PeerGone(f"{peer} refuses: nothing listens there")
+        link = MemoryLink(self._network, self, target, lane, way)
+        way.links.add(link)
+        return link
+
+    async def close(self) -> None:
+        """End all links; the others learn it after the latency."""
+        if not self.closed:
+            self.closed = True
+            self._network.remove(self, "it ended")
+
+
+class MemoryNetwork:
+    """All peers of one simulated world, and what happens to them."""
+
+    def __init__(self, random: Random | None = None, conditions: Conditions | None = None) -> None:
+        self.random = random if random is not None else Random(0)
+        self.conditions = conditions if conditions is not None else Conditions()
+        self.transports: dict[PeerId, MemoryTransport] = {}
+        self.records: dict[tuple[RunId, int], dict[PeerId, bytes]] = {}
+        self.manifests: dict[RunId, bytes] = {}
+        self._ways: dict[tuple[PeerId, PeerId], _Way] = {}
+
+    def directory(self, peer: PeerId) -> MemoryDirectory:
+        return MemoryDirectory(self, peer)
+
+    def transport(
+        self,
+        peer: PeerId,
+        *,
+        limit: Callable[[Message], int] = body_limit,
+        backlog_bytes: int = BACKLOG_BYTES,
+    ) -> MemoryTransport:
+        """A new peer, or one that is back after `crash` or `close`."""
+        old = self.transports.get(peer)
+        if old is not None and not old.closed:
+            raise ValueError(f"{peer} is in this network already")
+        self.transports[peer] = MemoryTransport(self, peer, limit, backlog_bytes)
+        return self.transports[peer]
+
+    def way(self, source: PeerId, target: PeerId) -> _Way:
+        way = self._ways.get((source, target))
+        if way is None:
+            way = self._ways[source, target] = _Way(self.conditions)
+            way.line.bytes_per_second = self.conditions.bytes_per_second
+        return way
+
+    def set(self, source: PeerId, target: PeerId, conditions: Conditions) -> None:
+        """Change one direction; what is under way is not affected."""
+        way = self.way(source, target)
+        way.conditions = conditions
+        way.line.bytes_per_second = conditions.bytes_per_second
+
+    def set_uplink(self, peer: PeerId, bytes_per_second: float) -> None:
+        """What a peer can send to all others together."""
+        self.transports[peer].uplink.bytes_per_second = bytes_per_second
+
+    def block(self, source: PeerId, target: PeerId) -> None:
+        """Nothing gets from `source` to `target` any more; nobody is told before DEAD_PATH_SECONDS."""
+        way = self.way(source, target)
+        if not way.blocked:
+            way.blocked = True
+            way.blocked_count += 1
+            asyncio.get_running_loop().call_later(
+                DEAD_PATH_SECONDS, self._dead_path, source, target, way.blocked_count
+            )
+
+    def unblock(self, source: PeerId, target: PeerId) -> None:
+        """What was held arrives, in order."""
+        way = self.way(source, target)
+        if way.blocked:
+            way.blocked = False
+            held, way.held = way.held, []
+            receiver = self.transports[target]
+            for what in held:
+                self.tell(receiver, what, way)
+            for link in list(way.links):
+                link.send()
+
+    def partition(self, *groups: Iterable[PeerId]) -> None:
+        """Block all directions between peers of different groups."""
+        sides = [list(group) for group in groups]
+        for side in sides:
+            for other in sides:
+                for source in side if side is not other else ():
+                    for target in other:
+                        self.block(source, target)
+
+    def heal(self) -> None:
+        """Unblock everything."""
+        for source, target in list(self._ways):
+            self.unblock(source, target)
+
+    def freeze(self, peer: PeerId) -> None:
+        """The peer's process stands still (SIGSTOP): nothing leaves or reaches it, nobody is told."""
+        self.transports[peer].frozen = True
+
+    def thaw(self, peer: PeerId) -> None:
+        transport = self.transports[peer]
+        transport.frozen = False
+        held, transport.held = transport.held, []
+        for what in held:
+            what()
+        for link in self._links_of(transport):
+            link.send()
+
+    def crash(self, peer: PeerId) -> None:
+        """The peer's process dies (SIGKILL); the others learn it after the latency, it learns nothing."""
+        transport = self.transports[peer]
+        transport.closed = True
+        transport.receiver = None
+        self.remove(transport, "it ended")
+
+    def remove(self, transport: MemoryTransport, reason: str) -> None:
+        """End all links of a transport."""
+        now = asyncio.get_running_loop().time()
+        for link in self._links_of(transport):
+            if link.source is transport:
+                link._finish(reason)
+                link.way.links.discard(link)
+                link.arrive(now + link.way.conditions.latency_seconds, _ending(link, reason))
+            else:
+                self.end_from_target(link, reason)
+
+    def end_from_target(self, link: MemoryLink, reason: str) -> None:
+        """The receiving side ends a link: its sender learns it after the latency."""
+        back = self.way(link.target.peer, link.source.peer)
+        asyncio.get_running_loop().call_later(
+            back.conditions.latency_seconds,
+            lambda: self.tell(link.source, lambda: link.end_outbound(reason), back),
+        )
+
+    def tell(self, transport: MemoryTransport, what: Callable[[], None], way: _Way) -> None:
+        """Do `what` at a peer as soon as the way to it is open and it is not frozen."""
+        if way.blocked:
+            way.held.append(what)
+        elif transport.frozen:
+            transport.held.append(what)
+        else:
+            what()
+
+    def inject(self, source: PeerId, target: PeerId, lane: Lane, data: bytes) -> None:
+        """Open a link from `source` and send raw bytes on it, as no honest peer does."""
+        way = self.way(source, target)
+        link = MemoryLink(self, self.transports[source], self.transports[target], lane, way)
+        link.inject(data)
+
+    def _links_of(self, transport: MemoryTransport) -> list[MemoryLink]:
+        return [
+            link
+            for way in self._ways.values()
+            for link in list(way.links)
+            if transport in (link.source, link.target)
+        ]
+
+    def _dead_path(self, source: PeerId, target: PeerId, blocked_count: int) -> None:
+        way = self.way(source, target)
+        if not way.blocked or way.blocked_count != blocked_count:
+            return
+        for direction in (way, self.way(target, source)):
+            direction.held.clear()
+            for link in list(direction.links):
+                link.end_inbound("the path is dead")
+                link.end_outbound("the path is dead")
+
+
+def _ending(link: MemoryLink, reason: str) -> Callable[[], None]:
+    return lambda: link.end_inbound(reason)
+
+
+class MemoryDirectory:
+    """`Directory` of a MemoryNetwork: what one peer announces all see that are not cut off from it. Its time
+    is the event loop's."""
+
+    def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
+        self._network, self._peer = network, peer
+        self._remembered = Remembered()
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
+        """See `Directory.announce`."""
+        signed = open_record(record, run)
+        if signed.record.stage != stage:
+            raise Malformed(f"a record of stage {signed.record.stage} announced for stage {stage}")
+        await asyncio.sleep(0)
+        kept = self._network.records.setdefault((run, stage), {})
+        known = kept.get(signed.peer)
+        if known is None or open_record(known, run).sequence <= signed.sequence:
+            kept[signed.peer] = record
+        return any(self._reaches(peer) for peer in self._network.transports if peer != self._peer)
+
+    async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
+        """See `Directory.look_up`."""
+        await asyncio.sleep(0)
+        for peer, record in self._network.records.get((run, stage), {}).items():
+            if self._reaches(peer):
+                self._remembered.take(run, record)
+        return self._remembered.at(run, stage, self.now())
+
+    async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
+        """See `Directory.put_manifest`."""
+        open_manifest(signed_manifest, run)
+        await asyncio.sleep(0)
+        self._network.manifests[run] = signed_manifest
+        return any(self._reaches(peer) for peer in self._network.transports if peer != self._peer)
+
+    async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
+        """See `Directory.get_manifest`."""
+        await asyncio.sleep(0)
+        return self._network.manifests.get(run)
+
+    async def close(self) -> None: ...
+
+    def _reaches(self, peer: PeerId) -> bool:
+        return peer == self._peer or not (
+            self._network.way(self._peer, peer).blocked or self._network.way(peer, self._peer).blocked
+        )

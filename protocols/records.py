@@ -1,0 +1,170 @@
+"""What the directory holds: peers' records and runs' manifests, each proving itself.
+
+A stored record is the run id and a signed envelope, so that any node, of whatever run, can check the key, the
+owner and the age of what it is asked to keep. The envelope's sequence is the time of signing in microseconds:
+it orders a peer's records, and as the expiry is counted from it, replaying a record cannot prolong it. A
+manifest proves itself: its SHA-256 is the run id in its key, and its owner signed that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import isfinite
+
+import msgspec
+
+from protocols import guard
+from protocols.envelope import ENVELOPE_BYTES, RUN_ID_BYTES, Envelope, Kind, open_envelope, run_bytes, seal
+from protocols.errors import BadSignature, Malformed, TooLarge, WrongRun
+from protocols.identity import SIGNATURE_BYTES, Identity, verify
+from protocols.messages import PeerRecord
+from swarmnet.identifiers import PeerId, RunId
+
+RECORD_SECONDS = 120.0
+"""A record's life. Long enough to outlive a partition of 40 s and libp2p's dial back-off of 15 s after it
+(research: reliability.md 0.5), and a lost announcement; short, because the dead stay listed until then."""
+ANNOUNCE_SECONDS = 30.0
+"""How often a peer announces itself: at most a third of the life, so that two in a row may be lost."""
+RECORD_LIMIT = 4096
+"""Of a stored record in bytes, run id and envelope included."""
+MANIFEST_LIMIT = 16 * 1024
+MANIFEST_SECONDS = 600.0
+"""A stored manifest's life; whoever has it stores it again, its content cannot change."""
+SKEW_SECONDS = 3.0
+"""Clocks may differ by so much from the swarm's (hivemind's own bound)."""
+RECORD_BYTES = RECORD_LIMIT - RUN_ID_BYTES
+_ADDRESSES, _TEXT = 16, 256
+_MANIFEST_DOMAIN = b"swarmnet manifest 1\0"
+_decoder: msgspec.msgpack.Decoder[PeerRecord] = msgspec.msgpack.Decoder(PeerRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRecord:
+    """A verified PeerRecord."""
+
+    record: PeerRecord
+    peer: PeerId
+    sequence: int
+
+    @property
+    def expires_seconds(self) -> float:
+        """Swarm time, seconds since 1970."""
+        return self.sequence / 1e6 + RECORD_SECONDS
+
+
+def seal_record(identity: Identity, run_id: RunId, record: PeerRecord, now_seconds: float) -> bytes:
+    """Sign the own record at `now_seconds`, the directory's time (`Directory.now`)."""
+    data = seal(
+        identity,
+        run_id,
+        Kind.RECORD,
+        record.stage,
+        record.round,
+        int(now_seconds * 1e6),
+        msgspec.msgpack.encode(record),
+    )
+    open_record(data, run_id)  # so that what nobody would take is found here, by its maker
+    return data
+
+
+def open_record(data: bytes, run_id: RunId) -> SignedRecord:
+    """Verify, then decode. Raises Malformed, TooLarge, WrongRun or BadSignature. Age is the caller's."""
+    envelope = open_envelope(data, run_id, Kind.RECORD, RECORD_BYTES - ENVELOPE_BYTES)
+    guard.check(envelope.payload, RECORD_BYTES)
+    try:
+        record = _decoder.decode(envelope.payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Malformed(f"not a record of a peer: {error}") from None
+    _check_fields(record, envelope)
+    return SignedRecord(record, envelope.sender, envelope.sequence)
+
+
+def _check_fields(record: PeerRecord, envelope: Envelope) -> None:
+    texts = (record.role, record.version, *record.addresses)
+    problems = [
+        (record.peer != envelope.sender, "it speaks for another peer"),
+        (record.stage != envelope.stage or record.stage < -1, "its stage is not the signed one"),
+        (record.round != envelope.round, "its round is not the signed one"),
+        (len(record.addresses) > _ADDRESSES, f"more than {_ADDRESSES} addresses"),
+        (any(len(text) > _TEXT for text in texts), f"a text of more than {_TEXT} characters"),
+        (not (isfinite(record.tokens_per_second) and record.tokens_per_second >= 0), "an impossible speed"),
+    ]
+    for wrong, what in problems:
+        if wrong:
+            raise Malformed(f"the record of {envelope.sender} is refused: {what}")
+
+
+def sign_manifest(identity: Identity, canonical: bytes) -> bytes:
+    """The canonical manifest with its owner's signature over the run id."""
+    if len(canonical) + SIGNATURE_BYTES > MANIFEST_LIMIT:
+        raise TooLarge(f"a manifest of {len(canonical)} bytes; at most {MANIFEST_LIMIT - SIGNATURE_BYTES}")
+    return canonical + identity.sign(_MANIFEST_DOMAIN + hashlib.sha256(canonical).digest())
+
+
+class _Owner(msgspec.Struct):
+    owner: str
+
+
+def open_manifest(signed: bytes, run_id: RunId) -> bytes:
+    """The canonical bytes, checked against the run id and the owner's signature.
+
+    Raises Malformed, TooLarge, WrongRun or BadSignature."""
+    if len(signed) > MANIFEST_LIMIT:
+        raise TooLarge(f"a manifest of {len(signed)} bytes; at most {MANIFEST_LIMIT} are allowed")
+    if len(signed) <= SIGNATURE_BYTES:
+        raise Malformed(f"a manifest of {len(signed)} bytes")
+    canonical, signature = bytes(signed[:-SIGNATURE_BYTES]), bytes(signed[-SIGNATURE_BYTES:])
+    digest = hashlib.sha256(canonical).digest()
+    if digest != run_bytes(run_id):
+        raise WrongRun(f"this is the manifest of the run {digest.hex()[:16]}..., not of {run_id[:16]}...")
+    try:
+        owner = PeerId(msgspec.json.decode(canonical, type=_Owner).owner)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"the manifest names no owner: {error}") from None
+    if not verify(owner, _MANIFEST_DOMAIN + digest, signature):
+        raise BadSignature(f"the manifest of the run {run_id[:16]}... is not signed by its owner {owner}")
+    return canonical
+
+
+class Remembered:
+    """The newest record of each peer and run that was seen, until it expires; bounded."""
+
+    def __init__(self, limit: int = 16 * 1024) -> None:
+        self._limit = limit
+        self._newest: OrderedDict[tuple[RunId, PeerId], tuple[SignedRecord, bytes]] = OrderedDict()
+
+    def take(self, run_id: RunId, data: bytes) -> bool:
+        """Verify and remember; False if a newer one of this peer is known. Raises as `open_record` does."""
+        signed = open_record(data, run_id)
+        name = (run_id, signed.peer)
+        known = self._newest.get(name)
+        if known is not None and known[0].sequence > signed.sequence:
+            return False
+        self._newest[name] = (signed, data)
+        self._newest.move_to_end(name)
+        if len(self._newest) > self._limit:
+            self._newest.popitem(last=False)
+        return True
+
+    def at(self, run_id: RunId, stage: int, now_seconds: float) -> dict[PeerId, bytes]:
+        """The unexpired records of a stage. A peer that has moved since is not among them."""
+        expired = [name for name, (signed, _) in self._newest.items() if signed.expires_seconds < now_seconds]
+        for name in expired:
+            del self._newest[name]
+        return {
+            peer: data
+            for (run, peer), (signed, data) in self._newest.items()
+            if run == run_id and signed.record.stage == stage
+        }
+
+
+def stage_key(run_id: RunId, stage: int) -> bytes:
+    """The directory's key of one stage of one run; subkeys are peer ids."""
+    return b"swarmnet stage 1\0" + run_bytes(run_id) + struct.pack(">h", stage)
+
+
+def manifest_key(run_id: RunId) -> bytes:
+    return b"swarmnet manifest 1\0" + run_bytes(run_id)

@@ -1,0 +1,150 @@
+"""What hivemind's DHT stores, taken apart and verified without hivemind: keys, values and dictionaries.
+
+hivemind 1.1.12 keeps a value as MessagePack; ours are `bin`: run id and signed record under a stage's key
+with the peer id as subkey, or a signed manifest under its own key without subkey. A dictionary (extension
+0x50) is [size limit, latest expiry, [[subkey, value, expiry], ...]], its values MessagePack once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import msgpack
+
+from protocols import guard
+from protocols.envelope import RUN_ID_BYTES
+from protocols.errors import Malformed
+from protocols.hivemind_parts import DictionaryDHTValue, MSGPackSerializer, PeerID
+from protocols.identity import SIGNATURE_BYTES
+from protocols.records import (
+    MANIFEST_LIMIT,
+    RECORD_LIMIT,
+    manifest_key,
+    open_manifest,
+    open_record,
+    stage_key,
+)
+from swarmnet.identifiers import RunId
+
+DICTIONARY, PLAIN = b"", b"\xc0"
+"""hivemind's two reserved subkeys: a whole dictionary, a value without subkey."""
+PEERS_PER_KEY = 768
+"""Of 4 KB each, they stay below the 4 MiB at which an answer of hivemind's is never sent (trap 1)."""
+DICTIONARY_LIMIT = 3_500_000
+"""Bytes of one dictionary."""
+_HEAD_BYTES = 5
+_DICTIONARY_ITEMS = 4 * PEERS_PER_KEY + 16
+
+
+def node_id(peer: PeerID) -> bytes:
+    """The DHT id that a peer must have, 20 bytes of a hash of its peer id: nobody picks a place."""
+    return hashlib.sha256(b"swarmnet node 1\0" + peer.to_bytes()).digest()[:20]
+
+
+def key_id(key: bytes) -> bytes:
+    """hivemind's place of a key in the id space."""
+    return hashlib.sha1(key, usedforsecurity=False).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a verified value says of itself; times are the swarm's, in seconds since 1970."""
+
+    key: bytes
+    subkey: str | None
+    sequence: int
+    issued_seconds: float
+    expires_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One value of a request or answer. `expires` as on the wire: the swarm's time."""
+
+    index: int
+    key: bytes
+    tag: bytes
+    value: bytes
+    expires: float
+
+
+def prove(value: bytes, *, plain: bool) -> Proof:
+    """Verify a stored value (MessagePack `bin`): a manifest if `plain`, otherwise a record."""
+    guard.check(value, MANIFEST_LIMIT + _HEAD_BYTES if plain else RECORD_LIMIT + _HEAD_BYTES)
+    if value[0] not in (0xC4, 0xC5, 0xC6):
+        raise Malformed("a stored value that is not binary")
+    content: bytes = msgpack.unpackb(value)
+    if plain:
+        run = RunId(hashlib.sha256(content[:-SIGNATURE_BYTES]).hexdigest())
+        open_manifest(content, run)
+        return Proof(key_id(manifest_key(run)), None, 0, 0.0, 0.0)
+    run = RunId(content[:RUN_ID_BYTES].hex())
+    if len(content) <= RUN_ID_BYTES:
+        raise Malformed("a stored record without a run id")
+    signed = open_record(content[RUN_ID_BYTES:], run)
+    key = key_id(stage_key(run, signed.record.stage))
+    return Proof(key, signed.peer, signed.sequence, signed.sequence / 1e6, signed.expires_seconds)
+
+
+def stored_value(content: bytes) -> bytes:
+    """A value as hivemind keeps it."""
+    return bytes(msgpack.packb(content, use_bin_type=True))
+
+
+def text_of(tag: bytes) -> str:
+    """A subkey as text; Malformed if it is something else."""
+    guard.check(tag, 128)
+    subkey = msgpack.unpackb(tag, raw=True, strict_map_key=False)
+    if not isinstance(subkey, bytes):
+        raise Malformed("a subkey that is not text")
+    return subkey.decode("ascii", errors="replace")
+
+
+def items_of(index: int, key: bytes, tag: bytes, value: bytes, expires: float) -> Iterator[Item]:
+    """The single values of what was sent under one key; dictionaries are taken apart, guarded."""
+    if len(key) != 20 or not isfinite(expires):
+        raise Malformed("an impossible key or expiry")
+    if tag != DICTIONARY:
+        yield Item(index, key, tag, value, expires)
+        return
+    entries = _entries(value)
+    if len(entries) > PEERS_PER_KEY:
+        raise Malformed(f"a dictionary of {len(entries)} records")
+    for entry in entries:
+        match entry:
+            case [str() as subkey, bytes() as content, float() as until] if isfinite(until):
+                yield Item(index, key, MSGPackSerializer.dumps(subkey), content, until)
+            case _:
+                raise Malformed("a dictionary entry that is not (peer id, value, expiry)")
+
+
+def _entries(value: bytes) -> list[Any]:
+    """The [subkey, value, expiry] entries of a packed DictionaryDHTValue."""
+    guard.check(value, DICTIONARY_LIMIT, item_limit=_DICTIONARY_ITEMS, extensions=(0x50,))
+    try:
+        packed = msgpack.unpackb(value, strict_map_key=True)
+        if not isinstance(packed, msgpack.ExtType):
+            raise Malformed("a dictionary of another type")
+        match msgpack.unpackb(packed.data, strict_map_key=True):
+            case [_, _, list() as entries]:
+                return entries
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Malformed(f"a dictionary that cannot be read: {error}") from None
+    raise Malformed("a dictionary without its three parts")
+
+
+def dictionary(items: list[Item], shift: float) -> bytes:
+    """The packed DictionaryDHTValue of items, their expiries moved by `shift` seconds."""
+    packed = DictionaryDHTValue()
+    with packed.freeze():
+        for item in items:
+            packed.store(text_of(item.tag), item.value, item.expires + shift)
+        return bytes(MSGPackSerializer.dumps(packed))
+
+
+def shifted_dictionary(value: bytes, shift: float) -> bytes:
+    return value if shift == 0 else dictionary(list(items_of(0, b"\0" * 20, DICTIONARY, value, 0.0)), shift)

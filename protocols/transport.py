@@ -1,0 +1,94 @@
+"""The ports: how messages travel and how peers are found. Implementations: hivemind (p2pd) and memory.
+
+A link is one-way: who opened it sends, the other side receives. A reply goes over the link that the other
+side opens back. So no link has two owners, and either side notices when the other ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from protocols.messages import Lane, Message
+from swarmnet.identifiers import PeerId, RunId
+
+Body = bytes | bytearray | memoryview
+
+
+class Receiver(Protocol):
+    """The peer's side of a transport. Called from the event loop; must not block."""
+
+    def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
+        """A whole message from an authenticated peer, its body's length and hash checked. Raising a
+        WireError refuses it: the link is closed and `refused` called with that error."""
+
+    def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
+        """A link from or to this peer ended and was not closed by us."""
+
+    def refused(self, peer: PeerId, code: str, reason: str) -> None:
+        """Something malformed came from this peer; its link was closed (WireError codes)."""
+
+
+class Link(Protocol):
+    """Sends to one peer on one lane, smaller `Message.priority` first, pieces interleaved."""
+
+    @property
+    def peer(self) -> PeerId: ...
+
+    @property
+    def lane(self) -> Lane: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def queued_bytes(self) -> int: ...
+
+    def post(self, message: Message, body: Body = b"") -> int:
+        """Queue a message and return its bytes on the wire. Raises PeerGone if the link has ended, Backlog
+        if more than the transport's limit is queued. Arrival is not confirmed."""
+
+    async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
+        """Wait until at most `below_bytes` are queued; PeerGone at the deadline or if the link ends."""
+
+    def close(self) -> None:
+        """End the link; what is queued is dropped."""
+
+
+class Transport(Protocol):
+    @property
+    def peer(self) -> PeerId: ...
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Multiaddrs under which others reach this peer, without the /p2p/ part."""
+
+    def listen(self, receiver: Receiver) -> None:
+        """Start to deliver; before this nothing is accepted."""
+
+    async def open(
+        self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
+    ) -> Link:
+        """A new link. `addresses` are hints. Raises PeerGone when the peer is not reached in time."""
+
+    async def close(self) -> None: ...
+
+
+class Directory(Protocol):
+    """Signed records under (run, stage). A record is a hint: a peer is alive when it answers."""
+
+    def now(self) -> float:
+        """The swarm's time in seconds, with which records are signed."""
+
+    async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
+        """Publish the own signed PeerRecord for `RECORD_SECONDS`; False if nobody stored it."""
+
+    async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
+        """Signed, verified, unexpired PeerRecords of a stage."""
+
+    async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool: ...
+
+    async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
+        """The canonical manifest with the owner's signature, checked against the run id; None: not found."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,143 @@
+"""DeMo as in the paper (arXiv:2411.19870): values, not votes; the mean over the senders of a coefficient.
+
+The baseline that `demo-votes` is measured against, behind the same door. Bit-equal on all peers as well:
+values are added elementwise in the order of peer ids, and the mean, rounded to 20 bits below the largest
+of its chunk, goes through the exact integer inverse. Only its sign becomes the step.
+
+Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them, B bits of a chunk's index code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarmnet.identifiers import PeerId
+from swarmnet.index_code import ContributionError, pack, packed_bytes, unpack
+from swarmnet.layout import Layout, Plane
+from swarmnet.manifest import Manifest
+from swarmnet.momentum import TILE_CHUNKS, Momentum
+from swarmnet.selection import seed_of, selection_of
+from swarmnet.step import signed_step
+from swarmnet.transform import transform_of
+
+MEAN_BITS = 20
+"""The mean is rounded to 2**-20 of the chunk's largest: finer than the integer DCT's own basis, and
+4096 * 2**20 times the DCT's growth (at most 2**14) stays below 2**53."""
+ROOM = 1 + 2.0**-10
+"""What float32 rounding in a transform may add to a value (at most 4096 terms of relative error 2**-24)."""
+
+
+class FloatMethod:
+    """Sync method `demo-float` for one peer of one stage."""
+
+    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
+        sync = manifest.sync
+        self._sync, self._run_id, self._layout, self._device = sync, manifest.run_id(), layout, device
+        self._transforms = [transform_of(sync.transform, plane.chunk, device) for plane in layout.planes]
+        self._selections = [selection_of(sync.selection, plane.chunk, sync.kept) for plane in layout.planes]
+        self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
+        pairs = list(zip(layout.planes, self._selections, strict=True))
+        self.votes = sum(plane.chunks * selection.kept for plane, selection in pairs)
+        self.payload_bytes = 4 * self.votes + sum(
+            packed_bytes(plane.chunks, selection.index_bits) for plane, selection in pairs
+        )
+
+    def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
+        self._momentum.accumulate(gradient, tokens)
+        taken = self._momentum.take(self._selections, round, self.seed(round, peer))
+        parts = []
+        for selection, sent in zip(self._selections, taken, strict=True):
+            parts.append(pack(selection.write(sent.indices)))
+            parts.append(sent.values.cpu().numpy().astype("<f4", copy=False).tobytes())
+        return b"".join(parts)
+
+    def check(self, payload: bytes) -> None:
+        for _ in self.values_of(payload, b""):
+            pass
+
+    def tally(self, round: int) -> FloatTally:
+        return FloatTally(self, self._layout, self._device, round)
+
+    def lookahead(self, round: int) -> Tensor:
+        return self.step_of(self._momentum.direction(round), round)
+
+    def seed(self, round: int, peer: PeerId) -> bytes:
+        return seed_of(self._run_id, round, peer)
+
+    def values_of(self, payload: bytes, seed: bytes) -> Iterator[tuple[Tensor, Tensor]]:
+        """Per plane int64 [C, K] indices and float32 [C, K] values; ContributionError where it is neither.
+
+        No value can exceed the clip: a block's gradient has at most that norm, the transform keeps norms,
+        and the momentum is an average. A larger one would outweigh all others.
+        """
+        if len(payload) != self.payload_bytes:
+            raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
+        start = 0
+        for plane, selection in zip(self._layout.planes, self._selections, strict=True):
+            middle = start + packed_bytes(plane.chunks, selection.index_bits)
+            stop = middle + 4 * plane.chunks * selection.kept
+            bits_CB = unpack(memoryview(payload)[start:middle], plane.chunks, selection.index_bits)
+            values = np.frombuffer(payload[middle:stop], "<f4").astype(np.float32)
+            if not np.all(np.abs(values) <= self._sync.clip * ROOM):
+                raise ContributionError(f"a value is not a number, or larger than the clip {self._sync.clip}")
+            values_CK = torch.from_numpy(values).view(plane.chunks, selection.kept)
+            yield selection.read(bits_CB, seed), values_CK
+            start = stop
+
+    def direction_of(self, plane: int, sums_CN: Tensor, senders_CN: Tensor) -> Tensor:
+        """int8 [C, N]: the sign of the inverse of the mean over the senders of each coefficient."""
+        mean_CN = sums_CN / senders_CN.clamp(min=1)
+        largest_C1 = mean_CN.abs().amax(dim=1, keepdim=True)
+        scale_C1 = torch.where(largest_C1 > 0, 2.0**MEAN_BITS / largest_C1, torch.zeros_like(largest_C1))
+        rounded_CN = torch.round(mean_CN * scale_C1).to(torch.int64)
+        inverse_CN = self._transforms[plane].exact_inverse(rounded_CN, rounded_CN.shape[1] * 2**MEAN_BITS)
+        return torch.sign(inverse_CN).to(torch.int8)
+
+    def step_of(self, direction: Tensor, round: int) -> Tensor:
+        return signed_step(direction, self._layout, self._sync, round)
+
+
+class FloatTally:
+    """One round's decoded contributions; they are summed when a step is asked for."""
+
+    def __init__(self, method: FloatMethod, layout: Layout, device: torch.device, round: int) -> None:
+        self._method, self._layout, self._device, self._round = method, layout, device, round
+        self._contributions: dict[PeerId, list[tuple[Tensor, Tensor]]] = {}
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        if peer in self._contributions:
+            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+        self._contributions[peer] = [
+            (indices_CK.to(self._device), values_CK.to(self._device))
+            for indices_CK, values_CK in self._method.values_of(payload, self._method.seed(self._round, peer))
+        ]
+
+    def remove(self, peer: PeerId) -> None:
+        del self._contributions[peer]
+
+    def step(self) -> Tensor:
+        direction = torch.zeros(self._layout.size, dtype=torch.int8, device=self._device)
+        for index, plane in enumerate(self._layout.planes):
+            direction_CN = direction[plane.offset : plane.stop].view(plane.chunks, plane.chunk)
+            for start in range(0, plane.chunks, TILE_CHUNKS):
+                tile = slice(start, start + TILE_CHUNKS)
+                sums_CN, senders_CN = self._sums(index, plane, tile)
+                direction_CN[tile] = self._method.direction_of(index, sums_CN, senders_CN)
+        return self._method.step_of(direction, self._round)
+
+    def _sums(self, index: int, plane: Plane, tile: slice) -> tuple[Tensor, Tensor]:
+        """float64 sums and counts [C, N] of a plane's chunks in `tile`, peer after peer in order of id."""
+        chunks = len(range(plane.chunks)[tile])
+        sums_CN = torch.zeros(chunks, plane.chunk, dtype=torch.float64, device=self._device)
+        senders_CN = torch.zeros_like(sums_CN)
+        for peer in sorted(self._contributions):
+            indices_CK, values_CK = (part[tile] for part in self._contributions[peer][index])
+            values_CK = values_CK.to(torch.float64)
+            # Indices are distinct within a peer's chunk, so each element takes one addition per peer.
+            sums_CN.scatter_add_(1, indices_CK, values_CK)
+            senders_CN.scatter_add_(1, indices_CK, torch.ones_like(values_CK))
+        return sums_CN, senders_CN

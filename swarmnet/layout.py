@@ -1,0 +1,117 @@
+"""Where each parameter of a stage lies in one flat vector, and how that vector is cut in chunks.
+
+A *block* is what never gets cut apart: the embedding, one decoder layer, the final norm, the head. The
+matrices of a block lie one after the other, padded to whole chunks of 4096; its vectors (norms) lie in
+one chunk of their own, padded to a power of two. Blocks never share a chunk, so the chunks, and with
+them all votes, are the same however the layers are cut in stages.
+
+The flat vector is a sequence of planes; a plane is chunks of one size: `flat[start:stop].view(-1, chunk)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+CHUNK = 4096
+"""64 x 64, as DeMo cuts matrices (arXiv:2411.19870, section 3; the reference's default chunk)."""
+SMALLEST_CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One parameter: `flat[offset : offset + size].view(shape)`."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    block: str
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """`flat[offset : offset + chunks * chunk].view(chunks, chunk)`."""
+
+    offset: int
+    chunks: int
+    chunk: int
+
+    @property
+    def stop(self) -> int:
+        return self.offset + self.chunks * self.chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    entries: tuple[Entry, ...]
+    planes: tuple[Plane, ...]
+    """Largest chunks first."""
+    padding: tuple[tuple[int, int], ...]
+    """[start, stop) ranges of the flat vector that belong to no parameter; kept at zero."""
+    size: int
+    """Elements of the flat vector, padding included."""
+
+    @property
+    def parameters(self) -> int:
+        return sum(entry.size for entry in self.entries)
+
+    def block_ranges(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Block name -> the [start, stop) ranges of its parameters in the flat vector."""
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for entry in self.entries:
+            ranges.setdefault(entry.block, []).append((entry.offset, entry.offset + entry.size))
+        return {block: tuple(found) for block, found in ranges.items()}
+
+
+def block_of(name: str) -> str:
+    """`model.layers.3.mlp.up_proj.weight` -> `model.layers.3`; outside the layers a name is its own block."""
+    parts = name.split(".")
+    return ".".join(parts[:3]) if parts[:2] == ["model", "layers"] else name
+
+
+def layout_of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    """Lay out the parameters `shapes` (global name -> shape, in model order)."""
+    runs: dict[int, list[tuple[int, list[tuple[str, tuple[int, ...]]]]]] = {}
+    for block in dict.fromkeys(map(block_of, shapes)):
+        members = [(name, shape) for name, shape in shapes.items() if block_of(name) == block]
+        for members_of_kind in (
+            [member for member in members if len(member[1]) > 1],
+            [member for member in members if len(member[1]) <= 1],
+        ):
+            length = sum(prod(shape) for _, shape in members_of_kind)
+            if not length:
+                continue
+            is_matrix = len(members_of_kind[0][1]) > 1
+            chunk = CHUNK if is_matrix else _power_of_two(length)
+            chunks = -(-length // chunk)
+            runs.setdefault(chunk, []).append((chunks, members_of_kind))
+    return _place(runs)
+
+
+def _place(runs: Mapping[int, list[tuple[int, list[tuple[str, tuple[int, ...]]]]]]) -> Layout:
+    entries: list[Entry] = []
+    planes: list[Plane] = []
+    padding: list[tuple[int, int]] = []
+    offset = 0
+    for chunk in sorted(runs, reverse=True):
+        start = offset
+        for chunks, members in runs[chunk]:
+            stop = offset + chunks * chunk
+            for name, shape in members:
+                entries.append(Entry(name, shape, offset, block_of(name)))
+                offset += prod(shape)
+            if offset < stop:
+                padding.append((offset, stop))
+            offset = stop
+        planes.append(Plane(start, (offset - start) // chunk, chunk))
+    return Layout(tuple(entries), tuple(planes), tuple(padding), offset)
+
+
+def _power_of_two(length: int) -> int:
+    """Smallest power of two that holds `length`, between SMALLEST_CHUNK and CHUNK."""
+    return min(CHUNK, max(SMALLEST_CHUNK, 1 << (length - 1).bit_length()))

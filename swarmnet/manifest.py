@@ -1,0 +1,180 @@
+"""What a run *is*: data only, no import paths, no code. Its SHA-256 is the run's id.
+
+The canonical form is JSON with sorted keys and no spaces; whoever has the bytes can check the id, and
+with the owner's signature over the id, who published it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from math import cos, pi
+from typing import Literal
+
+from swarmnet.identifiers import PeerId, RunId
+
+WIRE_VERSION = 1
+
+
+class ManifestError(ValueError):
+    """The manifest contradicts itself; the message says where and what would fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder of the Llama family (with `qk_norm`: Qwen3)."""
+
+    vocabulary: int = 256
+    """Tokens; 256 is the byte-level vocabulary."""
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    key_value_heads: int = 4
+    head_width: int = 32
+    feed_forward: int = 384
+    qk_norm: bool = False
+    rope_theta: float = 10000.0
+    norm_epsilon: float = 1e-5
+    context: int = 2048
+    """Longest sequence in tokens."""
+    initial_deviation: float = 0.05
+    """Standard deviation of the initial matrices; 0.02 learns too slowly below width 256 (docs/log.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where text comes from, for the people who read the manifest and for the peers that fetch it."""
+
+    name: str
+    path: str
+    """`python-stdlib`, or a `.txt`, `.jsonl` or folder on each peer's own disk."""
+    licence: str = "unknown"
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    sources: tuple[Source, ...] = (
+        Source("python-stdlib", "python-stdlib", "PSF-2.0", "the Python installation of each peer"),
+    )
+    tokenizer: str = "bytes"
+    """`bytes`, or the path of a `tokenizer.json`."""
+    sequence_tokens: int = 128
+    microbatch_sequences: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """When a group steps. Times in seconds."""
+
+    target_tokens: int = 2048
+    """A round closes when the group's peers have committed this many tokens together ..."""
+    longest_seconds: float = 30.0
+    """... or this long after it opened, if anything was committed."""
+    deadline_seconds: float = 2.0
+    """After closing, how long to wait for the contributions that are still expected."""
+    window: int = 4
+    """Open rounds: a late contribution corrects within them."""
+    settle_seconds: float = 10.0
+    """How long to wait for the neighbours to name the same set before a round settles without them."""
+    snapshot_rounds: int = 16
+    """Every so many settled rounds the group's peers keep a snapshot for newcomers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """How contributions are made and applied."""
+
+    method: Literal["demo-votes", "demo-float"] = "demo-votes"
+    selection: Literal["top-k", "group", "seeded"] = "group"
+    transform: Literal["hadamard", "dct", "identity"] = "hadamard"
+    kept: int = 128
+    """Votes per chunk of 4096 coefficients."""
+    momentum: float = 0.95
+    learning_rate: float = 4e-3
+    warmup_rounds: int = 20
+    decay_rounds: int = 2000
+    """Cosine from the peak to `final_ratio` of it; constant afterwards."""
+    final_ratio: float = 0.1
+    clip: float = 1.0
+    """Largest 2-norm of a block's mean gradient before it enters the momentum."""
+    lookahead: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    name: str
+    owner: PeerId
+    seed: int = 0
+    stages: tuple[int, ...] = (2, 1, 1)
+    """Decoder layers per stage."""
+    hidden_codec: Literal["bf16", "int8", "fp32"] = "bf16"
+    wire_version: int = WIRE_VERSION
+    intended_use: str = ""
+    contact: str = ""
+    model: ModelShape = field(default_factory=ModelShape)
+    data: Data = field(default_factory=Data)
+    rounds: Rounds = field(default_factory=Rounds)
+    sync: Sync = field(default_factory=Sync)
+
+    def canonical(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    def run_id(self) -> RunId:
+        return RunId(hashlib.sha256(self.canonical()).hexdigest())
+
+    def span(self, stage: int) -> Span:
+        first = sum(self.stages[:stage])
+        return Span(first, first + self.stages[stage], stage == 0, stage == len(self.stages) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The slice of the model that one stage holds: layers [first, stop)."""
+
+    first: int
+    stop: int
+    has_embedding: bool
+    has_head: bool
+
+
+def check(manifest: Manifest) -> None:
+    """Raise ManifestError where fields contradict one another."""
+    model, rounds, sync = manifest.model, manifest.rounds, manifest.sync
+    problems = [
+        (manifest.wire_version != WIRE_VERSION,
+         f"wire_version is {manifest.wire_version}, this program speaks {WIRE_VERSION}"),
+        (not manifest.stages or min(manifest.stages, default=0) < 1,
+         "stages: every stage needs at least one layer"),
+        (sum(manifest.stages) != model.layers,
+         f"stages hold {sum(manifest.stages)} layers together, model.layers is {model.layers}"),
+        (min(model.vocabulary, model.width, model.heads, model.key_value_heads, model.feed_forward) < 1,
+         "model: sizes must be at least 1"),
+        (model.heads % model.key_value_heads != 0,
+         f"model.heads ({model.heads}) must be a multiple of key_value_heads ({model.key_value_heads})"),
+        (model.head_width % 2 != 0, "model.head_width must be even (rotary embedding turns pairs)"),
+        (manifest.data.tokenizer == "bytes" and model.vocabulary < 256,
+         "model.vocabulary must be at least 256 for byte-level text"),
+        (manifest.data.sequence_tokens > model.context, "data.sequence_tokens exceeds model.context"),
+        (min(manifest.data.sequence_tokens, manifest.data.microbatch_sequences) < 1,
+         "data: sequence_tokens and microbatch_sequences must be at least 1"),
+        (not manifest.data.sources, "data.sources is empty"),
+        (rounds.target_tokens < 1 or rounds.window < 1 or rounds.snapshot_rounds < 1,
+         "rounds: target_tokens, window and snapshot_rounds must be at least 1"),
+        (not 0 < sync.kept <= 4096 or sync.kept & (sync.kept - 1) != 0,
+         f"sync.kept is {sync.kept}; it must be a power of two up to 4096"),
+        (not 0 <= sync.momentum < 1, "sync.momentum must lie in [0, 1)"),
+        (sync.learning_rate <= 0, "sync.learning_rate must be positive"),
+    ]  # fmt: skip
+    for wrong, message in problems:
+        if wrong:
+            raise ManifestError(message)
+
+
+def learning_rate(sync: Sync, round: int) -> float:
+    """Linear warm-up, then a cosine to `final_ratio` of the peak (DeMo's schedule, section 4)."""
+    if round < sync.warmup_rounds:
+        return sync.learning_rate * (round + 1) / sync.warmup_rounds
+    passed = min(1.0, (round - sync.warmup_rounds) / max(1, sync.decay_rounds - sync.warmup_rounds))
+    return sync.learning_rate * (sync.final_ratio + (1 - sync.final_ratio) * 0.5 * (1 + cos(pi * passed)))

@@ -1,0 +1,69 @@
+"""The one door for sync methods: what a peer contributes to a round, and how a round's set is applied.
+
+A method is an object per peer and stage. Its own state (momentum) is nobody else's business; what peers
+must agree on is `Tally.step`, a pure function of the set of contributions.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from swarmnet.float_demo import FloatMethod
+from swarmnet.identifiers import PeerId
+from swarmnet.index_code import ContributionError
+from swarmnet.layout import Layout
+from swarmnet.manifest import Manifest
+from swarmnet.momentum import GradientError
+from swarmnet.votes import VoteMethod
+
+__all__ = ["ContributionError", "GradientError", "Method", "Tally", "method_of"]
+
+
+class Tally(Protocol):
+    """One round's contributions. They come and go in any order; only the set counts."""
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        """ContributionError if the payload is none; then nothing was changed. ValueError if `peer` is in."""
+
+    def remove(self, peer: PeerId) -> None:
+        """KeyError if `peer` is not in."""
+
+    def step(self) -> Tensor:
+        """int32 [layout.size], units of fixed_point.UNIT to add to the weights. Bit-equal for equal sets."""
+
+
+class Method(Protocol):
+    """How one peer of one stage takes part in rounds."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Exact length of every contribution of this stage."""
+
+    @property
+    def votes(self) -> int:
+        """Coefficients that one contribution speaks about."""
+
+    def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
+        """Take in a gradient (float32 [layout.size], summed over `tokens` tokens, zero in the padding) and
+        give this round's payload; what is sent leaves the momentum. GradientError: nothing was changed."""
+
+    def check(self, payload: bytes) -> None:
+        """ContributionError, with the reason, if no honest peer can have sent `payload`."""
+
+    def tally(self, round: int) -> Tally:
+        """An empty tally, to be filled with the contributions of `round`."""
+
+    def lookahead(self, round: int) -> Tensor:
+        """int32 [layout.size]: the step of `round` if all peers' momentum were this peer's own. Between
+        `contribute(round)` and the round's application it includes what was just sent."""
+
+
+def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "cpu") -> Method:
+    """The method that the manifest names, with fresh state on `device`."""
+    kinds: dict[str, type[VoteMethod] | type[FloatMethod]] = {
+        "demo-votes": VoteMethod, "demo-float": FloatMethod,
+    }  # fmt: skip
+    return kinds[manifest.sync.method](manifest, layout, torch.device(device))

@@ -1,0 +1,196 @@
+"""The decoder: which parameters it has, how they start, and its forward pass, for any slice of its layers.
+
+RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), grouped-query attention
+(arXiv:2305.13245), SwiGLU (arXiv:2002.05202) and optionally QK-norm (as in Qwen3), with the parameter
+names of Hugging Face, so that a checkpoint is an export. Embedding and head are never tied: they live in
+different stages. The forward pass is a pure function of a mapping from names to tensors.
+
+Shape suffixes: B sequences, T tokens, S tokens seen (cached ones included), D width, H heads,
+K key-value heads, W head width, F feed-forward, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from swarmnet.fixed_point import UNIT, to_units
+from swarmnet.layout import Layout
+from swarmnet.linear import linear
+from swarmnet.manifest import ModelShape, Span
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+
+def whole(shape: ModelShape) -> Span:
+    """The span of the unsplit model."""
+    return Span(0, shape.layers, has_embedding=True, has_head=True)
+
+
+def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]]:
+    """Global parameter name -> shape, in model order, of what `span` holds."""
+    queries, keys = shape.heads * shape.head_width, shape.key_value_heads * shape.head_width
+    shapes: dict[str, tuple[int, ...]] = {}
+    if span.has_embedding:
+        shapes[EMBEDDING] = (shape.vocabulary, shape.width)
+    for layer in range(span.first, span.stop):
+        members: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (shape.width,),
+            "self_attn.q_proj": (queries, shape.width),
+            "self_attn.k_proj": (keys, shape.width),
+            "self_attn.v_proj": (keys, shape.width),
+            "self_attn.o_proj": (shape.width, queries),
+            "post_attention_layernorm": (shape.width,),
+            "mlp.gate_proj": (shape.feed_forward, shape.width),
+            "mlp.up_proj": (shape.feed_forward, shape.width),
+            "mlp.down_proj": (shape.width, shape.feed_forward),
+        }
+        if shape.qk_norm:
+            members["self_attn.q_norm"] = members["self_attn.k_norm"] = (shape.head_width,)
+        shapes |= {f"model.layers.{layer}.{member}.weight": size for member, size in members.items()}
+    if span.has_head:
+        shapes[FINAL_NORM] = (shape.width,)
+        shapes[HEAD] = (shape.vocabulary, shape.width)
+    return shapes
+
+
+def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> Tensor:
+    """The run's first weights in fixed point: int32 [layout.size], zero in the padding.
+
+    A parameter depends on the run's seed and its own global name only, so any cut of the model starts
+    equal. Integer draws and one correctly rounded product make it, so that it also starts equal on
+    every kind of processor: `torch.randn` does not promise that (its vector code differs by CPU).
+    """
+    shapes = parameter_shapes(shape, span)
+    units = torch.zeros(layout.size, dtype=torch.int32)
+    for entry in layout.entries:
+        if shapes[entry.name] != entry.shape:
+            raise ValueError(f"{entry.name}: layout has {entry.shape}, model {shapes[entry.name]}")
+        values = units[entry.offset : entry.offset + entry.size]
+        if len(entry.shape) == 1:
+            values.fill_(round(1 / UNIT))
+        else:
+            values.copy_(to_units(_normal(entry.size, seed, entry.name).mul_(shape.initial_deviation)))
+    return units
+
+
+def _normal(size: int, seed: int, name: str) -> Tensor:
+    """float64 [size] of mean 0 and deviation 1: sums of twelve uniform 16-bit draws (Irwin-Hall).
+
+    Twelve, because their variance is then 1; the tails end at 6 deviations.
+    """
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    total = torch.zeros(size, dtype=torch.int64)
+    for _ in range(4):
+        draws = torch.randint(2**48, (size,), generator=generator)
+        total += (draws & 0xFFFF) + (draws >> 16 & 0xFFFF) + (draws >> 32)
+    return (total.double() - 6 * 0xFFFF).mul_(2.0**-16)
+
+
+@dataclass(slots=True)
+class Cache:
+    """Keys and values of the tokens already seen, per layer: what makes generation linear."""
+
+    length: int = 0
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def extend(self, layer: int, key_BKTW: Tensor, value_BKTW: Tensor) -> tuple[Tensor, Tensor]:
+        if layer in self.layers:
+            old_key_BKSW, old_value_BKSW = self.layers[layer]
+            key_BKTW = torch.cat((old_key_BKSW, key_BKTW), dim=2)
+            value_BKTW = torch.cat((old_value_BKSW, value_BKTW), dim=2)
+        self.layers[layer] = key_BKTW, value_BKTW
+        return key_BKTW, value_BKTW
+
+
+def forward(
+    weights: Mapping[str, Tensor], shape: ModelShape, span: Span, inputs: Tensor, cache: Cache | None = None
+) -> Tensor:
+    """Run the span. `inputs` are tokens_BT (int64) where it has the embedding, else hidden_BTD.
+
+    Returns logits_BTV where it has the head, else hidden_BTD. With a filled cache, T must be 1.
+    """
+    hidden_BTD = functional.embedding(inputs, weights[EMBEDDING]) if span.has_embedding else inputs
+    start, length = cache.length if cache is not None else 0, hidden_BTD.shape[1]
+    rotation = _rotation(shape, start, length, hidden_BTD.device)
+    for layer in range(span.first, span.stop):
+        hidden_BTD = _layer(weights, shape, layer, hidden_BTD, rotation, cache)
+    if cache is not None:
+        cache.length += length
+    if not span.has_head:
+        return hidden_BTD
+    return linear(_norm(hidden_BTD, weights[FINAL_NORM], shape), weights[HEAD])
+
+
+def _layer(
+    weights: Mapping[str, Tensor],
+    shape: ModelShape,
+    layer: int,
+    hidden_BTD: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    cache: Cache | None,
+) -> Tensor:
+    def weight(member: str) -> Tensor:
+        return weights[f"model.layers.{layer}.{member}.weight"]
+
+    normed_BTD = _norm(hidden_BTD, weight("input_layernorm"), shape)
+    hidden_BTD = hidden_BTD + _attention(weight, shape, layer, normed_BTD, rotation, cache)
+    normed_BTD = _norm(hidden_BTD, weight("post_attention_layernorm"), shape)
+    gate_BTF = functional.silu(linear(normed_BTD, weight("mlp.gate_proj")))
+    return hidden_BTD + linear(gate_BTF * linear(normed_BTD, weight("mlp.up_proj")), weight("mlp.down_proj"))
+
+
+def _attention(
+    weight: Callable[[str], Tensor],
+    shape: ModelShape,
+    layer: int,
+    normed_BTD: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    cache: Cache | None,
+) -> Tensor:
+    def heads(projection: str, norm: str | None = None) -> Tensor:
+        projected = linear(normed_BTD, weight(projection))
+        x_BTHW = projected.view(*projected.shape[:2], -1, shape.head_width)
+        if shape.qk_norm and norm:
+            x_BTHW = _norm(x_BTHW, weight(norm), shape)
+        return x_BTHW.transpose(1, 2)
+
+    query_BHTW = _rotate(heads("self_attn.q_proj", "self_attn.q_norm"), rotation)
+    key_BKSW = _rotate(heads("self_attn.k_proj", "self_attn.k_norm"), rotation)
+    value_BKSW = heads("self_attn.v_proj")
+    if cache is not None:
+        key_BKSW, value_BKSW = cache.extend(layer, key_BKSW, value_BKSW)
+    attended_BHTW = functional.scaled_dot_product_attention(
+        query_BHTW,
+        key_BKSW,
+        value_BKSW,
+        is_causal=query_BHTW.shape[2] > 1,
+        enable_gqa=shape.heads != shape.key_value_heads,
+    )
+    return linear(attended_BHTW.transpose(1, 2).flatten(2), weight("self_attn.o_proj"))
+
+
+def _norm(x: Tensor, gain: Tensor, shape: ModelShape) -> Tensor:
+    return functional.rms_norm(x, gain.shape, gain, shape.norm_epsilon)
+
+
+def _rotation(shape: ModelShape, start: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos_TW and sin_TW of positions start .. start + length (arXiv:2104.09864, equation 34)."""
+    exponent = torch.arange(0, shape.head_width, 2, device=device).float() / shape.head_width
+    position_T = torch.arange(start, start + length, device=device).float()
+    angle_TW = torch.outer(position_T, 1.0 / shape.rope_theta**exponent).repeat(1, 2)
+    return angle_TW.cos(), angle_TW.sin()
+
+
+def _rotate(x_BHTW: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    cos_TW, sin_TW = rotation
+    first, second = x_BHTW.chunk(2, dim=-1)
+    return x_BHTW * cos_TW + torch.cat((-second, first), dim=-1) * sin_TW

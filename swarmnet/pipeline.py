@@ -1,0 +1,314 @@
+"""A peer's part in the way of every microbatch: forward down, gradient up, committed once.
+
+    origin:  start -> forward -> (ACT to a peer of the next stage) -> GRAD -> backward, committed
+    middle:  ACT   -> forward -> ACT onwards                       -> GRAD -> backward, committed -> GRAD back
+    last:    ACT   -> forward, loss and backward at once, committed                            -> GRAD back
+
+Who sent an ACT keeps its output until GRAD comes. When the next peer dies, refuses or misses the deadline,
+the *nearest* sender sends the kept output to another peer: the work above is not lost. A repeated ACT gets
+the kept GRAD again and adds nothing. Deadlines are durations that each hop shortens.
+
+No IO and no tensors: `handle(event, now)` returns what the caller must do; bodies stay with the caller,
+under the microbatch's id. Times in seconds on the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.ledger import Ledger
+from swarmnet.pipeline_events import (
+    ActArrived,
+    BackwardDone,
+    BusyArrived,
+    CancelArrived,
+    ComputeBackward,
+    ComputeForward,
+    Effect,
+    Event,
+    Failed,
+    Forget,
+    ForwardDone,
+    GradArrived,
+    LastDone,
+    NackArrived,
+    PeerLost,
+    SendAct,
+    SendBusy,
+    SendCancel,
+    SendGrad,
+    SendNack,
+    Start,
+    Tick,
+)
+from swarmnet.router import Router
+
+FIRST_DEADLINE_SECONDS = 20.0
+"""Patience while nothing was measured yet: peers that start together answer their first ACT late."""
+SHORTEST_DEADLINE_SECONDS = 2.0
+"""Times the stages below: a hop must be able to give up and try another before the one above gives up."""
+DEADLINE_FACTOR = 5.0
+"""Patience in smoothed answer times. Answers scatter by about 2x on a loaded machine."""
+HOP_MARGIN = 0.9
+"""What a hop leaves its successor of the time that it has itself."""
+MOST_ATTEMPTS = 4
+RETRY_SECONDS = 0.1
+"""How often a microbatch that nobody has room for is offered again."""
+KEEP_SECONDS = 30.0
+"""How long a committed microbatch's GRAD is kept for a repeated ACT."""
+
+Phase = Literal["forward", "unrouted", "waiting", "backward", "done"]
+
+
+@dataclass(slots=True)
+class Job:
+    """One microbatch on this peer."""
+
+    phase: Phase
+    upstream: PeerId | None
+    """None: started here."""
+    attempt_above: int
+    deadline: float
+    next: PeerId | None = None
+    attempt: int = 0
+    failures: int = 0
+    cancelled: bool = False
+    """Nobody wants it any more, but it is being computed: what comes of that decides."""
+    sent_at: float = 0.0
+    next_deadline: float = float("inf")
+    tried: set[PeerId] = field(default_factory=set)
+    retry_at: float = float("inf")
+    done_at: float = float("inf")
+
+
+class Pipeline:
+    """The machine. `candidates()` names the live peers of the next stage; the last stage has none."""
+
+    def __init__(
+        self,
+        stages_below: int,
+        router: Router,
+        candidates: Callable[[], Collection[PeerId]],
+        slots: int,
+        ledger: Ledger,
+    ) -> None:
+        self.stages_below = stages_below
+        self.router = router
+        self.candidates = candidates
+        self.slots = slots
+        self.ledger = ledger
+        self.jobs: dict[MicrobatchId, Job] = {}
+        self.answer_seconds: float | None = None
+        """Smoothed time from sending an ACT to its GRAD."""
+        self._effects: list[Effect] = []
+
+    @property
+    def under_way(self) -> int:
+        return sum(job.phase != "done" for job in self.jobs.values())
+
+    @property
+    def started_here(self) -> int:
+        """Microbatches of this origin that are not finished."""
+        return sum(job.phase != "done" and job.upstream is None for job in self.jobs.values())
+
+    def has_room_ahead(self, now: float) -> bool:
+        """Whether an origin may start one more: somebody would take it, and nothing waits for a route."""
+        if not self.stages_below:
+            return True
+        if any(job.phase == "unrouted" for job in self.jobs.values()):
+            return False
+        return self.router.choose(self.candidates(), now) is not None
+
+    def expects_answer(self, key: MicrobatchId, peer: PeerId) -> bool:
+        """Whether a GRAD of this microbatch from this peer would be taken."""
+        job = self.jobs.get(key)
+        return job is not None and job.phase in ("waiting", "unrouted") and peer in job.tried
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take an event; return what must be done, in order."""
+        self._effects = []
+        match event:
+            case Start(key):
+                self.jobs[key] = Job("forward", None, 0, now + self._patience() * MOST_ATTEMPTS)
+                self._effects.append(ComputeForward(key))
+            case ActArrived():
+                self._act(event, now)
+            case ForwardDone(key):
+                self._route(key, now)
+            case LastDone(key) | BackwardDone(key):
+                self._committed(key, event.tokens, now)
+            case Failed(key, code, reason):
+                self._abandon(key, code, reason, now)
+            case GradArrived(peer, key, _, path_seconds):
+                self._grad(peer, key, path_seconds, now)
+            case BusyArrived(peer, key, attempt):
+                if self._is_current(peer, key, attempt):
+                    self.router.busy(peer, now)
+                    self._reroute(key, "busy", now)
+            case NackArrived(peer, key, attempt, code):
+                if self._is_current(peer, key, attempt):
+                    self.router.failed(peer, now)
+                    self._reroute(key, code, now)
+            case CancelArrived(peer, key):
+                job = self.jobs.get(key)
+                if job is not None and job.upstream == peer and job.phase != "done":
+                    self._cancel(key)
+            case PeerLost(peer):
+                self._lost(peer, now)
+            case Tick():
+                self._tick(now)
+        return self._effects
+
+    def next_deadline(self) -> float:
+        """When to come with a Tick if nothing else happens."""
+        times = [job.next_deadline for job in self.jobs.values() if job.phase == "waiting"]
+        times += [min(job.deadline, job.retry_at) for job in self.jobs.values() if job.phase == "unrouted"]
+        times += [job.done_at + KEEP_SECONDS for job in self.jobs.values() if job.phase == "done"]
+        return min(times, default=float("inf"))
+
+    # -- events ---------------------------------------------------------------------------------------
+
+    def _act(self, act: ActArrived, now: float) -> None:
+        job = self.jobs.get(act.key)
+        if job is not None:
+            # The sender asks again (its link broke, or the one above it re-routed): answer the newest.
+            job.upstream, job.attempt_above, job.cancelled = act.peer, act.attempt, False
+            if job.phase == "done":
+                self.ledger.repeated += 1
+                self._effects.append(SendGrad(act.key, act.peer, act.attempt))
+            else:
+                job.deadline = max(job.deadline, now + act.deadline_seconds)
+            return
+        if self.ledger.is_committed(act.key):
+            reason = "its gradient was added here and its answer is no longer kept"
+            self._effects.append(SendNack(act.key, act.peer, act.attempt, "committed", reason))
+            return
+        if self.under_way >= self.slots:
+            self.ledger.refused += 1
+            self._effects.append(SendBusy(act.key, act.peer, act.attempt))
+            return
+        self.jobs[act.key] = Job("forward", act.peer, act.attempt, now + act.deadline_seconds)
+        self._effects.append(ComputeForward(act.key))
+
+    def _route(self, key: MicrobatchId, now: float) -> None:
+        """The output is there: send it to the best peer of the next stage."""
+        job = self.jobs[key]
+        if job.cancelled:
+            self.ledger.drop("cancelled")
+            self._forget(key)
+            return
+        peer = self.router.choose(self.candidates(), now, avoid=job.tried)
+        if peer is None:
+            job.phase, job.retry_at = "unrouted", now + RETRY_SECONDS
+            return
+        remaining = job.deadline - now
+        patience = min(self._patience(), remaining * HOP_MARGIN)
+        if patience <= 0 or job.failures >= MOST_ATTEMPTS:
+            self._abandon(key, "deadline", "no peer of the next stage did it in time", now)
+            return
+        job.phase, job.next, job.sent_at = "waiting", peer, now
+        job.attempt += 1
+        job.tried.add(peer)
+        job.next_deadline = now + patience
+        self.router.sent(peer)
+        self._effects.append(SendAct(key, peer, job.attempt, patience))
+
+    def _grad(self, peer: PeerId, key: MicrobatchId, path_seconds: float, now: float) -> None:
+        """The first answer counts, whoever gave it: each is a true gradient of this microbatch."""
+        if not self.expects_answer(key, peer):
+            self.ledger.late_answers += 1
+            return
+        job = self.jobs[key]
+        self.router.answered(peer, path_seconds)
+        if peer == job.next:
+            took = now - job.sent_at
+            self.answer_seconds = (
+                took if self.answer_seconds is None else 0.9 * self.answer_seconds + 0.1 * took
+            )
+            self.router.ended(peer)
+        elif job.phase == "waiting" and job.next is not None:
+            self.router.ended(job.next)
+            self._effects.append(SendCancel(key, job.next, job.attempt))
+        job.phase, job.next_deadline = "backward", float("inf")
+        self._effects.append(ComputeBackward(key))
+
+    def _committed(self, key: MicrobatchId, tokens: int, now: float) -> None:
+        job = self.jobs[key]
+        self.ledger.commit(key, tokens)  # Also if it was cancelled while it was computed.
+        job.phase, job.done_at = "done", now
+        if job.upstream is None:
+            self._forget(key)
+        elif not job.cancelled:
+            self._effects.append(SendGrad(key, job.upstream, job.attempt_above))
+
+    def _lost(self, peer: PeerId, now: float) -> None:
+        for key, job in list(self.jobs.items()):
+            if job.phase == "waiting" and job.next == peer:
+                self._reroute(key, "gone", now)
+            elif job.upstream == peer and job.phase != "done":
+                self._cancel(key)
+        self.router.failed(peer, now)
+
+    def _tick(self, now: float) -> None:
+        for key, job in list(self.jobs.items()):
+            if job.phase == "waiting" and now >= job.next_deadline:
+                if job.next is not None:
+                    self.router.failed(job.next, now)
+                    self._effects.append(SendCancel(key, job.next, job.attempt))
+                self._reroute(key, "deadline", now)
+            elif job.phase == "unrouted":
+                if now >= job.deadline:
+                    self._abandon(key, "deadline", "no peer of the next stage has room", now)
+                else:
+                    self._route(key, now)
+            elif job.phase == "done" and now >= job.done_at + KEEP_SECONDS:
+                self._forget(key)
+
+    # -- what they have in common ---------------------------------------------------------------------
+
+    def _is_current(self, peer: PeerId, key: MicrobatchId, attempt: int) -> bool:
+        job = self.jobs.get(key)
+        return job is not None and job.phase == "waiting" and job.next == peer and job.attempt == attempt
+
+    def _reroute(self, key: MicrobatchId, code: str, now: float) -> None:
+        job = self.jobs[key]
+        if job.next is not None:
+            self.router.ended(job.next)
+        self.ledger.rerouted[code] = self.ledger.rerouted.get(code, 0) + 1
+        if code == "busy" and job.next is not None:
+            job.tried.discard(job.next)
+        else:
+            job.failures += 1
+        job.phase, job.next, job.next_deadline = "unrouted", None, float("inf")
+        self._route(key, now)
+
+    def _abandon(self, key: MicrobatchId, code: str, reason: str, now: float) -> None:
+        job = self.jobs[key]
+        self.ledger.drop(code)
+        if job.upstream is not None and not job.cancelled:
+            self._effects.append(SendNack(key, job.upstream, job.attempt_above, code, reason))
+        self._forget(key)
+
+    def _cancel(self, key: MicrobatchId) -> None:
+        job = self.jobs[key]
+        if job.phase in ("forward", "backward"):
+            job.cancelled = True
+            return
+        self.ledger.drop("cancelled")
+        if job.phase == "waiting" and job.next is not None:
+            self.router.ended(job.next)
+            self._effects.append(SendCancel(key, job.next, job.attempt))
+        self._forget(key)
+
+    def _forget(self, key: MicrobatchId) -> None:
+        self.jobs.pop(key, None)
+        self._effects.append(Forget(key))
+
+    def _patience(self) -> float:
+        """How long to wait for GRAD before another peer is tried."""
+        if self.answer_seconds is None:
+            return FIRST_DEADLINE_SECONDS
+        return max(SHORTEST_DEADLINE_SECONDS * self.stages_below, DEADLINE_FACTOR * self.answer_seconds)

@@ -1,0 +1,110 @@
+"""The weights of one stage on one peer, as a function of the rounds that were applied and settled.
+
+    live = settled + the steps of the open rounds that were applied
+
+in integers, so a contribution that comes late corrects the live weights to exactly what they would have
+been had it come in time, and settled weights depend on the sets of contributions alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarmnet.fixed_point import to_floats
+from swarmnet.identifiers import PeerId
+from swarmnet.layout import Layout
+from swarmnet.method import Method, Tally
+
+
+class ReplicaError(RuntimeError):
+    """Asked for what the order of rounds does not allow; the message says what is allowed."""
+
+
+@dataclass(slots=True)
+class _OpenRound:
+    tally: Tally
+    applied: Tensor | None = None
+    """int32 [layout.size]: what the live weights hold of this round."""
+
+
+class Replica:
+    """Settled weights, open rounds and live weights of one stage."""
+
+    def __init__(self, layout: Layout, method: Method, units: Tensor, settled_round: int = -1) -> None:
+        """`units`: int32 [layout.size], the weights after `settled_round` (-1: the initial ones)."""
+        if units.shape != (layout.size,) or units.dtype != torch.int32:
+            raise ReplicaError(f"weights are {units.dtype} {tuple(units.shape)}, not int32 ({layout.size},)")
+        self._method = method
+        self._settled, self._live = units.clone(), units.clone()
+        self._open: dict[int, _OpenRound] = {}
+        self.settled_round = settled_round
+        self.applied_round = settled_round
+        """The newest round in the live weights."""
+
+    def add(self, round: int, peer: PeerId, payload: bytes) -> None:
+        """Take in a contribution, before or after its round is applied. ContributionError if it is none."""
+        open_round = self._opened(round)
+        open_round.tally.add(peer, payload)
+        self._correct(open_round)
+
+    def remove(self, round: int, peer: PeerId) -> None:
+        """Take a contribution out again; KeyError if it is not in."""
+        open_round = self._opened(round)
+        open_round.tally.remove(peer)
+        self._correct(open_round)
+
+    def apply(self, round: int) -> None:
+        """Let the round's step enter the live weights. A round without contributions has the step zero."""
+        open_round = self._opened(round)
+        if open_round.applied is not None:
+            raise ReplicaError(f"round {round} is applied already")
+        open_round.applied = open_round.tally.step()
+        self._live += open_round.applied
+        self.applied_round = max(self.applied_round, round)
+
+    def settle(self, round: int) -> bytes:
+        """Close the oldest open round for ever; its step enters the settled weights. Their digest."""
+        if round != self.settled_round + 1:
+            raise ReplicaError(f"round {round} cannot settle now: {self.settled_round + 1} is next")
+        open_round = self._open.get(round)
+        if open_round is None or open_round.applied is None:
+            raise ReplicaError(f"round {round} cannot settle before it is applied")
+        self._settled += open_round.applied
+        del self._open[round]
+        self.settled_round = round
+        return self.digest()
+
+    def digest(self) -> bytes:
+        """SHA-256 over the settled round (8 bytes, signed) and the settled int32 weights, little-endian."""
+        digest = hashlib.sha256(self.settled_round.to_bytes(8, "little", signed=True))
+        digest.update(self._settled.cpu().numpy().astype("<i4", copy=False).tobytes())
+        return digest.digest()
+
+    def settled_units(self) -> Tensor:
+        """A copy, int32 [layout.size]."""
+        return self._settled.clone()
+
+    def live_floats(self, ahead: bool) -> Tensor:
+        """float32 [layout.size] to compute with. `ahead`: where the next round is expected to take them;
+        meant for the time between this peer's contribution and the application of its round."""
+        if not ahead:
+            return to_floats(self._live)
+        return to_floats(self._live + self._method.lookahead(self.applied_round + 1))
+
+    def _opened(self, round: int) -> _OpenRound:
+        if round <= self.settled_round:
+            raise ReplicaError(f"round {round} is settled: its set is closed")
+        if round not in self._open:
+            self._open[round] = _OpenRound(self._method.tally(round))
+        return self._open[round]
+
+    def _correct(self, open_round: _OpenRound) -> None:
+        if open_round.applied is None:
+            return
+        step = open_round.tally.step()
+        self._live += step - open_round.applied
+        open_round.applied = step

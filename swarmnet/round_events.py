@@ -1,0 +1,194 @@
+"""What happens to a group's rounds, and what `GroupRounds` asks its caller to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarmnet.identifiers import ContributionId, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Names one contribution; `size` in bytes, envelope included."""
+
+    round: int
+    peer: PeerId
+    id: ContributionId
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSet:
+    """What a peer holds of a round that it has closed."""
+
+    round: int
+    sealed: bool
+    """It makes nothing more for it."""
+    count: int
+    digest: bytes
+
+
+# -- events ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A microbatch's gradient was added here."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contributed:
+    """The answer to MakeContribution; None: nothing could be made (the gradient was not finite)."""
+
+    round: int
+    reference: Reference | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressArrived:
+    peer: PeerId
+    round: int
+    tokens: int
+    contributed: frozenset[int]
+    settled: int
+    in_step: bool
+    sets: tuple[OpenSet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """`peer` holds these; for the rounds in `complete`, settled there, they are the whole sets."""
+
+    peer: PeerId
+    references: tuple[Reference, ...]
+    complete: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionArrived:
+    """`peer` sent it; its maker is `reference.peer`. Signature and payload are already checked."""
+
+    peer: PeerId
+    reference: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class IdsAsked:
+    peer: PeerId
+    rounds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourJoined:
+    """A link to a peer of the group stands."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourLeft:
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """This peer is about to go: contribute what is gathered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Nothing but time has passed."""
+
+
+Event = (
+    Committed | Contributed | ProgressArrived | Announced | ContributionArrived | IdsAsked | NeighbourJoined
+    | NeighbourLeft | Leave | Tick
+)  # fmt: skip
+
+
+# -- effects --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MakeContribution:
+    """Compress the gradient gathered so far, sign it, and come back with Contributed."""
+
+    round: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddContribution:
+    """It belongs to the round's set now; if the round is applied already, this corrects."""
+
+    reference: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveContribution:
+    """It leaves the round's set: a smaller id of the same peer takes its place (AddContribution follows),
+    or the group has settled without it."""
+
+    round: int
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyRound:
+    round: int
+    contributors: tuple[PeerId, ...]
+    waited_seconds: float
+    """From closing to applying."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettleRound:
+    round: int
+    references: tuple[Reference, ...]
+    """The final set, sorted by peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendProgress:
+    peers: tuple[PeerId, ...]
+    round: int
+    tokens: int
+    contributed: tuple[int, ...]
+    settled: int
+    in_step: bool
+    sets: tuple[OpenSet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendAnnounce:
+    peers: tuple[PeerId, ...]
+    references: tuple[Reference, ...]
+    complete: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    peer: PeerId
+    ids: tuple[ContributionId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskIds:
+    peer: PeerId
+    rounds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resynchronise:
+    """This peer is too far behind to catch up by contributions: fetch the state from `peer`."""
+
+    peer: PeerId
+    reason: str
+
+
+Effect = (
+    MakeContribution | AddContribution | RemoveContribution | ApplyRound | SettleRound | SendProgress
+    | SendAnnounce | Want | AskIds | Resynchronise
+)  # fmt: skip

@@ -1,0 +1,421 @@
+"""The rounds of one group, as one peer sees them: when to contribute, apply, correct and settle.
+
+A round is the *set* of contributions made for it, at most one per peer (of two different ones by the same
+peer the smaller id counts, so that everybody picks the same). Its life on a peer:
+
+    current  --enough tokens, time up, or others went on-->  closed: own contribution made and announced
+    closed   --expected contributions in, or deadline-->      applied: its step is in the live weights
+    applied  --`window` later rounds applied-->               sealed: this peer makes nothing more for it
+    sealed   --every live neighbour sealed the same set-->    settled: final
+
+Between closed and settled a late contribution still enters and corrects. New contributions enter the group
+only through peers that have not sealed the round, and a round settles where all neighbours have sealed and
+name the same set: so no settled set can still grow, unless a neighbour was silent for `settle_seconds`
+(docs/consistency.md). Contributions travel by announce and pull; whatever an announcement missed is found
+by comparing the digests of sets that every Progress carries. A peer that is behind (newcomer, thawed) needs
+nothing else to catch up: it adopts the settled sets of its neighbours, round by round.
+
+No IO: `handle(event, now)` returns what the caller must do, in that order; `next_deadline()` says when to
+come with a Tick. Times in seconds on the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Rounds
+from swarmnet.pulls import Pulls
+from swarmnet.round_events import (
+    AddContribution,
+    Announced,
+    ApplyRound,
+    AskIds,
+    Committed,
+    Contributed,
+    ContributionArrived,
+    Effect,
+    Event,
+    IdsAsked,
+    Leave,
+    MakeContribution,
+    NeighbourJoined,
+    NeighbourLeft,
+    OpenSet,
+    ProgressArrived,
+    Reference,
+    RemoveContribution,
+    Resynchronise,
+    SendAnnounce,
+    SendProgress,
+    SettleRound,
+    Tick,
+)
+from swarmnet.round_sets import NeighbourView, RoundSet, kept_rounds
+
+PROGRESS_SECONDS = 0.05
+"""At most this often the own token count is told to the neighbours; a commit takes about as long."""
+QUIET_PROGRESS_SECONDS = 1.0
+"""Progress is repeated this often even when nothing changed: it is the anti-entropy."""
+DIFFERENCE_SECONDS = 0.3
+"""Two open sets must differ this long before ids are exchanged: announcements on their way settle most."""
+CONTRIBUTED_ROUNDS = 64
+"""So far back a peer tells to which rounds it contributed."""
+
+
+class GroupRounds:
+    """The machine. `settled` is the last settled round (-1: none), `current` takes gradients."""
+
+    def __init__(self, rules: Rounds, me: PeerId, settled: int, now: float) -> None:
+        self.rules = rules
+        self.me = me
+        self.settled = settled
+        self.applied = settled
+        self.current = settled + 1
+        self.tokens = 0
+        self.opened_at = now
+        self.contributed: set[int] = set()
+        self.pending: set[int] = set()
+        """Rounds for which MakeContribution was returned and Contributed has not come back."""
+        self.rounds: dict[int, RoundSet] = {}
+        """Not settled; with `history`, the last settled ones, there is one dict per state of a round."""
+        self.history: dict[int, RoundSet] = {}
+        self.neighbours: dict[PeerId, NeighbourView] = {}
+        self.pulls = Pulls()
+        self.dropped_late = 0
+        """Contributions that came, or were made here, after their round had settled or been sealed."""
+        self._progress_at = now
+        self._progress_dirty = True
+        self._effects: list[Effect] = []
+
+    @property
+    def in_step(self) -> bool:
+        """Whether everything that a neighbour has settled is applied here."""
+        return all(self.applied >= neighbour.settled for neighbour in self.neighbours.values())
+
+    # -- in and out -----------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take an event; return what must be done, in order."""
+        self._effects = []
+        match event:
+            case Committed(tokens):
+                self.tokens += tokens
+                self._progress_dirty = True
+            case Contributed(round, reference):
+                self._contributed(round, reference)
+            case ProgressArrived():
+                self._progress(event, now)
+            case Announced(peer, references, complete):
+                self._announced(peer, references, complete, now)
+            case ContributionArrived(peer, reference):
+                self._arrived(peer, reference, now)
+            case IdsAsked(peer, rounds):
+                self._tell_ids(peer, rounds)
+            case NeighbourJoined(peer):
+                self.neighbours.setdefault(peer, NeighbourView())
+                self._progress_at = now - QUIET_PROGRESS_SECONDS
+            case NeighbourLeft(peer):
+                self.neighbours.pop(peer, None)
+                self.pulls.left(peer, now)
+            case Leave():
+                if self.tokens:
+                    self._close(now)
+            case Tick():
+                pass
+        self._advance(now)
+        return self._effects
+
+    def next_deadline(self) -> float:
+        """When to call `handle` with Tick if nothing else happens."""
+        times = [self._progress_due(), self.pulls.next_deadline()]
+        if self._tokens_of_group() and self._may_close():
+            times.append(self.opened_at + self.rules.longest_seconds)
+        for number in (self.applied + 1, self.settled + 1):
+            # A round that neighbours have settled waits for their set, not for time.
+            state = self.rounds.get(number)
+            if state is None or number in self.pending or self._adopted(number, state) is not None:
+                continue
+            if number > self.applied:
+                times.append(state.closed_at + self.rules.deadline_seconds)
+            else:
+                times.append(state.sealed_at + self.rules.settle_seconds)
+        times += [
+            since + DIFFERENCE_SECONDS
+            for neighbour in self.neighbours.values()
+            for since in neighbour.differs_since.values()
+        ]
+        return min(times)
+
+    def handed_over(self) -> bool:
+        """Whether the own contributions that are not settled are in a set that some neighbour names too."""
+        mine = [number for number, state in self.rounds.items() if self.me in state.held]
+        return not self.pending and all(
+            not self.neighbours
+            or any(
+                number in view.sets and view.sets[number].digest == self.rounds[number].digest
+                for view in self.neighbours.values()
+            )
+            for number in mine
+        )
+
+    # -- events ---------------------------------------------------------------------------------------
+
+    def _contributed(self, round: int, reference: Reference | None) -> None:
+        """The own contribution is ready. A round sealed meanwhile takes none: it would split the sets."""
+        self.pending.discard(round)
+        self._progress_dirty = True
+        if reference is None or self._is_sealed(round):
+            self.dropped_late += reference is not None
+            self.contributed.discard(round)
+            return
+        self._hold(reference)
+        self._effects.append(SendAnnounce(tuple(self.neighbours), (reference,)))
+
+    def _progress(self, event: ProgressArrived, now: float) -> None:
+        neighbour = self.neighbours.get(event.peer)
+        if neighbour is None:
+            return
+        if event.settled - kept_rounds(self.rules) > self.settled:
+            reason = f"it has settled round {event.settled}, I only {self.settled}"
+            self._effects.append(Resynchronise(event.peer, reason))
+            return
+        neighbour.round, neighbour.tokens = event.round, event.tokens
+        neighbour.contributed, neighbour.in_step = event.contributed, event.in_step
+        if event.settled > neighbour.settled and event.settled > self.settled:
+            self._progress_dirty = True
+        neighbour.settled = event.settled
+        neighbour.sets = {entry.round: entry for entry in event.sets}
+        self._go_on_to(event.round, now)
+        self._compare(neighbour, now)
+
+    def _compare(self, neighbour: NeighbourView, now: float) -> None:
+        """Remember since when the neighbour's set of a round is another one than mine."""
+        differing = {
+            number
+            for number, theirs in neighbour.sets.items()
+            if number > self.settled
+            and number in self.rounds
+            and self.rounds[number].digest != theirs.digest
+            and (theirs.count or number <= neighbour.settled)
+        }
+        behind = now - DIFFERENCE_SECONDS  # What it has settled will not change: ask at once.
+        neighbour.differs_since = {
+            number: neighbour.differs_since.get(number, behind if number <= neighbour.settled else now)
+            for number in differing
+        }
+
+    def _announced(
+        self, peer: PeerId, references: tuple[Reference, ...], complete: tuple[int, ...], now: float
+    ) -> None:
+        missing = []
+        for reference in references:
+            if self.settled < reference.round <= self.current + self.rules.window:
+                self._go_on_to(reference.round + 1, now)
+                if self._counts(reference):
+                    missing.append(reference)
+        self._effects += self.pulls.offered(peer, missing, now)
+        for number in complete:
+            state = self.rounds.get(number)
+            if state is None:
+                continue
+            settled = {reference.peer for reference in references if reference.round == number}
+            for maker in [maker for maker in state.held if maker not in settled]:
+                del state.held[maker]
+                state.update_digest()
+                self.dropped_late += 1
+                self._effects.append(RemoveContribution(number, maker))
+
+    def _arrived(self, peer: PeerId, reference: Reference, now: float) -> None:
+        """A contribution, verified and checked by the caller. From anybody, asked for or not."""
+        self.pulls.arrived(reference.id)
+        if reference.round <= self.settled:
+            self.dropped_late += 1
+            return
+        if reference.round > self.current + self.rules.window or not self._counts(reference):
+            return
+        self._go_on_to(reference.round + 1, now)
+        self._hold(reference)
+        others = tuple(
+            other
+            for other, neighbour in self.neighbours.items()
+            if other not in (peer, reference.peer) and neighbour.settled < reference.round
+        )
+        if others:
+            self._effects.append(SendAnnounce(others, (reference,)))
+
+    def _tell_ids(self, peer: PeerId, rounds: Iterable[int]) -> None:
+        known = {number: self.rounds.get(number) or self.history.get(number) for number in rounds}
+        references = tuple(
+            reference for state in known.values() if state for reference in state.held.values()
+        )
+        complete = tuple(number for number in known if number in self.history)
+        if references or complete:
+            self._effects.append(SendAnnounce((peer,), references, complete))
+
+    # -- what follows from the state ------------------------------------------------------------------
+
+    def _counts(self, reference: Reference) -> bool:
+        """Whether this contribution is news: none of this peer is held, or one with a larger id."""
+        state = self.rounds.get(reference.round)
+        held = state.held.get(reference.peer) if state else None
+        return held is None or reference.id < held.id
+
+    def _hold(self, reference: Reference) -> None:
+        state = self.rounds.setdefault(reference.round, RoundSet())
+        if reference.peer in state.held:
+            self._effects.append(RemoveContribution(reference.round, reference.peer))
+        state.held[reference.peer] = reference
+        state.update_digest()
+        self._effects.append(AddContribution(reference))
+        self._progress_dirty = True
+
+    def _is_sealed(self, number: int) -> bool:
+        """Whether nothing new may be made for a round: sealed or settled here or at a neighbour."""
+        state = self.rounds.get(number)
+        if number <= self.settled or (state is not None and state.sealed):
+            return True
+        return any(
+            neighbour.settled >= number
+            or (number in neighbour.sets and neighbour.sets[number].sealed)
+            for neighbour in self.neighbours.values()
+        )  # fmt: skip
+
+    def _go_on_to(self, round: int, now: float) -> None:
+        """Others are in `round`: close what comes before it."""
+        while self.current < min(round, self.settled + 1 + kept_rounds(self.rules)):
+            self._close(now)
+
+    def _close(self, now: float) -> None:
+        number = self.current
+        self.rounds.setdefault(number, RoundSet()).closed_at = now
+        self.current, self.opened_at = number + 1, now
+        if self.tokens and not self._is_sealed(number):
+            self.contributed.add(number)
+            self.pending.add(number)
+            self._effects.append(MakeContribution(number, self.tokens))
+            self.tokens = 0  # What is too late for this round stays, and counts in the next one.
+        self.contributed = {recent for recent in self.contributed if recent > number - CONTRIBUTED_ROUNDS}
+        for neighbour in self.neighbours.values():
+            if neighbour.round < self.current:
+                neighbour.tokens = 0
+        self._progress_at = now - QUIET_PROGRESS_SECONDS
+
+    def _advance(self, now: float) -> None:
+        if self._full(now):
+            self._close(now)
+        while self._may_apply(self.applied + 1, now):
+            self.applied += 1
+            state = self.rounds[self.applied]
+            self._effects.append(ApplyRound(self.applied, tuple(state.held), now - state.closed_at))
+            old = self.rounds.get(self.applied - self.rules.window)
+            if old is not None and not old.sealed:
+                old.sealed, old.sealed_at = True, now
+            self._progress_dirty = True
+        while self._may_settle(self.settled + 1, now):
+            self._settle(self.settled + 1)
+        self._effects += self.pulls.again(now)
+        self._exchange_ids(now)
+        self._tell_progress(now)
+
+    def _settle(self, number: int) -> None:
+        self.settled = number
+        state = self.history[number] = self.rounds.pop(number)
+        state.sealed = True
+        self.history.pop(number - kept_rounds(self.rules), None)
+        self.pulls.forget_until(number)
+        references = tuple(reference for _, reference in sorted(state.held.items()))
+        self._effects.append(SettleRound(number, references))
+        self._progress_dirty = True
+
+    def _tokens_of_group(self) -> int:
+        return self.tokens + sum(n.tokens for n in self.neighbours.values() if n.round == self.current)
+
+    def _may_close(self) -> bool:
+        return self.in_step and self.current <= self.settled + kept_rounds(self.rules)
+
+    def _full(self, now: float) -> bool:
+        """Whether the group has the round's tokens, or its time is up."""
+        tokens = self._tokens_of_group()
+        if not tokens or not self._may_close():
+            return False
+        return tokens >= self.rules.target_tokens or now >= self.opened_at + self.rules.longest_seconds
+
+    def _adopted(self, number: int, state: RoundSet) -> bool | None:
+        """Whether the set equals that of the neighbours who have settled the round; None: nobody has."""
+        settled = [
+            number in neighbour.sets and neighbour.sets[number].digest == state.digest
+            for neighbour in self.neighbours.values()
+            if neighbour.settled >= number
+        ]
+        return any(settled) if settled else None
+
+    def _may_apply(self, number: int, now: float) -> bool:
+        state = self.rounds.get(number)
+        if state is None or number >= self.current or number in self.pending:
+            return False
+        adopted = self._adopted(number, state)
+        if adopted is not None:
+            return adopted
+        if now >= state.closed_at + self.rules.deadline_seconds:
+            return True
+        return not self.pulls.of_round(number) and all(
+            peer in state.held or (neighbour.round > number and number not in neighbour.contributed)
+            for peer, neighbour in self.neighbours.items()
+            if neighbour.in_step
+        )
+
+    def _may_settle(self, number: int, now: float) -> bool:
+        state = self.rounds.get(number)
+        if state is None or number > self.applied or number in self.pending:
+            return False
+        adopted = self._adopted(number, state)
+        if adopted is not None:
+            return adopted
+        if not state.sealed:
+            return False
+        if now >= state.sealed_at + self.rules.settle_seconds:
+            return True
+        return not self.pulls.of_round(number) and all(
+            number in neighbour.sets
+            and neighbour.sets[number].sealed
+            and neighbour.sets[number].digest == state.digest
+            for neighbour in self.neighbours.values()
+            if neighbour.in_step
+        )
+
+    def _exchange_ids(self, now: float) -> None:
+        for peer, neighbour in self.neighbours.items():
+            differs = neighbour.differs_since.items()
+            due = tuple(number for number, since in differs if now >= since + DIFFERENCE_SECONDS)
+            if due:
+                neighbour.differs_since.update(dict.fromkeys(due, now))
+                self._effects.append(AskIds(peer, due))
+
+    def _progress_due(self) -> float:
+        return self._progress_at + (PROGRESS_SECONDS if self._progress_dirty else QUIET_PROGRESS_SECONDS)
+
+    def _tell_progress(self, now: float) -> None:
+        if now < self._progress_due():
+            return
+        self._progress_at, self._progress_dirty = now, False
+        if not self.neighbours:
+            return
+        behind = min(neighbour.settled for neighbour in self.neighbours.values())
+        sets = tuple(
+            OpenSet(number, state.sealed, len(state.held), state.digest)
+            for rounds in (self.history, self.rounds)
+            for number, state in rounds.items()
+            if behind < number < self.current
+        )
+        self._effects.append(
+            SendProgress(
+                tuple(self.neighbours),
+                self.current,
+                self.tokens,
+                tuple(sorted(self.contributed)),
+                self.settled,
+                self.in_step,
+                sets,
+            )
+        )

@@ -1,0 +1,210 @@
+"""Forward and backward of one stage, one microbatch at a time, on weights that change between them.
+
+A version of the weights is a set of leaf tensors that are views of one flat vector. Publishing makes a
+new version; a graph keeps the version it was built on, so a step never disturbs a microbatch under way.
+Gradients are of the *summed* loss and add up in one flat vector of the same layout.
+
+One thread at a time may use a StageCompute. Shape suffixes as in swarmnet/model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from swarmnet.layout import Layout
+from swarmnet.manifest import ModelShape, Span
+from swarmnet.model import forward
+
+Recompute = Literal["none", "stage"]
+"""What backward computes again: nothing, or the stage's forward (only inputs are kept; 4/3 the compute)."""
+
+
+class StageError(ValueError):
+    """This microbatch cannot be computed; nothing of it was added. The caller drops it and goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What the last stage knows after a microbatch."""
+
+    loss_sum: float
+    """Cross entropy in nats, summed over the tokens."""
+    tokens: int
+    hidden_gradient: Tensor | None
+    """[B, T, D]: gradient of the summed loss at the stage's input; None if the input is tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    version: dict[str, Tensor]
+    inputs: Tensor
+    output: Tensor | None
+    """None when the stage recomputes."""
+    output_shape: torch.Size
+
+
+class StageCompute:
+    """The model's slice `span`, with its open graphs and the gradient it has gathered."""
+
+    def __init__(self, shape: ModelShape, span: Span, layout: Layout, recompute: Recompute = "none") -> None:
+        self._shape, self._span, self._layout = shape, span, layout
+        self._recompute = recompute == "stage"
+        self._version: dict[str, Tensor] = {}
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._gradient: Tensor | None = None
+        self._gradients: list[Tensor] = []
+
+    @property
+    def open(self) -> int:
+        """Graphs that wait for their backward pass."""
+        return len(self._graphs)
+
+    def publish(self, weights: Tensor) -> None:
+        """Use `weights` (float32 [layout.size]) from the next forward on. Nobody may write to it any more."""
+        if weights.shape != (self._layout.size,) or weights.dtype != torch.float32:
+            raise ValueError(f"weights are {_kind(weights)}, the layout needs float32 [{self._layout.size}]")
+        self._version = {
+            name: view.detach().requires_grad_() for name, view in _views(weights, self._layout).items()
+        }
+        if self._gradient is None:
+            self._empty(weights.device)
+
+    def forward(self, key: Hashable, inputs: Tensor) -> Tensor:
+        """Compute the stage's hidden_BTD from tokens_BT (first stage) or hidden_BTD; keep the graph as `key`.
+
+        Raises StageError when the inputs do not fit the model, the result is not finite, or `key` is open.
+        """
+        if key in self._graphs:
+            raise StageError(f"microbatch {key} is already open in this stage")
+        inputs = self._leaf(key, inputs)
+        with torch.set_grad_enabled(not self._recompute):
+            output_BTD = forward(self._version, self._shape, self._span, inputs)
+        _require_finite(key, "hidden states", [output_BTD])
+        self._graphs[key] = _Graph(
+            self._version, inputs, None if self._recompute else output_BTD, output_BTD.shape
+        )
+        return output_BTD.detach()
+
+    def finish(self, key: Hashable, inputs: Tensor, labels_BT: Tensor) -> Finished:
+        """The last stage's whole work: forward, loss and backward. Raises StageError, adding nothing."""
+        inputs = self._leaf(key, inputs)
+        if labels_BT.shape != inputs.shape[:2] or labels_BT.dtype != torch.int64:
+            raise StageError(
+                f"microbatch {key}: labels are {_kind(labels_BT)}, need int64 {list(inputs.shape[:2])}"
+            )
+        labels_BT = labels_BT.to(inputs.device)
+        self._require_vocabulary(key, "labels", labels_BT)
+        with torch.enable_grad():
+            logits_BTV = forward(self._version, self._shape, self._span, inputs)
+            loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
+        _require_finite(key, "loss", [loss])
+        hidden_gradient_BTD = self._accumulate(key, self._version, loss, None, inputs)
+        return Finished(loss.item(), labels_BT.numel(), hidden_gradient_BTD)
+
+    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
+        """Add the parameters' gradients, given the gradient at the output (float32 [B, T, D]).
+
+        Returns the gradient at the stage's input, None in the first stage. The graph is gone afterwards,
+        also when this raises StageError: key not open, wrong shape, or a gradient that is not finite.
+        """
+        graph = self._graphs.pop(key, None)
+        if graph is None:
+            raise StageError(f"microbatch {key} is not open in this stage")
+        if hidden_gradient.shape != graph.output_shape or hidden_gradient.dtype != torch.float32:
+            raise StageError(
+                f"microbatch {key}: gradient is {_kind(hidden_gradient)}, "
+                f"need float32 {list(graph.output_shape)}"
+            )
+        output = graph.output
+        if output is None:
+            with torch.enable_grad():
+                output = forward(graph.version, self._shape, self._span, graph.inputs)
+        return self._accumulate(key, graph.version, output, hidden_gradient.to(output.device), graph.inputs)
+
+    def drop(self, key: Hashable) -> None:
+        """Forget the graph of `key`, if it is open."""
+        self._graphs.pop(key, None)
+
+    def take_gradient(self) -> Tensor:
+        """The sum since the last call: float32 [layout.size], zero in the padding. The caller owns it."""
+        if self._gradient is None:
+            raise ValueError("publish weights first")
+        taken = self._gradient
+        self._empty(taken.device)
+        return taken
+
+    def _empty(self, device: torch.device) -> None:
+        self._gradient = torch.zeros(self._layout.size, device=device)
+        self._gradients = list(_views(self._gradient, self._layout).values())
+
+    def _accumulate(
+        self,
+        key: Hashable,
+        version: dict[str, Tensor],
+        output: Tensor,
+        output_gradient: Tensor | None,
+        inputs: Tensor,
+    ) -> Tensor | None:
+        leaves = list(version.values())
+        if inputs.requires_grad:
+            leaves.append(inputs)
+        # Not .backward(): it would add to the accumulator before anyone could look at the values.
+        gradients = torch.autograd.grad(output, leaves, output_gradient)
+        _require_finite(key, "gradient", gradients)
+        torch._foreach_add_(self._gradients, gradients[: len(version)])
+        return gradients[-1] if inputs.requires_grad else None
+
+    def _leaf(self, key: Hashable, inputs: Tensor) -> Tensor:
+        """Check a microbatch's inputs, which a stranger may have sent, and make them a leaf of the graph."""
+        if not self._version:
+            raise ValueError("publish weights first")
+        if self._span.has_embedding:
+            kind, fits = "int64 tokens [B, T]", inputs.dtype == torch.int64 and inputs.dim() == 2
+        else:
+            kind = f"float32 hidden states [B, T, {self._shape.width}]"
+            fits = inputs.dtype == torch.float32 and inputs.shape[2:] == (self._shape.width,)
+        if not fits:
+            raise StageError(f"microbatch {key}: inputs are {_kind(inputs)}, this stage takes {kind}")
+        sequences, tokens = inputs.shape[:2]
+        if sequences == 0 or not 0 < tokens <= self._shape.context:
+            raise StageError(
+                f"microbatch {key}: {sequences} sequences of {tokens} tokens; "
+                f"the model takes 1 to {self._shape.context} tokens"
+            )
+        inputs = inputs.detach().to(next(iter(self._version.values())).device)
+        if self._span.has_embedding:
+            self._require_vocabulary(key, "inputs", inputs)
+            return inputs
+        return inputs.requires_grad_()
+
+    def _require_vocabulary(self, key: Hashable, what: str, tokens_BT: Tensor) -> None:
+        least, most = (int(bound) for bound in torch.aminmax(tokens_BT))
+        if least < 0 or most >= self._shape.vocabulary:
+            raise StageError(
+                f"microbatch {key}: {what} hold token {least if least < 0 else most}, "
+                f"the vocabulary is 0 to {self._shape.vocabulary - 1}"
+            )
+
+
+def _views(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    return {
+        entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
+        for entry in layout.entries
+    }
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _require_finite(key: Hashable, what: str, tensors: list[Tensor] | tuple[Tensor, ...]) -> None:
+    # Both bounds are NaN if any value is; torch.isfinite of every value takes eight times as long.
+    bounds = [bound for tensor in tensors for bound in torch.aminmax(tensor)]
+    if not torch.stack(bounds).isfinite().all():
+        raise StageError(f"microbatch {key}: {what} not finite")

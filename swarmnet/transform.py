@@ -1,0 +1,189 @@
+"""Orthogonal transforms of chunks, and their exact inverse of integer votes.
+
+A chunk of N = P * Q values is a P x Q matrix V; its coefficients are L V R^T with orthogonal L and R.
+
+`exact_inverse` takes sums of votes and gives an integer multiple of the inverse. All values stay integers
+that its number format carries exactly, so the bits are the same in any order of summation, with any
+number of threads and on any device. Only the signs of the result mean anything.
+
+Shapes: C chunks, N values in a chunk, P rows and Q columns of a chunk.
+"""
+
+from __future__ import annotations
+
+from math import cos, pi, sqrt
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from swarmnet.index_code import log2_exact
+
+DCT_BITS = 8
+"""The integer DCT is round(2**8 * DCT): 99.6 % of signs as the ideal one in the prototype; each bit more
+halves the disagreement and doubles both factors of the bound."""
+FLOAT32_INTEGERS = 2**24
+FLOAT64_INTEGERS = 2**53
+
+
+class TransformError(ValueError):
+    """The exact inverse was asked for more than the number formats carry."""
+
+
+class Transform(Protocol):
+    """For one size of chunk."""
+
+    def accumulate(self, momentum_CN: Tensor, values_CN: Tensor, keep: float) -> None:
+        """In place: momentum = keep * momentum + transform(values). float32; `values_CN` is spoilt."""
+
+    def inverse(self, coefficients_CN: Tensor) -> Tensor:
+        """float32 [C, N]."""
+
+    def exact_inverse(self, sums_CN: Tensor, bound: int) -> Tensor:
+        """[C, N]: an integer multiple of the inverse of integer `sums_CN`, whose magnitudes add up to at
+        most `bound` in each chunk. The number format of the result is the one that carries it."""
+
+
+class Identity:
+    """Coefficients are the values themselves."""
+
+    def accumulate(self, momentum_CN: Tensor, values_CN: Tensor, keep: float) -> None:
+        torch.add(values_CN, momentum_CN, alpha=keep, out=momentum_CN)
+
+    def inverse(self, coefficients_CN: Tensor) -> Tensor:
+        return coefficients_CN
+
+    def exact_inverse(self, sums_CN: Tensor, bound: int) -> Tensor:
+        return sums_CN
+
+
+class Hadamard:
+    """Sylvester's matrices, +1 and -1 only: additions are all it needs, and any integers carry it exactly.
+
+    Butterflies and not matrix products: 12 additions per value instead of 128 multiplications. They run
+    along rows only, so coefficients are stored transposed, with one transposition between the two passes.
+    """
+
+    def __init__(self, chunk: int) -> None:
+        self._rows, self._columns = factors(chunk)
+        self._norm = chunk**-0.5
+
+    def accumulate(self, momentum_CN: Tensor, values_CN: Tensor, keep: float) -> None:
+        values_CPQ = values_CN.mul_(self._norm).view(-1, self._rows, self._columns)
+        coefficients_CN = _both_ways(values_CPQ).view_as(values_CN)
+        torch.add(coefficients_CN, momentum_CN, alpha=keep, out=momentum_CN)
+
+    def inverse(self, coefficients_CN: Tensor) -> Tensor:
+        coefficients_CQP = coefficients_CN.clone().view(-1, self._columns, self._rows)
+        return _both_ways(coefficients_CQP).view_as(coefficients_CN).mul_(self._norm)
+
+    def exact_inverse(self, sums_CN: Tensor, bound: int) -> Tensor:
+        sums_CQP = sums_CN.to(_integers_for(bound), copy=True).view(-1, self._columns, self._rows)
+        return _both_ways(sums_CQP).view_as(sums_CN)
+
+
+class Dct:
+    """The orthonormal DCT-II, as in DeMo; its exact inverse uses the basis rounded to 2**-8."""
+
+    def __init__(self, chunk: int, device: torch.device) -> None:
+        ideal = [_dct(size).to(device) for size in factors(chunk)]
+        self._float = _Pair(*(matrix.to(torch.float32) for matrix in ideal))
+        rounded = [torch.round(matrix * 2**DCT_BITS) for matrix in ideal]
+        self._growth = int(rounded[0].abs().max() * rounded[1].abs().max())
+        self._exact_32 = _Pair(*(matrix.to(torch.float32) for matrix in rounded))
+        self._exact_64 = _Pair(*rounded)
+
+    def accumulate(self, momentum_CN: Tensor, values_CN: Tensor, keep: float) -> None:
+        self._float.accumulate(momentum_CN, values_CN, keep)
+
+    def inverse(self, coefficients_CN: Tensor) -> Tensor:
+        return self._float.inverse(coefficients_CN)
+
+    def exact_inverse(self, sums_CN: Tensor, bound: int) -> Tensor:
+        largest = bound * self._growth
+        if largest > FLOAT64_INTEGERS:
+            raise TransformError(f"sums of up to {bound} make values beyond 2**53: fewer peers, or hadamard")
+        # Anything but "highest" lets float32 products run in TF32 or bfloat16, which drop bits.
+        fits = largest <= FLOAT32_INTEGERS and torch.get_float32_matmul_precision() == "highest"
+        pair, kind = (self._exact_32, torch.float32) if fits else (self._exact_64, torch.float64)
+        return pair.inverse(sums_CN.to(kind))
+
+
+class _Pair:
+    """L V R^T for a batch of chunks. Batched products of single chunks and never one large product: a
+    chunk's rounding must not depend on which chunks are beside it (stages may be cut anywhere)."""
+
+    def __init__(self, left_PP: Tensor, right_QQ: Tensor) -> None:
+        self._left_PP, self._right_QQ = left_PP, right_QQ
+
+    def accumulate(self, momentum_CN: Tensor, values_CN: Tensor, keep: float) -> None:
+        half_CPQ = torch.bmm(self._chunks(values_CN), self._right_QQ.t().expand(len(values_CN), -1, -1))
+        left_CPP = self._left_PP.expand(len(values_CN), -1, -1)
+        self._chunks(momentum_CN).baddbmm_(left_CPP, half_CPQ, beta=keep)
+
+    def inverse(self, coefficients_CN: Tensor) -> Tensor:
+        chunks = coefficients_CN.shape[0]
+        half_CPQ = torch.bmm(self._left_PP.t().expand(chunks, -1, -1), self._chunks(coefficients_CN))
+        return torch.bmm(half_CPQ, self._right_QQ.expand(chunks, -1, -1)).view_as(coefficients_CN)
+
+    def _chunks(self, plane_CN: Tensor) -> Tensor:
+        return plane_CN.view(-1, self._left_PP.shape[0], self._right_QQ.shape[0])
+
+
+def transform_of(name: str, chunk: int, device: torch.device) -> Transform:
+    """The transform `name` (`hadamard`, `dct`, `identity`) for chunks of `chunk` values, a power of two."""
+    match name:
+        case "hadamard":
+            return Hadamard(chunk)
+        case "dct":
+            return Dct(chunk, device)
+        case "identity":
+            return Identity()
+    raise TransformError(f"no transform is called {name!r}")
+
+
+def factors(chunk: int) -> tuple[int, int]:
+    """The two powers of two nearest to each other whose product is `chunk`: 4096 = 64 * 64, 128 = 8 * 16."""
+    exponent = log2_exact(chunk)
+    return 2 ** (exponent // 2), 2 ** (exponent - exponent // 2)
+
+
+def butterflies(values_CAB: Tensor) -> None:
+    """In place: the unnormalised Hadamard transform along A, by additions alone.
+
+    Integers may wrap on the way; the result is right modulo 2**bits, and so right if it fits.
+    """
+    chunks, length, inner = values_CAB.shape
+    half = 1
+    while half < length:
+        pairs = values_CAB.view(chunks, length // (2 * half), 2, half, inner)
+        upper, lower = pairs[:, :, 0], pairs[:, :, 1]
+        upper.add_(lower)
+        torch.add(upper, lower, alpha=-2, out=lower)
+        half *= 2
+
+
+def _both_ways(values_CAB: Tensor) -> Tensor:
+    """Unnormalised Hadamard transform along A and B; [C, B, A]. Spoils its argument."""
+    butterflies(values_CAB)
+    values_CBA = values_CAB.transpose(1, 2).contiguous()
+    butterflies(values_CBA)
+    return values_CBA
+
+
+def _integers_for(bound: int) -> torch.dtype:
+    for kind in (torch.int16, torch.int32, torch.int64):
+        if bound <= torch.iinfo(kind).max:
+            return kind
+    raise TransformError(f"sums of up to {bound} do not fit 64 bits")
+
+
+def _dct(size: int) -> Tensor:
+    """float64 [size, size], row = frequency: sqrt(2 / n) cos(pi (2 j + 1) i / 2 n), the first sqrt(1 / n)."""
+    return torch.tensor(
+        [
+            [sqrt((2 if i else 1) / size) * cos(pi * (2 * j + 1) * i / (2 * size)) for j in range(size)]
+            for i in range(size)
+        ],
+        dtype=torch.float64,
+    )

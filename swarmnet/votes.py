@@ -1,0 +1,141 @@
+"""Exact 1-bit DeMo: a contribution is one signed vote for each coefficient it keeps.
+
+A tally adds votes as integers, inverts the transform in integers and takes the sign, so every peer that
+holds the same set of contributions makes the same step to the bit, whatever the order of arrival, the
+number of threads or the device. Votes have no magnitude: no peer outweighs another.
+
+Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them, B bits of a chunk's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarmnet.identifiers import PeerId
+from swarmnet.index_code import ContributionError, pack, packed_bytes, unpack
+from swarmnet.layout import Layout, Plane
+from swarmnet.manifest import Manifest
+from swarmnet.momentum import Momentum, tiles_of
+from swarmnet.selection import coin_flips, seed_of, selection_of
+from swarmnet.step import signed_step
+from swarmnet.transform import transform_of
+
+
+class VoteMethod:
+    """Sync method `demo-votes` for one peer of one stage."""
+
+    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
+        sync = manifest.sync
+        self._sync, self._run_id, self._layout, self._device = sync, manifest.run_id(), layout, device
+        self._transforms = [transform_of(sync.transform, plane.chunk, device) for plane in layout.planes]
+        self._selections = [selection_of(sync.selection, plane.chunk, sync.kept) for plane in layout.planes]
+        self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
+        self.payload_bytes = sum(
+            packed_bytes(plane.chunks, selection.index_bits + selection.kept)
+            for plane, selection in zip(layout.planes, self._selections, strict=True)
+        )
+        self.votes = sum(
+            plane.chunks * selection.kept
+            for plane, selection in zip(layout.planes, self._selections, strict=True)
+        )
+
+    def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
+        self._momentum.accumulate(gradient, tokens)
+        seed = seed_of(self._run_id, round, peer)
+        parts = []
+        taken = self._momentum.take(self._selections, round, seed)
+        for plane, selection, sent in zip(self._layout.planes, self._selections, taken, strict=True):
+            values_CK = sent.values.cpu().numpy()
+            negative_CK, zero_CK = values_CK < 0, values_CK == 0
+            if zero_CK.any():
+                flips_K = coin_flips(seed, plane.chunk, selection.kept)
+                negative_CK = np.where(zero_CK, flips_K, negative_CK)
+            bits_CB = np.concatenate([selection.write(sent.indices), negative_CK.view(np.uint8)], axis=1)
+            parts.append(pack(bits_CB))
+        return b"".join(parts)
+
+    def check(self, payload: bytes) -> None:
+        for _ in self.votes_of(payload, b""):
+            pass
+
+    def tally(self, round: int) -> VoteTally:
+        return VoteTally(self, self._layout, self._device, round)
+
+    def lookahead(self, round: int) -> Tensor:
+        return self.step_of(self._momentum.direction(round), round)
+
+    def votes_of(self, payload: bytes, seed: bytes) -> Iterator[Votes]:
+        """The votes of each plane; ContributionError where the payload is not one of this method's."""
+        if len(payload) != self.payload_bytes:
+            raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
+        start = 0
+        for plane, selection in zip(self._layout.planes, self._selections, strict=True):
+            bits = selection.index_bits + selection.kept
+            stop = start + packed_bytes(plane.chunks, bits)
+            bits_CB = unpack(memoryview(payload)[start:stop], plane.chunks, bits)
+            indices_CK = selection.read(bits_CB[:, : selection.index_bits], seed)
+            signs_CK = 1 - 2 * bits_CB[:, selection.index_bits :].view(np.int8)
+            yield Votes(indices_CK, torch.from_numpy(signs_CK))
+            start = stop
+
+    def seed(self, round: int, peer: PeerId) -> bytes:
+        return seed_of(self._run_id, round, peer)
+
+    def invert(self, plane: int, sums_CN: Tensor, voters: int) -> Tensor:
+        """The exact inverse of the vote sums of so many voters."""
+        return self._transforms[plane].exact_inverse(sums_CN, max(1, voters) * self._selections[plane].kept)
+
+    def step_of(self, direction: Tensor, round: int) -> Tensor:
+        return signed_step(direction, self._layout, self._sync, round)
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """Of one plane: int64 [C, K] indices, int8 [C, K] votes of +1 and -1."""
+
+    indices: Tensor
+    signs: Tensor
+
+
+class VoteTally:
+    """The sums of one round's votes; int16, since no group has 32768 peers."""
+
+    def __init__(self, method: VoteMethod, layout: Layout, device: torch.device, round: int) -> None:
+        self._method, self._layout, self._device, self._round = method, layout, device, round
+        self._payloads: dict[PeerId, bytes] = {}
+        self._sums = torch.zeros(layout.size, dtype=torch.int16, device=device)
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        if peer in self._payloads:
+            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+        votes = list(self._method.votes_of(payload, self._method.seed(self._round, peer)))
+        self._count(votes, 1)
+        self._payloads[peer] = payload
+
+    def remove(self, peer: PeerId) -> None:
+        payload = self._payloads.pop(peer)
+        self._count(self._method.votes_of(payload, self._method.seed(self._round, peer)), -1)
+
+    def step(self) -> Tensor:
+        direction = torch.empty(self._layout.size, dtype=torch.int8, device=self._device)
+        for index, plane in enumerate(self._layout.planes):
+            tiles = zip(tiles_of(_view(direction, plane)), tiles_of(_view(self._sums, plane)), strict=True)
+            for target_CN, sums_CN in tiles:
+                inverse_CN = self._method.invert(index, sums_CN, len(self._payloads))
+                target_CN.copy_(torch.sign(inverse_CN))
+        return self._method.step_of(direction, self._round)
+
+    def _count(self, votes: Iterator[Votes] | list[Votes], weight: int) -> None:
+        for plane, found in zip(self._layout.planes, votes, strict=True):
+            sums_CN = _view(self._sums, plane)
+            votes_CK = found.signs.to(self._device, torch.int16) * weight
+            sums_CN.scatter_add_(1, found.indices.to(self._device), votes_CK)
+
+
+def _view(flat: Tensor, plane: Plane) -> Tensor:
+    return flat[plane.offset : plane.stop].view(plane.chunks, plane.chunk)

@@ -1,0 +1,94 @@
+"""export, generate and evaluate as commands, on a small model with random weights."""
+
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from peers import cli
+from peers.errors import UserError
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Data, Manifest, ModelShape
+from swarmnet.model import parameter_shapes
+
+SHAPE = ModelShape(width=16, layers=2, heads=2, key_value_heads=1, head_width=8, feed_forward=24, context=64)
+MANIFEST = Manifest("tiny", PeerId("owner"), stages=(1, 1), model=SHAPE, data=Data(sequence_tokens=32))
+
+
+def random_stage(stage):
+    generator = torch.Generator().manual_seed(stage)
+    return {
+        name: torch.randn(shape, generator=generator) * 0.05
+        for name, shape in parameter_shapes(SHAPE, MANIFEST.span(stage)).items()
+    }
+
+
+@pytest.fixture
+def swarmnet(monkeypatch, capsys, tmp_path):
+    """Runs a command beside a checkpoint named `state`; returns exit code, standard output and error."""
+
+    def newest(source):
+        if source is None or source.name != "state":
+            raise UserError(f"{source}: no checkpoint is there")
+        return SimpleNamespace(manifest=MANIFEST, round=5, stages=[random_stage(0), random_stage(1)])
+
+    monkeypatch.setitem(sys.modules, "peers.checkpoint", SimpleNamespace(newest=newest))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+
+    def command(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return command
+
+
+def test_an_exported_model_writes_the_same_text_as_its_checkpoint(swarmnet, tmp_path):
+    code, out, _ = swarmnet("export", "--hf", "model", "--from", "state")
+    assert code == 0
+    assert f"run {MANIFEST.run_id()}, round 5" in out
+    assert (tmp_path / "model/config.json").is_file()
+    texts = [
+        swarmnet("generate", "--from", source, "--prompt", "def ", "--tokens", 20, "--seed", seed)[1]
+        for source, seed in (("state", 1), ("model", 1), ("state", 2))
+    ]
+    assert texts[0].startswith("def ")
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_folder_is_replaced_only_when_told(swarmnet):
+    assert swarmnet("export", "--hf", "model", "--from", "state")[0] == 0
+    code, _, err = swarmnet("export", "--hf", "model", "--from", "state")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "exists already" in err
+    assert swarmnet("export", "--hf", "model", "--from", "state", "--replace")[0] == 0
+
+
+def test_a_score_says_on_which_text_it_was_taken(swarmnet, tmp_path):
+    (tmp_path / "book.txt").write_text("It was a dark and stormy night. " * 20)
+    code, out, _ = swarmnet("evaluate", "--from", "state", "--eval-text", "book.txt")
+    assert code == 0
+    assert 7 < float(re.match(r"([\d.]+) bits per byte", out)[1]) < 9
+    assert re.search(r"text sha256 [0-9a-f]{64}, window 32 tokens", out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["generate", "--from", "nowhere"], "nowhere: no checkpoint is there"),
+        (["export", "--hf", "model"], "no checkpoint is there"),
+        (["evaluate", "--from", "state", "--eval-text", "nowhere.txt"], "nowhere.txt"),
+        (["generate", "--from", "state", "--tokens", "0"], "--tokens"),
+        (["generate", "--from", "state", "--temperature", "-1"], "--temperature"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_writes_nothing(swarmnet, tmp_path, arguments, word):
+    code, out, err = swarmnet(*arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert word in err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,21 @@
+"""The generated pages are what the program says of itself."""
+
+from pathlib import Path
+
+import pytest
+
+from peers import config_explain, metrics
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.mark.parametrize(
+    ("page", "document"),
+    [("configuration.md", config_explain.document), ("metrics.md", metrics.document)],
+)
+def test_the_page_is_fresh(page, document):
+    assert (DOCS / page).read_text() == document(), "run scripts/docs"
+
+
+def test_every_key_of_a_peer_file_has_a_meaning():
+    assert not [line.name for line in config_explain.lines(config_explain.PeerFile) if not line.meaning]

@@ -1,0 +1,102 @@
+"""The event log: nothing whole is lost, and a crash costs at most the end."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from peers import event_log
+from peers.errors import UserError
+from peers.event_log import EventLog
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def names(path):
+    return [event.name for event in event_log.read(path)]
+
+
+def test_events_are_read_as_they_were_written(tmp_path, clock):
+    with EventLog(tmp_path / "state" / "events.jsonl", clock, clock) as log:
+        log.record("applied", round=3, digest=b"\x01\xff", peers={"b", "a"}, where=tmp_path)
+    (event,) = event_log.read(tmp_path / "state" / "events.jsonl")
+    assert (event.time, event.monotonic, event.name) == (100.0, 100.0, "applied")
+    assert event.fields == {"round": 3, "digest": "01ff", "peers": ["a", "b"], "where": str(tmp_path)}
+
+
+def test_events_reach_the_file_by_number_or_by_time(tmp_path, clock):
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, clock, clock, flush_count=3, flush_seconds=1.0)
+    log.record("a")
+    log.record("b")
+    assert names(path) == []
+    log.record("c")
+    assert names(path) == ["a", "b", "c"]
+    log.record("d")
+    clock.now += 1.0
+    log.record("e")
+    assert names(path)[3:] == ["d", "e"]
+    log.close()
+    log.close()
+
+
+def test_a_torn_last_line_is_left_out_and_cut_off_at_the_next_start(tmp_path, clock):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, clock, clock) as log:
+        log.record("whole")
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:-5])
+    assert names(path) == ["whole"]
+    with EventLog(path, clock, clock) as log:
+        log.record("next")
+    assert names(path) == ["whole", "next"]
+
+
+def test_damage_before_the_end_is_an_error_with_its_line(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"time":1,"monotonic":1,"event":"a"}\nrubbish\n{"time":1,"monotonic":1,"event":"b"}\n')
+    with pytest.raises(UserError, match=r"events\.jsonl:2: is no event"):
+        names(path)
+
+
+def test_a_long_log_keeps_only_its_newer_part(tmp_path, clock):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, clock, clock, flush_count=1, limit_bytes=200) as log:
+        for number in range(20):
+            log.record("e", number=number)
+    kept = [
+        event.fields["number"]
+        for file in (tmp_path / "events.jsonl.old", path)
+        for event in event_log.read(file)
+    ]
+    assert kept == list(range(kept[0], 20))
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 600
+
+
+def test_an_event_cannot_overwrite_the_logs_own_fields(tmp_path, clock):
+    with EventLog(tmp_path / "e", clock, clock) as log, pytest.raises(TypeError, match="time"):
+        log.record("a", time=3)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(cut=st.integers(0, 400))
+def test_a_crash_at_any_byte_loses_only_the_end(tmp_path, clock, cut):
+    path = tmp_path / "events.jsonl"
+    path.unlink(missing_ok=True)
+    with EventLog(path, clock, clock) as log:
+        for number in range(8):
+            log.record("event", number=number, text="ü\n")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut])
+    read = [event.fields["number"] for event in event_log.read(path)]
+    assert read == list(range(whole[:cut].count(b"\n")))

@@ -1,0 +1,193 @@
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from peers.export import ExportError, export, load_shape, load_weights
+from swarmnet.fixed_point import to_floats
+from swarmnet.identifiers import PeerId
+from swarmnet.layout import layout_of
+from swarmnet.manifest import Manifest, ModelShape
+from swarmnet.model import forward, initial_units, parameter_shapes, whole
+
+LLAMA = ModelShape(
+    width=32, layers=3, heads=4, key_value_heads=2, head_width=16, feed_forward=48, context=64, rope_theta=5e5
+)
+QWEN = replace(LLAMA, qk_norm=True, norm_epsilon=1e-6)
+
+
+def stage_weights(shape: ModelShape, stages: tuple[int, ...]) -> list[dict[str, Tensor]]:
+    """Every stage's tensors as views of its flat vector, moved off their start so that norms matter."""
+    manifest = Manifest("test", PeerId("owner"), stages=stages, model=shape)
+    found = []
+    for stage in range(len(stages)):
+        span = manifest.span(stage)
+        layout = layout_of(parameter_shapes(shape, span))
+        flat = to_floats(initial_units(shape, span, layout, seed=1))
+        flat *= 1 + torch.rand(flat.shape, generator=torch.Generator().manual_seed(stage))
+        found.append(
+            {
+                entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
+                for entry in layout.entries
+            }
+        )
+    return found
+
+
+def merged(stages: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor for stage in stages for name, tensor in stage.items()}
+
+
+def in_transformers(folder: Path, shape: ModelShape) -> tuple[torch.nn.Module, Mapping[str, list[str]]]:
+    with warnings.catch_warnings():
+        # Raised inside transformers and torch while they import and load, not by this project.
+        from transformers import AutoModelForCausalLM
+
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, output_loading_info=True, local_files_only=True, dtype=torch.float32
+        )
+    assert type(model).__name__ == ("Qwen3ForCausalLM" if shape.qk_norm else "LlamaForCausalLM")
+    return model, report
+
+
+@pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=["llama", "qwen"])
+def test_transformers_loads_every_parameter_and_computes_the_same(shape: ModelShape, tmp_path: Path) -> None:
+    stages = stage_weights(shape, (1, 2))
+    export(tmp_path / "model", shape, stages)
+    theirs, report = in_transformers(tmp_path / "model", shape)
+    assert {kind: list(names) for kind, names in report.items() if names} == {}
+    weights = {name: tensor.clone().requires_grad_() for name, tensor in merged(stages).items()}
+    tokens = torch.randint(256, (2, 40), generator=torch.Generator().manual_seed(0))
+    ours, expected = forward(weights, shape, whole(shape), tokens), theirs(tokens).logits
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+    for logits in (ours, expected):
+        functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(weights[name].grad, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_transformers_generates_bytes_with_the_exported_tokenizer(tmp_path: Path) -> None:
+    export(tmp_path / "model", LLAMA, stage_weights(LLAMA, (3,)))
+    model, _ = in_transformers(tmp_path / "model", LLAMA)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", local_files_only=True)
+    text = "def naïve():\n\treturn '日本🐝'  # end\r\n"
+    assert tokenizer(text)["input_ids"] == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+    assert model.generation_config.eos_token_id is None
+    assert model.generation_config.bos_token_id is None
+    made = model.generate(torch.tensor([list(b"def ")]), attention_mask=torch.ones(1, 4), max_new_tokens=20)
+    assert made.shape == (1, 24)
+
+
+@pytest.mark.parametrize("stages", [(3,), (1, 1, 1)])
+def test_what_is_exported_is_read_back_to_the_bit(stages: tuple[int, ...], tmp_path: Path) -> None:
+    weights = stage_weights(QWEN, stages)
+    export(tmp_path / "model", QWEN, weights)
+    assert load_shape(tmp_path / "model") == QWEN
+    read = load_weights(tmp_path / "model")
+    assert sorted(read) == sorted(merged(weights))
+    assert all(torch.equal(tensor, read[name]) for name, tensor in merged(weights).items())
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) == len(stages)
+
+
+def test_an_own_tokenizer_travels_with_the_model(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "own.json"
+    tokenizer.write_text("{}")
+    export(tmp_path / "model", LLAMA, stage_weights(LLAMA, (3,)), tokenizer=str(tokenizer))
+    assert (tmp_path / "model" / "tokenizer.json").read_text() == "{}"
+
+
+def test_an_existing_folder_is_replaced_only_when_allowed(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    export(folder, LLAMA, stage_weights(LLAMA, (1, 1, 1)))
+    with pytest.raises(ExportError, match="exists already"):
+        export(folder, LLAMA, stage_weights(LLAMA, (3,)))
+    assert len(list(folder.glob("*.safetensors"))) == 3
+    export(folder, LLAMA, stage_weights(LLAMA, (3,)), replace=True)
+    assert len(list(folder.glob("*.safetensors"))) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def spoiled(change: str) -> list[dict[str, Tensor]]:
+    stages = stage_weights(LLAMA, (1, 2))
+    if change == "missing":
+        del stages[1]["lm_head.weight"]
+    elif change == "unknown":
+        stages[0]["model.layers.9.mlp.up_proj.weight"] = torch.zeros(1)
+    elif change == "twice":
+        stages[1]["model.embed_tokens.weight"] = stages[0]["model.embed_tokens.weight"]
+    else:
+        stages[1]["model.norm.weight"] = torch.ones(31)
+    return stages
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("missing", "1 parameters are missing, first lm_head.weight"),
+        ("unknown", "model.layers.9.mlp.up_proj.weight is twice there or no parameter"),
+        ("twice", "model.embed_tokens.weight is twice there"),
+        ("shape", r"model.norm.weight is \(31,\), the model has \(32,\)"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_not_exported(change: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=message):
+        export(tmp_path / "model", LLAMA, spoiled(change))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_tokenizer_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"tokenizer .*absent\.json does not exist"):
+        export(tmp_path / "model", LLAMA, stage_weights(LLAMA, (3,)), tokenizer=str(tmp_path / "absent.json"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_fails_half_way_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+
+    def full_disk(tensors: object, file: Path, metadata: object) -> None:
+        file.write_bytes(b"half")
+        written.append(file)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("peers.export.save_file", full_disk)
+    with pytest.raises(ExportError, match="No space left on device"):
+        export(tmp_path / "model", LLAMA, stage_weights(LLAMA, (3,)))
+    assert written
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_folder_is_refused_by_file(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with pytest.raises(ExportError, match=r"cannot read .*config\.json"):
+        load_weights(folder)
+    export(folder, LLAMA, stage_weights(LLAMA, (1, 2)))
+    shard = folder / "model-00002-of-00002.safetensors"
+    whole_file = shard.read_bytes()
+    shard.write_bytes(whole_file[: len(whole_file) // 2])
+    with pytest.raises(ExportError, match=r"cannot read .*model-00002-of-00002\.safetensors"):
+        load_weights(folder)
+    shard.unlink()
+    with pytest.raises(ExportError, match=r"cannot read .*model-00002-of-00002\.safetensors"):
+        load_weights(folder)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"] = {"model.norm.weight": 3}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ExportError, match="has no weight_map"):
+        load_weights(folder)
+    (folder / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    with pytest.raises(ExportError, match=r"config\.json is not of an exported model"):
+        load_weights(folder)
+    (folder / "config.json").write_text("[1")
+    with pytest.raises(ExportError, match="is not JSON"):
+        load_shape(folder)

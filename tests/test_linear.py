@@ -1,0 +1,53 @@
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import swarmnet.linear
+from swarmnet.linear import linear
+
+
+@pytest.fixture(params=[True, False], ids=["onednn", "torch"])
+def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if request.param and not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setattr(swarmnet.linear, "_onednn_is_faster", lambda: request.param)
+    return request.param
+
+
+def made(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("size", [(3, 5, 32), (1, 1, 32), (7, 32)])
+def test_product_and_gradients_are_those_of_functional_linear(product: bool, size: tuple[int, ...]) -> None:
+    x, weight = made(*size).requires_grad_(), made(48, 32).requires_grad_()
+    gradient = made(*size[:-1], 48)
+    found, expected = linear(x, weight), functional.linear(x, weight)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, (x, weight), gradient),
+        torch.autograd.grad(expected, (x, weight), gradient),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-5)
+
+
+def test_operands_may_lie_in_memory_in_any_order(product: bool) -> None:
+    x, weight = made(5, 3, 32).transpose(0, 1), made(32, 48).t()
+    torch.testing.assert_close(
+        linear(x, weight), linear(x.contiguous(), weight.contiguous()), atol=2e-5, rtol=1e-5
+    )
+
+
+def test_only_the_gradients_asked_for_are_computed(product: bool) -> None:
+    x, weight = made(4, 32), made(48, 32).requires_grad_()
+    linear(x, weight).sum().backward()
+    assert weight.grad is not None
+    assert x.grad is None
+    with torch.no_grad():
+        assert not linear(x, weight).requires_grad
+
+
+def test_other_precisions_work_too() -> None:
+    assert linear(made(4, 32).double(), made(48, 32).double()).dtype == torch.float64

@@ -1,0 +1,206 @@
+"""The run file, its publication, and what is refused of what others hand on."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peers.errors import ConfigError, UserError
+from peers.run_file import (
+    MANIFEST_LIMIT,
+    RunFileError,
+    SignedManifest,
+    from_wire,
+    load_manifest,
+    load_signed,
+    parse,
+    publish,
+    statement,
+)
+from protocols.identity import Identity
+from swarmnet.identifiers import PeerId, RunId
+from swarmnet.manifest import Manifest
+
+OWNER = Identity.from_seed(b"owner")
+STRANGER = Identity.from_seed(b"stranger")
+
+
+def sign(manifest, identity=OWNER):
+    run_id = manifest.run_id()
+    return SignedManifest(manifest, identity.sign(statement(run_id)), run_id)
+
+
+@pytest.fixture
+def run_yaml(tmp_path):
+    def write(text):
+        file = tmp_path / "tiny.yaml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def test_an_empty_section_means_the_manifests_own_defaults(run_yaml):
+    manifest = load_manifest(run_yaml("model: {}\n"), PeerId("owner"))
+    assert manifest == Manifest(name="tiny", owner=PeerId("owner"))
+
+
+def test_every_field_of_the_manifest_can_be_typed(run_yaml):
+    plain = {key: value for key, value in asdict(Manifest("named", PeerId(""), seed=7)).items()
+             if key not in ("owner", "wire_version")}  # fmt: skip
+    assert load_manifest(run_yaml(json.dumps(plain)), PeerId("")) == Manifest("named", PeerId(""), seed=7)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name: x\nmodel:\n  widht: 3\n", "3: model.widht: unknown key; did you mean 'width'?"),
+        ("name: x\nmodle: {}\n", "2: modle: unknown key; did you mean 'model'?"),
+        (
+            "sync:\n  method: sgd\n",
+            "2: sync.method: is the text 'sgd'; expected 'demo-votes' or 'demo-float'",
+        ),
+        ("stages: [1, x]\n", "1: stages.1: is the text 'x'; expected a whole number"),
+        ("stages: 3\n", "1: stages: is 3; expected a list"),
+        ("data:\n  sources:\n  - name: x\n", "3: data.sources.0.path: is missing; it has no default"),
+        (
+            "data:\n  sources:\n  - {name: x, path: y, liecnce: z}\n",
+            "3: data.sources.0.liecnce: unknown key; did you mean 'licence'?",
+        ),
+        ("rounds: {longest_seconds: .inf}\n", "1: rounds.longest_seconds: is inf; expected a finite number"),
+        ("owner: me\n", "1: owner: is filled in by publishing; leave it out"),
+        ("name: x\nstages: [1, 1]\n", "2: stages hold 2 layers together, model.layers is 4"),
+        ("model:\n  layers: 5\n", "2: stages hold 4 layers together, model.layers is 5"),
+        (
+            "sync:\n  warmup_rounds: 1\n  kept: 100\n",
+            "3: sync.kept is 100; it must be a power of two up to 4096",
+        ),
+    ],
+)
+def test_every_mistake_in_a_run_file_has_its_place(run_yaml, text, expected):
+    with pytest.raises(ConfigError) as caught:
+        load_manifest(run_yaml(text), PeerId(""))
+    assert str(caught.value).endswith(f"tiny.yaml:{expected}")
+
+
+def test_what_is_published_loads_as_the_same_run(run_yaml, tmp_path):
+    signed, path = publish(run_yaml("name: my run\nseed: 3\n"), OWNER)
+    assert path == tmp_path / "my-run.run.json"
+    assert signed.manifest.owner == OWNER.peer_id
+    assert load_signed(path, signed.run_id) == signed
+    assert from_wire(signed.wire()) == signed
+    assert load_signed(signed.wire(), signed.run_id) == signed
+    assert json.loads(path.read_text())["run_id"] == signed.run_id
+
+
+def test_the_run_id_depends_on_every_field():
+    manifest = Manifest("x", OWNER.peer_id)
+    changed = replace(manifest, model=replace(manifest.model, rope_theta=10001.0))
+    assert len({manifest.run_id(), changed.run_id(), replace(manifest, owner=STRANGER.peer_id).run_id()}) == 3
+
+
+def test_a_run_too_long_for_the_directory_is_not_published(run_yaml, tmp_path):
+    with pytest.raises(ConfigError, match="the limit is 16384"):
+        publish(run_yaml(f"contact: {'x' * MANIFEST_LIMIT}\n"), OWNER)
+    assert [file.name for file in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_a_publication_that_cannot_be_written_leaves_nothing(run_yaml, tmp_path):
+    (tmp_path / "blocked").write_text("a file where a folder should be")
+    with pytest.raises(UserError, match="cannot be written"):
+        publish(run_yaml("seed: 1\n"), OWNER, tmp_path / "blocked" / "x.run.json")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["blocked", "tiny.yaml"]
+
+
+def tampered(tmp_path, change):
+    content = {
+        "run_id": (signed := sign(Manifest("x", OWNER.peer_id))).run_id,
+        "signature": signed.signature.hex(),
+        "manifest": json.loads(signed.manifest.canonical()),
+    }
+    change(content)
+    file = tmp_path / "x.run.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda it: it.update(signature="00" * 64), "the signature is not the owner's"),
+        (lambda it: it.update(signature="zz"), "non-hexadecimal"),
+        (lambda it: it.update(signature=3), "is no valid published run"),
+        (lambda it: it.update(run_id="0" * 64), f"names run {'0' * 64}, but its manifest is run"),
+        (lambda it: it.pop("run_id"), "'run_id' is missing"),
+        (lambda it: it.update(more=1), "expected exactly run_id, signature and manifest"),
+        (lambda it: it["manifest"].update(seed=1), "the signature is not the owner's"),
+        (lambda it: it["manifest"].update(owner=STRANGER.peer_id), "the signature is not the owner's"),
+        (lambda it: it["manifest"].update(owner="nobody"), "the signature is not the owner's"),
+        (lambda it: it["manifest"].update(code="import os"), "code: "),
+        (lambda it: it["manifest"].pop("seed"), "not in canonical form"),
+        (lambda it: it["manifest"]["model"].update(width="128"), "model.width: "),
+        (lambda it: it["manifest"]["model"].update(rope_theta=10000), "not in canonical form"),
+        (lambda it: it.update(manifest=[]), "expected exactly"),
+    ],
+)
+def test_a_changed_publication_is_refused_in_one_line(tmp_path, change, reason):
+    file = tampered(tmp_path, change)
+    with pytest.raises(RunFileError) as caught:
+        load_signed(file)
+    assert reason in str(caught.value)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_publication_that_contradicts_itself_is_refused_though_signed(tmp_path):
+    bad = sign(Manifest("x", OWNER.peer_id, stages=(1,)))
+    with pytest.raises(RunFileError, match="stages hold 1 layers together"):
+        from_wire(bad.wire())
+
+
+def test_another_run_than_the_one_asked_for_is_refused():
+    signed = sign(Manifest("x", OWNER.peer_id))
+    with pytest.raises(RunFileError, match=f"it is run {signed.run_id}, not {'1' * 64}"):
+        from_wire(signed.wire(), RunId("1" * 64))
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"{", b"\xff", b'{"run_id":1,"run_id":1}', b"[" * 60000, b" " * 70000]
+)
+def test_what_is_no_publication_is_refused(tmp_path, raw):
+    file = tmp_path / "x.run.json"
+    file.write_bytes(raw)
+    with pytest.raises(RunFileError):
+        load_signed(file)
+
+
+def test_a_missing_publication_is_named():
+    with pytest.raises(RunFileError, match=r"nowhere\.json: cannot be read: No such file or directory"):
+        load_signed(Path("nowhere.json"))
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_no_changed_byte_gets_through(data):
+    wire = bytearray(sign(Manifest("x", OWNER.peer_id)).wire())
+    position = data.draw(st.integers(0, len(wire) - 1))
+    wire[position] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(RunFileError):
+        from_wire(bytes(wire))
+
+
+def test_a_manifest_alone_is_read_back_or_refused():
+    manifest = Manifest("x", OWNER.peer_id)
+    assert parse(manifest.canonical()) == manifest
+    for bad in (b"", b"{}", manifest.canonical()[:-1], replace(manifest, stages=()).canonical()):
+        with pytest.raises(RunFileError, match="is no valid manifest"):
+            parse(bad)
+
+
+@given(st.binary(max_size=300))
+def test_garbage_from_peers_is_refused(data):
+    with pytest.raises(RunFileError):
+        from_wire(data)

@@ -1,0 +1,279 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from swarmnet.fixed_point import to_floats
+from swarmnet.hidden import decode, encode
+from swarmnet.identifiers import PeerId
+from swarmnet.layout import Layout, layout_of
+from swarmnet.manifest import Manifest, ModelShape, Span
+from swarmnet.model import forward, initial_units, parameter_shapes, whole
+from swarmnet.stage import Finished, StageCompute, StageError
+
+LLAMA = ModelShape(vocabulary=64, width=32, layers=4, heads=4, head_width=8, feed_forward=48, context=64)
+GROUPED = replace(LLAMA, key_value_heads=2)
+QWEN = replace(LLAMA, key_value_heads=1, qk_norm=True, rope_theta=1e6)
+CUTS = [(4,), (2, 2), (1, 3), (2, 1, 1), (1, 1, 1, 1)]
+BATCH, LENGTH = 3, 20
+
+
+def spans(shape: ModelShape, stages: tuple[int, ...]) -> list[Span]:
+    manifest = Manifest("test", PeerId("owner"), stages=stages, model=shape)
+    return [manifest.span(stage) for stage in range(len(stages))]
+
+
+def stage_of(shape: ModelShape, span: Span, recompute: bool = False, seed: int = 3) -> StageCompute:
+    layout = layout_of(parameter_shapes(shape, span))
+    stage = StageCompute(shape, span, layout, "stage" if recompute else "none")
+    stage.publish(to_floats(initial_units(shape, span, layout, seed)))
+    return stage
+
+
+def microbatch(shape: ModelShape, number: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(shape.vocabulary, (BATCH, LENGTH + 1), generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def over_the_wire(tensor: Tensor) -> Tensor:
+    return decode(encode(tensor, "fp32"), tuple(tensor.shape), "fp32")
+
+
+def train(stages: list[StageCompute], shape: ModelShape, number: int) -> Finished:
+    inputs, labels = microbatch(shape, number)
+    hidden = inputs
+    for stage in stages[:-1]:
+        hidden = over_the_wire(stage.forward(number, hidden))
+    finished = stages[-1].finish(number, hidden, labels)
+    gradient = finished.hidden_gradient
+    for stage in reversed(stages[:-1]):
+        assert gradient is not None
+        gradient = stage.backward(number, over_the_wire(gradient))
+    assert gradient is None
+    return finished
+
+
+def named(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    return {entry.name: flat[entry.offset : entry.offset + entry.size] for entry in layout.entries}
+
+
+def gradients(stages: list[StageCompute], shape: ModelShape, cut: list[Span]) -> dict[str, Tensor]:
+    return {
+        name: gradient
+        for stage, span in zip(stages, cut, strict=True)
+        for name, gradient in named(stage.take_gradient(), layout_of(parameter_shapes(shape, span))).items()
+    }
+
+
+def assert_equal_to_the_bit(some: dict[str, Tensor], others: dict[str, Tensor]) -> None:
+    assert sorted(some) == sorted(others)
+    for name in some:
+        assert torch.equal(some[name].view(torch.int32), others[name].view(torch.int32)), name
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("stages", CUTS)
+@pytest.mark.parametrize("shape", [LLAMA, GROUPED, QWEN], ids=["llama", "grouped", "qwen"])
+def test_a_cut_model_has_the_loss_and_gradients_of_the_uncut_one_to_the_bit(
+    shape: ModelShape, stages: tuple[int, ...], recompute: bool
+) -> None:
+    whole_stage = [stage_of(shape, whole(shape))]
+    cut_stages = [stage_of(shape, span, recompute) for span in spans(shape, stages)]
+    for number in range(3):
+        expected, found = train(whole_stage, shape, number), train(cut_stages, shape, number)
+        assert found.loss_sum == expected.loss_sum
+        assert found.tokens == BATCH * LENGTH
+    assert_equal_to_the_bit(
+        gradients(cut_stages, shape, spans(shape, stages)), gradients(whole_stage, shape, [whole(shape)])
+    )
+
+
+def test_gradients_are_those_of_the_summed_loss_of_all_microbatches() -> None:
+    layout = layout_of(parameter_shapes(GROUPED, whole(GROUPED)))
+    flat = to_floats(initial_units(GROUPED, whole(GROUPED), layout, 3))
+    weights = {
+        entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape).clone().requires_grad_()
+        for entry in layout.entries
+    }
+    stage = stage_of(GROUPED, whole(GROUPED))
+    total = torch.zeros(())
+    for number in range(2):
+        train([stage], GROUPED, number)
+        inputs, labels = microbatch(GROUPED, number)
+        logits = forward(weights, GROUPED, whole(GROUPED), inputs)
+        total = total + functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    total.backward()
+    taken = stage.take_gradient()
+    for name, gradient in named(taken, layout).items():
+        expected = weights[name].grad
+        assert expected is not None
+        torch.testing.assert_close(gradient, expected.flatten(), rtol=1e-4, atol=1e-5)
+    assert all(not taken[start:stop].any() for start, stop in layout.padding)
+
+
+def test_taking_the_gradient_empties_it_and_gives_it_away() -> None:
+    stage = stage_of(LLAMA, whole(LLAMA))
+    train([stage], LLAMA, 0)
+    first = stage.take_gradient()
+    kept = first.clone()
+    assert first.any()
+    assert not stage.take_gradient().any()
+    train([stage], LLAMA, 1)
+    assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_step_does_not_disturb_a_microbatch_under_way(recompute: bool) -> None:
+    cut = spans(QWEN, (2, 2))
+    quiet = [stage_of(QWEN, span, recompute) for span in cut]
+    disturbed = [stage_of(QWEN, span, recompute) for span in cut]
+    inputs, labels = microbatch(QWEN, 0)
+    gradient = None
+    for stages, disturb in ((quiet, False), (disturbed, True)):
+        hidden = stages[0].forward("a", inputs)
+        finished = stages[1].finish("a", hidden, labels)
+        if disturb:
+            layout = layout_of(parameter_shapes(QWEN, cut[0]))
+            stages[0].publish(to_floats(initial_units(QWEN, cut[0], layout, seed=99)))
+            assert not torch.equal(stages[0].forward("b", inputs), hidden)
+            stages[0].drop("b")
+        assert finished.hidden_gradient is not None
+        gradient = stages[0].backward("a", finished.hidden_gradient)
+    assert gradient is None
+    assert torch.equal(quiet[0].take_gradient(), disturbed[0].take_gradient())
+
+
+def test_later_forwards_use_the_published_weights() -> None:
+    span = spans(LLAMA, (2, 2))[0]
+    stage, other = stage_of(LLAMA, span), stage_of(LLAMA, span, seed=99)
+    inputs, _ = microbatch(LLAMA, 0)
+    stage.publish(to_floats(initial_units(LLAMA, span, layout_of(parameter_shapes(LLAMA, span)), 99)))
+    assert torch.equal(stage.forward(0, inputs), other.forward(0, inputs))
+
+
+def test_graphs_wait_in_any_order_and_can_be_dropped() -> None:
+    span = spans(LLAMA, (2, 2))[0]
+    stage = stage_of(LLAMA, span)
+    outputs = {number: stage.forward(number, microbatch(LLAMA, number)[0]) for number in range(3)}
+    assert stage.open == 3
+    stage.drop(1)
+    stage.drop("never opened")
+    stage.backward(2, outputs[2])
+    stage.backward(0, outputs[0])
+    assert stage.open == 0
+    alone = stage_of(LLAMA, span)
+    for number in (2, 0):
+        alone.backward(number, alone.forward(number, microbatch(LLAMA, number)[0]))
+    assert torch.equal(stage.take_gradient(), alone.take_gradient())
+
+
+def test_the_output_is_not_part_of_the_graph() -> None:
+    output = stage_of(LLAMA, spans(LLAMA, (2, 2))[0]).forward(0, microbatch(LLAMA, 0)[0])
+    assert not output.requires_grad
+
+
+def test_the_callers_inputs_stay_as_they_were() -> None:
+    stage = stage_of(LLAMA, spans(LLAMA, (1, 3))[1])
+    hidden = torch.ones(BATCH, LENGTH, LLAMA.width)
+    stage.finish(0, hidden, microbatch(LLAMA, 0)[1])
+    assert not hidden.requires_grad
+    assert (hidden == 1).all()
+
+
+HIDDEN = torch.ones(BATCH, LENGTH, LLAMA.width)
+TOKENS = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+NAN_INSIDE = HIDDEN.clone().index_put(
+    (torch.tensor(1), torch.tensor(2), torch.tensor(3)), torch.tensor(torch.nan)
+)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (
+            lambda first, last: first.forward(0, TOKENS + 64),
+            "inputs hold token 64, the vocabulary is 0 to 63",
+        ),
+        (lambda first, last: first.forward(0, TOKENS - 1), "inputs hold token -1"),
+        (lambda first, last: first.forward(0, TOKENS.float()), "inputs are float32"),
+        (lambda first, last: first.forward(0, HIDDEN), "this stage takes int64 tokens"),
+        (lambda first, last: first.forward(0, TOKENS[:, :0]), "of 0 tokens"),
+        (lambda first, last: first.forward(0, TOKENS[:0]), "0 sequences"),
+        (lambda first, last: first.forward(0, TOKENS.repeat(1, 4)), "1 to 64 tokens"),
+        (lambda first, last: first.backward(0, HIDDEN), "0 is not open"),
+        (
+            lambda first, last: last.finish(0, HIDDEN[:, :, :8], TOKENS),
+            r"takes float32 hidden states \[B, T, 32\]",
+        ),
+        (lambda first, last: last.finish(0, HIDDEN.double(), TOKENS), "inputs are float64"),
+        (lambda first, last: last.finish(0, HIDDEN, TOKENS[:, 1:]), r"labels are int64 \[3, 19\]"),
+        (lambda first, last: last.finish(0, HIDDEN, TOKENS.int()), "labels are int32"),
+        (lambda first, last: last.finish(0, HIDDEN, TOKENS + 64), "labels hold token 64"),
+        (lambda first, last: last.finish(0, NAN_INSIDE, TOKENS), "loss not finite"),
+        (lambda first, last: last.finish(0, HIDDEN * torch.inf, TOKENS), "loss not finite"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_and_leaves_nothing_behind(
+    attempt: Callable[[StageCompute, StageCompute], object], message: str
+) -> None:
+    first, last = (stage_of(LLAMA, span) for span in spans(LLAMA, (2, 2)))
+    with pytest.raises(StageError, match=message):
+        attempt(first, last)
+    assert first.open == last.open == 0
+    assert not first.take_gradient().any()
+    assert not last.take_gradient().any()
+
+
+def test_hidden_states_that_are_not_finite_open_no_graph() -> None:
+    middle = stage_of(LLAMA, Span(1, 2, has_embedding=False, has_head=False))
+    with pytest.raises(StageError, match="microbatch 0: hidden states not finite"):
+        middle.forward(0, NAN_INSIDE)
+    assert middle.open == 0
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    "poison", [NAN_INSIDE, HIDDEN * torch.inf, HIDDEN * 3e38], ids=["nan", "inf", "overflow"]
+)
+def test_a_gradient_that_is_not_finite_adds_nothing_and_closes_the_graph(
+    poison: Tensor, recompute: bool
+) -> None:
+    stage = stage_of(LLAMA, spans(LLAMA, (2, 2))[0], recompute)
+    inputs, _ = microbatch(LLAMA, 0)
+    for key in ("good", "bad"):
+        output = stage.forward(key, inputs)
+    stage.backward("good", output)
+    with pytest.raises(StageError, match="microbatch bad: gradient not finite"):
+        stage.backward("bad", poison)
+    assert stage.open == 0
+    alone = stage_of(LLAMA, spans(LLAMA, (2, 2))[0])
+    alone.backward("good", alone.forward("good", inputs))
+    assert torch.equal(stage.take_gradient(), alone.take_gradient())
+
+
+def test_an_open_key_and_a_misshapen_gradient_are_refused() -> None:
+    stage = stage_of(LLAMA, spans(LLAMA, (2, 2))[0])
+    for gradient in (HIDDEN[:1], HIDDEN.double()):
+        stage.forward("a", TOKENS)
+        with pytest.raises(StageError, match="already open"):
+            stage.forward("a", TOKENS)
+        assert stage.open == 1
+        with pytest.raises(StageError, match="gradient is"):
+            stage.backward("a", gradient)
+        assert stage.open == 0
+
+
+def test_weights_of_the_wrong_size_or_type_are_refused() -> None:
+    layout = layout_of(parameter_shapes(LLAMA, whole(LLAMA)))
+    stage = StageCompute(LLAMA, whole(LLAMA), layout)
+    with pytest.raises(ValueError, match="publish weights first"):
+        stage.forward(0, TOKENS)
+    with pytest.raises(ValueError, match="publish weights first"):
+        stage.take_gradient()
+    for weights in (torch.zeros(layout.size + 1), torch.zeros(layout.size, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="the layout needs float32"):
+            stage.publish(weights)

@@ -1,0 +1,85 @@
+"""What a peer says to people and to machines."""
+
+import io
+import json
+import logging
+
+from peers.status import JsonReport, LineReport, LogToReport, Status, amount, open_report, printable
+
+STATUS = Status(
+    "training",
+    stage=1,
+    stages=3,
+    round=17,
+    loss=2.3456,
+    tokens_per_second=12345.6,
+    sent_bytes=1_500_000,
+    received_bytes=999,
+    group_peers=2,
+    swarm_peers=6,
+)
+
+
+def test_the_status_line_says_how_it_goes():
+    assert STATUS.line() == (
+        "training  stage 1/3  round 17  loss 2.346  12 346 tok/s"
+        "  up 1.5 MB down 999 B  peers 2 here, 6 in all"
+    )
+
+
+def test_without_a_terminal_logs_are_json_with_the_clock_that_was_given():
+    stream = io.StringIO()
+    report = open_report("auto", stream, lambda: 12.5, "attic")
+    report.status(STATUS)
+    report.say("peer_lost", "lost a neighbour", "warning", peer="12D3")
+    status, said = map(json.loads, stream.getvalue().splitlines())
+    assert status["event"] == "status"
+    assert status["loss"] == 2.3456
+    assert said == {"time": 12.5, "name": "attic", "level": "warning", "event": "peer_lost",
+                    "text": "lost a neighbour", "peer": "12D3"}  # fmt: skip
+
+
+def test_lines_for_people_come_once_a_round_where_there_is_no_terminal():
+    stream = io.StringIO()
+    report = open_report("line", stream, lambda: 0.0)
+    assert isinstance(report, LineReport)
+    report.status(STATUS)
+    report.status(STATUS)
+    report.say("x", "bad\x1b[2J\nnews", "error")
+    report.close()
+    assert stream.getvalue().splitlines() == [STATUS.line(), "error: bad?[2J?news"]
+
+
+def test_on_a_terminal_the_line_is_rewritten_and_news_stay_above_it():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    report = open_report("auto", stream, lambda: 0.0)
+    report.status(STATUS)
+    report.say("x", "something happened")
+    report.status(Status("leaving"))
+    report.close()
+    assert "something happened\n" in stream.getvalue()
+    assert "leaving" in stream.getvalue()
+
+
+def test_what_libraries_log_becomes_part_of_the_report():
+    stream = io.StringIO()
+    logger = logging.Logger("library")
+    logger.addHandler(LogToReport(JsonReport(stream, lambda: 0.0)))
+    logger.info("chatter")
+    logger.error("two\nlines %s", 5)
+    (line,) = map(json.loads, stream.getvalue().splitlines())
+    assert (line["level"], line["text"]) == ("error", "library: two lines 5")
+
+
+def test_amounts():
+    assert [amount(number) for number in (0, 999, 1000, 123_456, 2_340_000, 999_999, 10**13)] == [
+        "0 B", "999 B", "1.0 kB", "123 kB", "2.3 MB", "1.0 MB", "10.0 TB"
+    ]  # fmt: skip
+
+
+def test_nothing_printable_is_lost():
+    assert printable("Bücher 本 ok") == "Bücher 本 ok"

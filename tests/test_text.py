@@ -1,0 +1,226 @@
+import json
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from peers.text import (
+    HELD_OUT,
+    STANDARD_LIBRARY,
+    ByteTokenizer,
+    TextError,
+    excerpt,
+    fingerprint,
+    held_out_text,
+    load_corpus,
+    load_text,
+    open_tokenizer,
+    read_text,
+)
+from swarmnet.manifest import Data, Source
+
+LIBRARY = Source(STANDARD_LIBRARY, STANDARD_LIBRARY)
+
+
+def source(path: Path) -> Source:
+    return Source(path.name, str(path))
+
+
+def write_lines(path: Path, *records: object) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_the_standard_library_trains_without_its_tests_and_the_held_out_modules() -> None:
+    text = load_text([LIBRARY])
+    library = Path(sysconfig.get_paths()["stdlib"])
+    assert 5_000_000 < len(text) < 20_000_000
+    assert (library / "ast.py").read_bytes() in text
+    for module in HELD_OUT:
+        assert (library / f"{module}.py").read_bytes() not in text, module
+    assert b"class AST_Tests" not in text
+
+
+def test_the_held_out_text_is_all_of_the_held_out_modules() -> None:
+    text = held_out_text()
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for module in HELD_OUT:
+        assert (library / f"{module}.py").read_bytes() in text, module
+
+
+def test_a_python_without_its_library_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(TextError, match="holds no Python source"):
+        load_text([LIBRARY])
+    with pytest.raises(TextError, match="none of the held-out modules"):
+        held_out_text()
+
+
+def test_a_folder_is_read_in_order_with_an_empty_line_between_documents(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "b.txt").write_bytes(b"second")
+    (tmp_path / "a.txt").write_bytes(b"first \xff")
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "picture.png").write_bytes(b"not text")
+    write_lines(tmp_path / "inner" / "c.jsonl", {"text": "third"}, {"text": ""}, {"text": "fourth", "id": 4})
+    expected = b"first \xff\n\nsecond\n\nthird\n\nfourth"
+    assert load_text([source(tmp_path)]) == expected
+    assert read_text(str(tmp_path)) == expected
+    assert load_text([source(tmp_path / "b.txt"), source(tmp_path / "a.txt")]) == b"second\n\nfirst \xff"
+
+
+def test_any_file_can_be_scored(tmp_path: Path) -> None:
+    (tmp_path / "letter.md").write_bytes(b"# Dear\n")
+    assert read_text(str(tmp_path / "letter.md")) == b"# Dear\n"
+
+
+def test_missing_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TextError, match=r"text .*nowhere does not exist"):
+        load_text([source(tmp_path / "nowhere")])
+
+
+def test_a_folder_with_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"not text")
+    with pytest.raises(TextError, match=r"holds no text: put \.txt or \.jsonl files there"):
+        load_text([source(tmp_path)])
+    (tmp_path / "empty.txt").write_bytes(b" \n")
+    with pytest.raises(TextError, match="no text in"):
+        load_text([source(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"content": "x"}', 'no field "text"'),
+        ('{"text": 3}', 'no field "text"'),
+        ('["text"]', 'no field "text"'),
+        ('{"text": "x"', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("\udcff", "not JSON"),
+    ],
+)
+def test_a_line_without_text_is_named_by_file_and_number(tmp_path: Path, line: str, problem: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"text": "fine"}\n\n' + line.encode("utf-8", "surrogateescape") + b"\n")
+    with pytest.raises(TextError, match=f"lines.jsonl:3: {problem}") as raised:
+        load_text([source(path)])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_text_too_large_is_cut_to_a_part_that_the_seed_chooses(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:02d}.txt").write_bytes(bytes([65 + number]) * 100)
+    (tmp_path / "long.txt").write_bytes(bytes(range(97, 123)) * 100)
+    parts = [load_text([source(tmp_path)], longest_bytes=500, seed=seed) for seed in (0, 0, 1, 2, 3)]
+    assert parts[0] == parts[1]
+    assert len(set(parts)) == 4
+    assert all(400 <= len(part) <= 500 for part in parts)
+
+
+def test_of_a_large_jsonl_lines_from_everywhere_are_kept(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "many.jsonl", *({"text": f"line {number:04d}"} for number in range(2000)))
+    text = load_text([source(path)], longest_bytes=path.stat().st_size // 4, seed=5)
+    numbers = [int(line.removeprefix(b"line ")) for line in text.split(b"\n\n") if len(line) == 9]
+    assert 300 < len(numbers) < 700
+    assert numbers == sorted(set(numbers))
+    assert numbers[0] < 100
+    assert numbers[-1] > 1900
+
+
+def test_bytes_are_their_own_tokens(tmp_path: Path) -> None:
+    everything = bytes(range(256))
+    (tmp_path / "all.txt").write_bytes(everything)
+    corpus = load_corpus(Data(sources=(source(tmp_path / "all.txt"),)), 256)
+    assert corpus.dtype == torch.uint8
+    assert bytes(corpus.tolist()) == everything == ByteTokenizer().decode(corpus.tolist())
+    assert ByteTokenizer().encode(b"").shape == (0,)
+    assert ByteTokenizer().decode([65, 300]) == b"A"
+
+
+@pytest.fixture
+def tokenizer_file(tmp_path: Path) -> Path:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["def function(self): return self\n"] * 10, trainer)
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("text", ["def function(self):\n", "naïve — 日本語 🐝", ""])
+def test_a_tokenizer_file_encodes_and_decodes(tokenizer_file: Path, text: str) -> None:
+    tokenizer = open_tokenizer(str(tokenizer_file), 300)
+    tokens = tokenizer.encode(text.encode())
+    assert tokens.dtype == torch.int32
+    assert tokenizer.decode(tokens.tolist()) == text.encode()
+
+
+def test_a_long_text_is_tokenized_in_pieces_without_loss(
+    tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peers.text._TOKENIZER_PIECE", 10)
+    tokenizer = open_tokenizer(str(tokenizer_file), 300)
+    text = "first line\nsecond wörld\n\nlast without an end".encode()
+    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
+
+
+def test_the_corpus_uses_the_manifests_tokenizer(tokenizer_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(b"def function(self): return self\n" * 100)
+    data = Data(sources=(source(tmp_path / "text.txt"),), tokenizer=str(tokenizer_file))
+    corpus = load_corpus(data, 300)
+    assert corpus.dtype == torch.int32
+    assert len(corpus) < 3200 / 2
+    with pytest.raises(TextError, match=r"has \d+ tokens, the model 256: raise model\.vocabulary"):
+        load_corpus(data, 256)
+
+
+def test_a_character_is_shown_when_its_last_byte_is_there(tokenizer_file: Path) -> None:
+    tokenizer = open_tokenizer(str(tokenizer_file), 300)
+    tokens = tokenizer.encode("a🐝".encode()).tolist()
+    assert [tokenizer.decode(tokens[:count]) for count in range(1, 5)] == [b"a"] * 4
+    assert tokenizer.decode(tokens) == "a🐝".encode()
+
+
+def test_a_tokenizer_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TextError, match=r"tokenizer .*absent\.json does not exist"):
+        open_tokenizer(str(tmp_path / "absent.json"), 256)
+    (tmp_path / "broken.json").write_text('{"model": 3}')
+    with pytest.raises(TextError, match=r"broken\.json is not a tokenizer\.json") as raised:
+        open_tokenizer(str(tmp_path / "broken.json"), 256)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_tokenizers_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(TextError, match=r"needs the package `tokenizers`: install swarmnet\[hf\]"):
+        open_tokenizer("tokenizer.json", 256)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300), st.integers(1, 200), st.integers(1, 50))
+def test_an_excerpt_is_made_of_pieces_of_the_text(text: bytes, limit: int, piece: int) -> None:
+    taken = excerpt(text, limit, piece)
+    assert len(taken) <= limit
+    if len(text) <= limit:
+        assert taken == text
+    else:
+        assert len(taken) >= min(piece, limit)
+        length = min(piece, limit)
+        assert all(taken[start : start + length] in text for start in range(0, len(taken), length))
+
+
+def test_an_excerpt_reaches_from_start_to_end() -> None:
+    text = bytes(range(256)) * 4
+    taken = excerpt(text, 64, 16)
+    assert len(taken) == 64
+    assert taken.startswith(text[:16])
+    assert taken.endswith(text[-16:])
+    assert fingerprint(taken) != fingerprint(text)

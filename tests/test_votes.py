@@ -1,0 +1,388 @@
+"""Contributions: votes and values, whole methods on small models."""
+
+import hashlib
+from dataclasses import replace
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnet.fixed_point import to_floats, to_units
+from swarmnet.identifiers import PeerId
+from swarmnet.layout import layout_of
+from swarmnet.manifest import Manifest, Sync
+from swarmnet.method import ContributionError, GradientError, method_of
+from swarmnet.momentum import Momentum
+from swarmnet.selection import seed_of, selection_of
+from swarmnet.transform import transform_of
+
+SELECTIONS = ["top-k", "group", "seeded"]
+TRANSFORMS = ["hadamard", "dct", "identity"]
+METHODS = ["demo-votes", "demo-float"]
+EVERY = list(product(METHODS, SELECTIONS, TRANSFORMS))
+CPU = torch.device("cpu")
+SIZES = [("top-k", 32, 10), ("top-k", 128, 8), ("group", 128, 6), ("seeded", 1024, 1)]
+PEERS = [PeerId(f"peer {index}") for index in range(5)]
+
+
+def shapes_of(layers, width=24, first=True, last=True, start=0):
+    shapes = {"model.embed_tokens.weight": (256, width)} if first else {}
+    for layer in range(start, start + layers):
+        shapes[f"model.layers.{layer}.input_layernorm.weight"] = (width,)
+        shapes[f"model.layers.{layer}.self_attn.q_proj.weight"] = (width, width)
+        shapes[f"model.layers.{layer}.mlp.up_proj.weight"] = (11 * width, width)
+    if last:
+        shapes |= {"model.norm.weight": (width,), "lm_head.weight": (256, width)}
+    return shapes
+
+
+def manifest(**sync):
+    return Manifest("test", PeerId("owner"), sync=Sync(**{"kept": 64, "warmup_rounds": 1, **sync}))
+
+
+def gradient_of(layout, seed):
+    """float32 [layout.size], drawn by parameter name, so that it is the same for any cut in stages."""
+    gradient = torch.zeros(layout.size)
+    for entry in layout.entries:
+        digest = hashlib.sha256(f"{seed} {entry.name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        gradient[entry.offset : entry.offset + entry.size] = torch.randn(entry.size, generator=generator)
+    return gradient
+
+
+def contributions(method_manifest, layout, rounds=1):
+    """Payloads of the last round, one per peer, each peer with its own method and gradients."""
+    payloads = {}
+    for number, peer in enumerate(PEERS):
+        method = method_of(method_manifest, layout)
+        for round in range(rounds):
+            payloads[peer] = method.contribute(gradient_of(layout, 100 * round + number), 7, round, peer)
+    return payloads
+
+
+def tally_of(method, payloads, round=0):
+    tally = method.tally(round)
+    for peer, payload in payloads.items():
+        tally.add(peer, payload)
+    return tally
+
+
+def by_name(layout, flat):
+    return {entry.name: flat[entry.offset : entry.offset + entry.size] for entry in layout.entries}
+
+
+@pytest.mark.parametrize(("method_name", "selection", "transform"), EVERY)
+def test_the_step_is_a_function_of_the_set_alone(method_name, selection, transform):
+    """Any order of arrival, any number of threads, and whatever came and went in between."""
+    layout = layout_of(shapes_of(2))
+    settings_ = manifest(method=method_name, selection=selection, transform=transform)
+    method = method_of(settings_, layout)
+    payloads = contributions(settings_, layout)
+    step = tally_of(method, payloads).step()
+    assert step.dtype == torch.int32
+    assert step.shape == (layout.size,)
+    for order in list(permutations(PEERS))[7::29]:
+        assert torch.equal(tally_of(method, {peer: payloads[peer] for peer in order}).step(), step)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2 if threads == 1 else 1)
+    try:
+        assert torch.equal(tally_of(method, payloads).step(), step)
+    finally:
+        torch.set_num_threads(threads)
+    tally = tally_of(method, payloads)
+    tally.remove(PEERS[2])
+    fewer = tally.step()
+    assert not torch.equal(fewer, step)
+    assert torch.equal(fewer, tally_of(method, {p: payloads[p] for p in PEERS if p != PEERS[2]}).step())
+    tally.add(PEERS[2], payloads[PEERS[2]])
+    assert torch.equal(tally.step(), step)
+
+
+@pytest.mark.parametrize(("method_name", "selection", "transform"), EVERY)
+def test_any_cut_of_the_layers_in_stages_gives_the_same_votes(method_name, selection, transform):
+    settings_ = manifest(method=method_name, selection=selection, transform=transform)
+    unsplit = layout_of(shapes_of(5))
+    payloads = contributions(settings_, unsplit, 3)
+    whole = by_name(unsplit, tally_of(method_of(settings_, unsplit), payloads, 2).step())
+    for cut in [(1, 1, 3), (4, 1)]:
+        start = 0
+        for stage, layers in enumerate(cut):
+            layout = layout_of(shapes_of(layers, first=stage == 0, last=stage == len(cut) - 1, start=start))
+            start += layers
+            step = tally_of(method_of(settings_, layout), contributions(settings_, layout, 3), 2).step()
+            for name, part in by_name(layout, step).items():
+                assert torch.equal(part, whole[name]), name
+
+
+@pytest.mark.parametrize(("method_name", "selection"), list(product(METHODS, SELECTIONS)))
+def test_payloads_have_the_promised_length_and_the_padding_stays(method_name, selection):
+    layout = layout_of(shapes_of(2))
+    assert layout.padding
+    settings_ = manifest(method=method_name, selection=selection)
+    method = method_of(settings_, layout)
+    payloads = contributions(settings_, layout)
+    for payload in payloads.values():
+        assert len(payload) == method.payload_bytes
+        method.check(payload)
+    step = tally_of(method, payloads).step()
+    for start, stop in layout.padding:
+        assert not step[start:stop].any()
+
+
+@pytest.mark.parametrize(("selection", "kept", "bits_per_vote"), SIZES)
+def test_the_sizes_at_a_million_parameters_are_what_the_codes_promise(selection, kept, bits_per_vote):
+    layout = layout_of({"model.embed_tokens.weight": (8192, 128)})
+    method = method_of(manifest(selection=selection, kept=kept), layout)
+    assert method.votes == 256 * kept
+    assert method.payload_bytes * 8 == bits_per_vote * method.votes
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_what_is_sent_leaves_the_momentum_and_nothing_else_changes(selection):
+    layout = layout_of(shapes_of(1))
+    transforms = [transform_of("hadamard", plane.chunk, CPU) for plane in layout.planes]
+    momentum = Momentum(layout, transforms, 0.9, 1.0, CPU)
+    momentum.accumulate(gradient_of(layout, 3), 5)
+    before = [plane_CN.clone() for plane_CN in momentum.planes()]
+    selections = [selection_of(selection, plane.chunk, 64) for plane in layout.planes]
+    sent = momentum.take(selections, 0, b"seed")
+    for old_CN, new_CN, part in zip(before, momentum.planes(), sent, strict=True):
+        assert torch.equal(part.values, old_CN.gather(1, part.indices))
+        assert not new_CN.gather(1, part.indices).any()
+        assert torch.equal(new_CN.scatter(1, part.indices, part.values), old_CN)
+        assert int((new_CN != old_CN).sum()) == part.indices.numel()
+
+
+@pytest.mark.parametrize("kept", [1, 32, 128])
+def test_top_k_takes_the_largest_magnitudes(kept):
+    momentum = torch.randn(9, 4096, generator=torch.Generator().manual_seed(0))
+    indices = selection_of("top-k", 4096, kept).choose(momentum, b"")
+    assert torch.equal(indices, momentum.abs().topk(kept, dim=1).indices.sort(dim=1).values)
+
+
+def test_top_k_breaks_ties_towards_the_front():
+    momentum = torch.zeros(3, 64)
+    momentum[1, 40:] = -1.0
+    momentum[2, [5, 50]] = 2.0
+    momentum[2, 9:20] = 1.0
+    indices = selection_of("top-k", 64, 256).choose(momentum, b"")
+    assert indices.tolist() == [[0, 1, 2, 3], [40, 41, 42, 43], [5, 9, 10, 50]]
+
+
+@pytest.mark.parametrize("kept", [1, 32, 128, 4096])
+def test_group_takes_the_largest_magnitude_of_each_group(kept):
+    momentum = torch.randn(5, 4096, generator=torch.Generator().manual_seed(0))
+    indices = selection_of("group", 4096, kept).choose(momentum, b"")
+    assert torch.equal(indices % kept, torch.arange(kept).expand(5, -1))
+    taken = momentum.abs().gather(1, indices)
+    best = momentum.abs().view(5, -1, kept).amax(dim=1)
+    assert torch.allclose(taken, best, rtol=2.0**-11)
+
+
+def test_drawn_coordinates_are_one_per_group_and_differ_by_run_round_and_peer():
+    selection = selection_of("seeded", 4096, 256)
+    seeds = [seed_of(run, round, peer) for run in ("a", "b") for round in (0, 1) for peer in PEERS]
+    draws = [tuple(selection.choose(torch.zeros(1, 4096), seed)[0].tolist()) for seed in seeds]
+    assert len(set(draws)) == len(draws)
+    for draw in draws:
+        assert [index % 256 for index in draw] == list(range(256))
+    counts = np.bincount(np.array(draws).reshape(-1) // 256, minlength=16)
+    # 5120 draws of 16 offsets: 320 each, deviation 17; six of them.
+    assert np.abs(counts - 320).max() < 104
+
+
+def test_the_draw_is_pinned_because_it_is_part_of_the_wire():
+    indices = selection_of("seeded", 4096, 8).choose(torch.zeros(1, 4096), seed_of("run", 3, PeerId("peer")))
+    assert indices[0].tolist() == [1416, 1833, 2098, 931, 2772, 45, 2310, 231]
+
+
+def test_exact_zeros_get_pseudo_random_signs():
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    method = method_of(manifest(selection="seeded", kept=1024, transform="identity"), layout)
+    votes = set()
+    for round in range(4):
+        payload = method.contribute(torch.zeros(layout.size), 1, round, PEERS[0])
+        votes.add(payload)
+        assert 400 < int(np.unpackbits(np.frombuffer(payload, np.uint8)).sum()) < 624
+    assert len(votes) == 4
+
+
+def test_a_block_is_clipped_and_its_neighbours_are_not():
+    layout = layout_of(shapes_of(2))
+    big = gradient_of(layout, 1)
+    for start, stop in layout.block_ranges()["model.layers.1"]:
+        big[start:stop] *= 1e6
+    momenta = []
+    for gradient in (gradient_of(layout, 1), big):
+        transforms = [transform_of("identity", plane.chunk, CPU) for plane in layout.planes]
+        momentum = Momentum(layout, transforms, 0.0, 1.0, CPU)
+        momentum.accumulate(gradient, 1)
+        momenta.append(torch.cat([plane_CN.reshape(-1) for plane_CN in momentum.planes()]))
+    # Norms here are far above 1 in both, so the clipped result is the same.
+    assert torch.allclose(momenta[0], momenta[1], rtol=1e-5)
+    for ranges in layout.block_ranges().values():
+        norm = torch.cat([momenta[0][start:stop] for start, stop in ranges]).norm()
+        assert norm == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_small_gradient_is_averaged_over_its_tokens_and_not_clipped():
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    transforms = [transform_of("identity", 4096, CPU)]
+    momentum = Momentum(layout, transforms, 0.0, 1.0, CPU)
+    momentum.accumulate(torch.full((4096,), 0.08), 8)
+    assert torch.allclose(momentum.planes()[0], torch.full((1, 4096), 0.01))
+
+
+@pytest.mark.parametrize("method_name", METHODS)
+def test_an_unusable_gradient_is_refused_and_changes_nothing(method_name):
+    layout = layout_of(shapes_of(1))
+    settings_ = manifest(method=method_name)
+    method, untouched = method_of(settings_, layout), method_of(settings_, layout)
+    bad = gradient_of(layout, 0)
+    bad[3] = float("nan")
+    with pytest.raises(GradientError, match=r"embed_tokens.*not finite"):
+        method.contribute(bad, 1, 0, PEERS[0])
+    with pytest.raises(GradientError, match="0 tokens"):
+        method.contribute(gradient_of(layout, 0), 0, 0, PEERS[0])
+    with pytest.raises(GradientError, match="shape"):
+        method.contribute(torch.zeros(3), 1, 0, PEERS[0])
+    good = gradient_of(layout, 1)
+    assert method.contribute(good, 1, 0, PEERS[0]) == untouched.contribute(good, 1, 0, PEERS[0])
+
+
+@settings(deadline=None)
+@given(st.sampled_from(SELECTIONS), st.sampled_from(METHODS), st.data())
+def test_hostile_payloads_are_refused_or_count_as_one_vote_each(selection, method_name, data):
+    layout = layout_of({"lm_head.weight": (64, 64), "model.norm.weight": (60,)})
+    method = method_of(manifest(selection=selection, kept=64, method=method_name), layout)
+    honest = bytearray(method.contribute(gradient_of(layout, 0), 1, 0, PEERS[0]))
+    for place in data.draw(st.lists(st.integers(0, 8 * len(honest) - 1), max_size=4)):
+        honest[place // 8] ^= 1 << (place % 8)
+    payload = data.draw(st.sampled_from([bytes(honest), bytes(honest[:-1]), bytes(honest) + b"\0"]))
+    tally = method.tally(0)
+    try:
+        method.check(payload)
+    except ContributionError:
+        with pytest.raises(ContributionError):
+            tally.add(PEERS[0], payload)
+        assert not tally.step().any()
+        return
+    tally.add(PEERS[0], payload)
+    if method_name == "demo-votes":
+        for votes, plane in zip(method.votes_of(payload, b""), layout.planes, strict=True):
+            assert votes.indices.shape == (plane.chunks, max(1, 64 * plane.chunk // 4096))
+            assert all(len(set(row)) == len(row) for row in votes.indices.tolist())
+            assert set(votes.signs.flatten().tolist()) <= {-1, 1}
+            assert votes.indices.max() < plane.chunk
+
+
+@settings(deadline=None)
+@given(st.sampled_from(SELECTIONS), st.binary(max_size=200))
+def test_random_bytes_are_refused_for_their_length(selection, payload):
+    layout = layout_of(shapes_of(1))
+    with pytest.raises(ContributionError, match="bytes where"):
+        method_of(manifest(selection=selection), layout).check(payload)
+
+
+@pytest.mark.parametrize("method_name", METHODS)
+def test_a_peer_counts_once(method_name):
+    layout = layout_of(shapes_of(1))
+    settings_ = manifest(method=method_name)
+    method = method_of(settings_, layout)
+    payloads = contributions(settings_, layout)
+    tally = tally_of(method, payloads)
+    step = tally.step()
+    with pytest.raises(ValueError, match="already"):
+        tally.add(PEERS[0], payloads[PEERS[1]])
+    assert torch.equal(tally.step(), step)
+    with pytest.raises(KeyError):
+        tally.remove(PeerId("stranger"))
+
+
+def test_the_majority_decides_and_ties_and_silence_leave_a_weight():
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    settings_ = manifest(selection="group", transform="identity", kept=4096, learning_rate=2.0**-10)
+    method = method_of(settings_, layout)
+    tally = method.tally(0)
+    assert not tally.step().any()
+    up, down = torch.ones(layout.size), -torch.ones(layout.size)
+    for peer, gradient in zip(PEERS, [up, up, down], strict=False):
+        tally.add(peer, method_of(settings_, layout).contribute(gradient, 1, 0, peer))
+    assert set(tally.step().tolist()) == {-(2**12)}
+    tally.add(PEERS[3], method_of(settings_, layout).contribute(down, 1, 0, PEERS[3]))
+    assert not tally.step().any()
+
+
+def test_float_values_beyond_the_clip_or_not_numbers_are_refused():
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    method = method_of(manifest(method="demo-float", clip=0.5), layout)
+    payload = method.contribute(torch.ones(layout.size), 1, 0, PEERS[0])
+    method.check(payload)
+    for value in (0.51, -0.51, float("nan"), float("inf")):
+        with pytest.raises(ContributionError, match="clip"):
+            method.check(payload[:-4] + np.float32(value).tobytes())
+
+
+def test_the_float_mean_is_over_the_senders_of_a_coefficient():
+    """One large value against two small opposite ones: the mean follows the large one, votes would not."""
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    settings_ = manifest(method="demo-float", selection="group", transform="identity", kept=4096, clip=1.0)
+    tally = method_of(settings_, layout).tally(0)
+    for peer, value in zip(PEERS, (0.01, -0.002, -0.003), strict=False):
+        gradient = torch.full((layout.size,), value)
+        tally.add(peer, method_of(settings_, layout).contribute(gradient, 1, 0, peer))
+    assert (tally.step() < 0).all()
+
+
+@pytest.mark.parametrize(("method_name", "transform"), list(product(METHODS, TRANSFORMS)))
+def test_lookahead_is_the_step_of_a_swarm_of_equals_while_the_round_is_open(method_name, transform):
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    settings_ = manifest(method=method_name, transform=transform, selection="top-k", kept=4096)
+    method = method_of(settings_, layout)
+    gradient = gradient_of(layout, 0)
+    payload = method.contribute(gradient, 1, 0, PEERS[0])
+    ahead = method.lookahead(0)
+    step = tally_of(method, {PEERS[0]: payload}).step()
+    # Votes have no magnitude, so only values and untransformed votes reproduce the gradient itself.
+    agreement = float((ahead == step).float().mean())
+    assert agreement > (0.99 if method_name == "demo-float" or transform == "identity" else 0.75)
+    # All was sent, so nothing is left that would point anywhere after the round.
+    assert not method.lookahead(1).any()
+
+
+@pytest.mark.parametrize(("method_name", "selection", "transform"), EVERY)
+def test_every_selection_and_transform_descends(method_name, selection, transform):
+    """Three peers with noisy gradients of a quadratic reach a tenth of the first loss and stay there."""
+    layout = layout_of({"lm_head.weight": (70, 64), "model.norm.weight": (40,)})
+    settings_ = manifest(
+        method=method_name, selection=selection, transform=transform, kept=1024, momentum=0.8,
+        learning_rate=0.02, decay_rounds=120, clip=100.0,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    target = gradient_of(layout, 5) * 0.3
+    weights = torch.zeros(layout.size, dtype=torch.int32)
+    methods = {peer: method_of(settings_, layout) for peer in PEERS[:3]}
+    first = float(((to_floats(weights) - target) ** 2).sum())
+    for round in range(120):
+        tally = methods[PEERS[0]].tally(round)
+        for peer, method in methods.items():
+            noise = 0.1 * torch.randn(layout.size, generator=generator)
+            for start, stop in layout.padding:
+                noise[start:stop] = 0
+            tally.add(peer, method.contribute(4 * (to_floats(weights) - target + noise), 4, round, peer))
+        weights += tally.step()
+    assert float(((to_floats(weights) - target) ** 2).sum()) < 0.1 * first
+    assert torch.equal(to_units(to_floats(weights)), weights)
+
+
+def test_another_run_draws_other_coordinates():
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    one = manifest(selection="seeded", transform="identity")
+    payloads = {
+        name: method_of(replace(one, name=name), layout).contribute(gradient_of(layout, 0), 1, 0, PEERS[0])
+        for name in ("one", "two")
+    }
+    assert payloads["one"] != payloads["two"]
