@@ -14,7 +14,7 @@ import typer
 from peers.config import DemoOptions, PeerFile, check_typed, default_state, load, run_id_of
 from peers.errors import ConfigError, UserError, as_user_errors
 from peers.files import write_atomically
-from peers.yaml_lines import Typed, overlay, read
+from peers.yaml_lines import Typed, overlay
 from swarmnet.identifiers import RunId
 
 Settings = Annotated[
@@ -131,12 +131,12 @@ def _again(file: Path, run_id: RunId, wanted: dict[str, str]) -> PeerFile:
     """The peer file of an earlier `join`, with what this command says over it."""
     from peers.run_file import load_signed
 
-    earlier = read(file).data.get("run")
     config = load(file, os.environ, wanted)
-    held = run_id_of(config.run or "") or load_signed(Path(config.run or "")).run_id
+    if config.run is None:
+        raise UserError(f"{file} is of a {config.role}; name another folder with --state")
+    held = run_id_of(config.run) or load_signed(Path(config.run)).run_id
     if held != run_id:
-        raise UserError(f"{file} is for run {earlier if run_id_of(str(earlier)) else held}; "
-                        "name another folder with --state")  # fmt: skip
+        raise UserError(f"{file} is for run {held}; name another folder with --state")
     return config
 
 

@@ -169,6 +169,11 @@ class DataPath:
             self.bodies[key] = _Bodies(inputs=inputs_BT, labels=labels_BT)
             self.feed(Start(key))
 
+    def finished(self) -> bool:
+        """Whether nothing is under way here, or all that is waits for a next stage that has left."""
+        waits = all(job.phase in ("unrouted", "done") for job in self.pipeline.jobs.values())
+        return not self.pipeline.under_way or (waits and not self._next_peers())
+
     def close(self) -> None:
         self._timer.close()
 

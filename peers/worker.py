@@ -8,7 +8,7 @@ loop it is given: p2pd and a thread, or memory and a virtual clock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -90,7 +90,7 @@ class Worker:
         transport: Transport,
         directory: Directory,
         compute: Compute,
-        load_text: Callable[[], Text],
+        load_text: Callable[[], Awaitable[Text]],
         settings: Settings,
         chance: Random,
         note: Callable[..., None],
@@ -131,7 +131,7 @@ class Worker:
 
     async def run(self) -> None:
         self.stage = self.settings.stage if self.settings.stage is not None else await self._choose_stage()
-        self._assemble()
+        self._assemble(await self.load_text() if self.stage == 0 else None)
         self._tasks = [
             self.loop.create_task(self._announce_forever(), name="announce"),
             self.loop.create_task(self._look_forever(), name="look up"),
@@ -160,7 +160,7 @@ class Worker:
         self.say("stage", f"takes stage {stage}: peers per stage {[counts[s] for s in sorted(counts)]}")
         return stage
 
-    def _assemble(self) -> None:
+    def _assemble(self, text: Text | None) -> None:
         manifest, me = self.manifest, self.transport.peer
         self.layout = layout_of(parameter_shapes(manifest.model, manifest.span(self.stage)))
         self.stage_compute = StageCompute(manifest.model, manifest.span(self.stage), self.layout)
@@ -171,9 +171,8 @@ class Worker:
         self.snapshots = Snapshots(self.identity, self.signed.run_id, self.stage, manifest.rounds)
         self.states = StatePath(self.snapshots, self.neighbourhood, self.layout.size * 4, self.note)
         self.data = DataPath(
-            manifest, self.stage, self.compute, self.stage_compute, self.neighbourhood,
-            self.load_text() if self.stage == 0 else None,
-            self.chance, self.settings.slots, self.settings.in_flight, self._committed, self.note,
+            manifest, self.stage, self.compute, self.stage_compute, self.neighbourhood, text, self.chance,
+            self.settings.slots, self.settings.in_flight, self._committed, self.note,
         )  # fmt: skip
         self.neighbourhood.record = self._record()
         self.neighbourhood.start()
@@ -302,8 +301,7 @@ class Worker:
         self.state = "leaving"
         self.neighbourhood.beat_now()
         until = self.loop.time() + self.settings.drain_seconds
-        pipeline = self.data.pipeline
-        await self._until(lambda: not pipeline.under_way, until)
+        await self._until(self.data.finished, until)
         self.update.leave()
         await self._until(self.update.handed_over, until)
         await self.save()

@@ -47,6 +47,8 @@ class Membership:
         self.stage = stage
         self.chance = chance
         self.peers: dict[PeerId, Known] = {}
+        self._left: dict[PeerId, int] = {}
+        """Sequence of the last record of peers that said Bye: the directory keeps it for a while."""
 
     # -- what happens ---------------------------------------------------------------------------------
 
@@ -57,6 +59,8 @@ class Membership:
         """A verified record; True if it is news. An older sequence never replaces a newer one."""
         known = self.peers.get(peer)
         if peer == self.me or (known is not None and known.sequence >= sequence):
+            return False
+        if self._left.get(peer, -1) >= sequence:
             return False
         if known is None:
             self.peers[peer] = Known(stage, role, addresses, sequence, record, now)
@@ -96,8 +100,10 @@ class Membership:
         known.failures += 1
 
     def left(self, peer: PeerId) -> None:
-        """It said Bye: nothing to wait for."""
-        self.peers.pop(peer, None)
+        """It said Bye: nothing to wait for, until it signs a newer record."""
+        known = self.peers.pop(peer, None)
+        if known is not None:
+            self._left[peer] = known.sequence
 
     # -- what follows ---------------------------------------------------------------------------------
 

@@ -306,3 +306,16 @@ def test_a_demo_that_cannot_be_is_refused_before_it_starts(swarmnet, started):
     refused(swarmnet("demo", "--peers", 2, "--stages", 3), "every stage needs a peer")
     refused(swarmnet("demo", "--report", "no/such/r.json"), "its folder does not exist")
     assert started == []
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "peers.cli", "config", "explain"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")

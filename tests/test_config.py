@@ -97,7 +97,7 @@ def problems(typed, text, environment=None, overrides=None):
             "1: role: tags (tag:yaml.org,2002:python/name:os.system) are not used here; write plain data",
         ),
         ("role: [\n", "2: is not YAML: expected the node content, but found '<stream end>'"),
-        ("[" * 5000, "1: is nested too deeply"),
+        ("[" * 1500, "1: is nested too deeply"),
     ],
 )
 def test_every_mistake_is_one_line_with_its_place_and_what_would_be_right(typed, text, expected):

@@ -140,3 +140,8 @@ def test_nothing_is_neither_sent_nor_received(codec: Codec) -> None:
         encode(torch.empty(2, 0), codec)
     with pytest.raises(HiddenError, match="0 bytes"):
         decode(b"", (2, 0), codec)
+
+
+def test_int8_keeps_its_sign_where_the_scale_can_hardly_be_written() -> None:
+    tensor = torch.tensor([190, -190]) * 2.0**-149
+    assert torch.equal(decode(encode(tensor, "int8"), (2,), "int8"), torch.tensor([127, -127]) * 2.0**-149)

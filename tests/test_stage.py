@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -277,3 +279,27 @@ def test_weights_of_the_wrong_size_or_type_are_refused() -> None:
     for weights in (torch.zeros(layout.size + 1), torch.zeros(layout.size, dtype=torch.float64)):
         with pytest.raises(ValueError, match="the layout needs float32"):
             stage.publish(weights)
+
+
+def test_a_peer_pays_for_no_part_of_torch_that_it_does_not_use() -> None:
+    program = """
+import sys, torch
+from swarmnet.fixed_point import to_floats
+from swarmnet.layout import layout_of
+from swarmnet.manifest import ModelShape, Span
+from swarmnet.model import initial_units, parameter_shapes
+from swarmnet.stage import StageCompute
+shape = ModelShape(layers=2)
+tokens = torch.zeros(1, 4, dtype=torch.int64)
+first, last = Span(0, 1, True, False), Span(1, 2, False, True)
+stages = []
+for span in (first, last):
+    layout = layout_of(parameter_shapes(shape, span))
+    stages.append(StageCompute(shape, span, layout))
+    stages[-1].publish(to_floats(initial_units(shape, span, layout, 0)))
+finished = stages[1].finish(0, stages[0].forward(0, tokens), tokens)
+stages[0].backward(0, finished.hidden_gradient)
+print(sorted({"sympy", "torch._dynamo", "torch.utils.checkpoint"} & set(sys.modules)))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.stdout.strip() == "[]", ran.stderr

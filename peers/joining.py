@@ -1,0 +1,87 @@
+"""Finding the run: bootstraps and remembered peers until one answers, and the manifest by its id."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from peers.files import write_atomically
+from peers.run_file import RunFileError, SignedManifest, from_wire, load_signed, published_text
+from protocols.dht import DhtDirectory
+from protocols.errors import Unreachable, WireError
+from swarmnet.identifiers import PeerId, RunId
+
+ANSWER_SECONDS = 10.0
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 15.0
+"""libp2p's own dial back-off grows when it is asked more often after failures."""
+REMEMBERED_PEERS = 64
+
+Say = Callable[[str, str], None]
+
+
+class PeerCache:
+    """Addresses of peers met in this run, on disk: a way in when every bootstrap is gone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[str]:
+        """Multiaddrs, newest first; an unreadable file is as good as none."""
+        try:
+            content = json.loads(self.path.read_bytes())
+        except (OSError, ValueError):
+            return []
+        addresses = content.get("addresses") if isinstance(content, dict) else None
+        return [a for a in addresses if isinstance(a, str)] if isinstance(addresses, list) else []
+
+    def write(self, peers: Iterable[tuple[PeerId, Sequence[str]]]) -> None:
+        met = [f"{address}/p2p/{peer}" for peer, addresses in peers for address in addresses[:2]]
+        addresses = list(dict.fromkeys([*met, *self.read()]))[:REMEMBERED_PEERS]
+        write_atomically(self.path, json.dumps({"addresses": addresses}, indent=1).encode())
+
+
+async def join_directory(
+    directory: DhtDirectory, bootstraps: Sequence[str], cache: PeerCache, say: Say
+) -> None:
+    """Return when some bootstrap or remembered peer answers; say what is tried and when next."""
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        tried = list(dict.fromkeys([*bootstraps, *cache.read()]))
+        try:
+            answered = await directory.bootstrap(tried, ANSWER_SECONDS)
+        except Unreachable as error:
+            say("unreachable", f"{error}; trying again in {pause:.0f} s (Ctrl+C stops)")
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
+            continue
+        say("joined", f"joined through {answered} of {len(tried)} known peers")
+        return
+
+
+async def find_manifest(
+    run: str, directory: DhtDirectory, kept: Path, say: Say
+) -> SignedManifest:
+    """The run's manifest from a published file, from `kept`, or from the directory, which is asked until
+    it has it. Raises RunFileError for a file that is not what it claims."""
+    if len(run) != 64 or not set(run) <= set("0123456789abcdef"):
+        return load_signed(Path(run))
+    run_id = RunId(run)
+    if await asyncio.to_thread(kept.exists):
+        return load_signed(kept, run_id)
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            data = await directory.get_manifest(run_id, ANSWER_SECONDS)
+            if data is not None:
+                signed = from_wire(data, run_id)
+                write_atomically(kept, published_text(signed).encode())
+                return signed
+            reason = f"no peer knows the run {run_id[:16]}... yet; is the id right?"
+        except (WireError, RunFileError) as error:
+            reason = str(error)
+        say("no_manifest", f"{reason} Asking again in {pause:.0f} s (Ctrl+C stops)")
+        await asyncio.sleep(pause)
+        pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)

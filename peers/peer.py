@@ -1,0 +1,278 @@
+"""The peer process: a peer file becomes a running worker or bootstrap, until a signal or a fault ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+
+import torch
+import uvloop
+from torch import Tensor
+
+from peers.compute import ThreadCompute
+from peers.config import PeerFile
+from peers.errors import UserError, as_user_errors
+from peers.event_log import EventLog
+from peers.http import Exporter
+from peers.joining import PeerCache, find_manifest, join_directory
+from peers.metrics import Metrics
+from peers.observe import Observer
+from peers.run_file import SignedManifest
+from peers.status import Report, Status, open_report
+from peers.text import TextError, load_corpus
+from peers.worker import Settings, Worker, set_threads
+from protocols.daemon import CannotStart, DaemonOptions
+from protocols.dht import DhtDirectory
+from protocols.errors import WireError
+from protocols.identity import Identity, IdentityError, load_or_create
+from protocols.p2pd import P2pdTransport
+from swarmnet.identifiers import MicrobatchId
+from swarmnet.manifest import Data, Source
+from swarmnet.sampling import window_starts, windows
+
+MANIFEST_SECONDS = 60.0
+"""How often a bootstrap with a run stores its manifest again; it lives 600 s in the directory."""
+RESTART_SECONDS = 1.0
+FAULT = 1
+"""Exit code when something other than the user ended the peer."""
+
+
+class Corpus:
+    """Text of one peer as tokens (data_path.Text)."""
+
+    def __init__(self, signed: SignedManifest, tokens: Tensor) -> None:
+        self.signed = signed
+        self.tokens = tokens
+
+    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
+        data, seed = self.signed.manifest.data, self.signed.manifest.seed
+        starts = window_starts(
+            self.signed.run_id, seed, key, len(self.tokens), data.microbatch_sequences, data.sequence_tokens
+        )
+        return windows(self.tokens, starts, data.sequence_tokens)
+
+
+class P2pdEnded(Exception):
+    """p2pd died; the peer starts it again."""
+
+
+def run_peer_file(config: PeerFile) -> int:
+    """Run one peer until it is told to stop. Returns the exit code; UserError for what a person can mend."""
+    report = open_report(config.log, sys.stderr, time.time, config.name)
+    with contextlib.closing(report), _only_one(config.state), as_user_errors(CannotStart, IdentityError):
+        identity = load_or_create(config.identity)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(Peer(config, identity, report).run())
+
+
+@contextlib.contextmanager
+def _only_one(state: Path) -> Iterator[None]:
+    """A lock on the state folder: two peers with one identity would be one liar."""
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{state} is used by another running peer; each needs its own state") from None
+        yield
+
+
+class Peer:
+    """One process. A session lasts as long as its p2pd; the weights outlive it on disk and in the swarm."""
+
+    def __init__(self, config: PeerFile, identity: Identity, report: Report) -> None:
+        self.config = config
+        self.identity = identity
+        self.report = report
+        self.metrics = Metrics()
+        self.log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
+        self.worker: Worker | None = None
+        self.observer: Observer | None = None
+        self.started = time.monotonic()
+        self._stop = asyncio.Event()
+        self._signals = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled)
+        address = self.config.metrics.address
+        exporter = None
+        if address is not None:
+            exporter = Exporter(address, self.metrics.text, lambda: None, self._not_ready)
+            self.say("metrics", f"metrics at {exporter.url}/metrics", url=exporter.url)
+        self.log.record("started", peer=self.identity.peer_id, pid=os.getpid(), role=self.config.role)
+        try:
+            while not self._stop.is_set():
+                try:
+                    await self._session()
+                except P2pdEnded as error:
+                    self.metrics.network.daemon_restarts.inc()
+                    self.say("p2pd_ended", f"{error}; starting it again in {RESTART_SECONDS:g} s")
+                    await asyncio.sleep(RESTART_SECONDS)
+        finally:
+            self.log.record("stopped")
+            self.log.close()
+            if exporter is not None:
+                await asyncio.to_thread(exporter.close)
+        return 0
+
+    def say(self, event: str, text: str, **fields: object) -> None:
+        """One line for people, and the event log."""
+        self.report.say(event, text, "info", **fields)
+        self.log.record(event, text=text, **fields)
+
+    def _signalled(self) -> None:
+        """The first signal leaves politely, the second one at once."""
+        self._signals += 1
+        if self._signals > 1:
+            self.log.flush()
+            os._exit(FAULT)
+        self.report.say("leaving", f"leaving within {self.config.drain_seconds:g} s; again: at once")
+        self._stop.set()
+        if self.worker is not None:
+            self.worker.leave()
+
+    def _not_ready(self) -> str | None:
+        if self.config.role == "bootstrap" or (self.observer is not None and self.observer.ready):
+            return None
+        return self.worker.state if self.worker is not None else "connecting"
+
+    # -- one session ----------------------------------------------------------------------------------
+
+    async def _session(self) -> None:
+        transport = await P2pdTransport.start(self.config.identity, self._daemon_options())
+        directory = None
+        try:
+            directory = await DhtDirectory.start(transport.daemon)
+            for address in transport.addresses:
+                self.say("listening", f"listening on {address}/p2p/{transport.peer}")
+            role = self._bootstrap if self.config.role == "bootstrap" else self._worker
+            await self._unless_ended(transport, role(transport, directory))
+        finally:
+            if directory is not None:
+                await directory.close()
+            await transport.close()
+
+    async def _unless_ended(self, transport: P2pdTransport, role: object) -> None:
+        """Run the role until it ends, is told to stop before it began to train, or p2pd dies."""
+        assert asyncio.iscoroutine(role)
+        work = asyncio.create_task(role, name="role")
+        ended = asyncio.create_task(transport.ended(), name="p2pd")
+        stop = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            while not work.done():
+                waits = {work, ended} if self._stop.is_set() else {work, ended, stop}
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    raise P2pdEnded(ended.result())
+                if self._stop.is_set() and self.worker is None:
+                    return
+            work.result()
+        finally:
+            for task in (work, ended, stop):
+                task.cancel()
+            await asyncio.gather(work, ended, stop, return_exceptions=True)
+
+    def _daemon_options(self) -> DaemonOptions:
+        config = self.config
+        return DaemonOptions(
+            listen=config.listen, announce=config.announce, auto_nat=config.nat, nat_port_map=config.nat,
+            relay=config.relay, reachability="public" if config.role == "bootstrap" else None,
+        )  # fmt: skip
+
+    async def _bootstrap(self, transport: P2pdTransport, directory: DhtDirectory) -> None:
+        """Only lets others find each other, and keeps a run's manifest findable."""
+        cache = PeerCache(self.config.state / "peers.json")
+        if self.config.bootstrap:
+            await join_directory(directory, self.config.bootstrap, cache, self.say)
+        signed = None
+        if self.config.run is not None:
+            signed = await find_manifest(
+                self.config.run, directory, self.config.state / "run.json", self.say
+            )
+        while True:
+            if signed is not None:
+                with contextlib.suppress(WireError):
+                    await directory.put_manifest(signed.run_id, signed.wire(), 10.0)
+            self.report.status(Status("bootstrap", swarm_peers=directory.known_nodes))
+            self.log.flush()
+            await asyncio.sleep(MANIFEST_SECONDS)
+
+    async def _worker(self, transport: P2pdTransport, directory: DhtDirectory) -> None:
+        config, cache = self.config, PeerCache(self.config.state / "peers.json")
+        assert config.run is not None, "checked by PeerFile"
+        if config.bootstrap:
+            await join_directory(directory, config.bootstrap, cache, self.say)
+        signed = await find_manifest(config.run, directory, config.state / "run.json", self.say)
+        name, owner = signed.manifest.name, signed.manifest.owner
+        self.say("run", f"run {name} ({signed.run_id[:16]}...), owner {owner}")
+        set_threads(config.threads)
+        compute = ThreadCompute()
+        worker = self.worker = Worker(
+            signed, self.identity, transport, directory, compute, partial(self._text, signed),
+            self._settings(), Random(self.identity.peer_id), self.log.record, self.say,
+        )  # fmt: skip
+        observer = self.observer = Observer(worker, self.metrics, self.report, self.log)
+        observing = asyncio.create_task(observer.run(), name="observer")
+        if self._stop.is_set():
+            worker.leave()
+        try:
+            await worker.run()
+        finally:
+            observing.cancel()
+            await asyncio.gather(observing, return_exceptions=True)
+            observer.look()
+            observer.note()
+            self.log.flush()
+            if worker.neighbourhood is not None:
+                known = worker.neighbourhood.membership.peers.items()
+                cache.write((peer, seen.addresses) for peer, seen in known)
+            self.worker = None
+
+    def _settings(self) -> Settings:
+        config = self.config
+        return Settings(
+            stage=None if config.stage == "auto" else config.stage,
+            in_flight=config.in_flight, slots=config.slots, checkpoint_seconds=config.checkpoint_seconds,
+            drain_seconds=config.drain_seconds, checkpoints=config.state / "checkpoints",
+            version=version("swarmnet"),
+        )  # fmt: skip
+
+    async def _text(self, signed: SignedManifest) -> Corpus:
+        """The run's text, from where this machine keeps it."""
+        data = signed.manifest.data
+        here = self.config.text
+        sources = tuple(
+            Source(s.name, str(here.get(s.name, s.path)), s.licence, s.origin) for s in data.sources
+        )
+        local = Data(sources, data.tokenizer, data.sequence_tokens, data.microbatch_sequences)
+        seed = int.from_bytes(self.identity.public_key[:4], "little")
+        vocabulary = signed.manifest.model.vocabulary
+        try:
+            tokens = await asyncio.to_thread(
+                load_corpus, local, vocabulary, longest_bytes=self.config.text_limit, seed=seed
+            )
+        except TextError as error:
+            raise UserError(str(error)) from None
+        self.say("text", f"{len(tokens):,} tokens of text")
+        return Corpus(signed, tokens)
+
+
+def device_of(wish: str) -> torch.device:
+    """The compute device that a peer file asks for. UserError when it is not there."""
+    if wish == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wish == "cuda" and not torch.cuda.is_available():
+        raise UserError("device is cuda, but torch sees no GPU; set device: cpu, or mend the driver")
+    return torch.device(wish)

@@ -1,0 +1,63 @@
+"""Float DeMo: what differs from votes."""
+
+import numpy as np
+import pytest
+import torch
+
+from swarmnet.identifiers import PeerId
+from swarmnet.layout import layout_of
+from swarmnet.manifest import Manifest, Sync
+from swarmnet.method import ContributionError, method_of
+
+PEERS = [PeerId(f"peer {index}") for index in range(3)]
+
+
+def manifest(**sync):
+    return Manifest("test", PeerId("owner"), sync=Sync(method="demo-float", warmup_rounds=1, **sync))
+
+
+def test_float_values_beyond_the_clip_or_not_numbers_are_refused():
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    method = method_of(manifest(clip=0.5), layout)
+    payload = method.contribute(torch.ones(layout.size), 1, 0, PEERS[0])
+    method.check(payload)
+    for value in (0.51, -0.51, float("nan"), float("inf")):
+        with pytest.raises(ContributionError, match="clip"):
+            method.check(payload[:-4] + np.float32(value).tobytes())
+
+
+def test_the_float_mean_is_over_the_senders_of_a_coefficient():
+    """One large value against two small opposite ones: the mean follows the large one, votes would not."""
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    settings_ = manifest(selection="group", transform="identity", kept=4096, clip=1.0)
+    tally = method_of(settings_, layout).tally(0)
+    for peer, value in zip(PEERS, (0.01, -0.002, -0.003), strict=False):
+        gradient = torch.full((layout.size,), value)
+        tally.add(peer, method_of(settings_, layout).contribute(gradient, 1, 0, peer))
+    assert (tally.step() < 0).all()
+
+
+def test_a_coefficient_weighs_by_its_mean_and_not_by_its_number_of_senders():
+    layout = layout_of({"model.norm.weight": (64,)})
+    method = method_of(manifest(transform="hadamard"), layout)
+    sums, senders = torch.zeros(2, 1, 64, dtype=torch.float64)
+    sums[0, 0], senders[0, 0] = 0.3, 3
+    sums[0, 1], senders[0, 1] = -0.2, 1
+    # Value 0 is coefficient 0 plus coefficient 1: a mean of 0.1 - 0.2, but sums of 0.3 - 0.2.
+    assert method.direction_of(0, sums, senders)[0, 0] == -1
+
+
+def test_values_are_added_in_the_order_of_peer_ids():
+    """0.5 + 2**-70 - 0.5 is 0 in float64, and 0.5 - 0.5 + 2**-70 is not: only a fixed order gives one bit."""
+    layout = layout_of({"model.norm.weight": (64,)})
+    settings = manifest(selection="group", transform="identity", kept=4096)
+    method = method_of(settings, layout)
+    payloads = {
+        peer: np.full(64, value, "<f4").tobytes()
+        for peer, value in zip(PEERS, (0.5, 2.0**-70, -0.5), strict=True)
+    }
+    for order in (PEERS, PEERS[::-1], [PEERS[0], PEERS[2], PEERS[1]]):
+        tally = method.tally(0)
+        for peer in order:
+            tally.add(peer, payloads[peer])
+        assert not tally.step().any()

@@ -1,0 +1,249 @@
+"""What only p2pd can do wrong: ports, its own death, silent strangers, and what it leaves behind."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from protocols import daemon as daemon_module
+from protocols import p2pd
+from protocols.daemon import LOOPBACK, CannotStart, Daemon, DaemonOptions
+from protocols.errors import PeerGone
+from protocols.frames import FrameWriter
+from protocols.identity import Identity, create
+from protocols.messages import Act, Busy
+from protocols.p2pd import P2pdTransport
+from test_transport_contract import DEADLINE, Listener
+
+pytestmark = pytest.mark.loopback
+BUSY = Busy("12D3KooW", 3, 1)
+
+
+@pytest.fixture
+async def start(tmp_path):
+    running = []
+
+    async def start(options=LOOPBACK, **more):
+        path = tmp_path / f"identity{len(running)}"
+        create(path)
+        transport = await P2pdTransport.start(path, options, **more)
+        transport.listener = Listener()
+        transport.listen(transport.listener)
+        running.append(transport)
+        return transport
+
+    yield start
+    for transport in running:
+        await transport.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def busy_piece():
+    writer = FrameWriter()
+    writer.post(BUSY)
+    return writer.next_piece()
+
+
+async def raw_stream(attacker, target):
+    await attacker.daemon.connect(target.peer, target.addresses, DEADLINE)
+    return await attacker.daemon.open_stream(target.peer, p2pd.protocol_name("data"), DEADLINE)
+
+
+async def test_the_identity_file_gives_p2pd_its_peer_id(start, tmp_path):
+    transport = await start()
+    data = (tmp_path / "identity0").read_bytes()
+    assert transport.peer == Identity.from_seed(data[4:36]).peer_id
+
+
+async def test_a_port_that_another_program_has_is_named(start):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
+        with pytest.raises(CannotStart, match=re.escape(address)) as raised:
+            await start(DaemonOptions(listen=(address,)))
+        assert "is taken" in str(raised.value)
+
+
+async def test_a_port_that_another_p2pd_has_is_not_shared_with_it(start):
+    # go-libp2p sets SO_REUSEPORT: without our check both would start and share the connections.
+    address = (await start()).addresses[0]
+    with pytest.raises(CannotStart, match=re.escape(address)):
+        await start(DaemonOptions(listen=(address,)))
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("/ip4/203.0.113.7/tcp/0", "no address of this machine"),
+        ("/ip4/127.0.0.1/tcp/80000", "no valid port"),
+        ("/ip4/127.0.0.1", "does not start"),
+    ],
+)
+async def test_an_address_that_cannot_be_listened_on_is_explained(start, address, message):
+    with pytest.raises(CannotStart, match=message) as raised:
+        await start(DaemonOptions(listen=(address,), auto_nat=False, nat_port_map=False, relay=False))
+    assert "\n" not in str(raised.value)
+
+
+async def test_when_p2pd_dies_its_end_is_told_and_all_links_fail_at_once(start):
+    a, b = await start(), await start()
+    link = await a.open(b.peer, "data", DEADLINE, b.addresses)
+    back = await b.open(a.peer, "data", DEADLINE)
+    back.post(BUSY)
+    await a.listener.until(lambda heard: heard.messages)
+    os.kill(a.daemon.pid, signal.SIGKILL)
+    async with asyncio.timeout(DEADLINE):
+        assert "signal 9" in await a.ended()
+    await a.listener.until(lambda heard: len(heard.lost_) == 2)
+    assert link.closed
+    with pytest.raises(PeerGone, match="not running"):
+        await a.open(b.peer, "data", DEADLINE, b.addresses)
+
+
+async def test_a_stranger_that_says_nothing_is_cut_off(start, monkeypatch):
+    monkeypatch.setattr(p2pd, "FIRST_MESSAGE_SECONDS", 0.3)
+    victim, stranger = await start(), await start()
+    reader, writer = await raw_stream(stranger, victim)
+    dripping = busy_piece()[:-1]
+    writer.write(dripping)
+    await victim.listener.until(lambda heard: heard.refused_)
+    assert victim.listener.refused_[0][:2] == (stranger.peer, "malformed")
+    async with asyncio.timeout(DEADLINE):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_link_without_a_sign_of_life_is_lost_and_keep_alives_prevent_it(start, monkeypatch):
+    monkeypatch.setattr(p2pd, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(p2pd, "KEEPALIVE_SECONDS", 0.05)
+    victim, peer = await start(), await start()
+    link = await peer.open(victim.peer, "group", DEADLINE, victim.addresses)
+    link.post(BUSY)
+    _, writer = await raw_stream(peer, victim)
+    writer.write(busy_piece())
+    await victim.listener.until(lambda heard: heard.lost_)
+    assert [lane for _, lane, _ in victim.listener.lost_] == ["data"]
+    assert not link.closed
+    writer.close()
+
+
+async def test_a_flood_of_streams_is_cut_at_the_limit_and_others_are_served(start, monkeypatch):
+    monkeypatch.setattr(p2pd, "STREAMS_PER_PEER", 4)
+    victim, flooder, honest = await start(), await start(), await start()
+    streams = [await raw_stream(flooder, victim) for _ in range(20)]
+    await victim.listener.until(lambda heard: len(heard.refused_) == 16)
+    assert {(peer, code) for peer, code, _ in victim.listener.refused_} == {(flooder.peer, "backlog")}
+    link = await honest.open(victim.peer, "data", DEADLINE, victim.addresses)
+    link.post(BUSY)
+    await victim.listener.until(lambda heard: heard.messages == [BUSY])
+    for _, writer in streams:
+        writer.close()
+
+
+async def test_a_receiver_that_answers_on_a_one_way_stream_is_refused(start):
+    a, b = await start(), await start()
+
+    async def answer(info, reader, writer):
+        writer.write(b"hello")
+        await reader.read(1)
+        writer.close()
+
+    await b.daemon.p2p.add_binary_stream_handler(p2pd.protocol_name("data"), answer)
+    link = await a.open(b.peer, "data", DEADLINE, b.addresses)
+    await a.listener.until(lambda heard: heard.refused_)
+    assert a.listener.refused_[0][:2] == (b.peer, "malformed")
+    assert link.closed
+
+
+async def test_a_third_peer_is_reached_by_its_id_alone_through_a_common_one(start):
+    middle, a, b = await start(), await start(), await start()
+    for peer in (a, b):
+        await peer.daemon.connect(middle.peer, middle.addresses, DEADLINE)
+    link = await a.open(b.peer, "data", DEADLINE)
+    link.post(BUSY)
+    await b.listener.until(lambda heard: heard.messages)
+
+
+async def test_a_peer_that_moved_is_found_though_the_hint_is_old(start):
+    middle, a, b = await start(), await start(), await start()
+    for peer in (a, b):
+        await peer.daemon.connect(middle.peer, middle.addresses, DEADLINE)
+    link = await a.open(b.peer, "data", DEADLINE, ["/ip4/127.0.0.1/tcp/1"])
+    assert not link.closed
+
+
+async def test_an_open_ends_at_its_deadline_when_the_peer_is_frozen(start):
+    a, b = await start(), await start()
+    os.kill(b.daemon.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(PeerGone, match="no answer within"):
+            await a.open(b.peer, "data", 0.3, b.addresses)
+    finally:
+        os.kill(b.daemon.pid, signal.SIGCONT)
+
+
+async def test_a_frozen_p2pd_is_killed_at_close(start, monkeypatch):
+    monkeypatch.setattr(daemon_module, "STOP_SECONDS", 0.2)
+    a = await start()
+    os.kill(a.daemon.pid, signal.SIGSTOP)
+    await a.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(a.daemon.pid, 0)
+
+
+async def test_nothing_is_left_behind_by_a_peer_that_closed_and_killed_ones_are_swept(start, tmp_path):
+    def ours():
+        return set(Path(tempfile.gettempdir()).glob(f"swarmnet-{os.getpid()}-*"))
+
+    stale = Path(tempfile.mkdtemp(prefix="swarmnet-4194304-"))  # above the largest process id of Linux
+    before = ours()
+    transport = await start()
+    (folder,) = ours() - before
+    assert folder.stat().st_mode & 0o077 == 0
+    assert not stale.exists()
+    await transport.close()
+    assert ours() == before
+
+
+async def test_the_child_has_its_memory_limit_and_our_environment_is_as_before(start, monkeypatch):
+    monkeypatch.delenv("GOMEMLIMIT", raising=False)
+    transport = await start()
+    environment = Path(f"/proc/{transport.daemon.pid}/environ").read_bytes().split(b"\0")
+    assert b"GOMEMLIMIT=100MiB" in environment
+    assert b"GOGC=50" in environment
+    assert "GOMEMLIMIT" not in os.environ
+
+
+def test_the_transport_works_on_uvloop_as_well(tmp_path):
+    uvloop = pytest.importorskip("uvloop")
+
+    async def scenario():
+        heard, peers = Listener(), []
+        for name in ("a", "b"):
+            create(tmp_path / name)
+            peers.append(await P2pdTransport.start(tmp_path / name, LOOPBACK))
+        peers[1].listen(heard)
+        link = await peers[0].open(peers[1].peer, "data", DEADLINE, peers[1].addresses)
+        link.post(Act("x", 1, 1, 1, 1.0, (1, 2, 3)), bytes(3_000_000))
+        await heard.until(lambda heard: heard.messages)
+        os.kill(peers[0].daemon.pid, signal.SIGKILL)
+        await heard.until(lambda heard: heard.lost_)
+        for peer in peers:
+            await peer.close()
+        assert link.closed
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    uvloop.run(scenario())
+
+
+async def test_a_daemon_with_a_wrong_identity_file_does_not_start(tmp_path):
+    (tmp_path / "identity").write_bytes(b"nonsense")
+    (tmp_path / "identity").chmod(0o600)
+    with pytest.raises(Exception, match="no Ed25519 identity"):
+        await Daemon.start(tmp_path / "identity", LOOPBACK)
