@@ -28,7 +28,7 @@ Metric = TypeVar("Metric")
 
 PREFIX = "swarmnet_"
 
-KINDS = ("activation", "gradient", "update", "snapshot", "control", "other")
+KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "control", "other")
 """What bytes are for: `Message.kind` in protocols/messages.py."""
 
 REFUSALS = (

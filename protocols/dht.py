@@ -207,7 +207,6 @@ class DhtDirectory:
         """Leave the DHT; p2pd goes on. May be called again."""
         if not self._node.is_alive:
             return
-        self._gate.close()
         if self._node.cache_refresh_task is not None:
             self._node.cache_refresh_task.cancel()
         try:
@@ -215,3 +214,4 @@ class DhtDirectory:
                 await self._node.shutdown()
         except DAEMON_ERRORS as error:  # p2pd is gone already
             logger.debug("the DHT's handlers could not be removed: %s", error)
+        self._gate.close()

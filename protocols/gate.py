@@ -108,7 +108,7 @@ class Gate:
         await self._daemon.p2p.add_protobuf_handler(name, guarded, input_type, **options)
 
     async def remove_protobuf_handler(self, name: str, **options: bool) -> None:
-        await self._daemon.p2p.remove_protobuf_handler(name, **options)
+        await self._unless_ended(self._daemon.p2p.remove_protobuf_handler(name, **options))
 
     async def call_protobuf_handler(
         self, peer: PeerID, name: str, request: Request, output_type: type
@@ -116,16 +116,9 @@ class Gate:
         if output_type is dht_pb2.StoreResponse:
             request = self._shifted_store(request)
         sent = time.time()
-        call = asyncio.ensure_future(self._daemon.p2p.call_protobuf_handler(peer, name, request, output_type))
-        try:
-            await asyncio.wait(
-                {call, self._daemon.ending, self._closing}, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not call.done():
-                raise P2PDaemonError("p2pd has ended, or this node is closing")
-            response = call.result()
-        finally:
-            call.cancel()
+        response = await self._unless_ended(
+            self._daemon.p2p.call_protobuf_handler(peer, name, request, output_type)
+        )
         self._bind(response.peer, peer)
         if output_type is dht_pb2.PingResponse:
             self._measure(peer, response, sent, time.time())
@@ -140,6 +133,18 @@ class Gate:
     async def connect(self, peer: PeerId, address: str, deadline_seconds: float) -> None:
         """Dial a peer; Unreachable if it does not answer."""
         await self._daemon.connect(peer, [address], deadline_seconds)
+
+    async def _unless_ended(self, call: Awaitable[Response]) -> Response:
+        """The call's result; P2PDaemonError as soon as p2pd ends, on which hivemind would wait for ever."""
+        task = asyncio.ensure_future(call)
+        try:
+            ends = (task, self._daemon.ending, self._closing)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise P2PDaemonError("p2pd has ended, or this node is closing")
+            return task.result()
+        finally:
+            task.cancel()
 
     def close(self) -> None:
         """Make all calls that are under way fail now."""

@@ -18,7 +18,7 @@ from protocols.errors import Malformed, PeerGone
 from protocols.frames import FrameReader, body_limit, wire_bytes
 from protocols.links import BACKLOG_BYTES, LocalLink, QueuedLink, deliver
 from protocols.messages import Lane, Message, encode
-from protocols.records import Remembered, open_manifest, open_record
+from protocols.records import RECORD_SECONDS, SKEW_SECONDS, Remembered, open_manifest, open_record
 from protocols.transport import Body, Receiver
 from swarmnet.identifiers import PeerId, RunId
 
@@ -60,7 +60,8 @@ class _Way:
     line: _Line = field(default_factory=_Line)
     blocked: bool = False
     blocked_count: int = 0
-    links: set[MemoryLink] = field(default_factory=set)
+    links: dict[MemoryLink, None] = field(default_factory=dict)
+    """Ordered, so that a seed reproduces what happens."""
     held: list[Callable[[], None]] = field(default_factory=list)
     """What arrived while the way was blocked."""
 
@@ -167,7 +168,7 @@ class MemoryLink(QueuedLink):
 
     def close(self) -> None:
         if self._finish("closed by us"):
-            self.way.links.discard(self)
+            self.way.links.pop(self, None)
             when = self._loop.time() + self.way.conditions.latency_seconds
             self.arrive(when, lambda: self.end_inbound("closed by the other side"))
 
@@ -182,7 +183,7 @@ class MemoryLink(QueuedLink):
         """Tell the sending side that the link has ended."""
         self._inbound_open = False
         if self._finish(reason):
-            self.way.links.discard(self)
+            self.way.links.pop(self, None)
             if self.source.receiver is not None:
                 self.source.receiver.lost(self.target.peer, self.lane, reason)
 
@@ -229,7 +230,7 @@ class MemoryTransport:
         if target is None or target.receiver is None or target.closed:
             raise PeerGone(f"{peer} refuses: nothing listens there")
         link = MemoryLink(self._network, self, target, lane, way)
-        way.links.add(link)
+        way.links[link] = None
         return link
 
     async def close(self) -> None:
@@ -346,7 +347,7 @@ class MemoryNetwork:
         for link in self._links_of(transport):
             if link.source is transport:
                 link._finish(reason)
-                link.way.links.discard(link)
+                link.way.links.pop(link, None)
                 link.arrive(now + link.way.conditions.latency_seconds, _ending(link, reason))
             else:
                 self.end_from_target(link, reason)
@@ -413,6 +414,8 @@ class MemoryDirectory:
         signed = open_record(record, run)
         if signed.record.stage != stage:
             raise Malformed(f"a record of stage {signed.record.stage} announced for stage {stage}")
+        if not self.now() - RECORD_SECONDS <= signed.sequence / 1e6 <= self.now() + SKEW_SECONDS:
+            raise Malformed("a record that has expired, or was signed in the future")
         await asyncio.sleep(0)
         kept = self._network.records.setdefault((run, stage), {})
         known = kept.get(signed.peer)

@@ -196,7 +196,7 @@ class Want(Message, frozen=True, tag=22):
 class Contribution(Message, frozen=True, tag=23):
     """Body: the signed envelope with the payload."""
 
-    kind: ClassVar[str] = "update"
+    kind: ClassVar[str] = "contribution"
     priority: ClassVar[int] = 1
     body: ClassVar[bool] = True
 

@@ -37,7 +37,7 @@ SKEW_SECONDS = 3.0
 """Clocks may differ by so much from the swarm's (hivemind's own bound)."""
 RECORD_BYTES = RECORD_LIMIT - RUN_ID_BYTES
 _ADDRESSES, _TEXT = 16, 256
-_MANIFEST_DOMAIN = b"swarmnet manifest 1\0"
+_MANIFEST_DOMAIN = b"swarmnet manifest v1"
 _decoder: msgspec.msgpack.Decoder[PeerRecord] = msgspec.msgpack.Decoder(PeerRecord)
 
 

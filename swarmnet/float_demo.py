@@ -19,7 +19,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.layout import Layout, Plane
 from swarmnet.manifest import Manifest
-from swarmnet.momentum import TILE_CHUNKS, Momentum
+from swarmnet.momentum import Momentum
+from swarmnet.planes import TILE_CHUNKS, plane_of
 from swarmnet.selection import seed_of, selection_of
 from swarmnet.step import signed_step
 from swarmnet.transform import transform_of
@@ -63,7 +64,7 @@ class FloatMethod:
         return FloatTally(self, self._layout, self._device, round)
 
     def lookahead(self, round: int) -> Tensor:
-        return self.step_of(self._momentum.direction(round), round)
+        return self.step_of(self._momentum.signs(round), round)
 
     def seed(self, round: int, peer: PeerId) -> bytes:
         return seed_of(self._run_id, round, peer)
@@ -88,17 +89,17 @@ class FloatMethod:
             yield selection.read(bits_CB, seed), values_CK
             start = stop
 
-    def direction_of(self, plane: int, sums_CN: Tensor, senders_CN: Tensor) -> Tensor:
-        """int8 [C, N]: the sign of the inverse of the mean over the senders of each coefficient."""
+    def signs_of(self, plane: int, sums_CN: Tensor, senders_CN: Tensor) -> Tensor:
+        """int32 [C, N]: the signs of the inverse of the mean over the senders of each coefficient."""
         mean_CN = sums_CN / senders_CN.clamp(min=1)
         largest_C1 = mean_CN.abs().amax(dim=1, keepdim=True)
         scale_C1 = torch.where(largest_C1 > 0, 2.0**MEAN_BITS / largest_C1, torch.zeros_like(largest_C1))
         rounded_CN = torch.round(mean_CN * scale_C1).to(torch.int64)
         inverse_CN = self._transforms[plane].exact_inverse(rounded_CN, rounded_CN.shape[1] * 2**MEAN_BITS)
-        return torch.sign(inverse_CN).to(torch.int8)
+        return torch.sign(inverse_CN).to(torch.int32)
 
-    def step_of(self, direction: Tensor, round: int) -> Tensor:
-        return signed_step(direction, self._layout, self._sync, round)
+    def step_of(self, signs: Tensor, round: int) -> Tensor:
+        return signed_step(signs, self._layout, self._sync, round)
 
 
 class FloatTally:
@@ -120,14 +121,14 @@ class FloatTally:
         del self._contributions[peer]
 
     def step(self) -> Tensor:
-        direction = torch.zeros(self._layout.size, dtype=torch.int8, device=self._device)
+        signs = torch.empty(self._layout.size, dtype=torch.int32, device=self._device)
         for index, plane in enumerate(self._layout.planes):
-            direction_CN = direction[plane.offset : plane.stop].view(plane.chunks, plane.chunk)
+            signs_CN = plane_of(signs, plane)
             for start in range(0, plane.chunks, TILE_CHUNKS):
                 tile = slice(start, start + TILE_CHUNKS)
                 sums_CN, senders_CN = self._sums(index, plane, tile)
-                direction_CN[tile] = self._method.direction_of(index, sums_CN, senders_CN)
-        return self._method.step_of(direction, self._round)
+                signs_CN[tile] = self._method.signs_of(index, sums_CN, senders_CN)
+        return self._method.step_of(signs, self._round)
 
     def _sums(self, index: int, plane: Plane, tile: slice) -> tuple[Tensor, Tensor]:
         """float64 sums and counts [C, N] of a plane's chunks in `tile`, peer after peer in order of id."""

@@ -11,20 +11,16 @@ Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 
 import torch
 from torch import Tensor
 
-from swarmnet.layout import Layout, Plane
+from swarmnet.layout import Layout
+from swarmnet.planes import blocks_of, plane_of, tiles_of
 from swarmnet.selection import Selection
 from swarmnet.transform import Transform
-
-TILE_CHUNKS = 64
-"""Most chunks worked on at once: 64 * 4096 float32 are 1 MiB, about a core's second cache. Half of that
-was 15 % slower on two cores of a virtual EPYC (calls dominate), the whole plane slower still (memory)."""
 
 
 class GradientError(ValueError):
@@ -48,12 +44,12 @@ class Momentum:
         self._layout, self._transforms = layout, transforms
         self._decay, self._clip = decay, clip
         self._flat = torch.zeros(layout.size, device=device)
-        self._blocks, self._block_of_chunk = _blocks_of(layout, device)
+        self._blocks, self._block_of_chunk = blocks_of(layout, device)
         self._last: tuple[int, list[Sent]] | None = None
 
     def planes(self) -> list[Tensor]:
         """Views [C, N] of the coefficients, one per plane."""
-        return [_view(self._flat, plane) for plane in self._layout.planes]
+        return [plane_of(self._flat, plane) for plane in self._layout.planes]
 
     def accumulate(self, gradient: Tensor, tokens: int) -> None:
         """Take in a gradient: float32 [layout.size], summed over `tokens` tokens, zero in the padding.
@@ -65,7 +61,7 @@ class Momentum:
         for index, (plane, momentum_CN) in enumerate(zip(self._layout.planes, self.planes(), strict=True)):
             gains_C1 = gains[self._block_of_chunk[index]][:, None]
             tiles = zip(
-                tiles_of(momentum_CN), tiles_of(_view(gradient, plane)), tiles_of(gains_C1), strict=True
+                tiles_of(momentum_CN), tiles_of(plane_of(gradient, plane)), tiles_of(gains_C1), strict=True
             )
             for tile_CN, gradient_CN, gain_C1 in tiles:
                 self._transforms[index].accumulate(tile_CN, gradient_CN * gain_C1, self._decay)
@@ -82,20 +78,20 @@ class Momentum:
         self._last = (round, taken)
         return taken
 
-    def direction(self, round: int) -> Tensor:
-        """float32 [layout.size]: the whole momentum back in the weights' domain, where it points.
+    def signs(self, round: int) -> Tensor:
+        """int32 [layout.size]: the signs of the whole momentum, back in the weights' domain.
 
         If `round`'s contribution is the last one taken, what it took counts in: it is still on its way.
         """
-        direction = torch.empty_like(self._flat)
+        signs = torch.empty_like(self._flat, dtype=torch.int32)
         for index, (plane, momentum_CN) in enumerate(zip(self._layout.planes, self.planes(), strict=True)):
             if self._last is not None and self._last[0] == round:
                 sent = self._last[1][index]
                 momentum_CN = momentum_CN.scatter(1, sent.indices, sent.values)
-            targets = tiles_of(_view(direction, plane))
+            targets = tiles_of(plane_of(signs, plane))
             for target_CN, tile_CN in zip(targets, tiles_of(momentum_CN), strict=True):
-                target_CN.copy_(self._transforms[index].inverse(tile_CN))
-        return direction
+                target_CN.copy_(torch.sign(self._transforms[index].inverse(tile_CN)))
+        return signs
 
     def _gains(self, gradient: Tensor, tokens: int) -> Tensor:
         """float32 [blocks]: what to multiply summed gradients by: mean, clip and (1 - beta) in one."""
@@ -105,7 +101,7 @@ class Momentum:
             raise GradientError(f"gradient of shape {tuple(gradient.shape)}, not ({self._layout.size},)")
         squares = torch.zeros(len(self._blocks), dtype=torch.float64, device=gradient.device)
         for plane, block_of_chunk in zip(self._layout.planes, self._block_of_chunk, strict=True):
-            norms_C = torch.linalg.vector_norm(_view(gradient, plane), dim=1).to(torch.float64)
+            norms_C = torch.linalg.vector_norm(plane_of(gradient, plane), dim=1).to(torch.float64)
             squares.index_add_(0, block_of_chunk, norms_C.square())
         norms = squares.sqrt() / tokens
         if not bool(norms.isfinite().all()):
@@ -114,27 +110,3 @@ class Momentum:
             raise GradientError(f"the gradient of {bad} is not finite; drop it and go on")
         shrink = (self._clip / norms.clamp(min=1e-30)).clamp(max=1)
         return (shrink * ((1 - self._decay) / tokens)).to(torch.float32)
-
-
-def tiles_of(plane_CN: Tensor) -> Iterator[Tensor]:
-    """Views of at most TILE_CHUNKS chunks each, as equal as can be."""
-    chunks = plane_CN.shape[0]
-    size = -(-chunks // -(-chunks // TILE_CHUNKS))
-    return (plane_CN[start : start + size] for start in range(0, chunks, size))
-
-
-def _view(flat: Tensor, plane: Plane) -> Tensor:
-    return flat[plane.offset : plane.stop].view(plane.chunks, plane.chunk)
-
-
-def _blocks_of(layout: Layout, device: torch.device) -> tuple[list[str], list[Tensor]]:
-    """Names of the blocks, and per plane the int64 [C] number of each chunk's block."""
-    names = list(layout.block_ranges())
-    block_of_chunk = [torch.zeros(plane.chunks, dtype=torch.int64) for plane in layout.planes]
-    for entry in layout.entries:
-        for plane, numbers in zip(layout.planes, block_of_chunk, strict=True):
-            if plane.offset <= entry.offset < plane.stop:
-                first = (entry.offset - plane.offset) // plane.chunk
-                last = (entry.offset + entry.size - 1 - plane.offset) // plane.chunk
-                numbers[first : last + 1] = names.index(entry.block)
-    return names, [numbers.to(device) for numbers in block_of_chunk]

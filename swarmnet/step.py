@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from swarmnet.fixed_point import learning_rate_units
@@ -10,11 +9,10 @@ from swarmnet.layout import Layout
 from swarmnet.manifest import Sync, learning_rate
 
 
-def signed_step(direction: Tensor, layout: Layout, sync: Sync, round: int) -> Tensor:
-    """int32 [layout.size]: one learning rate of `round` against the sign of `direction` (any number type);
-    0 where it is 0, and in the padding."""
-    step = torch.sign(direction).to(torch.int32)
-    step.mul_(-learning_rate_units(learning_rate(sync, round)))
+def signed_step(signs: Tensor, layout: Layout, sync: Sync, round: int) -> Tensor:
+    """Turn int32 [layout.size] signs (-1, 0, 1) of a direction into the step of `round` against it, in place:
+    one learning rate each, and 0 in the padding. Returns its argument."""
+    signs.mul_(-learning_rate_units(learning_rate(sync, round)))
     for start, stop in layout.padding:
-        step[start:stop] = 0
-    return step
+        signs[start:stop] = 0
+    return signs

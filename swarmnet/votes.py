@@ -18,9 +18,10 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.index_code import ContributionError, pack, packed_bytes, unpack
-from swarmnet.layout import Layout, Plane
+from swarmnet.layout import Layout
 from swarmnet.manifest import Manifest
-from swarmnet.momentum import Momentum, tiles_of
+from swarmnet.momentum import Momentum
+from swarmnet.planes import plane_of, tiles_of
 from swarmnet.selection import coin_flips, seed_of, selection_of
 from swarmnet.step import signed_step
 from swarmnet.transform import transform_of
@@ -67,7 +68,7 @@ class VoteMethod:
         return VoteTally(self, self._layout, self._device, round)
 
     def lookahead(self, round: int) -> Tensor:
-        return self.step_of(self._momentum.direction(round), round)
+        return self.step_of(self._momentum.signs(round), round)
 
     def votes_of(self, payload: bytes, seed: bytes) -> Iterator[Votes]:
         """The votes of each plane; ContributionError where the payload is not one of this method's."""
@@ -90,8 +91,8 @@ class VoteMethod:
         """The exact inverse of the vote sums of so many voters."""
         return self._transforms[plane].exact_inverse(sums_CN, max(1, voters) * self._selections[plane].kept)
 
-    def step_of(self, direction: Tensor, round: int) -> Tensor:
-        return signed_step(direction, self._layout, self._sync, round)
+    def step_of(self, signs: Tensor, round: int) -> Tensor:
+        return signed_step(signs, self._layout, self._sync, round)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +123,16 @@ class VoteTally:
         self._count(self._method.votes_of(payload, self._method.seed(self._round, peer)), -1)
 
     def step(self) -> Tensor:
-        direction = torch.empty(self._layout.size, dtype=torch.int8, device=self._device)
+        signs = torch.empty(self._layout.size, dtype=torch.int32, device=self._device)
         for index, plane in enumerate(self._layout.planes):
-            tiles = zip(tiles_of(_view(direction, plane)), tiles_of(_view(self._sums, plane)), strict=True)
-            for target_CN, sums_CN in tiles:
+            targets, sums = tiles_of(plane_of(signs, plane)), tiles_of(plane_of(self._sums, plane))
+            for target_CN, sums_CN in zip(targets, sums, strict=True):
                 inverse_CN = self._method.invert(index, sums_CN, len(self._payloads))
                 target_CN.copy_(torch.sign(inverse_CN))
-        return self._method.step_of(direction, self._round)
+        return self._method.step_of(signs, self._round)
 
     def _count(self, votes: Iterator[Votes] | list[Votes], weight: int) -> None:
         for plane, found in zip(self._layout.planes, votes, strict=True):
-            sums_CN = _view(self._sums, plane)
+            sums_CN = plane_of(self._sums, plane)
             votes_CK = found.signs.to(self._device, torch.int16) * weight
             sums_CN.scatter_add_(1, found.indices.to(self._device), votes_CK)
-
-
-def _view(flat: Tensor, plane: Plane) -> Tensor:
-    return flat[plane.offset : plane.stop].view(plane.chunks, plane.chunk)

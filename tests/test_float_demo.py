@@ -44,7 +44,7 @@ def test_a_coefficient_weighs_by_its_mean_and_not_by_its_number_of_senders():
     sums[0, 0], senders[0, 0] = 0.3, 3
     sums[0, 1], senders[0, 1] = -0.2, 1
     # Value 0 is coefficient 0 plus coefficient 1: a mean of 0.1 - 0.2, but sums of 0.3 - 0.2.
-    assert method.direction_of(0, sums, senders)[0, 0] == -1
+    assert method.signs_of(0, sums, senders)[0, 0] == -1
 
 
 def test_values_are_added_in_the_order_of_peer_ids():

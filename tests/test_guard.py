@@ -94,7 +94,12 @@ def test_extensions_are_refused_where_none_belong():
 
 
 def test_lengths_that_promise_more_than_there_is_are_refused_at_once():
-    for head in (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"):
+    for head in (
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+    ):
         with pytest.raises(Malformed):
             check(head + bytes(100), LIMIT)
 

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from test_transport_contract import DEADLINE, Listener
 
 from protocols import daemon as daemon_module
 from protocols import p2pd
@@ -18,7 +19,6 @@ from protocols.frames import FrameWriter
 from protocols.identity import Identity, create
 from protocols.messages import Act, Busy
 from protocols.p2pd import P2pdTransport
-from test_transport_contract import DEADLINE, Listener
 
 pytestmark = pytest.mark.loopback
 BUSY = Busy("12D3KooW", 3, 1)
@@ -154,7 +154,7 @@ async def test_a_receiver_that_answers_on_a_one_way_stream_is_refused(start):
         await reader.read(1)
         writer.close()
 
-    await b.daemon.p2p.add_binary_stream_handler(p2pd.protocol_name("data"), answer)
+    b.daemon.p2p._client.control.handlers[p2pd.protocol_name("data")] = answer
     link = await a.open(b.peer, "data", DEADLINE, b.addresses)
     await a.listener.until(lambda heard: heard.refused_)
     assert a.listener.refused_[0][:2] == (b.peer, "malformed")

@@ -349,4 +349,6 @@ async def test_garbage_is_refused_and_counted_and_the_peer_goes_on(world):
         assert code in ("malformed", "too_large"), name
         link.post(ACT, name.encode())
         await heard.until(lambda heard, count=count: len(heard.received_) == count)
-    assert [(peer, body.decode()) for peer, _, _, body, _ in heard.received_] == [(a.peer, name) for name in GARBAGE]
+    assert [(peer, body.decode()) for peer, _, _, body, _ in heard.received_] == [
+        (a.peer, name) for name in GARBAGE
+    ]

@@ -1,0 +1,42 @@
+"""Views of a flat vector: its planes, and the tiles of a plane that fit a processor's cache.
+
+Shapes: C chunks of a plane, N elements of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from swarmnet.layout import Layout, Plane
+
+TILE_CHUNKS = 64
+"""Most chunks worked on at once: 64 * 4096 float32 are 1 MiB, about a core's second cache. Half of that
+was 10 % slower on a virtual EPYC with 1 MiB per core (calls dominate), twice as much up to 20 % slower."""
+
+
+def plane_of(flat: Tensor, plane: Plane) -> Tensor:
+    """View [C, N] of a vector [layout.size]."""
+    return flat[plane.offset : plane.stop].view(plane.chunks, plane.chunk)
+
+
+def tiles_of(plane_CN: Tensor) -> Iterator[Tensor]:
+    """Views of at most TILE_CHUNKS chunks each, as equal as can be."""
+    chunks = plane_CN.shape[0]
+    size = -(-chunks // -(-chunks // TILE_CHUNKS))
+    return (plane_CN[start : start + size] for start in range(0, chunks, size))
+
+
+def blocks_of(layout: Layout, device: torch.device) -> tuple[list[str], list[Tensor]]:
+    """Names of the blocks, and per plane the int64 [C] number of each chunk's block."""
+    names = list(layout.block_ranges())
+    block_of_chunk = [torch.zeros(plane.chunks, dtype=torch.int64) for plane in layout.planes]
+    for entry in layout.entries:
+        for plane, numbers in zip(layout.planes, block_of_chunk, strict=True):
+            if plane.offset <= entry.offset < plane.stop:
+                first = (entry.offset - plane.offset) // plane.chunk
+                last = (entry.offset + entry.size - 1 - plane.offset) // plane.chunk
+                numbers[first : last + 1] = names.index(entry.block)
+    return names, [numbers.to(device) for numbers in block_of_chunk]

@@ -1,0 +1,273 @@
+"""What every `Directory` must do, asked of each of them."""
+
+import asyncio
+import hashlib
+import json
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from protocols.daemon import LOOPBACK, Daemon
+from protocols.dht import DhtDirectory, split_multiaddr
+from protocols.envelope import Kind, seal
+from protocols.errors import BadSignature, Malformed, TooLarge, Unreachable, WireError, WrongRun
+from protocols.identity import Identity, create
+from protocols.memory import MemoryNetwork
+from protocols.messages import PeerRecord
+from protocols.records import (
+    RECORD_LIMIT,
+    RECORD_SECONDS,
+    Remembered,
+    open_manifest,
+    open_record,
+    seal_record,
+    sign_manifest,
+)
+from swarmnet.identifiers import RunId
+
+RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
+DEADLINE = 20.0
+
+
+@dataclass
+class Member:
+    identity: Identity
+    directory: object
+
+    def record(self, run=RUN, age=0.0, **fields):
+        return seal_record(self.identity, run, self.plain(**fields), self.directory.now() - age)
+
+    def plain(self, stage=0, round=1, role="worker", addresses=("/ip4/127.0.0.1/tcp/1",)):
+        return PeerRecord(self.identity.peer_id, stage, role, list(addresses), round, 100.0, "0.1.0")
+
+
+class MemoryWorld:
+    def __init__(self, folder):
+        self.network = MemoryNetwork()
+
+    async def members(self, count):
+        members = []
+        for n in range(count):
+            identity = Identity.from_seed(bytes([n + 1]))
+            self.network.transport(identity.peer_id)
+            members.append(Member(identity, self.network.directory(identity.peer_id)))
+        return members
+
+    async def end(self): ...
+
+
+class DhtWorld:
+    def __init__(self, folder):
+        self.folder, self.daemons, self.directories = folder, [], []
+
+    async def members(self, count):
+        members = []
+        for n in range(count):
+            identity = create(self.folder / str(n))
+            self.daemons.append(await Daemon.start(self.folder / str(n), LOOPBACK))
+            directory = await DhtDirectory.start(self.daemons[-1])
+            self.directories.append(directory)
+            members.append(Member(identity, directory))
+            if n:
+                first = f"{self.daemons[0].addresses[0]}/p2p/{self.daemons[0].peer}"
+                assert await directory.bootstrap([first], DEADLINE) == 1
+        return members
+
+    async def end(self):
+        for directory in self.directories:
+            await directory.close()
+            await directory.close()
+        for daemon in self.daemons:
+            await daemon.stop()
+
+
+@pytest.fixture(params=["memory", pytest.param("dht", marks=pytest.mark.loopback)])
+async def world(request, tmp_path):
+    world = {"memory": MemoryWorld, "dht": DhtWorld}[request.param](tmp_path)
+    yield world
+    await world.end()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_what_one_announces_all_find_and_the_newest_counts(world):
+    members = await world.members(3)
+    for member in members:
+        assert await member.directory.announce(RUN, 0, member.record(round=1), DEADLINE)
+    newer = members[0].record(round=2)
+    assert await members[0].directory.announce(RUN, 0, newer, DEADLINE)
+    for member in members:
+        found = await member.directory.look_up(RUN, 0, DEADLINE)
+        assert set(found) == {other.identity.peer_id for other in members}
+        assert found[members[0].identity.peer_id] == newer
+        assert open_record(found[members[1].identity.peer_id], RUN).record.round == 1
+        assert await member.directory.look_up(RUN, 1, DEADLINE) == {}
+        assert await member.directory.look_up(OTHER_RUN, 0, DEADLINE) == {}
+
+
+async def test_who_moves_to_another_stage_is_found_there_only(world):
+    mover, other = await world.members(2)
+    await mover.directory.announce(RUN, 0, mover.record(stage=0, age=1.0), DEADLINE)
+    assert set(await other.directory.look_up(RUN, 0, DEADLINE)) == {mover.identity.peer_id}
+    await mover.directory.announce(RUN, 1, mover.record(stage=1), DEADLINE)
+    assert set(await other.directory.look_up(RUN, 1, DEADLINE)) == {mover.identity.peer_id}
+    assert await other.directory.look_up(RUN, 0, DEADLINE) == {}
+
+
+async def test_an_older_record_does_not_replace_or_end_a_newer_one(world):
+    member, other = await world.members(2)
+    old, new = member.record(age=60.0, round=1), member.record(round=2)
+    await member.directory.announce(RUN, 0, new, DEADLINE)
+    try:
+        await other.directory.announce(RUN, 0, old, DEADLINE)  # a replay, by anyone
+    except Malformed:
+        pass  # refused by its own node already, which has the newer one
+    found = await other.directory.look_up(RUN, 0, DEADLINE)
+    assert found == {member.identity.peer_id: new}
+
+
+async def test_a_record_that_has_expired_or_was_signed_in_the_future_is_refused(world):
+    member, _ = await world.members(2)
+    for age in (RECORD_SECONDS + 5, -60.0):
+        with pytest.raises(Malformed):
+            await member.directory.announce(RUN, 0, member.record(age=age), DEADLINE)
+
+
+async def test_what_nobody_would_take_is_refused_where_it_is_made(world):
+    member, other = await world.members(2)
+    with pytest.raises(WrongRun):
+        await member.directory.announce(RUN, 0, member.record(run=OTHER_RUN), DEADLINE)
+    with pytest.raises(Malformed):
+        await member.directory.announce(RUN, 1, member.record(stage=0), DEADLINE)
+    for_another = msgspec.msgpack.encode(other.plain())
+    sequence = int(member.directory.now() * 1e6)
+    with pytest.raises(Malformed, match="another peer"):
+        data = seal(member.identity, RUN, Kind.RECORD, 0, 1, sequence, for_another)
+        await member.directory.announce(RUN, 0, data, DEADLINE)
+    with pytest.raises(TooLarge):
+        member.record(addresses=["/dns/" + "x" * 251] * 16)
+    damaged = bytearray(member.record())
+    damaged[-1] ^= 1
+    with pytest.raises(BadSignature):
+        await member.directory.announce(RUN, 0, bytes(damaged), DEADLINE)
+
+
+async def test_a_manifest_is_found_by_its_run_id_and_checked(world):
+    owner, other, third = await world.members(3)
+    canonical = json.dumps({"name": "toy", "owner": owner.identity.peer_id}).encode()
+    run = RunId(hashlib.sha256(canonical).hexdigest())
+    signed = sign_manifest(owner.identity, canonical)
+    assert await third.directory.get_manifest(run, DEADLINE) is None
+    assert await owner.directory.put_manifest(run, signed, DEADLINE)
+    for member in (owner, other, third):
+        assert await member.directory.get_manifest(run, DEADLINE) == signed
+    with pytest.raises(WrongRun):
+        await owner.directory.put_manifest(RUN, signed, DEADLINE)
+    with pytest.raises(BadSignature):
+        await owner.directory.put_manifest(run, sign_manifest(other.identity, canonical), DEADLINE)
+
+
+async def test_who_is_alone_is_told_that_nobody_stored_it(world):
+    (member,) = await world.members(1)
+    assert not await member.directory.announce(RUN, 0, member.record(), DEADLINE)
+    assert set(await member.directory.look_up(RUN, 0, DEADLINE)) == {member.identity.peer_id}
+
+
+# Only the DHT.
+
+
+@pytest.mark.loopback
+async def test_a_bootstrap_that_is_silent_is_named_and_another_one_is_enough(tmp_path):
+    world = DhtWorld(tmp_path)
+    first, _second = await world.members(2)
+    identity = create(tmp_path / "late")
+    daemon = await Daemon.start(tmp_path / "late", LOOPBACK)
+    world.daemons.append(daemon)
+    late = await DhtDirectory.start(daemon)
+    world.directories.append(late)
+    dead = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.from_seed(b'dead').peer_id}"
+    with pytest.raises(Unreachable, match="/ip4/127.0.0.1/tcp/1"):
+        await late.bootstrap([dead], 3.0)
+    with pytest.raises(Unreachable, match="none was given"):
+        await late.bootstrap([], 3.0)
+    for text in ("hello", "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/1/p2p/QmWrong"):
+        with pytest.raises(ValueError, match=r"12D3Koo|Ed25519"):
+            await late.bootstrap([text], 3.0)
+    alive = f"{world.daemons[0].addresses[0]}/p2p/{first.identity.peer_id}"
+    assert await late.bootstrap([dead, alive, alive], DEADLINE) == 1
+    member = Member(identity, late)
+    assert await late.announce(RUN, 0, member.record(), DEADLINE)
+    assert set(await first.directory.look_up(RUN, 0, DEADLINE)) == {identity.peer_id}
+    await world.end()
+
+
+@pytest.mark.loopback
+async def test_records_survive_the_death_of_a_node_and_of_the_own_p2pd(tmp_path):
+    world = DhtWorld(tmp_path)
+    a, b, c = await world.members(3)
+    for member in (a, b, c):
+        await member.directory.announce(RUN, 0, member.record(), DEADLINE)
+    everyone = {member.identity.peer_id for member in (a, b, c)}
+    world.daemons[0].p2p._child.kill()
+    await world.daemons[0].ended()
+    assert set(await b.directory.look_up(RUN, 0, DEADLINE)) == everyone
+    world.daemons[1].p2p._child.kill()
+    await world.daemons[1].ended()
+    async with asyncio.timeout(DEADLINE):
+        assert set(await b.directory.look_up(RUN, 0, DEADLINE)) == everyone
+        assert not await b.directory.announce(RUN, 0, b.record(), DEADLINE)
+    await world.end()
+
+
+@pytest.mark.loopback
+async def test_a_peer_whose_clock_is_a_day_off_joins_and_uses_the_swarms_time(tmp_path, caplog):
+    world = DhtWorld(tmp_path)
+    (first,) = await world.members(1)
+    day = 86_400.0
+    first.directory._gate.clock_offset = day  # the others' clocks, seen from this machine, are a day ahead
+    late = Member(create(tmp_path / "late"), None)
+    world.daemons.append(await Daemon.start(tmp_path / "late", LOOPBACK))
+    late.directory = await DhtDirectory.start(world.daemons[-1])
+    world.directories.append(late.directory)
+    assert late.directory.clock_offset == 0.0
+    await late.directory.bootstrap(
+        [f"{world.daemons[0].addresses[0]}/p2p/{first.identity.peer_id}"], DEADLINE
+    )
+    assert abs(late.directory.clock_offset - day) < 3.0
+    assert "86400 s behind" in caplog.text
+    for member in (first, late):
+        assert await member.directory.announce(RUN, 0, member.record(), DEADLINE)
+    for member in (first, late):
+        assert set(await member.directory.look_up(RUN, 0, DEADLINE)) == {
+            first.identity.peer_id,
+            late.identity.peer_id,
+        }
+    await world.end()
+
+
+def test_a_multiaddr_is_split_into_peer_and_address():
+    peer = Identity.from_seed(b"a").peer_id
+    assert split_multiaddr(f" /ip4/1.2.3.4/tcp/5/p2p/{peer}\n") == (peer, "/ip4/1.2.3.4/tcp/5")
+
+
+def test_a_record_expires_by_the_time_of_its_signing_and_is_forgotten():
+    identity, remembered = Identity.from_seed(b"a"), Remembered()
+    record = PeerRecord(identity.peer_id, 0, "worker", [], 0, 0.0, "0")
+    assert remembered.take(RUN, seal_record(identity, RUN, record, 1000.0))
+    assert not remembered.take(RUN, seal_record(identity, RUN, record, 999.0))
+    assert list(remembered.at(RUN, 0, 1000.0 + RECORD_SECONDS)) == [identity.peer_id]
+    assert remembered.at(RUN, 0, 1000.1 + RECORD_SECONDS) == {}
+
+
+def test_the_largest_honest_record_fits_its_limit():
+    identity = Identity.from_seed(b"a")
+    addresses = [f"/ip4/203.0.113.{n}/udp/31337/quic-v1/webtransport" for n in range(16)]
+    record = PeerRecord(identity.peer_id, 3, "worker", addresses, 2**31, 1e9, "1.2.3")
+    assert 32 + len(seal_record(identity, RUN, record, 2e9)) < RECORD_LIMIT
+
+
+@pytest.mark.parametrize("signed", [b"", b"x" * 64, b"x" * 65, b"[" * 10_000, b"x" * 20_000])
+def test_what_is_no_manifest_is_refused(signed):
+    run = RunId(hashlib.sha256(signed[:-64]).hexdigest())
+    with pytest.raises(WireError):
+        open_manifest(signed, run)

@@ -1,0 +1,275 @@
+"""Strangers against the DHT and the handlers of a real peer: nothing they send is kept, or ends it."""
+
+import asyncio
+import hashlib
+import math
+import time
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.daemon import LOOPBACK, Daemon
+from protocols.dht import DhtDirectory
+from protocols.errors import WireError
+from protocols.gate import Gate
+from protocols.hivemind_parts import DictionaryDHTValue, MSGPackSerializer, P2PHandlerError, PeerID, dht_pb2
+from protocols.identity import Identity, create
+from protocols.messages import PeerRecord
+from protocols.records import RECORD_SECONDS, manifest_key, seal_record, sign_manifest, stage_key
+from protocols.stored import DICTIONARY, PLAIN, Item, items_of, key_id, node_id, prove, stored_value
+from swarmnet.identifiers import RunId
+
+RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
+KEY = key_id(stage_key(RUN, 0))
+ALICE, BOB = Identity.from_seed(b"alice"), Identity.from_seed(b"bob")
+DEADLINE = 20.0
+
+
+def record(identity=ALICE, run=RUN, stage=0, issued=None):
+    issued = time.time() if issued is None else issued
+    content = PeerRecord(identity.peer_id, stage, "worker", [], 1, 1.0, "0")
+    return stored_value(bytes.fromhex(run) + seal_record(identity, run, content, issued))
+
+
+def tag(peer=ALICE.peer_id):
+    return MSGPackSerializer.dumps(peer)
+
+
+def packed(entries, code=0x50):
+    inner = msgpack.packb([None, 0.0, [list(entry) for entry in entries]])
+    return msgpack.packb(msgpack.ExtType(code, inner))
+
+
+def nested_extension(levels):
+    data = b"\xc0"
+    for _ in range(levels):
+        data = b"\xc9" + len(data).to_bytes(4, "big") + b"\x40" + data
+    return data
+
+
+def soon(seconds=60.0):
+    return time.time() + seconds
+
+
+class StillDaemon:
+    """A p2pd for tests of the gate alone: nothing runs."""
+
+    ending = None
+
+
+@pytest.fixture
+async def gate():
+    refusals = []
+    gate = Gate(StillDaemon(), lambda peer, reason: refusals.append(reason))
+    gate.refusals = refusals
+    return gate
+
+
+async def stored(gate, *columns):
+    """Ask the gate to store (key, subkey, value, expiry) items; what it lets through to hivemind."""
+    reached = []
+
+    async def hivemind(request, context):
+        reached.extend(
+            zip(request.keys, request.subkeys, request.values, request.expiration_time, strict=True)
+        )
+        return dht_pb2.StoreResponse(store_ok=[True] * len(request.keys))
+
+    keys, tags, values, expiries = zip(*columns, strict=True)
+    request = dht_pb2.StoreRequest(
+        keys=keys, subkeys=tags, values=values, expiration_time=expiries, in_cache=[False] * len(keys)
+    )
+
+    class Context:
+        remote_id = PeerID.from_base58(BOB.peer_id)
+
+    response = await gate._serve_store(hivemind, request, Context())
+    return list(response.store_ok), reached
+
+
+async def test_an_honest_record_and_manifest_pass(gate):
+    canonical = b'{"owner":"%s"}' % ALICE.peer_id.encode()
+    run = RunId(hashlib.sha256(canonical).hexdigest())
+    manifest = stored_value(sign_manifest(ALICE, canonical))
+    ok, reached = await stored(
+        gate,
+        (KEY, tag(), record(), soon()),
+        (key_id(manifest_key(run)), PLAIN, manifest, soon()),
+        (KEY, DICTIONARY, packed([(BOB.peer_id, record(BOB), soon())]), soon()),
+    )
+    assert ok == [True, True, True]
+    assert len(reached) == 3
+
+
+FORGERIES = {
+    "another's name": lambda: (KEY, tag(BOB.peer_id), record(ALICE), soon()),
+    "another stage's key": lambda: (key_id(stage_key(RUN, 1)), tag(), record(), soon()),
+    "another run's record": lambda: (KEY, tag(), record(run=OTHER_RUN), soon()),
+    "no subkey": lambda: (KEY, PLAIN, record(), soon()),
+    "a plain value that would wipe the stage": lambda: (KEY, PLAIN, stored_value(b"gone"), soon(1e6)),
+    "unsigned": lambda: (KEY, tag(), stored_value(b"x" * 300), soon()),
+    "a flipped bit": lambda: (KEY, tag(), record()[:-1] + bytes([record()[-1] ^ 1]), soon()),
+    "a far expiry": lambda: (KEY, tag(), record(), soon(RECORD_SECONDS + 60)),
+    "the year 5138": lambda: (KEY, tag(), record(), 1e11),
+    "an infinite expiry": lambda: (KEY, tag(), record(), math.inf),
+    "an expiry that is no number": lambda: (KEY, tag(), record(), math.nan),
+    "signed in the future": lambda: (KEY, tag(), record(issued=soon(3600)), soon(3600)),
+    "too old": lambda: (KEY, tag(), record(issued=soon(-3600)), soon()),
+    "too long": lambda: (KEY, tag(), stored_value(bytes(5000)), soon()),
+    "text": lambda: (KEY, tag(), msgpack.packb("x" * 300), soon()),
+    "nothing": lambda: (KEY, tag(), b"", soon()),
+    "a short key": lambda: (KEY[:19], tag(), record(), soon()),
+    "nested arrays": lambda: (KEY, tag(), b"\x91" * 3000 + b"\xc0", soon()),
+    "nested extensions": lambda: (KEY, DICTIONARY, nested_extension(5_000), soon()),
+    "nested extensions as subkey": lambda: (KEY, nested_extension(5_000), record(), soon()),
+    "a dictionary of nested extensions": lambda: (
+        KEY, DICTIONARY, msgpack.packb(msgpack.ExtType(0x50, nested_extension(5_000))), soon()),
+    "a dictionary of another type": lambda: (KEY, DICTIONARY, packed([], code=0x40), soon()),
+    "a dictionary in a dictionary": lambda: (
+        KEY, DICTIONARY, msgpack.packb(msgpack.ExtType(0x50, packed([]))), soon()),
+    "a dictionary without parts": lambda: (
+        KEY, DICTIONARY, msgpack.packb(msgpack.ExtType(0x50, b"\x90")), soon()),
+    "entries of the wrong types": lambda: (KEY, DICTIONARY, packed([(1, 2, 3)]), soon()),
+    "an entry that cannot be hashed": lambda: (KEY, DICTIONARY, packed([([], b"", 1.0)]), soon()),
+    "one forgery among honest records": lambda: (
+        KEY, DICTIONARY, packed([(BOB.peer_id, record(ALICE), soon())]), soon()),
+    "a million empty maps": lambda: (
+        KEY, DICTIONARY, b"\xdd" + (1_000_000).to_bytes(4, "big") + b"\x80" * 1_000_000, soon()),
+    "not MessagePack": lambda: (KEY, DICTIONARY, b"\xc1" * 10, soon()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES.keys())
+async def test_a_forgery_never_reaches_hivemind_and_is_counted(gate, forgery):
+    ok, reached = await stored(gate, forgery())
+    assert (ok, reached) == ([False], [])
+    assert len(gate.refusals) == 1
+
+
+async def test_the_cache_is_not_for_strangers_and_columns_must_be_equal(gate):
+    async def hivemind(request, context):
+        assert not request.keys
+        return dht_pb2.StoreResponse()
+
+    class Context:
+        remote_id = PeerID.from_base58(BOB.peer_id)
+
+    request = dht_pb2.StoreRequest(
+        keys=[KEY], subkeys=[tag()], values=[record()], expiration_time=[soon()], in_cache=[True]
+    )
+    assert list((await gate._serve_store(hivemind, request, Context())).store_ok) == [False]
+    del request.in_cache[:]
+    with pytest.raises(WireError):
+        await gate._serve_store(hivemind, request, Context())
+
+
+async def test_an_older_record_is_refused_before_it_can_end_the_newer_one(gate):
+    now = time.time()
+    old, new = record(issued=now - 50), record(issued=now)
+    assert (await stored(gate, (KEY, tag(), new, now + 110)))[0] == [True]
+    assert (await stored(gate, (KEY, tag(), old, now + 60)))[0] == [False]
+    assert (await stored(gate, (KEY, tag(), new, now + 20)))[0] == [False]
+    assert (await stored(gate, (KEY, tag(), new, now + 110)))[0] == [True]
+
+
+async def test_storage_is_bounded_per_peer_and_in_all(gate, monkeypatch):
+    many = [(key_id(stage_key(RUN, n)), tag(), record(stage=n), soon()) for n in range(20)]
+    assert sum((await stored(gate, *many))[0]) == 16
+    monkeypatch.setattr("protocols.gate.STORAGE_LIMIT", gate._kept_bytes + 100)
+    assert (await stored(gate, (KEY, tag(BOB.peer_id), record(BOB), soon())))[0] == [False]
+    gate.clock_offset = 1000.0  # later all of it has expired
+    fresh = time.time() + 1000.0
+    ok, _ = await stored(gate, (KEY, tag(BOB.peer_id), record(BOB, issued=fresh), fresh + 60))
+    assert ok == [True]
+    assert len(gate._kept) == 1
+
+
+async def test_what_a_hostile_node_answers_is_filtered(gate):
+    honest, forged = record(), record(BOB)
+    find = dht_pb2.FindRequest(keys=[KEY, KEY, KEY, KEY])
+    response = dht_pb2.FindResponse()
+    answers = [
+        (dht_pb2.FOUND_DICTIONARY, packed([(ALICE.peer_id, honest, soon()), ("someone", forged, soon())])),
+        (dht_pb2.FOUND_DICTIONARY, packed([])),  # with an endless expiry, it would end the search unfound
+        (dht_pb2.FOUND_DICTIONARY, nested_extension(5_000)),
+        (dht_pb2.FOUND_REGULAR, stored_value(b"gone")),
+    ]
+    honest_peer, liar = PeerID.from_base58(ALICE.peer_id), PeerID.from_base58(BOB.peer_id)
+    for kind, value in answers:
+        result = response.results.add(type=kind, value=value, expiration_time=1e11)
+        result.nearest_peer_ids.extend([honest_peer.to_bytes(), liar.to_bytes()])
+        result.nearest_node_ids.extend([node_id(honest_peer), b"\x01" * 20])
+    gate._filter_found("stranger", find, response)
+    kinds = [result.type for result in response.results]
+    assert kinds == [dht_pb2.FOUND_DICTIONARY] + [dht_pb2.NOT_FOUND] * 3
+    kept = MSGPackSerializer.loads(response.results[0].value)
+    assert isinstance(kept, DictionaryDHTValue)
+    assert list(kept.data) == [ALICE.peer_id]
+    assert response.results[0].expiration_time < soon(61)
+    assert all(list(result.nearest_peer_ids) == [honest_peer.to_bytes()] for result in response.results)
+
+
+@given(st.binary(max_size=600), st.booleans())
+def test_random_values_are_refused_without_a_crash(value, plain):
+    with pytest.raises(WireError):
+        prove(value, plain=plain)
+
+
+@given(st.data())
+def test_no_flipped_bit_of_a_record_is_accepted(data):
+    value = bytearray(record(issued=1e9))
+    at = data.draw(st.integers(0, len(value) - 1))
+    value[at] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(WireError):
+        prove(bytes(value), plain=False)
+
+
+@given(st.binary(max_size=300))
+def test_random_dictionaries_are_refused_without_a_crash(value):
+    try:
+        items = list(items_of(0, KEY, DICTIONARY, value, 1.0))
+    except WireError:
+        return
+    assert all(isinstance(item, Item) for item in items)
+
+
+@pytest.mark.loopback
+async def test_a_real_node_survives_hostile_calls_and_still_finds_the_honest(tmp_path):
+    peers = []
+    for name in ("victim", "honest", "stranger"):
+        identity = create(tmp_path / name)
+        daemon = await Daemon.start(tmp_path / name, LOOPBACK)
+        peers.append((identity, daemon, await DhtDirectory.start(daemon) if name != "stranger" else None))
+    (_, victim, directory), (identity, honest, announcing), (_, stranger, _) = peers
+    await announcing.bootstrap([f"{victim.addresses[0]}/p2p/{victim.peer}"], DEADLINE)
+    await stranger.connect(PeerID.from_base58(victim.peer).to_base58(), victim.addresses, DEADLINE)
+
+    async def call(name, request, response):
+        async with asyncio.timeout(DEADLINE):
+            return await stranger.p2p.call_protobuf_handler(
+                PeerID.from_base58(victim.peer), f"DHTProtocol.{name}", request, response
+            )
+
+    for name, forgery in FORGERIES.items():
+        key, subkey, value, expiry = forgery()
+        request = dht_pb2.StoreRequest(
+            keys=[key], subkeys=[subkey], values=[value], expiration_time=[expiry], in_cache=[False]
+        )
+        request.peer.node_id = b"\x01" * 20  # a place in the id space of its own choice
+        response = await call("rpc_store", request, dht_pb2.StoreResponse)
+        assert list(response.store_ok) == [False], name
+    with pytest.raises(P2PHandlerError):
+        await call("rpc_find", dht_pb2.FindRequest(keys=[b"short"]), dht_pb2.FindResponse)
+    assert sum(directory.refusals.values()) == len(FORGERIES) + 1
+    assert directory.known_nodes == 1
+    content = PeerRecord(identity.peer_id, 0, "worker", [], 1, 1.0, "0")
+    honest_record = seal_record(identity, RUN, content, announcing.now())
+    assert await announcing.announce(RUN, 0, honest_record, DEADLINE)
+    assert await directory.look_up(RUN, 0, DEADLINE) == {identity.peer_id: honest_record}
+    for _, daemon, one in peers:
+        if one is not None:
+            await one.close()
+        await daemon.stop()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
