@@ -170,13 +170,13 @@ def _measure(layout: Layout, sync: Sync, overhead_bytes: int, repeats: int) -> R
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(layout.size, generator=generator)
     matrix = torch.randn(baseline.residual.shape, generator=generator)
-    for start, stop in layout.padding:
-        gradient[start:stop] = 0
     payloads = [method.contribute(gradient, 1, 0, PeerId(f"peer {index}")) for index in range(PEERS)]
     values = [baseline.encode(matrix, sync.learning_rate) for _ in range(PEERS)]
     times: list[tuple[float, ...]] = []
     for repeat in range(repeats + 1):
         gradient.normal_(generator=generator)
+        for start, stop in layout.padding:
+            gradient[start:stop] = 0
         matrix.normal_(generator=generator)
         times.append((
             _seconds(lambda: method.contribute(gradient, 1, repeat, PeerId("peer"))),  # noqa: B023

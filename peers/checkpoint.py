@@ -7,7 +7,6 @@ the file's own digest is checked when it is read. A tensor with a larger weight 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +82,7 @@ def write(folder: Path, manifest: Manifest, stage: int, round: int, units: Tenso
     }
     path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
     write_atomically(path, save(tensors, metadata))
-    for old in sorted(folder.glob(f"stage-{stage}-round-*.safetensors"))[:-KEPT]:
+    for old in files(folder, stage)[KEPT:]:
         old.unlink()
     return path
 
@@ -103,16 +102,23 @@ def read(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def restore(folder: Path, run_id: RunId, stage: int, layout: Layout) -> Iterator[tuple[int, Tensor]]:
-    """(round, units) of a stage's usable checkpoints, newest first; CheckpointError at an unusable one."""
-    for path in sorted(folder.glob(f"stage-{stage}-round-*.safetensors"), reverse=True):
-        checkpoint = read(path)
-        units = checkpoint.units(layout)
-        if checkpoint.run_id != run_id:
-            raise CheckpointError(f"{path} belongs to the run {checkpoint.run_id[:16]}, not to {run_id[:16]}")
-        if state_digest(checkpoint.round, units) != checkpoint.digest:
-            raise CheckpointError(f"{path} is damaged: its weights do not have the digest that it names")
-        yield checkpoint.round, units
+def files(folder: Path, stage: int) -> list[Path]:
+    """A stage's checkpoints, newest first."""
+    return sorted(folder.glob(f"stage-{stage}-round-*.safetensors"), reverse=True)
+
+
+def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int, Tensor]:
+    """(round, units) of one file. CheckpointError if it is damaged or of another run or stage."""
+    checkpoint = read(path)
+    if checkpoint.run_id != run_id or checkpoint.stage != stage:
+        raise CheckpointError(
+            f"{path} is stage {checkpoint.stage} of the run {checkpoint.run_id[:16]}, "
+            f"not stage {stage} of {run_id[:16]}"
+        )
+    units = checkpoint.units(layout)
+    if state_digest(checkpoint.round, units) != checkpoint.digest:
+        raise CheckpointError(f"{path} is damaged: its weights do not have the digest that it names")
+    return checkpoint.round, units
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,10 +197,17 @@ class Neighbourhood:
         if self._closed or not self.record:
             return
         for peer in self.membership.to_dial(self.loop.time()):
-            self.membership.dialing(peer)
+            self.membership.dialing(peer, True)
             self._spawn(self._dial(peer))
 
     async def _dial(self, peer: PeerId) -> None:
+        try:
+            await self._link(peer)
+        finally:
+            self.membership.dialing(peer, False)
+
+    async def _link(self, peer: PeerId) -> None:
+        """Open the lanes that this neighbour is for."""
         known = self.membership.peers[peer]
         lanes: Sequence[Lane] = ("group",) if known.stage == self.membership.stage else ("group", "data")
         for lane in lanes:
@@ -228,9 +235,9 @@ class Neighbourhood:
             return False
         finally:
             self._opening.discard((peer, lane))
-        if self._closed:
+        if self._closed or (peer, lane) in self._links:
             link.close()
-            return False
+            return not self._closed
         self._links[(peer, lane)] = link
         return self._post(link, Hello(WIRE_VERSION, run_bytes(self.run_id), self.record))
 
@@ -292,7 +299,7 @@ class Neighbourhood:
         self.note("refused", peer=peer, code=code, reason=reason)
 
     def _hello(self, peer: PeerId, hello: Hello) -> None:
-        code = ""
+        code = reason = ""
         if hello.wire_version != WIRE_VERSION:
             code, reason = "wire_version", f"I speak wire version {WIRE_VERSION}, you {hello.wire_version}"
         elif hello.run_id != run_bytes(self.run_id):

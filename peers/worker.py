@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from peers import checkpoint
-from peers.compute import BACKGROUND, Compute
+from peers.compute import Compute
 from peers.data_path import DataPath, Text
+from peers.disk import Disk
 from peers.neighbourhood import Load, Neighbourhood
+from peers.presence import Presence
 from peers.run_file import SignedManifest
 from peers.state_path import NoState, Snapshots, StatePath
 from peers.update_path import Settled, UpdatePath
-from protocols.errors import WireError
 from protocols.identity import Identity
 from protocols.messages import (
     Act,
@@ -37,27 +37,20 @@ from protocols.messages import (
     Message,
     Nack,
     NoChunk,
-    PeerRecord,
     State,
 )
-from protocols.records import ANNOUNCE_SECONDS, seal_record
 from protocols.transport import Directory, Transport
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
-from swarmnet.membership import Membership, choose_stage
+from swarmnet.membership import Membership
 from swarmnet.method import method_of
-from swarmnet.model import initial_units, parameter_shapes
+from swarmnet.model import parameter_shapes
 from swarmnet.replica import Replica
 from swarmnet.stage import StageCompute
 
-DIRECTORY_SECONDS = 10.0
-"""Deadline of one directory operation: two silent nodes on the way cost hivemind 6 s (measured)."""
-FIRST_LOOKS = 3
-FIRST_LOOK_SECONDS = 1.0
-"""Peers that start together see one another's records about this late."""
-LOOK_SECONDS = 10.0
 MEET_SECONDS = 3.0
 """How long a newcomer waits for links to the peers that it knows of."""
+LOOK_AGAIN_SECONDS = 0.2
 STEP_SECONDS = 60.0
 """A peer that is not in step after so long fetches the state anew."""
 
@@ -101,7 +94,7 @@ class Worker:
         self.manifest = signed.manifest
         self.identity = identity
         self.transport = transport
-        self.directory = directory
+        self.presence = Presence(signed, identity, transport, directory, settings.version, note)
         self.compute = compute
         self.load_text = load_text
         self.settings = settings
@@ -115,8 +108,6 @@ class Worker:
         self.data: DataPath | None = None
         self.update: UpdatePath | None = None
         self.states: StatePath | None = None
-        self.saved: tuple[Path, int] | None = None
-        """The newest checkpoint's file and round."""
         self._leaving = asyncio.Event()
         self._behind = asyncio.Event()
         self._changed = asyncio.Event()
@@ -133,8 +124,8 @@ class Worker:
         self.stage = self.settings.stage if self.settings.stage is not None else await self._choose_stage()
         self._assemble(await self.load_text() if self.stage == 0 else None)
         self._tasks = [
-            self.loop.create_task(self._announce_forever(), name="announce"),
-            self.loop.create_task(self._look_forever(), name="look up"),
+            self.loop.create_task(self.presence.announce_forever(self.stage, self._record), name="announce"),
+            self.loop.create_task(self.presence.look_forever(self._look_up), name="look up"),
         ]
         try:
             await self._meet()
@@ -148,22 +139,17 @@ class Worker:
             await self._close()
 
     async def _choose_stage(self) -> int:
-        counts: dict[int, int] = {}
-        for stage in range(len(self.manifest.stages)):
-            try:
-                records = await self.directory.look_up(self.signed.run_id, stage, DIRECTORY_SECONDS)
-            except WireError as error:
-                self.note("look_up_failed", stage=stage, reason=str(error))
-                records = {}
-            counts[stage] = len(records.keys() - {self.transport.peer})
-        stage = choose_stage(len(self.manifest.stages), counts, {}, self.chance)
-        self.say("stage", f"takes stage {stage}: peers per stage {[counts[s] for s in sorted(counts)]}")
+        stage, counts = await self.presence.choose_stage(self.chance)
+        self.say("stage", f"takes stage {stage}: peers per stage {counts}")
         return stage
 
     def _assemble(self, text: Text | None) -> None:
         manifest, me = self.manifest, self.transport.peer
         self.layout = layout_of(parameter_shapes(manifest.model, manifest.span(self.stage)))
         self.stage_compute = StageCompute(manifest.model, manifest.span(self.stage), self.layout)
+        self.disk = Disk(
+            self.settings.checkpoints, self.signed, self.stage, self.layout, self.compute, self.note, self.say
+        )
         membership = Membership(me, self.stage, self.chance)
         self.neighbourhood = Neighbourhood(
             self.transport, self.signed.run_id, membership, self, self.signed.wire(), self.note
@@ -174,7 +160,7 @@ class Worker:
             manifest, self.stage, self.compute, self.stage_compute, self.neighbourhood, text, self.chance,
             self.settings.slots, self.settings.in_flight, self._committed, self.note,
         )  # fmt: skip
-        self.neighbourhood.record = self._record()
+        self._record()
         self.neighbourhood.start()
         self.note("assembled", stage=self.stage, parameters=self.layout.parameters)
 
@@ -192,14 +178,16 @@ class Worker:
         await self._until(met, self.loop.time() + MEET_SECONDS)
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> bool:
-        """Wait until `condition()` holds, looking whenever something happened; False at the deadline."""
+        """Wait until `condition()` holds, looking when something happened and now and then anyway: compute
+        and timers change things too. False at the deadline."""
         while not condition():
+            now = self.loop.time()
+            if now >= deadline:
+                return False
             self._changed.clear()
-            try:
-                async with asyncio.timeout_at(deadline):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min(deadline, now + LOOK_AGAIN_SECONDS)):
                     await self._changed.wait()
-            except TimeoutError:
-                return condition()
         return True
 
     async def _take_up(self) -> None:
@@ -207,7 +195,7 @@ class Worker:
         assert self.neighbourhood is not None
         assert self.states is not None
         assert self.data is not None
-        units, settled_round = self._own_weights()
+        units, settled_round = self.disk.own_weights()
         group = self._group()
         if group:
             try:
@@ -252,31 +240,10 @@ class Worker:
             self.neighbourhood.beat_now()
             self.data.pump()
 
-    def _own_weights(self) -> tuple[Tensor, int]:
-        """The newest usable checkpoint of this stage, else what the seed makes."""
-        if self.settings.checkpoints is not None:
-            saved = checkpoint.restore(
-                self.settings.checkpoints, self.signed.run_id, self.stage, self.layout
-            )
-            while True:
-                try:
-                    round, units = next(saved)
-                except StopIteration:
-                    break
-                except checkpoint.CheckpointError as error:
-                    self.say("checkpoint_unusable", f"{error}; an older one or the swarm's state is used")
-                    break
-                self.say("restored", f"goes on from its checkpoint of round {round}")
-                return units, round
-        units = initial_units(
-            self.manifest.model, self.manifest.span(self.stage), self.layout, self.manifest.seed
-        )
-        return units, -1
-
     async def _until_leaving_or_behind(self) -> None:
         waits: list[asyncio.Task[Any]] = [
             self.loop.create_task(work)
-            for work in (self._leaving.wait(), self._behind.wait(), self._checkpoint_forever())
+            for work in (self._leaving.wait(), self._behind.wait(), self._save_forever())
         ]
         try:
             done, _ = await asyncio.wait(
@@ -294,6 +261,11 @@ class Worker:
             if self.data is not None:
                 self.data.serving = False
 
+    async def _save_forever(self) -> None:
+        assert self.update is not None
+        update = self.update
+        await self.disk.save_forever(self.settings.checkpoint_seconds, lambda: update.replica)
+
     async def _drain(self) -> None:
         """Finish microbatches, contribute what is gathered, wait until a neighbour has it, save."""
         if self.data is None or self.update is None or self.neighbourhood is None:
@@ -304,7 +276,7 @@ class Worker:
         await self._until(self.data.finished, until)
         self.update.leave()
         await self._until(self.update.handed_over, until)
-        await self.save()
+        await self.disk.save(self.update.replica)
 
     async def _close(self) -> None:
         for task in self._tasks:
@@ -320,43 +292,6 @@ class Worker:
             await self.neighbourhood.close("leaving")
         await self.compute.close()
 
-    # -- checkpoints ----------------------------------------------------------------------------------
-
-    async def _checkpoint_forever(self) -> None:
-        if not self.settings.checkpoint_seconds:
-            await asyncio.Event().wait()
-        while True:
-            await asyncio.sleep(self.settings.checkpoint_seconds)
-            await self.save()
-
-    async def save(self) -> None:
-        """Write the settled weights; a full disk is said and survived."""
-        folder, update = self.settings.checkpoints, self.update
-        if folder is None or update is None:
-            return
-        taken: asyncio.Future[tuple[int, Tensor]] = self.loop.create_future()
-
-        def delivered(result: tuple[int, Tensor], _seconds: float) -> None:
-            if not taken.done():
-                taken.set_result(result)
-
-        replica = update.replica
-        self.compute.submit(
-            BACKGROUND, lambda: (replica.settled_round, replica.settled_units()), delivered
-        )
-        round, units = await taken
-        if round < 0 or (self.saved is not None and self.saved[1] == round):
-            return
-        try:
-            path = await asyncio.to_thread(
-                checkpoint.write, folder, self.manifest, self.stage, round, units, self.layout
-            )
-        except checkpoint.DiskError as error:
-            self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")
-            return
-        self.saved = (path, round)
-        self.note("saved", round=round, bytes=path.stat().st_size)
-
     # -- directory ------------------------------------------------------------------------------------
 
     def _record(self) -> bytes:
@@ -365,43 +300,16 @@ class Worker:
         if self.data is not None and self.data.service_seconds:
             tokens = self.manifest.data.sequence_tokens * self.manifest.data.microbatch_sequences
             speed = tokens / self.data.service_seconds
-        record = PeerRecord(
-            self.transport.peer, self.stage, "worker", list(self.transport.addresses), round, speed,
-            self.settings.version,
-        )  # fmt: skip
-        return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
-
-    async def _announce_forever(self) -> None:
-        assert self.neighbourhood is not None
-        while True:
-            record = self.neighbourhood.record = self._record()
-            run = self.signed.run_id
-            try:
-                stored = await self.directory.announce(run, self.stage, record, DIRECTORY_SECONDS)
-                stored &= await self.directory.put_manifest(run, self.signed.wire(), DIRECTORY_SECONDS)
-                if not stored:
-                    self.note("announce_failed", reason="no node of the directory stored it")
-            except WireError as error:
-                self.note("announce_failed", reason=str(error))
-                stored = False
-            await asyncio.sleep(ANNOUNCE_SECONDS if stored else 1.0)
-
-    async def _look_forever(self) -> None:
-        looks = 0
-        while True:
-            looks += 1
-            await asyncio.sleep(FIRST_LOOK_SECONDS if looks <= FIRST_LOOKS else LOOK_SECONDS)
-            await self._look_up()
+        record = self.presence.record(self.stage, round, speed)
+        if self.neighbourhood is not None:
+            self.neighbourhood.record = record
+        return record
 
     async def _look_up(self) -> None:
+        """Learn who holds this stage and the ones next to it."""
         assert self.neighbourhood is not None
         for stage in range(max(0, self.stage - 1), min(len(self.manifest.stages), self.stage + 2)):
-            try:
-                records = await self.directory.look_up(self.signed.run_id, stage, DIRECTORY_SECONDS)
-            except WireError as error:
-                self.note("look_up_failed", stage=stage, reason=str(error))
-                continue
-            for record in records.values():
+            for record in (await self.presence.look_up(stage)).values():
                 self.neighbourhood.learn(record)
 
     # -- Listener of the neighbourhood ----------------------------------------------------------------

@@ -83,6 +83,7 @@ class Daemon:
         self.p2p, self.peer = p2p, peer
         self._folder = folder
         self._control = p2p._daemon_listen_maddr["unix"]
+        self._addresses = tuple(str(address) for address in p2p._visible_maddrs)
         self.ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done when p2pd has ended; the reason. Do not cancel it: `ended` is for waiting."""
         self._watcher = asyncio.create_task(self._watch(), name="p2pd supervisor")
@@ -131,7 +132,7 @@ class Daemon:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs without the /p2p/ part, as p2pd last told."""
-        return tuple(str(address) for address in self.p2p._visible_maddrs)
+        return self._addresses
 
     @property
     def end_reason(self) -> str | None:
@@ -145,13 +146,24 @@ class Daemon:
         """Dial `peer` at `addresses` unless connected already; Unreachable if none answers in time."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT)
         request.connect.peer = PeerID.from_base58(peer).to_bytes()
-        request.connect.addrs.extend(_multiaddr_bytes(address) for address in addresses)
         try:
+            request.connect.addrs.extend(multiaddr_bytes(address) for address in addresses)
             async with asyncio.timeout(deadline_seconds), self._request(request) as (_, _, writer):
                 writer.close()
         except DAEMON_ERRORS as error:
             why = _reason(error, deadline_seconds)
             raise Unreachable(f"{peer} does not answer at {', '.join(addresses)}: {why}") from None
+
+    async def refresh_addresses(self, deadline_seconds: float) -> tuple[str, ...]:
+        """Ask p2pd for its addresses again: routers, relays and other peers may have taught it new ones."""
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
+        try:
+            async with asyncio.timeout(deadline_seconds), self._request(request) as (response, _, writer):
+                self._addresses = tuple(str(Multiaddr(raw)) for raw in response.identify.addrs)
+                writer.close()
+        except DAEMON_ERRORS as error:
+            raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
+        return self._addresses
 
     async def open_stream(
         self, peer: PeerId, protocol: str, deadline_seconds: float
@@ -215,9 +227,21 @@ def _reason(error: BaseException, deadline_seconds: float) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _multiaddr_bytes(address: str) -> bytes:
-    """Binary multiaddr; hivemind's codec spoils `/p2p/12D3...`, so the peer's own id is cut off before."""
-    return bytes(Multiaddr(address.split("/p2p/")[0]).to_bytes())
+def multiaddr_bytes(address: str) -> bytes:
+    """Binary multiaddr, without the peer's own `/p2p/` at the end. ValueError if it is none.
+
+    hivemind's codec writes `/p2p/12D3...` as a CID, which p2pd does not read, so a relay's id is put in here
+    (multiformats: code 421 is p2p, 290 p2p-circuit; an Ed25519 peer id has 38 bytes)."""
+    transport, *rest = address.split("/p2p/")
+    data = bytes(Multiaddr(transport).to_bytes())
+    for part in rest:
+        peer, _, tail = part.partition("/")
+        if tail == "p2p-circuit":
+            raw = PeerID.from_base58(peer).to_bytes()
+            data += b"\xa5\x03" + bytes([len(raw)]) + raw + b"\xa2\x02"
+        elif tail:
+            raise ValueError(f"{address!r} holds a part this program does not know: {tail}")
+    return data
 
 
 def _check_ports(listen: Sequence[str]) -> None:

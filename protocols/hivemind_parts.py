@@ -1,8 +1,8 @@
 """The parts of hivemind 1.1.12 that we use (its p2pd binding and its DHT), and nothing else of it.
 
 hivemind's own `__init__` imports its optimizers, mixture-of-experts server and scipy: 2.6 s and 46 MiB in
-each peer process, and a warning of torch's. So the package is entered without running that file; submodules are
-found as usual. If something else has imported hivemind as a whole before, that one is used.
+each peer process, and a warning of torch's. So the package is entered without running that file; submodules
+are found as usual. If something else has imported hivemind as a whole before, that one is used.
 """
 
 from __future__ import annotations

@@ -82,19 +82,21 @@ class Membership:
             known.heard_at, known.stage, known.ready = now, stage, ready
             known.round, known.service_seconds = round, service_seconds
 
-    def dialing(self, peer: PeerId) -> None:
-        self.peers[peer].dialing = True
+    def dialing(self, peer: PeerId, now: bool) -> None:
+        """A dial has begun, or has ended: there is never a second one beside it."""
+        if peer in self.peers:
+            self.peers[peer].dialing = now
 
     def linked(self, peer: PeerId, now: float) -> None:
         known = self.peers[peer]
-        known.linked, known.dialing, known.failures, known.heard_at = True, False, 0, now
+        known.linked, known.failures, known.heard_at = True, 0, now
 
     def unlinked(self, peer: PeerId, now: float) -> None:
         """A dial failed, a link broke, or it fell silent: try again later, with growing patience."""
         known = self.peers.get(peer)
         if known is None:
             return
-        known.linked = known.ready = known.dialing = False
+        known.linked = known.ready = False
         pause = min(LONGEST_REDIAL_SECONDS, FIRST_REDIAL_SECONDS * 2**known.failures)
         known.dial_at = now + pause * self.chance.uniform(0.8, 1.2)
         known.failures += 1

@@ -18,7 +18,17 @@ from protocols.hivemind_parts import DictionaryDHTValue, MSGPackSerializer, P2PH
 from protocols.identity import Identity, create
 from protocols.messages import PeerRecord
 from protocols.records import RECORD_SECONDS, manifest_key, seal_record, sign_manifest, stage_key
-from protocols.stored import DICTIONARY, PLAIN, Item, items_of, key_id, node_id, prove, stored_value
+from protocols.stored import (
+    DICTIONARY,
+    PEERS_PER_KEY,
+    PLAIN,
+    Item,
+    items_of,
+    key_id,
+    node_id,
+    prove,
+    stored_value,
+)
 from swarmnet.identifiers import RunId
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
@@ -186,6 +196,28 @@ async def test_storage_is_bounded_per_peer_and_in_all(gate, monkeypatch):
     assert len(gate._kept) == 1
 
 
+async def test_an_answer_that_grows_too_long_is_cut(gate):
+    longest = DictionaryDHTValue()
+    for n in range(PEERS_PER_KEY):
+        longest.store(f"{n:052}", bytes(4096 + 5), soon())
+
+    async def hivemind(request, context):
+        response = dht_pb2.FindResponse()
+        for _ in request.keys:
+            value = MSGPackSerializer.dumps(longest)
+            response.results.add(type=dht_pb2.FOUND_DICTIONARY, value=value, expiration_time=soon())
+        return response
+
+    class Context:
+        remote_id = PeerID.from_base58(BOB.peer_id)
+
+    response = await gate._serve_find(hivemind, dht_pb2.FindRequest(keys=[KEY] * 3), Context())
+    assert [result.type for result in response.results] == [dht_pb2.FOUND_DICTIONARY] + [
+        dht_pb2.NOT_FOUND
+    ] * 2
+    assert response.ByteSize() < 4 * 1024 * 1024 - 100
+
+
 async def test_what_a_hostile_node_answers_is_filtered(gate):
     honest, forged = record(), record(BOB)
     find = dht_pb2.FindRequest(keys=[KEY, KEY, KEY, KEY])
@@ -242,7 +274,7 @@ async def test_a_real_node_survives_hostile_calls_and_still_finds_the_honest(tmp
         identity = create(tmp_path / name)
         daemon = await Daemon.start(tmp_path / name, LOOPBACK)
         peers.append((identity, daemon, await DhtDirectory.start(daemon) if name != "stranger" else None))
-    (_, victim, directory), (identity, honest, announcing), (_, stranger, _) = peers
+    (_, victim, directory), (identity, _, announcing), (_, stranger, _) = peers
     await announcing.bootstrap([f"{victim.addresses[0]}/p2p/{victim.peer}"], DEADLINE)
     await stranger.connect(PeerID.from_base58(victim.peer).to_base58(), victim.addresses, DEADLINE)
 

@@ -1,0 +1,89 @@
+"""A worker's presence in the directory: announced while it lives, and the others looked up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+from peers.run_file import SignedManifest
+from protocols.errors import WireError
+from protocols.identity import Identity
+from protocols.messages import PeerRecord
+from protocols.records import ANNOUNCE_SECONDS, seal_record
+from protocols.transport import Directory, Transport
+from swarmnet.identifiers import PeerId
+from swarmnet.membership import choose_stage
+
+OPERATION_SECONDS = 10.0
+"""Deadline of one directory operation: two silent nodes on the way cost hivemind 6 s (measured)."""
+FIRST_LOOKS = 3
+FIRST_LOOK_SECONDS = 1.0
+"""Peers that start together see one another's records about this late."""
+LOOK_SECONDS = 10.0
+AGAIN_SECONDS = 1.0
+"""After an announcement that nobody stored."""
+
+
+class Presence:
+    def __init__(
+        self,
+        signed: SignedManifest,
+        identity: Identity,
+        transport: Transport,
+        directory: Directory,
+        version: str,
+        note: Callable[..., None],
+    ) -> None:
+        self.signed = signed
+        self.identity = identity
+        self.transport = transport
+        self.directory = directory
+        self.version = version
+        self.note = note
+
+    async def choose_stage(self, chance: Random) -> tuple[int, list[int]]:
+        """The stage that needs a newcomer most, and how many peers each stage has now."""
+        counts = []
+        for stage in range(len(self.signed.manifest.stages)):
+            counts.append(len((await self.look_up(stage)).keys() - {self.transport.peer}))
+        chosen = choose_stage(len(counts), dict(enumerate(counts)), {}, chance)
+        return chosen, counts
+
+    async def look_up(self, stage: int) -> dict[PeerId, bytes]:
+        """Signed records of a stage by peer; empty when the directory does not answer."""
+        try:
+            return await self.directory.look_up(self.signed.run_id, stage, OPERATION_SECONDS)
+        except WireError as error:
+            self.note("look_up_failed", stage=stage, reason=str(error))
+            return {}
+
+    def record(self, stage: int, round: int, tokens_per_second: float) -> bytes:
+        """The own record as it is now, signed."""
+        record = PeerRecord(
+            self.transport.peer, stage, "worker", list(self.transport.addresses), round, tokens_per_second,
+            self.version,
+        )  # fmt: skip
+        return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
+
+    async def announce_forever(self, stage: int, record: Callable[[], bytes]) -> None:
+        """Store the own record, and the manifest for newcomers, again and again."""
+        run = self.signed.run_id
+        while True:
+            try:
+                stored = await self.directory.announce(run, stage, record(), OPERATION_SECONDS)
+                stored &= await self.directory.put_manifest(run, self.signed.wire(), OPERATION_SECONDS)
+                if not stored:
+                    self.note("announce_failed", reason="no node of the directory stored it")
+            except WireError as error:
+                self.note("announce_failed", reason=str(error))
+                stored = False
+            await asyncio.sleep(ANNOUNCE_SECONDS if stored else AGAIN_SECONDS)
+
+    async def look_forever(self, look: Callable[[], Awaitable[None]]) -> None:
+        """Call `look` now and then, more often at first."""
+        looks = 0
+        while True:
+            looks += 1
+            await asyncio.sleep(FIRST_LOOK_SECONDS if looks <= FIRST_LOOKS else LOOK_SECONDS)
+            await look()

@@ -1,0 +1,275 @@
+"""A whole swarm in one process: real workers in a MemoryNetwork, on a virtual clock, from one seed.
+
+    swarm = Swarm(tiny_manifest())
+    async def story():
+        swarm.open()
+        first = swarm.start("a", stage=0)
+        ...
+        await swarm.until(lambda: swarm.committed(0) > 50, 60.0)
+        await swarm.close()
+    run(story())
+
+Everything a worker writes to its event log is in `swarm.notes`. An exception that escapes from a callback or
+a worker ends the story with it. Seconds are the virtual clock's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peers.compute import InlineCompute
+from peers.run_file import SignedManifest, statement
+from peers.worker import Settings, Worker
+from protocols.identity import Identity
+from protocols.memory import Conditions, MemoryNetwork
+from swarmnet.identifiers import MicrobatchId, PeerId, RunId
+from swarmnet.manifest import Data, Manifest, ModelShape, Rounds, Sync
+from swarmnet.sampling import window_starts, windows
+
+OWNER = Identity.from_seed(b"the owner of the run")
+COST_SECONDS = (0.005, 0.02, 0.02, 0.001)
+"""What update, backward, forward and background work takes of the virtual clock."""
+TINY_MODEL = ModelShape(
+    width=32, layers=3, heads=4, key_value_heads=2, head_width=8, feed_forward=64, context=64
+)
+
+
+def tiny_manifest(stages: tuple[int, ...] = (1, 1, 1), **changes: Any) -> Manifest:
+    """Three layers of width 32, microbatches of 2 x 16 tokens, rounds of 8 microbatches."""
+    fields: dict[str, Any] = {
+        "name": "tiny",
+        "owner": OWNER.peer_id,
+        "stages": stages,
+        "model": TINY_MODEL,
+        "data": Data(sequence_tokens=16, microbatch_sequences=2),
+        "rounds": Rounds(
+            target_tokens=256, longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0,
+            snapshot_rounds=4,
+        ),
+        "sync": Sync(warmup_rounds=1, decay_rounds=1000, learning_rate=8e-3),
+    }  # fmt: skip
+    return Manifest(**{**fields, **changes})
+
+
+def sign(manifest: Manifest) -> SignedManifest:
+    run_id = manifest.run_id()
+    return SignedManifest(manifest, OWNER.sign(statement(run_id)), run_id)
+
+
+def corpus(tokens: int = 20_000, seed: int = 0) -> Tensor:
+    """uint8 text that can be learnt: half of it 16 frequent bytes, the rest follows from the byte before."""
+    chance, text = Random(seed), [0]
+    for _ in range(tokens - 1):
+        frequent = chance.random() < 0.5
+        text.append(chance.randrange(16) if frequent else (5 * text[-1] + chance.randrange(4)) % 256)
+    return torch.tensor(text, dtype=torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """`Text` of a corpus in memory."""
+
+    tokens: Tensor
+    run_id: RunId
+    data: Data
+
+    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
+        data = self.data
+        starts = window_starts(
+            self.run_id, 0, key, len(self.tokens), data.microbatch_sequences, data.sequence_tokens
+        )
+        return windows(self.tokens, starts, data.sequence_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line of a worker's event log."""
+
+    time: float
+    name: str
+    event: str
+    fields: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker, under the name that the test gave it."""
+
+    name: str
+    identity: Identity
+    worker: Worker
+    task: asyncio.Task[None]
+    dead: bool = False
+    said: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def peer(self) -> PeerId:
+        return self.identity.peer_id
+
+
+class Swarm:
+    def __init__(
+        self,
+        manifest: Manifest,
+        seed: int = 0,
+        conditions: Conditions | None = None,
+        text_run: RunId | None = None,
+    ) -> None:
+        """`text_run`: sample the text as this run would, so that other runs read the same."""
+        self.signed = sign(manifest)
+        self.seed = seed
+        self.network = MemoryNetwork(Random(seed), conditions)
+        self.text = Sampled(corpus(), text_run or self.signed.run_id, manifest.data)
+        self.members: dict[str, Member] = {}
+        self.notes: list[Note] = []
+        self.escaped: list[BaseException] = []
+        self.on_note: Callable[[Note], None] = lambda note: None
+
+    # -- peers come and go ----------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """First thing on the event loop: exceptions of callbacks must not be lost in a log."""
+        torch.set_num_threads(1)
+        self.loop = asyncio.get_running_loop()
+        self.loop.set_exception_handler(self._escaped)
+
+    def start(
+        self,
+        name: str,
+        stage: int | None = None,
+        *,
+        signed: SignedManifest | None = None,
+        compute: Callable[[int], float] | None = None,
+        **settings: Any,
+    ) -> Member:
+        """A peer whose identity follows from its name; `settings` as in `Settings`."""
+        identity = Identity.from_seed(name.encode())
+        said: list[tuple[str, str]] = []
+
+        def note(event: str, **fields: Any) -> None:
+            line = Note(round(self.loop.time(), 6), name, event, fields)
+            self.notes.append(line)
+            self.on_note(line)
+
+        async def text() -> Sampled:
+            return self.text
+
+        worker = Worker(
+            signed or self.signed, identity,
+            self.network.transport(identity.peer_id), self.network.directory(identity.peer_id),
+            InlineCompute(compute or COST_SECONDS.__getitem__), text,
+            Settings(**{"stage": stage, "checkpoint_seconds": 0.0, **settings}),
+            Random(f"{self.seed}/{name}"), note, lambda event, line: said.append((event, line)),
+        )  # fmt: skip
+        task = self.loop.create_task(worker.run(), name=name)
+        self.members[name] = Member(name, identity, worker, task, said=said)
+        return self.members[name]
+
+    async def crash(self, name: str) -> None:
+        """SIGKILL: it says nothing more, and neither do its timers."""
+        member = self.members[name]
+        member.dead = True
+        self.network.crash(member.peer)
+        member.worker.note = lambda *_, **__: None
+        member.task.cancel()
+        await asyncio.wait([member.task])
+
+    async def leave(self, *names: str) -> None:
+        """SIGTERM, and wait for the end."""
+        for name in names:
+            self.members[name].worker.leave()
+        for name in names:
+            await asyncio.wait_for(self.members[name].task, 120.0)
+            self.members[name].dead = True
+
+    async def close(self) -> None:
+        """Everybody leaves; what escaped is raised."""
+        await self.leave(*self.living())
+        self.check()
+
+    def living(self) -> list[str]:
+        return [name for name, member in self.members.items() if not member.dead]
+
+    def check(self) -> None:
+        """Raise the first exception that escaped from a callback or a worker."""
+        for member in self.members.values():
+            if not member.dead and member.task.done():
+                member.task.result()
+        for error in self.escaped:
+            raise error
+
+    async def until(self, condition: Callable[[], object], seconds: float) -> None:
+        """Wait until it holds; AssertionError after so many seconds."""
+        end = self.loop.time() + seconds
+        while not condition():
+            self.check()
+            assert self.loop.time() < end, f"not within {seconds:g} s: {self.rounds()}"
+            await asyncio.sleep(0.05)
+        self.check()
+
+    async def during(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self.check()
+
+    # -- what is seen ---------------------------------------------------------------------------------
+
+    def of(self, event: str, *names: str) -> list[Note]:
+        return [note for note in self.notes if note.event == event and (not names or note.name in names)]
+
+    def losses(self, stage: int = 0) -> list[float]:
+        """Nats per token of the microbatches that a stage committed, in order."""
+        names = {name for name, member in self.members.items() if member.worker.stage == stage}
+        return [note.fields["loss"] for note in self.of("committed", *names)]
+
+    def committed(self, stage: int = 0) -> int:
+        return len(self.losses(stage))
+
+    def rounds(self) -> dict[str, tuple[int, int]]:
+        """Name -> (current, settled) round of the living."""
+        updates = {name: self.members[name].worker.update for name in self.living()}
+        return {
+            name: (update.rounds.current, update.rounds.settled) for name, update in updates.items() if update
+        }
+
+    def digests(self, stage: int) -> dict[str, dict[int, bytes]]:
+        """Name -> round -> digest of the settled weights, of all that ever held the stage."""
+        names = {name for name, member in self.members.items() if member.worker.stage == stage}
+        found: dict[str, dict[int, bytes]] = {name: {} for name in sorted(names)}
+        for note in self.of("settled", *names):
+            found[note.name][note.fields["round"]] = note.fields["digest"]
+        return found
+
+    def _escaped(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.escaped.append(context.get("exception") or RuntimeError(str(context["message"])))
+
+
+def shared_rounds(swarm: Swarm) -> int:
+    """How many rounds at least two peers of a stage have settled; AssertionError where their digests differ."""
+    shared = 0
+    for stage in range(len(swarm.signed.manifest.stages)):
+        named: dict[int, set[bytes]] = {}
+        count: dict[int, int] = {}
+        for digests in swarm.digests(stage).values():
+            for number, digest in digests.items():
+                named.setdefault(number, set()).add(digest)
+                count[number] = count.get(number, 0) + 1
+        unequal = sorted(number for number, found in named.items() if len(found) > 1)
+        assert not unequal, f"stage {stage}: rounds {unequal} settled with different digests"
+        shared += sum(number > 1 for number in count.values())
+    return shared
+
+
+def nothing_is_committed_twice(swarm: Swarm) -> None:
+    """No peer has committed a microbatch twice (its ledger would have raised; the log must say the same)."""
+    seen: set[tuple[str, str, int]] = set()
+    for note in swarm.of("committed"):
+        key = (note.name, note.fields["origin"], note.fields["counter"])
+        assert key not in seen, f"{key} was committed twice"
+        seen.add(key)

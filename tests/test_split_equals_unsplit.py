@@ -1,0 +1,103 @@
+"""A model cut in stages learns what the whole one learns, to the bit: one peer per stage, one seed.
+
+What keeps it so: parameters start from (seed, global name), chunks of votes never span two blocks, gradients
+are clipped per block, a round takes in the same microbatches in every stage, and fp32 hidden states are
+exact. What differs by run and peer is the coin that stands in for the sign of a coefficient that is exactly
+zero; the text uses all 256 bytes, so that there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from swarm import TINY_MODEL, Note, Swarm, tiny_manifest
+from torch import Tensor
+
+from peers.virtual_time import run
+from swarmnet.identifiers import RunId
+from swarmnet.manifest import ModelShape, Sync
+
+MICROBATCHES = 72
+ROUNDS = 8
+"""72 microbatches of 32 tokens are 9 rounds of 256; four of them are still open at the end."""
+MODEL = replace(TINY_MODEL, layers=4)
+
+
+def learn(
+    stages: tuple[int, ...], model: ModelShape, sync: Sync, codec: str = "fp32"
+) -> tuple[list[float], int, dict[str, Tensor]]:
+    """The losses, the settled round, and the settled integers and live weights by parameter name."""
+    manifest = tiny_manifest(stages, model=model, hidden_codec=codec, sync=sync)
+    manifest = replace(manifest, rounds=replace(manifest.rounds, longest_seconds=1000.0))
+    swarm = Swarm(manifest, text_run=RunId("5a" * 32))
+
+    def stop(note: Note) -> None:
+        if note.event == "committed" and note.name == "0" and swarm.committed(0) == MICROBATCHES:
+            swarm.members["0"].worker.data.in_flight = 0
+
+    async def story() -> tuple[int, dict[str, Tensor]]:
+        swarm.open()
+        swarm.on_note = stop
+        for stage in range(len(stages)):
+            swarm.start(str(stage), stage, in_flight=1)
+        await swarm.until(lambda: swarm.committed(0) == MICROBATCHES, 120.0)
+        await swarm.during(1.0)
+        rounds, weights = set(), {}
+        for member in swarm.members.values():
+            replica = member.worker.update.replica
+            rounds.add(replica.settled_round)
+            for entry in member.worker.layout.entries:
+                span = slice(entry.offset, entry.offset + entry.size)
+                weights[entry.name] = replica.settled_units()[span].view(entry.shape)
+                weights[f"live {entry.name}"] = replica.live_floats(ahead=False)[span].view(entry.shape)
+        assert len(rounds) == 1, "the stages have settled different rounds"
+        await swarm.close()
+        return rounds.pop(), weights
+
+    settled, weights = run(story())
+    return swarm.losses(0), settled, weights
+
+
+GROUP = Sync(warmup_rounds=1, decay_rounds=100, learning_rate=8e-3)
+TOP_K = replace(GROUP, selection="top-k", transform="dct", kept=32)
+CASES = {
+    "plain": (MODEL, GROUP),
+    "QK-norm": (replace(MODEL, qk_norm=True), GROUP),
+    "top-k of the cosine transform": (MODEL, TOP_K),
+}
+
+
+@pytest.fixture(scope="module")
+def unsplit():
+    known = {}
+
+    def of(case: str):
+        if case not in known:
+            known[case] = learn((4,), *CASES[case])
+        return known[case]
+
+    return of
+
+
+@pytest.mark.parametrize("stages", [(2, 1, 1), (1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_the_loss_curve_and_the_settled_weights_are_those_of_the_unsplit_model(unsplit, case, stages):
+    losses, settled, weights = unsplit(case)
+    assert len(losses) == MICROBATCHES
+    assert settled >= ROUNDS - 5
+    assert sum(losses[-8:]) < sum(losses[:8]) - 8 * 0.3, "it learns"
+    split_losses, split_settled, split_weights = learn(stages, *CASES[case])
+    assert split_losses == losses
+    assert split_settled == settled
+    assert split_weights.keys() == weights.keys()
+    unequal = [name for name, weight in weights.items() if not torch.equal(weight, split_weights[name])]
+    assert unequal == []
+
+
+def test_it_would_be_seen_if_hidden_states_were_rounded(unsplit):
+    losses, _, weights = unsplit("plain")
+    rounded_losses, _, rounded = learn((2, 1, 1), *CASES["plain"], codec="bf16")
+    assert rounded_losses != losses
+    assert any(not torch.equal(weight, rounded[name]) for name, weight in weights.items())
