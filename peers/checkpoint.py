@@ -44,6 +44,8 @@ class Checkpoint:
     round: int
     digest: bytes
     """Replica.digest() of the settled weights."""
+    chain: bytes
+    """The value of the chain of settled sets there (swarmnet/branches.py)."""
     tensors: dict[str, Tensor]
 
     def units(self, layout: Layout) -> Tensor:
@@ -63,7 +65,9 @@ def state_digest(round: int, units: Tensor) -> bytes:
     return hashlib.sha256(round.to_bytes(8, "little", signed=True) + data).digest()
 
 
-def write(folder: Path, manifest: Manifest, stage: int, round: int, units: Tensor, layout: Layout) -> Path:
+def write(
+    folder: Path, manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout
+) -> Path:
     """Write `stage-S-round-R.safetensors` and keep the stage's newest KEPT. DiskError."""
     tensors = {}
     for entry in layout.entries:
@@ -79,6 +83,7 @@ def write(folder: Path, manifest: Manifest, stage: int, round: int, units: Tenso
         "stage": str(stage),
         "round": str(round),
         "digest": state_digest(round, units).hex(),
+        "chain": chain.hex(),
     }
     path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
     write_atomically(path, save(tensors, metadata))
@@ -95,7 +100,7 @@ def read(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         checkpoint = Checkpoint(
             RunId(metadata["run"]), metadata["manifest"], int(metadata["stage"]), int(metadata["round"]),
-            bytes.fromhex(metadata["digest"]), tensors,
+            bytes.fromhex(metadata["digest"]), bytes.fromhex(metadata["chain"]), tensors,
         )  # fmt: skip
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is no checkpoint that can be used ({error})") from None
@@ -107,8 +112,8 @@ def files(folder: Path, stage: int) -> list[Path]:
     return sorted(folder.glob(f"stage-{stage}-round-*.safetensors"), reverse=True)
 
 
-def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int, Tensor]:
-    """(round, units) of one file. CheckpointError if it is damaged or of another run or stage."""
+def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int, bytes, Tensor]:
+    """(round, chain, units) of one file. CheckpointError if it is damaged or of another run or stage."""
     checkpoint = read(path)
     if checkpoint.run_id != run_id or checkpoint.stage != stage:
         raise CheckpointError(
@@ -118,7 +123,7 @@ def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int,
     units = checkpoint.units(layout)
     if state_digest(checkpoint.round, units) != checkpoint.digest:
         raise CheckpointError(f"{path} is damaged: its weights do not have the digest that it names")
-    return checkpoint.round, units
+    return checkpoint.round, checkpoint.chain, units
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ def application() -> typer.Typer:
     app.add_typer(config, name="config")
     bench = _group("Measure; each figure beside a baseline from the same run.")
     bench.command("contribution")(commands_model.bench_contribution)
+    bench.command("transfer")(commands_model.bench_transfer)
     app.add_typer(bench, name="bench")
     return app
 

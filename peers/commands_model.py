@@ -114,3 +114,12 @@ def bench_contribution(
 
     overhead = wire_bytes(len(encode(Contribution())), ENVELOPE_BYTES)
     typer.echo(render(bench(parameters, overhead_bytes=overhead, repeats=repeats)))
+
+
+def bench_transfer(
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Repeats per figure.")] = 5,
+) -> None:
+    """Speed and latency of activations over p2pd links, beside plain asyncio TCP."""
+    from peers.bench_transfer import bench, render
+
+    typer.echo(render(bench(repeats)))

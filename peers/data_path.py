@@ -20,6 +20,7 @@ from torch import Tensor
 from peers.compute import BACKWARD, FORWARD, Compute
 from peers.neighbourhood import Neighbourhood
 from peers.timer import Timer
+from peers.timings import Timings
 from protocols.messages import Act, Busy, Cancel, Grad, Message, Nack
 from swarmnet import hidden
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -82,6 +83,8 @@ class _Bodies:
     tokens: int = 0
     seconds: float = 0.0
     """Compute spent here and below."""
+    arrived_at: float | None = None
+    """When it came from above; None once its gradient was handed up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ class DataPath:
         self.committed = committed
         self.note = note
         self.ledger = Ledger()
+        self.timings = Timings()
         below = len(manifest.stages) - 1 - stage
         self.router = Router(chance)
         self.pipeline = Pipeline(below, self.router, self._next_peers, slots, self.ledger)
@@ -191,6 +195,9 @@ class DataPath:
                 post(peer, "data", Act(*key, attempt, self.stage + 1, deadline, kept.shape), kept.output)
             case SendGrad(key, peer, attempt):
                 kept = self.bodies[key]
+                if kept.arrived_at is not None:
+                    self.timings.add("handed up", self.loop.time() - kept.arrived_at)
+                    kept.arrived_at = None
                 grad = Grad(*key, attempt, kept.loss_sum, kept.tokens, kept.seconds, kept.shape)
                 post(peer, "data", grad, kept.answer)
             case SendBusy(key, peer, attempt):
@@ -237,8 +244,9 @@ class DataPath:
             split = hidden.encoded_bytes(act.shape, self.manifest.hidden_codec)
             labels = torch.from_numpy(np.frombuffer(body, np.int32, offset=split).astype(np.int64))
             self.bodies[key] = _Bodies(
-                labels=labels.view(act.shape[:2]), output=body[:split], shape=act.shape
-            )
+                labels=labels.view(act.shape[:2]), output=body[:split], shape=act.shape,
+                arrived_at=self.loop.time(),
+            )  # fmt: skip
         self.feed(ActArrived(peer, key, act.attempt, act.deadline_seconds))
         if key not in self.pipeline.jobs:
             self.bodies.pop(key, None)  # Refused: busy, or known.
@@ -265,6 +273,7 @@ class DataPath:
             if grad.shape != kept.shape or len(body) != size:
                 self.feed(NackArrived(peer, key, grad.attempt, "malformed"))
                 return
+            self.timings.add("answered", self.loop.time() - self.pipeline.jobs[key].sent_at)
             kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
             kept.seconds = max(0.0, grad.path_seconds)
         self.feed(GradArrived(peer, key, grad.attempt, max(0.0, grad.path_seconds)))
@@ -302,6 +311,7 @@ class DataPath:
 
     def _forwarded(self, key: MicrobatchId, result: _Computed | _Trouble, seconds: float) -> None:
         kept = self.bodies.get(key)
+        self.timings.add("last" if self.is_last else "forward", seconds)
         if isinstance(result, _Trouble):
             self._failed(key, result)
         elif self.is_last:
@@ -324,6 +334,7 @@ class DataPath:
 
     def _backwarded(self, key: MicrobatchId, result: _Computed | _Trouble, seconds: float) -> None:
         kept = self.bodies.get(key)
+        self.timings.add("backward", seconds)
         if isinstance(result, _Trouble):
             self._failed(key, result)
         else:

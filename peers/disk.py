@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-
-from torch import Tensor
+from time import perf_counter
 
 from peers import checkpoint
 from peers.compute import BACKGROUND, Compute
 from peers.run_file import SignedManifest
+from peers.state_path import Weights
+from peers.timings import Timings
+from swarmnet.branches import START
 from swarmnet.layout import Layout
 from swarmnet.model import initial_units
-from swarmnet.replica import Replica
 
 
 class Disk:
@@ -38,52 +39,62 @@ class Disk:
         self.say = say
         self.saved: tuple[Path, int] | None = None
         """The newest checkpoint's file and round."""
+        self.saved_bytes = 0
+        self.timings = Timings()
 
-    def own_weights(self) -> tuple[Tensor, int]:
-        """int32 units and round of the newest usable checkpoint, else the seed's weights and -1."""
-        manifest = self.signed.manifest
+    def own_weights(self) -> Weights:
+        """From the newest usable checkpoint, else what the seed makes, before any round."""
         for path in checkpoint.files(self.folder, self.stage) if self.folder is not None else ():
+            began = perf_counter()
             try:
-                round, units = checkpoint.restore(path, self.signed.run_id, self.stage, self.layout)
+                round, chain, units = checkpoint.restore(path, self.signed.run_id, self.stage, self.layout)
             except checkpoint.CheckpointError as error:
                 self.say("checkpoint_unusable", f"{error}; an older one or the swarm's state is used")
                 continue
+            self.timings.add("load", perf_counter() - began)
             self.say("restored", f"goes on from its checkpoint of round {round}")
-            return units, round
-        return initial_units(manifest.model, manifest.span(self.stage), self.layout, manifest.seed), -1
+            return Weights(units, round, chain)
+        return self.first_weights()
 
-    async def save_forever(self, seconds: float, replica: Callable[[], Replica]) -> None:
+    def first_weights(self) -> Weights:
+        """What the seed makes."""
+        manifest = self.signed.manifest
+        span = manifest.span(self.stage)
+        return Weights(initial_units(manifest.model, span, self.layout, manifest.seed), -1, START)
+
+    async def save_forever(self, seconds: float, settled: Callable[[], Weights]) -> None:
         """Save every `seconds`; never if that is 0."""
         if not seconds:
             await asyncio.get_running_loop().create_future()
         while True:
             await asyncio.sleep(seconds)
-            await self.save(replica())
+            await self.save(settled)
 
-    async def save(self, replica: Replica) -> None:
-        """Write the settled weights, unless the newest file has them already."""
+    async def save(self, settled: Callable[[], Weights]) -> None:
+        """Write the settled weights, unless the newest file has them already. `settled` is called in the
+        compute thread."""
         if self.folder is None:
             return
-        taken: asyncio.Future[tuple[int, Tensor]] = asyncio.get_running_loop().create_future()
+        taken: asyncio.Future[Weights] = asyncio.get_running_loop().create_future()
 
-        def deliver(result: tuple[int, Tensor], _seconds: float) -> None:
+        def deliver(result: Weights, _seconds: float) -> None:
             if not taken.done():
                 taken.set_result(result)
 
-        def take() -> tuple[int, Tensor]:
-            return replica.settled_round, replica.settled_units()
-
-        self.compute.submit(BACKGROUND, take, deliver)
-        round, units = await taken
+        self.compute.submit(BACKGROUND, settled, deliver)
+        weights = await taken
+        round = weights.settled_round
         if round < 0 or (self.saved is not None and self.saved[1] == round):
             return
-        manifest = self.signed.manifest
+        manifest, began = self.signed.manifest, perf_counter()
         try:
             path = await asyncio.to_thread(
-                checkpoint.write, self.folder, manifest, self.stage, round, units, self.layout
-            )
+                checkpoint.write, self.folder, manifest, self.stage, round, weights.chain, weights.units,
+                self.layout,
+            )  # fmt: skip
         except checkpoint.DiskError as error:
             self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")
             return
-        self.saved = (path, round)
-        self.note("saved", round=round, bytes=path.stat().st_size)
+        self.timings.add("save", perf_counter() - began)
+        self.saved, self.saved_bytes = (path, round), path.stat().st_size
+        self.note("saved", round=round, bytes=self.saved_bytes)

@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from peers.counted_directory import Joinable
 from peers.files import write_atomically
 from peers.run_file import RunFileError, SignedManifest, from_wire, load_signed, published_text
-from protocols.dht import DhtDirectory
 from protocols.errors import Unreachable, WireError
+from protocols.transport import Directory
 from swarmnet.identifiers import PeerId, RunId
 
 ANSWER_SECONDS = 10.0
@@ -44,7 +45,7 @@ class PeerCache:
 
 
 async def join_directory(
-    directory: DhtDirectory, bootstraps: Sequence[str], cache: PeerCache, say: Say
+    directory: Joinable, bootstraps: Sequence[str], cache: PeerCache, say: Say
 ) -> None:
     """Return when some bootstrap or remembered peer answers; say what is tried and when next."""
     pause = FIRST_PAUSE_SECONDS
@@ -62,7 +63,7 @@ async def join_directory(
 
 
 async def find_manifest(
-    run: str, directory: DhtDirectory, kept: Path, say: Say
+    run: str, directory: Directory, kept: Path, say: Say
 ) -> SignedManifest:
     """The run's manifest from a published file, from `kept`, or from the directory, which is asked until
     it has it. Raises RunFileError for a file that is not what it claims."""

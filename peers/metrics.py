@@ -32,9 +32,9 @@ KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "contro
 """What bytes are for: `Message.kind` in protocols/messages.py."""
 
 REFUSALS = (
-    "malformed", "too_large", "bad_signature", "wrong_run", "wrong_version", "late", "busy", "other",
+    "malformed", "too_large", "bad_signature", "wrong_run", "wire_version", "backlog", "other",
 )  # fmt: skip
-"""Codes of protocols.errors and of the peers' own refusals."""
+"""Codes of protocols.errors, and `wire_version` of the greeting."""
 
 FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Histogram bounds in seconds for one piece of computing, from a tiny stage on a CPU up."""
@@ -148,17 +148,21 @@ class Training:
     def __init__(self, declare: Declare) -> None:
         self.tokens = declare.counter("train_tokens_total", "Tokens whose gradient was committed here.")
         self.loss = declare.gauge("train_loss", "Loss of the newest microbatch begun here, nats per token.")
-        self.learning_rate = declare.gauge("train_learning_rate", "Learning rate of the newest round.")
+        self.learning_rate = declare.gauge(
+            "train_learning_rate", "Learning rate of the newest applied round."
+        )
         self.step_seconds = declare.histograms(
-            "train_step_duration_seconds", "Computing by phase, seconds.", FAST,
-            Label("phase", ("forward", "backward", "encode", "apply")),
+            "train_step_duration_seconds",
+            "Computing by phase, seconds; last: forward, loss and backward at once, as the last stage does; "
+            "encode: making a contribution; apply: what rounds do to the weights.", FAST,
+            Label("phase", ("forward", "backward", "last", "encode", "apply")),
         )  # fmt: skip
         self.last_step = declare.gauge(
             "train_last_step_timestamp_seconds", "When the newest round was applied, Unix time in seconds."
         )
         self.nonfinite = declare.counters(
-            "train_nonfinite_total", "Microbatches or updates dropped because a number was not finite.",
-            Label("where", ("loss", "gradient", "hidden", "update")),
+            "train_nonfinite_total", "What was dropped because a number was not finite.",
+            Label("where", ("microbatch", "contribution")),
         )  # fmt: skip
 
 
@@ -170,8 +174,11 @@ class Rounds:
         self.settled = declare.gauge("round_settled", "Newest settled round, number.")
         self.lag = declare.gauge("round_lag", "Rounds behind the group's newest known round.")
         self.finished = declare.counters(
-            "rounds_total", "Rounds that ended here, by outcome.",
-            Label("outcome", ("completed", "deadline", "alone", "skipped", "replayed")),
+            "rounds_total",
+            "Rounds applied here; completed: all expected contributions came; deadline: some came late; "
+            "alone: no neighbour to wait for; replayed: the group had settled it before; "
+            "empty: without contributions.",
+            Label("outcome", ("completed", "deadline", "alone", "replayed", "empty")),
         )  # fmt: skip
         self.duration = declare.histogram(
             "round_duration_seconds", "From the opening of a round to its application, seconds.", SLOW
@@ -179,14 +186,10 @@ class Rounds:
         self.contributors = declare.gauge("round_contributors", "Contributions in the newest applied round.")
         self.updates = declare.counters(
             "updates_total", "Contributions received, by outcome.",
-            Label("outcome", ("accepted", "late", "dropped", "repeated", "malformed", "nonfinite",
-                              "bad_signature", "other")),
+            Label("outcome", ("accepted", "late", "repeated", "malformed", "bad_signature", "other")),
         )  # fmt: skip
         self.corrections = declare.counter(
             "round_corrections_total", "Late contributions that corrected an applied round."
-        )
-        self.digest_mismatches = declare.counter(
-            "digest_mismatches_total", "Settled digests of others that differed from the own one."
         )
 
 
@@ -194,18 +197,22 @@ class Microbatches:
     """The data path."""
 
     def __init__(self, declare: Declare) -> None:
-        direction = Label("direction", ("forward", "backward"))
-        self.done = declare.counters(
-            "microbatches_total", "Microbatches by direction and how they ended here.", direction,
-            Label("outcome", ("done", "rerouted", "repeated", "dropped", "refused", "cancelled")),
+        self.ended = declare.counters(
+            "microbatches_total",
+            "What became of microbatches here; rerouted: sent to another peer of the next stage; "
+            "repeated: asked again after it was committed; refused: no slot was free; "
+            "late_answers: gradients that were no longer needed.",
+            Label("outcome", ("committed", "rerouted", "repeated", "dropped", "cancelled", "refused",
+                              "late_answers")),
         )  # fmt: skip
         self.duration = declare.histograms(
             "microbatch_duration_seconds",
-            "From sending a microbatch on to its gradient (forward), or to handing the gradient up "
-            "(backward), network included, seconds.", SLOW, direction,
+            "Seconds, network included; forward: from sending it on to its gradient; "
+            "backward: from its arrival to handing its gradient up.", SLOW,
+            Label("direction", ("forward", "backward")),
         )  # fmt: skip
-        self.queue = declare.gauge("stage_queue_microbatches", "Microbatches waiting to be computed.")
-        self.open = declare.gauge("stage_open_microbatches", "Microbatches that wait for their gradient.")
+        self.queue = declare.gauge("compute_queue_tasks", "Pieces of work that wait for the compute thread.")
+        self.open = declare.gauge("stage_open_microbatches", "Microbatches begun here and not committed.")
 
 
 class Network:
@@ -219,24 +226,25 @@ class Network:
         self.received = declare.counters(
             "network_received_bytes_total", "Bytes received, framing included, by what they are for.", kind
         )
-        self.connections = declare.gauges(
-            "network_connections", "Peers connected now.", Label("path", ("direct", "relay", "unknown"))
-        )
         self.round_trip = declare.histogram(
             "network_round_trip_seconds", "Round trip to neighbours as heartbeats measure it, seconds.", FAST
         )
         self.clock_offset = declare.gauge(
-            "network_clock_offset_seconds", "Own clock minus the neighbours' median, seconds."
+            "network_clock_offset_seconds",
+            "The swarm's clock minus this machine's, seconds; 0 while they differ by less than 3.",
         )
         self.refused = declare.counters(
             "refused_total", "What came from others and was refused, by reason.", Label("code", REFUSALS)
         )
         self.peers = declare.gauges(
-            "peers", "Peers of the run as this one sees them.",
+            "peers",
+            "Peers of the run that this one knows; active: linked and in step; joining: linked, not in step; "
+            "suspect: linked, but silent for more than 2 seconds; gone: known, not linked.",
             Label("state", ("active", "joining", "suspect", "gone")),
         )  # fmt: skip
         self.directory = declare.counters(
-            "dht_operations_total", "Operations of the directory.",
+            "dht_operations_total",
+            "Operations of the directory; empty: nothing found, or nobody stored it; failed: no answer.",
             Label("operation", ("get", "put", "bootstrap")), Label("outcome", ("ok", "empty", "failed")),
         )  # fmt: skip
         self.daemon_restarts = declare.counter("daemon_restarts_total", "Restarts of p2pd after it died.")
@@ -246,8 +254,8 @@ class State:
     """Snapshots and checkpoints."""
 
     def __init__(self, declare: Declare) -> None:
-        self.fetched = declare.gauge("state_fetched_bytes", "Bytes of the newest state fetched from others.")
-        self.size = declare.gauge("state_size_bytes", "Bytes of the state being fetched, all told.")
+        self.fetched = declare.gauge("state_fetched_bytes", "Bytes fetched so far of the newest state.")
+        self.size = declare.gauge("state_size_bytes", "Bytes of the settled weights of this stage.")
         self.chunks_refused = declare.counter(
             "state_chunks_refused_total", "Chunks of state whose hash was wrong; they are fetched again."
         )

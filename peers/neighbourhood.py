@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from peers.timer import Timer
+from peers.timings import Timings
 from protocols.envelope import run_bytes
 from protocols.errors import PeerGone, WireError
 from protocols.messages import (
@@ -108,7 +109,7 @@ class Neighbourhood:
         self.record = b""
         """The own signed record; empty until the peer knows its stage."""
         self.traffic = Traffic()
-        self.round_trips: dict[PeerId, float] = {}
+        self.timings = Timings()
         self.loop = asyncio.get_running_loop()
         self._links: dict[tuple[PeerId, Lane], Link] = {}
         self._opening: set[tuple[PeerId, Lane]] = set()
@@ -251,7 +252,6 @@ class Neighbourhood:
         was_linked = known is not None and known.linked
         self._greeted.discard(peer)
         self._echoes.pop(peer, None)
-        self.round_trips.pop(peer, None)
         if left:
             self.membership.left(peer)
         else:
@@ -374,7 +374,7 @@ class Neighbourhood:
         self._echoes[peer] = _Echo(beat.sequence, now)
         sent_at = self._beats.get(beat.echo)
         if sent_at is not None:
-            self.round_trips[peer] = max(0.0, now - sent_at - beat.echo_delay)
+            self.timings.add("round trip", max(0.0, now - sent_at - beat.echo_delay))
         self.membership.beat(peer, beat.stage, beat.ready, beat.round, beat.service_seconds, now)
         self.listener.beat(peer)
 

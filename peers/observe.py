@@ -1,23 +1,108 @@
-"""Once a second, what a worker knows of itself becomes metrics, a status line and events."""
+"""Once a second, what a peer knows of itself becomes metrics, a status line and events.
+
+Nothing that works waits for anything here: the parts keep plain counters and timings, and these are read.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
+from peers.counted_directory import CountedDirectory
 from peers.event_log import EventLog
-from peers.metrics import Metrics
+from peers.metrics import REFUSALS, Metrics
+from peers.neighbourhood import Neighbourhood
 from peers.status import Report, Status
+from peers.update_path import UpdatePath
 from peers.worker import Worker
 from swarmnet.ledger import Ledger
+from swarmnet.manifest import learning_rate
+from swarmnet.membership import BEAT_SECONDS, Known
 
 OBSERVE_SECONDS = 1.0
 NOTE_EVERY = 5
 """Every so many looks, ledger and traffic go to the event log too: a killed peer leaves them there."""
+SPEED_SECONDS = 10.0
+"""Tokens per second are an average over so long."""
+STUCK_SECONDS = 15.0
+"""An event loop that has not turned for so long hangs; generous, for a machine that swaps is only slow."""
+
+
+class Growth:
+    """By how much counters have grown since they were last seen; one that shrank has begun again at 0."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def of(self, name: str, count: int, label: str = "") -> int:
+        before = self._seen.get((name, label), 0)
+        self._seen[name, label] = count
+        return count - before if count >= before else count
+
+    def forget(self, *names: str) -> None:
+        """What counted these is a new one."""
+        self._seen = {key: count for key, count in self._seen.items() if key[0] not in names}
+
+
+class Pulse:
+    """Whether the event loop turns and the compute thread works; asked from other threads (/healthz)."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._turned_at = clock()
+        self.fault: Callable[[], BaseException | None] = lambda: None
+        """What ended the compute thread, once there is one."""
+
+    async def run(self) -> None:
+        while True:
+            self._turned_at = self._clock()
+            await asyncio.sleep(OBSERVE_SECONDS)
+
+    def problem(self) -> str | None:
+        """What is wrong, in one line; None: all is well."""
+        fault = self.fault()
+        if fault is not None:
+            return f"computing ended: {type(fault).__name__}: {' '.join(str(fault).split())[:200]}"
+        still = self._clock() - self._turned_at
+        return f"the event loop has not turned for {still:.0f} s" if still > STUCK_SECONDS else None
+
+
+class DirectorySeen(Protocol):
+    """What is read of a directory (DhtDirectory)."""
+
+    @property
+    def clock_offset(self) -> float: ...
+
+    @property
+    def refusals(self) -> Counter[str]: ...
+
+
+class DirectoryObserver:
+    """A directory's counters as metrics, for every role."""
+
+    def __init__(self, counted: CountedDirectory, directory: DirectorySeen, metrics: Metrics) -> None:
+        self.counted, self.directory, self.network = counted, directory, metrics.network
+        self.growth = Growth()
+
+    async def run(self) -> None:
+        while True:
+            self.look()
+            await asyncio.sleep(OBSERVE_SECONDS)
+
+    def look(self) -> None:
+        self.network.clock_offset.set(self.directory.clock_offset)
+        for (operation, outcome), count in self.counted.ended.items():
+            grown = self.growth.of(operation, count, outcome)
+            self.network.directory(operation, outcome).inc(grown)
+        for code, count in by_code(self.directory.refusals).items():
+            self.network.refused(code).inc(self.growth.of("refused", count, code))
 
 
 class Observer:
-    """Reads a worker's counters; nothing in the worker waits for it."""
+    """Reads a worker's counters."""
 
     def __init__(self, worker: Worker, metrics: Metrics, report: Report, log: EventLog) -> None:
         self.worker = worker
@@ -25,8 +110,19 @@ class Observer:
         self.report = report
         self.log = log
         self.ready = False
+        self.growth = Growth()
         self._tokens: list[tuple[float, int]] = []
-        self._counted: dict[tuple[str, str], int] = {}
+        self._update: UpdatePath | None = None
+        self._saved_round: int | None = None
+        step, microbatch = metrics.training.step_seconds, metrics.microbatches.duration
+        self._durations = {
+            **{phase: step(phase) for phase in ("forward", "backward", "last", "encode", "apply")},
+            "answered": microbatch("forward"),
+            "handed up": microbatch("backward"),
+            "round": metrics.rounds.duration,
+            "round trip": metrics.network.round_trip,
+            **{operation: metrics.state.duration(operation) for operation in ("save", "load", "fetch")},
+        }
 
     async def run(self) -> None:
         looks = 0
@@ -47,7 +143,7 @@ class Observer:
                 "traffic",
                 sent=dict(traffic.sent),
                 received=dict(traffic.received),
-                refused=dict(traffic.refused),
+                refused=by_code(traffic.refused),
             )
         if worker.data is not None:
             self.log.record("ledger", **ledger_fields(worker.data.ledger))
@@ -58,31 +154,27 @@ class Observer:
         metrics.about.stage.set(worker.stage)
         self.ready = worker.load().ready
         metrics.about.ready.set(self.ready)
-        status = Status(worker.state, stage=worker.stage, stages=len(worker.manifest.stages))
+        status = Status(worker.state, stage=worker.stage if worker.stage >= 0 else None,
+                        stages=len(worker.manifest.stages))  # fmt: skip
         if worker.neighbourhood is not None and worker.data is not None:
-            status = self._active(worker)
+            status = self._active(worker, worker.neighbourhood, worker.data.ledger)
         self.report.status(status)
 
-    def _active(self, worker: Worker) -> Status:
-        assert worker.neighbourhood is not None
-        assert worker.data is not None
-        traffic, ledger = worker.neighbourhood.traffic, worker.data.ledger
-        peers = worker.neighbourhood.membership.peers.values()
-        self._network(worker)
-        self._training(worker)
+    def _active(self, worker: Worker, neighbourhood: Neighbourhood, ledger: Ledger) -> Status:
+        self._network(neighbourhood)
+        self._training(worker, ledger)
+        self._rounds(worker)
+        self._state(worker)
+        self._timed(worker)
+        traffic, peers = neighbourhood.traffic, neighbourhood.membership.peers.values()
         linked = [known for known in peers if known.linked]
-        now = time.monotonic()
-        self._tokens = [(at, count) for at, count in self._tokens if at > now - 10.0]
-        self._tokens.append((now, ledger.tokens))
-        (first_at, first), (last_at, last) = self._tokens[0], self._tokens[-1]
-        speed = (last - first) / (last_at - first_at) if last_at > first_at else None
         return Status(
             worker.state,
             stage=worker.stage,
             stages=len(worker.manifest.stages),
             round=worker.update.rounds.current if worker.update is not None else None,
-            loss=worker.data.loss,
-            tokens_per_second=speed,
+            loss=worker.data.loss if worker.data is not None else None,
+            tokens_per_second=self._speed(worker.loop.time(), ledger.tokens),
             sent_bytes=traffic.sent.total(),
             received_bytes=traffic.received.total(),
             group_peers=1 + sum(known.stage == worker.stage and known.ready for known in linked),
@@ -90,54 +182,105 @@ class Observer:
             tokens=ledger.tokens,
         )
 
-    def _network(self, worker: Worker) -> None:
-        assert worker.neighbourhood is not None
-        network, neighbourhood = self.metrics.network, worker.neighbourhood
-        for kind, count in neighbourhood.traffic.sent.items():
-            network.sent(kind).inc(self._since("sent", kind, count))
-        for kind, count in neighbourhood.traffic.received.items():
-            network.received(kind).inc(self._since("received", kind, count))
-        for code, count in neighbourhood.traffic.refused.items():
-            network.refused(code).inc(self._since("refused", code, count))
-        for seconds in neighbourhood.round_trips.values():
-            network.round_trip.observe(seconds)
-        known = list(neighbourhood.membership.peers.values())
-        network.connections("unknown").set(sum(peer.linked for peer in known))
-        network.peers("active").set(sum(peer.linked and peer.ready for peer in known))
-        network.peers("joining").set(sum(peer.linked and not peer.ready for peer in known))
-        network.peers("gone").set(sum(not peer.linked for peer in known))
+    def _speed(self, now: float, tokens: int) -> float | None:
+        self._tokens = [(at, count) for at, count in self._tokens if at > now - SPEED_SECONDS]
+        self._tokens.append((now, tokens))
+        (first_at, first), (last_at, last) = self._tokens[0], self._tokens[-1]
+        return (last - first) / (last_at - first_at) if last_at > first_at else None
 
-    def _training(self, worker: Worker) -> None:
+    def _network(self, neighbourhood: Neighbourhood) -> None:
+        network, traffic, growth = self.metrics.network, neighbourhood.traffic, self.growth
+        for kind, count in traffic.sent.items():
+            network.sent(kind).inc(growth.of("sent", count, kind))
+        for kind, count in traffic.received.items():
+            network.received(kind).inc(growth.of("received", count, kind))
+        for code, count in by_code(traffic.refused).items():
+            network.refused(code).inc(growth.of("refused", count, code))
+        now = neighbourhood.loop.time()
+        states = Counter(_state_of(known, now) for known in neighbourhood.membership.peers.values())
+        for state in ("active", "joining", "suspect", "gone"):
+            network.peers(state).set(states[state])
+
+    def _training(self, worker: Worker, ledger: Ledger) -> None:
         assert worker.data is not None
-        training, microbatches = self.metrics.training, self.metrics.microbatches
-        ledger = worker.data.ledger
-        training.tokens.inc(self._since("tokens", "", ledger.tokens))
+        training, microbatches, growth = self.metrics.training, self.metrics.microbatches, self.growth
+        training.tokens.inc(growth.of("tokens", ledger.tokens))
         if worker.data.loss is not None:
             training.loss.set(worker.data.loss)
-        done = microbatches.done
-        done("backward", "done").inc(self._since("done", "", ledger.committed))
-        done("backward", "dropped").inc(self._since("dropped", "", sum(ledger.dropped.values())))
-        done("forward", "rerouted").inc(self._since("rerouted", "", sum(ledger.rerouted.values())))
-        done("forward", "repeated").inc(self._since("repeated", "", ledger.repeated))
-        done("forward", "refused").inc(self._since("busy", "", ledger.refused))
+        cancelled = ledger.dropped.get("cancelled", 0)
+        counts = {
+            "committed": ledger.committed,
+            "rerouted": sum(ledger.rerouted.values()),
+            "repeated": ledger.repeated,
+            "dropped": sum(ledger.dropped.values()) - cancelled,
+            "cancelled": cancelled,
+            "refused": ledger.refused,
+            "late_answers": ledger.late_answers,
+        }
+        for outcome, count in counts.items():
+            microbatches.ended(outcome).inc(growth.of("microbatches", count, outcome))
+        not_finite = ledger.dropped.get("not_finite", 0)
+        training.nonfinite("microbatch").inc(growth.of("not finite", not_finite))
         microbatches.queue.set(worker.compute.queued)
         microbatches.open.set(worker.data.pipeline.under_way)
-        if worker.update is not None:
-            rounds, metrics = worker.update.rounds, self.metrics.rounds
-            if self._since("applied", "", rounds.applied + 1) > 0:
-                training.last_step.set(time.time())
-            metrics.round.set(rounds.current)
-            metrics.settled.set(rounds.settled)
-            newest = max((view.round for view in rounds.neighbours.values()), default=rounds.current)
-            metrics.lag.set(max(0, newest - rounds.current))
-            for outcome, count in worker.update.outcomes.items():
-                metrics.updates(outcome).inc(self._since("updates", outcome, count))
 
-    def _since(self, name: str, label: str, count: int) -> int:
-        """How much a counter has grown since the last look (a new worker starts again at 0)."""
-        before = self._counted.get((name, label), 0)
-        self._counted[(name, label)] = count
-        return count - before if count >= before else count
+    def _rounds(self, worker: Worker) -> None:
+        update, metrics, growth = worker.update, self.metrics.rounds, self.growth
+        if update is None:
+            return
+        if update is not self._update:
+            self._update = update
+            growth.forget("rounds", "applied", "corrections", "contributions not finite", "updates")
+        rounds, counts, training = update.rounds, update.counts, self.metrics.training
+        for ended, count in counts.ended.items():
+            metrics.finished(ended).inc(growth.of("rounds", count, ended))
+        if growth.of("applied", counts.ended.total()) > 0:
+            training.last_step.set(time.time())
+        if rounds.applied >= 0:
+            training.learning_rate.set(learning_rate(worker.manifest.sync, rounds.applied))
+        metrics.contributors.set(counts.contributors)
+        metrics.corrections.inc(growth.of("corrections", counts.corrections))
+        training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))
+        metrics.round.set(rounds.current)
+        metrics.settled.set(rounds.settled)
+        newest = max((view.round for view in rounds.neighbours.values()), default=rounds.current)
+        metrics.lag.set(max(0, newest - rounds.current))
+        for outcome, count in update.outcomes.items():
+            metrics.updates(outcome).inc(growth.of("updates", count, outcome))
+
+    def _state(self, worker: Worker) -> None:
+        state, states, disk = self.metrics.state, worker.states, worker.disk
+        if states is not None:
+            state.fetched.set(states.fetched_bytes)
+            state.size.set(states.state_bytes)
+            state.chunks_refused.inc(self.growth.of("chunks refused", states.chunks_refused))
+        if disk.saved is not None and disk.saved[1] != self._saved_round:
+            self._saved_round = disk.saved[1]
+            state.saved.set(time.time())
+            state.checkpoint_size.set(disk.saved_bytes)
+
+    def _timed(self, worker: Worker) -> None:
+        """Every duration that some part measured since the last look."""
+        counts = worker.update.counts if worker.update is not None else None
+        for part in (worker.neighbourhood, worker.data, counts, worker.states, worker.disk):
+            for what, seconds in part.timings.read() if part is not None else ():
+                self._durations[what].observe(seconds)
+
+
+def _state_of(known: Known, now: float) -> str:
+    if not known.linked:
+        return "gone"
+    if now - known.heard_at > 2 * BEAT_SECONDS:
+        return "suspect"
+    return "active" if known.ready else "joining"
+
+
+def by_code(refused: Mapping[str, int]) -> dict[str, int]:
+    """Refusals by the codes that have a series, `other` for all the rest: some come from strangers."""
+    counts: Counter[str] = Counter()
+    for code, count in refused.items():
+        counts[code if code in REFUSALS else "other"] += count
+    return dict(counts)
 
 
 def ledger_fields(ledger: Ledger) -> dict[str, object]:

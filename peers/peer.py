@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import platform
 import signal
 import sys
 import time
@@ -21,12 +22,13 @@ from torch import Tensor
 
 from peers.compute import ThreadCompute
 from peers.config import PeerFile
+from peers.counted_directory import CountedDirectory
 from peers.errors import UserError, as_user_errors
 from peers.event_log import EventLog
 from peers.http import Exporter
 from peers.joining import PeerCache, find_manifest, join_directory
 from peers.metrics import Metrics
-from peers.observe import Observer
+from peers.observe import DirectoryObserver, Observer, Pulse
 from peers.run_file import SignedManifest
 from peers.status import Report, Status, open_report
 from peers.text import TextError, load_corpus
@@ -42,6 +44,8 @@ from swarmnet.sampling import window_starts, windows
 
 MANIFEST_SECONDS = 60.0
 """How often a bootstrap with a run stores its manifest again; it lives 600 s in the directory."""
+BOOTSTRAP_SECONDS = 5.0
+"""How often a bootstrap says how many nodes it knows."""
 RESTART_SECONDS = 1.0
 FAULT = 1
 """Exit code when something other than the user ended the peer."""
@@ -98,7 +102,7 @@ class Peer:
         self.log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
         self.worker: Worker | None = None
         self.observer: Observer | None = None
-        self.started = time.monotonic()
+        self.pulse = Pulse()
         self._stop = asyncio.Event()
         self._signals = 0
 
@@ -109,9 +113,11 @@ class Peer:
         address = self.config.metrics.address
         exporter = None
         if address is not None:
-            exporter = Exporter(address, self.metrics.text, lambda: None, self._not_ready)
+            exporter = Exporter(address, self.metrics.text, self.pulse.problem, self._not_ready)
             self.say("metrics", f"metrics at {exporter.url}/metrics", url=exporter.url)
         self.log.record("started", peer=self.identity.peer_id, pid=os.getpid(), role=self.config.role)
+        self.metrics.about.build(version("swarmnet"), platform.python_version(), version("torch")).set(1)
+        pulse = asyncio.create_task(self.pulse.run(), name="pulse")
         try:
             while not self._stop.is_set():
                 try:
@@ -121,6 +127,7 @@ class Peer:
                     self.say("p2pd_ended", f"{error}; starting it again in {RESTART_SECONDS:g} s")
                     await asyncio.sleep(RESTART_SECONDS)
         finally:
+            pulse.cancel()
             self.log.record("stopped")
             self.log.close()
             if exporter is not None:
@@ -151,15 +158,22 @@ class Peer:
     # -- one session ----------------------------------------------------------------------------------
 
     async def _session(self) -> None:
+        self.report.status(Status("connecting"))
         transport = await P2pdTransport.start(self.config.identity, self._daemon_options())
-        directory = None
+        directory = observing = None
         try:
             directory = await DhtDirectory.start(transport.daemon)
             for address in transport.addresses:
                 self.say("listening", f"listening on {address}/p2p/{transport.peer}")
-            role = self._bootstrap if self.config.role == "bootstrap" else self._worker
-            await self._unless_ended(transport, role(transport, directory))
+            counted = CountedDirectory(directory)
+            observer = DirectoryObserver(counted, directory, self.metrics)
+            observing = asyncio.create_task(observer.run(), name="directory observer")
+            is_bootstrap = self.config.role == "bootstrap"
+            role = self._bootstrap(counted, directory) if is_bootstrap else self._worker(transport, counted)
+            await self._unless_ended(transport, role)
         finally:
+            if observing is not None:
+                observing.cancel()
             if directory is not None:
                 await directory.close()
             await transport.close()
@@ -191,7 +205,7 @@ class Peer:
             relay=config.relay, reachability="public" if config.role == "bootstrap" else None,
         )  # fmt: skip
 
-    async def _bootstrap(self, transport: P2pdTransport, directory: DhtDirectory) -> None:
+    async def _bootstrap(self, directory: CountedDirectory, dht: DhtDirectory) -> None:
         """Only lets others find each other, and keeps a run's manifest findable."""
         cache = PeerCache(self.config.state / "peers.json")
         if self.config.bootstrap:
@@ -201,24 +215,33 @@ class Peer:
             signed = await find_manifest(
                 self.config.run, directory, self.config.state / "run.json", self.say
             )
+        self._known_as(signed.run_id if signed is not None else "")
+        put_at = float("-inf")
         while True:
-            if signed is not None:
+            if signed is not None and time.monotonic() >= put_at + MANIFEST_SECONDS:
+                put_at = time.monotonic()
                 with contextlib.suppress(WireError):
                     await directory.put_manifest(signed.run_id, signed.wire(), 10.0)
-            self.report.status(Status("bootstrap", swarm_peers=directory.known_nodes))
+            self.report.status(Status("bootstrap", swarm_peers=dht.known_nodes))
             self.log.flush()
-            await asyncio.sleep(MANIFEST_SECONDS)
+            await asyncio.sleep(BOOTSTRAP_SECONDS)
 
-    async def _worker(self, transport: P2pdTransport, directory: DhtDirectory) -> None:
+    def _known_as(self, run: str) -> None:
+        # Weights are on the CPU so far, whatever `device` wishes.
+        self.metrics.about.peer(run, self.identity.peer_id, self.config.role, "cpu").set(1)
+
+    async def _worker(self, transport: P2pdTransport, directory: CountedDirectory) -> None:
         config, cache = self.config, PeerCache(self.config.state / "peers.json")
         assert config.run is not None, "checked by PeerFile"
         if config.bootstrap:
             await join_directory(directory, config.bootstrap, cache, self.say)
         signed = await find_manifest(config.run, directory, config.state / "run.json", self.say)
+        self._known_as(signed.run_id)
         name, owner = signed.manifest.name, signed.manifest.owner
         self.say("run", f"run {name} ({signed.run_id[:16]}...), owner {owner}")
         set_threads(config.threads)
         compute = ThreadCompute()
+        self.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
         worker = self.worker = Worker(
             signed, self.identity, transport, directory, compute, partial(self._text, signed),
             self._settings(), Random(self.identity.peer_id), self.log.record, self.say,

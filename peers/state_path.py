@@ -19,6 +19,7 @@ from torch import Tensor
 
 from peers.neighbourhood import Neighbourhood
 from peers.timer import Timer
+from peers.timings import Timings
 from protocols import guard
 from protocols.envelope import Kind, open_envelope, seal
 from protocols.errors import Malformed, WireError
@@ -68,6 +69,8 @@ class Weights:
 
     units: Tensor
     settled_round: int
+    chain: bytes
+    """The value of the chain of settled sets there."""
 
 
 class Snapshots:
@@ -81,7 +84,7 @@ class Snapshots:
         self.held: tuple[Snapshot, ...] = ()
         """Newest first; replaced as a whole, so that both threads may read it."""
 
-    def keep(self, round: int, units: Callable[[], Tensor], digest: bytes) -> None:
+    def keep(self, round: int, units: Callable[[], Tensor], digest: bytes, chain: bytes) -> None:
         """A round settled: make a snapshot if it is its turn."""
         if (round + 1) % self.rules.snapshot_rounds:
             return
@@ -89,7 +92,7 @@ class Snapshots:
         size = chunk_bytes(len(data))
         view = memoryview(data)
         hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(data), size)]
-        root = SnapshotRoot(round, self.stage, len(data), digest, hashes)
+        root = SnapshotRoot(round, self.stage, len(data), digest, chain, hashes)
         signed = seal(
             self.identity, self.run_id, Kind.SNAPSHOT, self.stage, round, round, msgspec.msgpack.encode(root)
         )
@@ -115,9 +118,12 @@ class StatePath:
         """What the weights of this stage take, known from the manifest."""
         self.note = note
         self.loop = asyncio.get_running_loop()
-        self.settled_now: Callable[[], tuple[int, int]] = lambda: (-1, -1)
-        """(current round, settled round) of this peer, once it has any."""
+        self.settled_now: Callable[[], tuple[int, int, bytes]] = lambda: (-1, -1, b"")
+        """(current round, settled round, digest of the settled weights) of this peer, once it has any."""
         self.fetched_bytes = 0
+        self.chunks_refused = 0
+        """Chunks whose hash was wrong."""
+        self.timings = Timings()
         self._offers: dict[PeerId, State] = {}
         self._asked: set[PeerId] = set()
         self._offered = asyncio.Event()
@@ -147,10 +153,10 @@ class StatePath:
                     self._do(self._fetch.drop(peer, f"no longer has chunk {index}", self.loop.time()))
 
     def _state(self) -> State:
-        current, settled = self.settled_now()
+        current, settled, digest = self.settled_now()
         oldest = max(0, settled + 1 - kept_rounds(self.snapshots.rules))
         roots = [snapshot.signed for snapshot in self.snapshots.held]
-        return State(self.snapshots.stage, current, settled, b"", roots, oldest)
+        return State(self.snapshots.stage, current, settled, digest, roots, oldest)
 
     def _serve(self, peer: PeerId, digest: bytes, index: int) -> None:
         snapshot = self.snapshots.find(digest)
@@ -219,12 +225,13 @@ class StatePath:
         """All chunks of a root, from everybody who names it. Peers that name the same digest may still list
         other chunk hashes: the list that most of them give is tried, the digest of the whole decides."""
         lists = [tuple(root.chunks) for root in naming.values()]
-        hashes = max(set(lists), key=lists.count)
+        hashes = max(lists, key=lists.count)
         holders = [peer for peer, root in naming.items() if tuple(root.chunks) == hashes]
         root = self._root = naming[holders[0]]
         self._data, self.fetched_bytes = bytearray(root.size), 0
         self._fetch = SnapshotFetch(hashes, holders)
         self._fetched.clear()
+        began = self.loop.time()
         self.note("fetching", round=root.round, size=root.size, holders=len(holders))
         self._do(self._fetch.start(self.loop.time()))
         await self._fetched.wait()  # Ends: holders that stall are dropped, and without holders it is stuck.
@@ -235,13 +242,16 @@ class StatePath:
         digest = hashlib.sha256(root.round.to_bytes(8, "little", signed=True) + bytes(self._data)).digest()
         if digest != root.digest:
             raise NoState(f"the chunks of the snapshot of round {root.round} do not make up its digest")
-        return Weights(units, root.round)
+        self.timings.add("fetch", self.loop.time() - began)
+        return Weights(units, root.round, root.chain)
 
     def _arrived(self, peer: PeerId, digest: bytes, index: int, body: bytes) -> None:
         fetch, root = self._fetch, self._root
         if fetch is None or root is None or digest != root.digest:
             return
-        wanted, effects = fetch.chunk(peer, index, hashlib.sha256(body).digest(), self.loop.time())
+        received = hashlib.sha256(body).digest()
+        self.chunks_refused += not 0 <= index < len(root.chunks) or received != root.chunks[index]
+        wanted, effects = fetch.chunk(peer, index, received, self.loop.time())
         if wanted:
             start = index * chunk_bytes(root.size)
             self._data[start : start + len(body)] = body

@@ -10,29 +10,42 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from peers.compute import UPDATE, Compute
 from peers.neighbourhood import Neighbourhood
+from peers.state_path import Weights
 from peers.timer import Timer
-from protocols.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from peers.update_work import Add, Made, Operation, Settled, UpdateWork
+from protocols.envelope import ENVELOPE_BYTES, Kind, open_envelope
 from protocols.errors import Malformed, WireError
-from protocols.identity import Identity
-from protocols.messages import Announce, AskIds, Contribution, Message, OpenRound, Progress, Want
+from protocols.messages import (
+    Announce,
+    AskChain,
+    AskIds,
+    ChainIs,
+    Contribution,
+    Message,
+    OpenRound,
+    Progress,
+    Want,
+)
 from protocols.messages import Reference as WireReference
 from swarmnet import round_events as rounds_
-from swarmnet.identifiers import ContributionId, PeerId, RunId
+from swarmnet.branches import START, SettledSet
+from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Manifest
-from swarmnet.method import ContributionError, GradientError, Method
-from swarmnet.replica import Replica
+from swarmnet.method import ContributionError
 from swarmnet.round_events import (
     AddContribution,
     Announced,
     ApplyRound,
+    ChainArrived,
+    ChainAsked,
     Committed,
     Contributed,
     ContributionArrived,
     Event,
+    GiveBack,
     IdsAsked,
     Leave,
     MakeContribution,
@@ -44,22 +57,16 @@ from swarmnet.round_events import (
     RemoveContribution,
     Resynchronise,
     SendAnnounce,
+    SendChain,
     SendProgress,
     SettleRound,
     Tick,
 )
 from swarmnet.round_sets import kept_rounds
 from swarmnet.rounds import GroupRounds
-from swarmnet.stage import StageCompute
 
 REFERENCES_PER_MESSAGE = 256
 """A reference takes about 90 bytes; a message header holds 64 KiB."""
-
-
-class Gathered(Protocol):
-    """Whose gradient a contribution takes (the data path)."""
-
-    gathered_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,80 +80,51 @@ class _Stored:
         return self.data[ENVELOPE_BYTES:]
 
 
-@dataclass(frozen=True, slots=True)
-class _Add:
-    round: int
-    peer: PeerId
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A contribution from the compute thread; empty if the gradient was not finite."""
-
-    round: int
-    data: bytes
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    round: int
-    digest: bytes
-    references: tuple[Reference, ...]
-
-
-Operation = MakeContribution | _Add | RemoveContribution | ApplyRound | SettleRound
-
-
 class UpdatePath:
     def __init__(
         self,
         manifest: Manifest,
-        run_id: RunId,
-        stage: int,
-        identity: Identity,
+        work: UpdateWork,
         compute: Compute,
-        stage_compute: StageCompute,
-        method: Method,
-        replica: Replica,
         neighbourhood: Neighbourhood,
-        gathered: Gathered,
-        settled: Callable[[Settled], None],
-        resynchronise: Callable[[str], None],
+        chain_value: bytes,
+        resynchronise: Callable[[Resynchronise], None],
         note: Callable[..., None],
     ) -> None:
-        """`settled` is called in the compute thread, right after a round settled; `resynchronise(reason)`
-        on the event loop when only the whole state can help."""
+        """Goes on after `work.replica.settled_round`, where the chain of settled sets has `chain_value`.
+        `resynchronise` is called when only the whole state can help."""
         self.manifest = manifest
-        self.run_id = run_id
-        self.stage = stage
-        self.identity = identity
+        self.work = work
         self.compute = compute
-        self.stage_compute = stage_compute
-        self.method = method
-        self.replica = replica
         self.neighbourhood = neighbourhood
-        self.gathered = gathered
-        self.settled = settled
         self.resynchronise = resynchronise
         self.note = note
         self.loop = asyncio.get_running_loop()
         self.me = neighbourhood.transport.peer
-        self.rounds = GroupRounds(manifest.rounds, self.me, replica.settled_round, self.loop.time())
+        self.rounds = GroupRounds(
+            manifest.rounds, self.me, work.replica.settled_round, self.loop.time(), chain_value
+        )
         self.stored: dict[ContributionId, _Stored] = {}
         self.outcomes: dict[str, int] = {}
         """What became of contributions that came in, for the metrics."""
+        self.counts = work.counts
+        self.digest = b""
+        """Of the newest settled weights."""
         self.accepted_by: set[PeerId] = set()
         """Neighbours that have pulled a contribution of ours."""
-        self._ahead = False
-        """Weights are published moved ahead by the own momentum; compute thread only."""
         self._closed = False
         self._timer = Timer(lambda: self.feed(Tick()))
 
     def start(self) -> None:
-        self.stage_compute.publish(self.replica.live_floats(ahead=False))
+        self.work.stage_compute.publish(self.work.replica.live_floats(ahead=False))
         self.feed(Tick())
+
+    def settled_weights(self) -> Weights:
+        """The settled weights as they are now. In the compute thread."""
+        replica = self.work.replica
+        chain = self.rounds.chain.at(replica.settled_round)
+        assert chain is not None, "the chain runs ahead of the replica, never behind"
+        return Weights(replica.settled_units(), replica.settled_round, chain)
 
     def close(self) -> None:
         self._closed = True
@@ -162,7 +140,7 @@ class UpdatePath:
         for effect in self.rounds.handle(event, self.loop.time()):
             self._carry_out(effect, operations)
         if operations:
-            self.compute.submit(UPDATE, partial(self._work, operations), self._worked)
+            self.compute.submit(UPDATE, partial(self.work.run, operations), self._worked)
         self._timer.arm(self.rounds.next_deadline())
 
     def _carry_out(self, effect: rounds_.Effect, operations: list[Operation]) -> None:
@@ -170,20 +148,28 @@ class UpdatePath:
         match effect:
             case MakeContribution() | RemoveContribution():
                 operations.append(effect)
+            case GiveBack(round, identity):
+                self.note("given_back", round=round, id=identity)
+                operations.append(effect)
             case AddContribution(reference):
                 payload = self.stored[reference.id].payload
-                operations.append(_Add(reference.round, reference.peer, payload))
+                operations.append(Add(reference.round, reference.peer, payload))
             case ApplyRound(round, contributors, waited):
                 operations.append(effect)
+                self.counts.applied(effect, self.rounds, self.loop.time())
                 self.note("applied", round=round, contributors=len(contributors), waited=round_off(waited))
-            case SettleRound(round, _):
+            case SettleRound(round):
                 operations.append(effect)
                 self._forget_bodies(round - kept_rounds(self.manifest.rounds))
-            case SendProgress(peers, round, tokens, contributed, settled, in_step, sets):
-                wire_sets = [OpenRound(s.round, s.sealed, s.count, s.digest) for s in sets]
-                progress = Progress(round, tokens, list(contributed), settled, in_step, wire_sets)
-                for peer in peers:
+            case SendProgress():
+                progress = _wire_progress(effect)
+                for peer in effect.peers:
                     post(peer, "group", progress)
+            case SendChain(peer, first, before, sets):
+                digests = b"".join(entry.digest for entry in sets)
+                post(peer, "group", ChainIs(first, before, [entry.count for entry in sets], digests))
+            case rounds_.AskChain(peer, last):
+                post(peer, "group", AskChain(last))
             case SendAnnounce(peers, references, complete):
                 for message in _announces(references, complete):
                     for peer in peers:
@@ -192,47 +178,9 @@ class UpdatePath:
                 post(peer, "group", Want(list(ids)))
             case rounds_.AskIds(peer, asked):
                 post(peer, "group", AskIds(list(asked)))
-            case Resynchronise(peer, reason):
-                self.note("resynchronise", peer=peer, reason=reason)
-                self.resynchronise(reason)
-
-    # -- compute: in the compute thread, in order -----------------------------------------------------
-
-    def _work(self, operations: list[Operation]) -> list[Made | Settled]:
-        results: list[Made | Settled] = []
-        stale = False
-        for operation in operations:
-            match operation:
-                case MakeContribution(round, _):
-                    results.append(self._make(round))
-                    self._ahead = self.manifest.sync.lookahead
-                    stale |= self._ahead
-                case _Add(round, peer, payload):
-                    self.replica.add(round, peer, payload)
-                    stale |= round <= self.replica.applied_round
-                case RemoveContribution(round, peer):
-                    self.replica.remove(round, peer)
-                    stale |= round <= self.replica.applied_round
-                case ApplyRound(round, _, _):
-                    self.replica.apply(round)
-                    self._ahead, stale = False, True
-                case SettleRound(round, references):
-                    result = Settled(round, self.replica.settle(round), references)
-                    self.settled(result)
-                    results.append(result)
-        if stale:
-            self.stage_compute.publish(self.replica.live_floats(self._ahead))
-        return results
-
-    def _make(self, round: int) -> Made:
-        gradient = self.stage_compute.take_gradient()
-        tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
-        try:
-            payload = self.method.contribute(gradient, max(1, tokens), round, self.me)
-        except GradientError:
-            return Made(round, b"", tokens)
-        data = seal(self.identity, self.run_id, Kind.CONTRIBUTION, self.stage, round, round, payload)
-        return Made(round, data, tokens)
+            case Resynchronise(peers, reason, fork_round):
+                self.note("resynchronise", peers=list(peers), reason=reason, fork_round=fork_round)
+                self.resynchronise(effect)
 
     def _worked(self, results: list[Made | Settled], _seconds: float) -> None:
         for result in results:
@@ -242,9 +190,11 @@ class UpdatePath:
                     reference = self._store(self._open(result.data), result.data)
                     self.note("made", round=result.round, id=reference.id, tokens=result.tokens)
                 else:
+                    self.counts.not_finite += 1
                     self.note("not_finite", round=result.round, tokens=result.tokens)
                 self.feed(Contributed(result.round, reference))
             else:
+                self.digest = result.digest
                 ids = [reference.id.hex() for reference in result.references]
                 self.note("settled", round=result.round, digest=result.digest, ids=ids)
 
@@ -259,10 +209,25 @@ class UpdatePath:
                 self.feed(Announced(peer, known, tuple(complete)))
             case Want(ids):
                 self._give(peer, ids)
+            case AskChain(last):
+                self.feed(ChainAsked(peer, last))
+            case ChainIs():
+                self._chain(peer, message)
             case AskIds(asked):
                 self.feed(IdsAsked(peer, tuple(asked[:REFERENCES_PER_MESSAGE])))
             case Contribution():
                 self._take(peer, body)
+
+    def _chain(self, peer: PeerId, message: ChainIs) -> None:
+        size = len(message.digests) // max(1, len(message.counts))
+        if size * len(message.counts) != len(message.digests) or len(message.before) != len(START):
+            self._refused(peer, "malformed", "a chain whose lengths do not fit")
+            return
+        sets = tuple(
+            SettledSet(max(0, count), message.digests[index * size : (index + 1) * size])
+            for index, count in enumerate(message.counts)
+        )
+        self.feed(ChainArrived(peer, message.first, message.before, sets))
 
     def committed(self, tokens: int) -> None:
         self.feed(Committed(tokens))
@@ -303,7 +268,7 @@ class UpdatePath:
             self._count("repeated")
             return
         try:
-            self.method.check(body[ENVELOPE_BYTES:])
+            self.work.method.check(body[ENVELOPE_BYTES:])
         except ContributionError as error:
             self._refused(peer, "malformed", str(error))
             return
@@ -316,9 +281,9 @@ class UpdatePath:
         self.feed(ContributionArrived(peer, reference))
 
     def _open(self, data: bytes) -> Reference:
-        envelope = open_envelope(data, self.run_id, Kind.CONTRIBUTION, self.method.payload_bytes)
-        if envelope.stage != self.stage:
-            raise Malformed(f"a contribution to stage {envelope.stage}, this group holds {self.stage}")
+        envelope = open_envelope(data, self.work.run_id, Kind.CONTRIBUTION, self.work.method.payload_bytes)
+        if envelope.stage != self.work.stage:
+            raise Malformed(f"a contribution to stage {envelope.stage}, this group holds {self.work.stage}")
         return Reference(envelope.round, envelope.sender, envelope.id, len(data))
 
     def _store(self, reference: Reference, data: bytes) -> Reference:
@@ -341,7 +306,15 @@ def _progress(peer: PeerId, message: Progress) -> ProgressArrived:
     sets = tuple(OpenSet(s.round, s.sealed, s.count, s.digest) for s in message.sets)
     return ProgressArrived(
         peer, message.round, max(0, message.tokens), frozenset(message.contributed), message.settled,
-        message.in_step, sets,
+        message.in_step, message.anchor_round, message.anchor, sets,
+    )  # fmt: skip
+
+
+def _wire_progress(effect: SendProgress) -> Progress:
+    sets = [OpenRound(entry.round, entry.sealed, entry.count, entry.digest) for entry in effect.sets]
+    return Progress(
+        effect.round, effect.tokens, list(effect.contributed), effect.settled, effect.in_step,
+        effect.anchor_round, effect.anchor, sets,
     )  # fmt: skip
 
 

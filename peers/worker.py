@@ -17,14 +17,16 @@ from typing import Any
 
 import torch
 
-from peers.compute import Compute
+from peers.compute import UPDATE, Compute
 from peers.data_path import DataPath, Text
 from peers.disk import Disk
 from peers.neighbourhood import Load, Neighbourhood
 from peers.presence import Presence
+from peers.round_counts import RoundCounts
 from peers.run_file import SignedManifest
-from peers.state_path import NoState, Snapshots, StatePath
-from peers.update_path import Settled, UpdatePath
+from peers.state_path import NoState, Snapshots, StatePath, Weights
+from peers.update_path import UpdatePath
+from peers.update_work import Settled, UpdateWork
 from protocols.identity import Identity
 from protocols.messages import (
     Act,
@@ -46,11 +48,15 @@ from swarmnet.membership import Membership
 from swarmnet.method import method_of
 from swarmnet.model import parameter_shapes
 from swarmnet.replica import Replica
+from swarmnet.round_events import Resynchronise
 from swarmnet.stage import StageCompute
 
 MEET_SECONDS = 3.0
 """How long a newcomer waits for links to the peers that it knows of."""
 LOOK_AGAIN_SECONDS = 0.2
+"""What a condition that no message makes true costs a peer that leaves, at most."""
+AGAIN_SECONDS = 1.0
+"""Between two attempts to get the state from the group."""
 STEP_SECONDS = 60.0
 """A peer that is not in step after so long fetches the state anew."""
 
@@ -110,6 +116,8 @@ class Worker:
         self.states: StatePath | None = None
         self._leaving = asyncio.Event()
         self._behind = asyncio.Event()
+        self._given_up: Resynchronise | None = None
+        """Why the state is fetched again, while it is."""
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -146,6 +154,7 @@ class Worker:
     def _assemble(self, text: Text | None) -> None:
         manifest, me = self.manifest, self.transport.peer
         self.layout = layout_of(parameter_shapes(manifest.model, manifest.span(self.stage)))
+        self.method = method_of(manifest, self.layout)
         self.stage_compute = StageCompute(manifest.model, manifest.span(self.stage), self.layout)
         self.disk = Disk(
             self.settings.checkpoints, self.signed, self.stage, self.layout, self.compute, self.note, self.say
@@ -160,6 +169,9 @@ class Worker:
             manifest, self.stage, self.compute, self.stage_compute, self.neighbourhood, text, self.chance,
             self.settings.slots, self.settings.in_flight, self._committed, self.note,
         )  # fmt: skip
+        # A peer that restarts keeps its identity and must not name its microbatches as before: the others
+        # would take them for done. Nobody starts a thousand in a second.
+        self.data.next_counter = int(self.presence.directory.now() * 1000)
         self._record()
         self.neighbourhood.start()
         self.note("assembled", stage=self.stage, parameters=self.layout.parameters)
@@ -195,31 +207,75 @@ class Worker:
         assert self.neighbourhood is not None
         assert self.states is not None
         assert self.data is not None
-        units, settled_round = self.disk.own_weights()
-        group = self._group()
-        if group:
-            try:
-                weights = await self.states.fetch(group, settled_round)
-            except NoState as error:
-                self.say("no_state", f"{error}; starts from its own round {settled_round}")
-                weights = None
-            if weights is not None:
-                units, settled_round = weights.units, weights.settled_round
-                self.note("fetched", round=settled_round, bytes=self.states.fetched_bytes)
-        method = method_of(self.manifest, self.layout)
-        replica = Replica(self.layout, method, units, settled_round)
+        given_up, self._given_up = self._given_up, None
+        old = self.update
+        weights = await self._starting_weights(given_up)
         self._behind.clear()
-        if self.update is not None:
-            self.update.close()
-        update = self.update = UpdatePath(
-            self.manifest, self.signed.run_id, self.stage, self.identity, self.compute, self.stage_compute,
-            method, replica, self.neighbourhood, self.data, self._settled, self._resynchronise, self.note,
+        work = UpdateWork(
+            self.signed.run_id, self.stage, self.identity, self.stage_compute, self.method,
+            Replica(self.layout, self.method, weights.units, weights.settled_round), self.data,
+            self.manifest.sync.lookahead, self._settled, RoundCounts(),
         )  # fmt: skip
-        self.states.settled_now = lambda: (update.rounds.current, update.rounds.settled)
+        if old is not None:
+            old.close()
+            work.own = old.work.own
+            if given_up is not None and given_up.fork_round is not None:
+                await self._give_back(work, given_up.fork_round)
+        update = self.update = UpdatePath(
+            self.manifest, work, self.compute, self.neighbourhood, weights.chain, self._resynchronise,
+            self.note,
+        )  # fmt: skip
+        rounds = update.rounds
+        self.states.settled_now = lambda: (rounds.current, rounds.settled, update.digest)
         update.start()
         for peer in self._group():
             update.joined(peer)
         await self._in_step()
+
+    async def _starting_weights(self, given_up: Resynchronise | None) -> Weights:
+        """The newest that the group (of the history that stands) offers, else what this peer has itself."""
+        assert self.states is not None
+        own = self.disk.own_weights() if self.update is None else await self._settled_weights(self.update)
+        forked = given_up is not None and given_up.fork_round is not None
+        while not self._leaving.is_set():
+            wanted = self._group() if given_up is None else given_up.peers
+            group = [peer for peer in self._group() if peer in wanted]
+            if not group:
+                return own
+            try:
+                weights = await self.states.fetch(group, -1 if forked else own.settled_round)
+            except NoState as error:
+                self.say("no_state", f"{error}; asks again in {AGAIN_SECONDS:g} s")
+                await asyncio.sleep(AGAIN_SECONDS)
+                continue
+            if weights is None:
+                return self.disk.first_weights() if forked else own
+            self.note("fetched", round=weights.settled_round, bytes=self.states.fetched_bytes)
+            return weights
+        return own
+
+    async def _settled_weights(self, update: UpdatePath) -> Weights:
+        taken: asyncio.Future[Weights] = self.loop.create_future()
+
+        def deliver(weights: Weights, _seconds: float) -> None:
+            if not taken.done():
+                taken.set_result(weights)
+
+        self.compute.submit(UPDATE, update.settled_weights, deliver)
+        return await taken
+
+    async def _give_back(self, work: UpdateWork, fork_round: int) -> None:
+        """What this peer contributed to the history that it gives up is offered again."""
+        rounds = [round for round in work.own if round >= fork_round]
+        done: asyncio.Future[None] = self.loop.create_future()
+
+        def give_back() -> None:
+            for round in rounds:
+                work.give_back(round)
+
+        self.compute.submit(UPDATE, give_back, lambda _result, _seconds: done.set_result(None))
+        await done
+        self.note("given_back_after_fork", fork_round=fork_round, rounds=rounds)
 
     async def _in_step(self) -> None:
         """Wait until everything that the group has settled is applied here, then serve."""
@@ -233,7 +289,7 @@ class Worker:
             return (rounds.in_step and heard) or self._leaving.is_set() or self._behind.is_set()
 
         if not await self._until(ready, self.loop.time() + STEP_SECONDS):
-            self._resynchronise(f"not in step after {STEP_SECONDS:g} s")
+            self._resynchronise(Resynchronise(tuple(self._group()), f"not in step after {STEP_SECONDS:g} s"))
         if not self._behind.is_set():
             self.data.serving = True
             self.note("in_step", round=rounds.current, settled=rounds.settled)
@@ -264,7 +320,7 @@ class Worker:
     async def _save_forever(self) -> None:
         assert self.update is not None
         update = self.update
-        await self.disk.save_forever(self.settings.checkpoint_seconds, lambda: update.replica)
+        await self.disk.save_forever(self.settings.checkpoint_seconds, update.settled_weights)
 
     async def _drain(self) -> None:
         """Finish microbatches, contribute what is gathered, wait until a neighbour has it, save."""
@@ -276,7 +332,7 @@ class Worker:
         await self._until(self.data.finished, until)
         self.update.leave()
         await self._until(self.update.handed_over, until)
-        await self.disk.save(self.update.replica)
+        await self.disk.save(self.update.settled_weights)
 
     async def _close(self) -> None:
         for task in self._tasks:
@@ -366,12 +422,17 @@ class Worker:
     def _settled(self, settled: Settled) -> None:
         """In the compute thread, right after a round settled."""
         assert self.update is not None
-        self.snapshots.keep(settled.round, self.update.replica.settled_units, settled.digest)
+        self.snapshots.keep(
+            settled.round, self.update.work.replica.settled_units, settled.digest, settled.chain
+        )
 
-    def _resynchronise(self, reason: str) -> None:
+    def _resynchronise(self, wish: Resynchronise) -> None:
+        if self._behind.is_set():
+            return
         if self.data is not None:
             self.data.serving = False
-        self.say("behind", f"fetches the state again: {reason}")
+        self.say("behind", f"fetches the state again: {wish.reason}")
+        self._given_up = wish
         self._behind.set()
         self._changed.set()
 

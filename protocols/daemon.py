@@ -66,7 +66,7 @@ class DaemonOptions:
     """`public` (a bootstrap must say so, or it cuts relayed circuits at 128 KiB), `private`, or found out."""
     start_seconds: float = 30.0
     memory_limit: str = "100MiB"
-    """GOMEMLIMIT: with GOGC=50 p2pd's peak is 158 MB instead of 333, streams as fast (hivemind.md 4b)."""
+    """GOMEMLIMIT: with GOGC=50 p2pd's peak is 158 MB instead of 333, streams as fast (measured)."""
     garbage_percent: str = "50"
 
 
@@ -96,28 +96,29 @@ class Daemon:
         _allow_open_files()
         _remove_stale_folders()
         folder = Path(tempfile.mkdtemp(prefix=f"swarmnet-{os.getpid()}-"))
-        # The class attribute is the only way to keep p2pd's sockets out of the world's /tmp (trap 6).
-        place: type[P2P] = type("P2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder}/"})
+        made: list[P2P] = []
         try:
             with _environment(GOMEMLIMIT=options.memory_limit, GOGC=options.garbage_percent):
-                p2p = await place.create(
-                    host_maddrs=options.listen,
-                    announce_maddrs=options.announce or None,
-                    identity_path=str(identity_path),
-                    check_if_identity_free=False,
-                    auto_nat=options.auto_nat,
-                    nat_port_map=options.nat_port_map,
-                    use_relay=options.relay,
-                    use_auto_relay=options.auto_relay,
-                    trusted_relays=options.trusted_relays or None,
-                    force_reachability=options.reachability,
-                    startup_timeout=options.start_seconds,
-                )
-        except P2PDaemonError as error:
+                async with asyncio.timeout(options.start_seconds + STOP_SECONDS):
+                    p2p = await _p2p_class(folder, made).create(
+                        host_maddrs=options.listen,
+                        announce_maddrs=options.announce or None,
+                        identity_path=str(identity_path),
+                        check_if_identity_free=False,
+                        auto_nat=options.auto_nat,
+                        nat_port_map=options.nat_port_map,
+                        use_relay=options.relay,
+                        use_auto_relay=options.auto_relay,
+                        trusted_relays=options.trusted_relays or None,
+                        force_reachability=options.reachability,
+                        startup_timeout=options.start_seconds,
+                    )
+        except BaseException as error:
+            for p2p in made:
+                await _stop(p2p)
             shutil.rmtree(folder, ignore_errors=True)
-            raise _explain(str(error), options) from None
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, P2PDaemonError | TimeoutError):
+                raise _explain(_reason(error, options.start_seconds), options) from None
             raise
         daemon = cls(p2p, PeerId(p2p.peer_id.to_base58()), folder)
         if daemon.peer != expected:
@@ -206,19 +207,43 @@ class Daemon:
         if not self.ending.done():
             self.ending.set_result("p2pd was stopped by us")
         self._watcher.cancel()
-        control = self.p2p._client.control
-        tasks = [self.p2p._listen_task, self.p2p._reader_task, control._read_task, control._write_task,
-                 *control._handler_tasks.values(), self._watcher]  # fmt: skip
-        for task in control._handler_tasks.values():
-            task.cancel()
-        self.p2p._terminate()
-        try:
-            await asyncio.wait_for(self.p2p._child.wait(), STOP_SECONDS)
-        except TimeoutError:
-            self.p2p._child.kill()
-            await self.p2p._child.wait()
-        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+        await _stop(self.p2p)
+        await asyncio.gather(self._watcher, return_exceptions=True)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _p2p_class(folder: Path, made: list[P2P]) -> type[P2P]:
+    """A class is the only way to keep p2pd's sockets out of the world's /tmp (trap 6), and to get hold of
+    what `P2P.create` leaves behind when it fails."""
+
+    class PlacedP2P(P2P):  # type: ignore[misc]  # hivemind has no types
+        _UNIX_SOCKET_PREFIX = f"/unix{folder}/"
+
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    return PlacedP2P
+
+
+async def _stop(p2p: P2P) -> None:
+    """End a p2pd and wait for all that hivemind started beside it, however far it came."""
+    tasks = [p2p._listen_task, p2p._reader_task]
+    if p2p._client is not None:
+        control = p2p._client.control
+        handlers = list(control._handler_tasks.values())
+        for task in handlers:
+            task.cancel()
+        tasks += [control._read_task, control._write_task, *handlers]
+    p2p._terminate()
+    if p2p._child is not None:
+        try:
+            await asyncio.wait_for(p2p._child.wait(), STOP_SECONDS)
+        except TimeoutError:
+            p2p._child.kill()
+            await p2p._child.wait()
+        p2p._child._transport.close()
+    await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
 
 
 def _reason(error: BaseException, deadline_seconds: float) -> str:

@@ -1,6 +1,6 @@
 """The `Directory` on hivemind's Kademlia: a `DHTNode` behind the gate, on the peer's own p2pd and event loop.
 
-A look-up that finds less than the last one proves nothing (research: hivemind.md 3, trap 7), so records are
+A look-up that finds less than the last one proves nothing (docs/wire.md 8), so records are
 remembered until their own signed expiry.
 """
 
@@ -34,7 +34,7 @@ from swarmnet.identifiers import PeerId, RunId
 logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 3.0
-"""One DHT call's deadline (hivemind's default; a look-up past dead nodes took 6.0 s: research 4d)."""
+"""One DHT call's deadline (hivemind's default; a look-up past dead nodes took 6.0 s)."""
 
 
 def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:

@@ -26,7 +26,7 @@ from protocols.transport import Body
 
 PIECE_BYTES = 64 * 1024
 """A piece's content as we write it. At 10 Mbit/s, a home uplink, one takes 52 ms: what an urgent message
-waits at most. Throughput is the same from 64 KiB to 4 MiB (research: hivemind.md 4b: 427-437 MB/s)."""
+waits at most. Throughput is the same from 64 KiB to 4 MiB (427-437 MB/s)."""
 PIECE_LIMIT = 256 * 1024
 """The longest piece that is read."""
 CHECK_BYTES = 8

@@ -3,7 +3,7 @@
 `DHTNode` is given this object instead of its `P2P`. It sees every request and response of the DHT as protobuf
 before hivemind decodes the MessagePack inside, and takes out whatever is not a signed record or a manifest
 (records.py). hivemind's own validators come too late: it decodes dictionaries first, and a deeply nested one
-kills the process (research: reliability.md 0.1). What else is enforced here: a node's DHT id is the hash of
+kills the process (measured). What else is enforced here: a node's DHT id is the hash of
 its peer id, expiries are bounded, nothing older replaces something newer, storage has a limit, an answer
 stays below the 4 MiB at which hivemind's callers hang, and the swarm's time counts, not this machine's.
 """
@@ -41,7 +41,7 @@ from swarmnet.identifiers import PeerId
 ANSWER_LIMIT = 3_500_000
 """hivemind 1.1.12 never answers when a response reaches 4 MiB, and the caller hangs (trap 1)."""
 STORAGE_LIMIT = 32 * 1024 * 1024
-"""Bytes kept for others; hivemind's storage has no limit (reliability.md 0.7)."""
+"""Bytes kept for others; hivemind's storage has no limit."""
 RECORDS_PER_PEER = 16
 KEYS_PER_REQUEST = 1024
 """A node that meets a new one hands over all that this one should keep, in one request."""

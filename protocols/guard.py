@@ -1,7 +1,7 @@
 """Walks MessagePack without building a single object, before anyone decodes it.
 
 Depth: one small message of nested extensions overflows the C stack of an unguarded hivemind DHT process and
-kills it (research: reliability.md 0.1). Items: 4 MB of empty maps become 296 MB of objects (0.9). The walk
+kills it (measured). Items: 4 MB of empty maps become 296 MB of objects. The walk
 is a loop, not a recursion, and touches each item's head only. MessagePack: github.com/msgpack/msgpack/spec.
 """
 

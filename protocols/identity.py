@@ -1,7 +1,7 @@
 """Who a peer is: one Ed25519 key, in the file that p2pd reads; the peer id *is* the public key.
 
 The file is libp2p's protobuf `PrivateKey{type: Ed25519, data: seed 32 B, public key 32 B}`: 68 bytes. Go
-wants the 64-byte data, py-libp2p only its first half (research: libp2p.md 6). A peer id is the identity
+wants the 64-byte data, py-libp2p only its first half (measured). A peer id is the identity
 multihash of `PublicKey{type: Ed25519, data: 32 B}` in base58 (libp2p peer-id specification), so whatever a
 peer signed is verified from its id alone and no keys are ever exchanged.
 """

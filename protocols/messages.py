@@ -175,8 +175,11 @@ class Progress(Message, frozen=True, tag=20):
     settled: int
     in_step: bool
     """False while it catches up: nobody waits for it."""
+    anchor_round: int
+    anchor: bytes
+    """The value of the sender's chain of settled sets after `anchor_round` (docs/consistency.md)."""
     sets: list[OpenRound]
-    """The rounds it has closed and not settled, and settled ones for whoever is behind."""
+    """Every round after `anchor_round` that the sender has closed, settled or not."""
 
 
 class Announce(Message, frozen=True, tag=21):
@@ -206,6 +209,24 @@ class AskIds(Message, frozen=True, tag=24):
 
     kind: ClassVar[str] = "update"
     rounds: list[int]
+
+
+class AskChain(Message, frozen=True, tag=25):
+    """The histories differ: the settled sets up to round `last`; answered by ChainIs."""
+
+    kind: ClassVar[str] = "update"
+    last: int
+
+
+class ChainIs(Message, frozen=True, tag=26):
+    """Settled sets of the rounds first, first + 1, ...: how many contributions, and 8 bytes of digest each."""
+
+    kind: ClassVar[str] = "update"
+    first: int
+    before: bytes
+    """The chain's value before `first`."""
+    counts: list[int]
+    digests: bytes
 
 
 class AskState(Message, frozen=True, tag=30):
@@ -238,6 +259,8 @@ class SnapshotRoot(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     size: int
     digest: bytes
     """Replica.digest() at that round."""
+    chain: bytes
+    """The value of the chain of settled sets there."""
     chunks: list[bytes]
     """SHA-256 of each chunk."""
 
@@ -288,7 +311,7 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 AnyMessage = (
     Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit | Progress | Announce
-    | Want | Contribution | AskIds | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
+    | Want | Contribution | AskIds | AskChain | ChainIs | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

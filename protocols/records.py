@@ -25,7 +25,7 @@ from swarmnet.identifiers import PeerId, RunId
 
 RECORD_SECONDS = 120.0
 """A record's life. Long enough to outlive a partition of 40 s and libp2p's dial back-off of 15 s after it
-(research: reliability.md 0.5), and a lost announcement; short, because the dead stay listed until then."""
+(measured), and a lost announcement; short, because the dead stay listed until then."""
 ANNOUNCE_SECONDS = 30.0
 """How often a peer announces itself: at most a third of the life, so that two in a row may be lost."""
 RECORD_LIMIT = 4096

@@ -56,6 +56,11 @@ class FloatMethod:
             parts.append(sent.values.cpu().numpy().astype("<f4", copy=False).tobytes())
         return b"".join(parts)
 
+    def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
+        planes = list(self.values_of(payload, self.seed(round, peer)))
+        for index, (indices_CK, values_CK) in enumerate(planes):
+            self._momentum.put(index, indices_CK.to(self._device), values_CK.to(self._device))
+
     def check(self, payload: bytes) -> None:
         for _ in self.values_of(payload, b""):
             pass

@@ -33,7 +33,8 @@ class Ledger:
     _floors: dict[PeerId, int] = field(default_factory=dict)
 
     def is_committed(self, key: MicrobatchId) -> bool:
-        return key.counter < self._floors.get(key.origin, 0) or key.counter in self._counters.get(key.origin, ())
+        floor, counters = self._floors.get(key.origin, 0), self._counters.get(key.origin, ())
+        return key.counter < floor or key.counter in counters
 
     def commit(self, key: MicrobatchId, tokens: int) -> None:
         if self.is_committed(key):

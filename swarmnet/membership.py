@@ -116,7 +116,9 @@ class Membership:
     def live(self, stage: int) -> list[PeerId]:
         """Peers of a stage that are linked and take part."""
         return [
-            peer for peer, known in self.peers.items() if known.stage == stage and known.linked and known.ready
+            peer
+            for peer, known in self.peers.items()
+            if known.stage == stage and known.linked and known.ready
         ]
 
     def to_dial(self, now: float) -> list[PeerId]:

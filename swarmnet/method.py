@@ -50,6 +50,10 @@ class Method(Protocol):
         """Take in a gradient (float32 [layout.size], summed over `tokens` tokens, zero in the padding) and
         give this round's payload; what is sent leaves the momentum. GradientError: nothing was changed."""
 
+    def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
+        """Return an own contribution that the group goes on without to the momentum: its votes will be
+        offered again with later ones. Votes carry no size; they return with that of their chunk's largest."""
+
     def check(self, payload: bytes) -> None:
         """ContributionError, with the reason, if no honest peer can have sent `payload`."""
 

@@ -22,6 +22,9 @@ from swarmnet.planes import blocks_of, plane_of, tiles_of
 from swarmnet.selection import Selection
 from swarmnet.transform import Transform
 
+LEAST_STRENGTH = 1e-8
+"""What a vote given back to an empty momentum weighs: nothing beside any gradient, but not lost."""
+
 
 class GradientError(ValueError):
     """The gradient cannot be used; nothing was changed. The message names the block."""
@@ -77,6 +80,14 @@ class Momentum:
             momentum_CN.scatter_add_(1, indices_CK, -values_CK)
         self._last = (round, taken)
         return taken
+
+    def strength(self, plane: int) -> Tensor:
+        """float32 [C, 1]: the largest magnitude in each chunk of a plane."""
+        return self.planes()[plane].abs().amax(dim=1, keepdim=True).clamp(min=LEAST_STRENGTH)
+
+    def put(self, plane: int, indices_CK: Tensor, values_CK: Tensor) -> None:
+        """Add values at coefficients of a plane."""
+        self.planes()[plane].scatter_add_(1, indices_CK, values_CK)
 
     def signs(self, round: int) -> Tensor:
         """int32 [layout.size]: the signs of the whole momentum, back in the weights' domain.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarmnet.branches import SettledSet
 from swarmnet.identifiers import ContributionId, PeerId
 
 
@@ -54,7 +55,27 @@ class ProgressArrived:
     contributed: frozenset[int]
     settled: int
     in_step: bool
+    anchor_round: int
+    anchor: bytes
+    """The value of its chain of settled sets (branches.Chain) after `anchor_round`."""
     sets: tuple[OpenSet, ...]
+    """What it holds of every round after `anchor_round` and before `round`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainArrived:
+    """The answer to AskChain: settled sets from `first` on, and the chain's value before them."""
+
+    peer: PeerId
+    first: int
+    before: bytes
+    sets: tuple[SettledSet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainAsked:
+    peer: PeerId
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +124,8 @@ class Tick:
 
 
 Event = (
-    Committed | Contributed | ProgressArrived | Announced | ContributionArrived | IdsAsked | NeighbourJoined
+    Committed | Contributed | ProgressArrived | ChainArrived | ChainAsked | Announced | ContributionArrived
+    | IdsAsked | NeighbourJoined
     | NeighbourLeft | Leave | Tick
 )  # fmt: skip
 
@@ -148,6 +170,8 @@ class SettleRound:
     round: int
     references: tuple[Reference, ...]
     """The final set, sorted by peer."""
+    chain: bytes
+    """The value of the chain of settled sets after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +182,34 @@ class SendProgress:
     contributed: tuple[int, ...]
     settled: int
     in_step: bool
+    anchor_round: int
+    anchor: bytes
     sets: tuple[OpenSet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendChain:
+    peer: PeerId
+    first: int
+    before: bytes
+    sets: tuple[SettledSet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskChain:
+    """Our histories parted before what Progress tells: ask for the sets up to round `last`."""
+
+    peer: PeerId
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """The group goes on without this own contribution: what it took from the momentum returns there, and
+    is offered again with later rounds."""
+
+    round: int
+    id: ContributionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +233,15 @@ class AskIds:
 
 @dataclass(frozen=True, slots=True)
 class Resynchronise:
-    """This peer is too far behind to catch up by contributions: fetch the state from `peer`."""
+    """Contributions alone do not lead on: fetch the state from `peers`."""
 
-    peer: PeerId
+    peers: tuple[PeerId, ...]
     reason: str
+    fork_round: int | None = None
+    """The first round of the own history that is given up for theirs; None: only behind."""
 
 
 Effect = (
     MakeContribution | AddContribution | RemoveContribution | ApplyRound | SettleRound | SendProgress
-    | SendAnnounce | Want | AskIds | Resynchronise
+    | SendChain | AskChain | GiveBack | SendAnnounce | Want | AskIds | Resynchronise
 )  # fmt: skip

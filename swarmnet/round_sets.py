@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
+from swarmnet.branches import Chain, Fork, SettledSet, first_difference, link
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
 from swarmnet.round_events import OpenSet, Reference
@@ -35,15 +37,71 @@ class RoundSet:
         self.digest = set_digest(reference.id for reference in self.held.values())
 
 
+DIFFERENCE_SECONDS = 0.3
+"""Two open sets must differ this long before ids are exchanged: announcements on their way settle most."""
+
+Relation = Literal["unknown", "same", "forked"]
+
+
 @dataclass(slots=True)
 class NeighbourView:
-    """The newest Progress of one neighbour; rounds of -1 until the first came."""
+    """The newest Progress of one neighbour, and how its history relates to ours."""
 
     round: int = -1
+    """-1 until the first Progress came."""
     tokens: int = 0
     contributed: frozenset[int] = frozenset()
     settled: int = -1
     in_step: bool = False
     sets: dict[int, OpenSet] = field(default_factory=dict)
+    relation: Relation = "unknown"
+    fork: Fork | None = None
+    """Where its history parts from ours, once that is known."""
     differs_since: dict[int, float] = field(default_factory=dict)
     """Round -> since when its set there is another one than here."""
+
+    def relate(self, chain: Chain, anchor_round: int, anchor: bytes) -> None:
+        """Compare histories: the neighbour's chain has the value `anchor` after `anchor_round`, and what it
+        settled later is in `sets`. Too far apart to compare leaves the relation as it was."""
+        value, settled = anchor, []
+        for number in range(anchor_round + 1, self.settled + 1):
+            entry = self.sets.get(number)
+            if entry is None:
+                return
+            settled.append(SettledSet(entry.count, entry.digest))
+        shared = min(chain.round, self.settled)
+        mine = chain.at(shared)
+        if mine is None or shared < anchor_round:
+            return
+        for entry_of_round in settled[: shared - anchor_round]:
+            value = link(value, entry_of_round)
+        if value == mine:
+            self.relation, self.fork = "same", None
+            return
+        if self.relation != "forked":
+            self.fork = None
+        self.relation = "forked"
+        if chain.at(anchor_round) == anchor:
+            self.fork = first_difference(chain, anchor_round + 1, settled)
+
+    def compare(self, rounds: Mapping[int, RoundSet], now: float) -> None:
+        """Remember since when the neighbour's set of a round that is open here is another one."""
+        behind = now - DIFFERENCE_SECONDS  # What it has settled will not change: ask at once.
+        self.differs_since = {
+            number: self.differs_since.get(number, behind if number <= self.settled else now)
+            for number, theirs in self.sets.items()
+            if number in rounds
+            and rounds[number].digest != theirs.digest
+            and (theirs.count or number <= self.settled)
+        }
+
+    def due(self, now: float) -> tuple[int, ...]:
+        """The rounds whose ids are to be asked for now; they are due again after as long."""
+        due = tuple(
+            number for number, since in self.differs_since.items() if now >= since + DIFFERENCE_SECONDS
+        )
+        self.differs_since.update(dict.fromkeys(due, now))
+        return due
+
+    def next_deadline(self) -> float:
+        return min(self.differs_since.values(), default=float("inf")) + DIFFERENCE_SECONDS

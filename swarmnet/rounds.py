@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from swarmnet.branches import START, Chain, SettledSet
+from swarmnet.histories import Histories
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Rounds
 from swarmnet.pulls import Pulls
@@ -31,11 +33,14 @@ from swarmnet.round_events import (
     Announced,
     ApplyRound,
     AskIds,
+    ChainArrived,
+    ChainAsked,
     Committed,
     Contributed,
     ContributionArrived,
     Effect,
     Event,
+    GiveBack,
     IdsAsked,
     Leave,
     MakeContribution,
@@ -45,7 +50,6 @@ from swarmnet.round_events import (
     ProgressArrived,
     Reference,
     RemoveContribution,
-    Resynchronise,
     SendAnnounce,
     SendProgress,
     SettleRound,
@@ -57,8 +61,6 @@ PROGRESS_SECONDS = 0.05
 """At most this often the own token count is told to the neighbours; a commit takes about as long."""
 QUIET_PROGRESS_SECONDS = 1.0
 """Progress is repeated this often even when nothing changed: it is the anti-entropy."""
-DIFFERENCE_SECONDS = 0.3
-"""Two open sets must differ this long before ids are exchanged: announcements on their way settle most."""
 CONTRIBUTED_ROUNDS = 64
 """So far back a peer tells to which rounds it contributed."""
 
@@ -66,10 +68,14 @@ CONTRIBUTED_ROUNDS = 64
 class GroupRounds:
     """The machine. `settled` is the last settled round (-1: none), `current` takes gradients."""
 
-    def __init__(self, rules: Rounds, me: PeerId, settled: int, now: float) -> None:
+    def __init__(
+        self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START
+    ) -> None:
+        """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`."""
         self.rules = rules
         self.me = me
-        self.settled = settled
+        self.neighbours: dict[PeerId, NeighbourView] = {}
+        self.histories = Histories(rules, Chain(settled, chain_value), self.neighbours)
         self.applied = settled
         self.current = settled + 1
         self.tokens = 0
@@ -80,7 +86,6 @@ class GroupRounds:
         self.rounds: dict[int, RoundSet] = {}
         """Not settled; with `history`, the last settled ones, there is one dict per state of a round."""
         self.history: dict[int, RoundSet] = {}
-        self.neighbours: dict[PeerId, NeighbourView] = {}
         self.pulls = Pulls()
         self.dropped_late = 0
         """Contributions that came, or were made here, after their round had settled or been sealed."""
@@ -89,9 +94,22 @@ class GroupRounds:
         self._effects: list[Effect] = []
 
     @property
+    def chain(self) -> Chain:
+        """The settled sets."""
+        return self.histories.chain
+
+    @property
+    def settled(self) -> int:
+        """The last settled round; -1: none."""
+        return self.chain.round
+
+    @property
     def in_step(self) -> bool:
-        """Whether everything that a neighbour has settled is applied here."""
-        return all(self.applied >= neighbour.settled for neighbour in self.neighbours.values())
+        """Whether everything that a neighbour of our history has settled is applied here."""
+        return all(self.applied >= view.settled for view in self._allies().values())
+
+    def _allies(self) -> dict[PeerId, NeighbourView]:
+        return self.histories.allies()
 
     # -- in and out -----------------------------------------------------------------------------------
 
@@ -106,6 +124,10 @@ class GroupRounds:
                 self._contributed(round, reference)
             case ProgressArrived():
                 self._progress(event, now)
+            case ChainArrived(peer, first, before, sets):
+                self._effects += self.histories.chain_arrived(peer, first, before, sets)
+            case ChainAsked(peer, last):
+                self._effects += self.histories.tell_chain(peer, last)
             case Announced(peer, references, complete):
                 self._announced(peer, references, complete, now)
             case ContributionArrived(peer, reference):
@@ -140,11 +162,7 @@ class GroupRounds:
                 times.append(state.closed_at + self.rules.deadline_seconds)
             else:
                 times.append(state.sealed_at + self.rules.settle_seconds)
-        times += [
-            since + DIFFERENCE_SECONDS
-            for neighbour in self.neighbours.values()
-            for since in neighbour.differs_since.values()
-        ]
+        times += [view.next_deadline() for view in self.neighbours.values()]
         return min(times)
 
     def handed_over(self) -> bool:
@@ -166,8 +184,10 @@ class GroupRounds:
         self.pending.discard(round)
         self._progress_dirty = True
         if reference is None or self._is_sealed(round):
-            self.dropped_late += reference is not None
             self.contributed.discard(round)
+            if reference is not None:
+                self.dropped_late += 1
+                self._effects.append(GiveBack(round, reference.id))
             return
         self._hold(reference)
         self._effects.append(SendAnnounce(tuple(self.neighbours), (reference,)))
@@ -176,38 +196,18 @@ class GroupRounds:
         neighbour = self.neighbours.get(event.peer)
         if neighbour is None:
             return
-        if event.settled - kept_rounds(self.rules) > self.settled:
-            reason = f"it has settled round {event.settled}, I only {self.settled}"
-            self._effects.append(Resynchronise(event.peer, reason))
-            return
-        neighbour.round, neighbour.tokens = event.round, event.tokens
-        neighbour.contributed, neighbour.in_step = event.contributed, event.in_step
-        if event.settled > neighbour.settled and event.settled > self.settled:
-            self._progress_dirty = True
-        neighbour.settled = event.settled
-        neighbour.sets = {entry.round: entry for entry in event.sets}
-        self._go_on_to(event.round, now)
-        self._compare(neighbour, now)
-
-    def _compare(self, neighbour: NeighbourView, now: float) -> None:
-        """Remember since when the neighbour's set of a round is another one than mine."""
-        differing = {
-            number
-            for number, theirs in neighbour.sets.items()
-            if number > self.settled
-            and number in self.rounds
-            and self.rounds[number].digest != theirs.digest
-            and (theirs.count or number <= neighbour.settled)
-        }
-        behind = now - DIFFERENCE_SECONDS  # What it has settled will not change: ask at once.
-        neighbour.differs_since = {
-            number: neighbour.differs_since.get(number, behind if number <= neighbour.settled else now)
-            for number in differing
-        }
+        news = event.settled > max(neighbour.settled, self.settled)
+        self._effects += self.histories.progress(event)
+        if neighbour.relation == "same":
+            self._progress_dirty |= news
+            self._go_on_to(event.round, now)
+            neighbour.compare(self.rounds, now)
 
     def _announced(
         self, peer: PeerId, references: tuple[Reference, ...], complete: tuple[int, ...], now: float
     ) -> None:
+        if peer not in self._allies():
+            return
         missing = []
         for reference in references:
             if self.settled < reference.round <= self.current + self.rules.window:
@@ -221,10 +221,12 @@ class GroupRounds:
                 continue
             settled = {reference.peer for reference in references if reference.round == number}
             for maker in [maker for maker in state.held if maker not in settled]:
-                del state.held[maker]
+                removed = state.held.pop(maker)
                 state.update_digest()
                 self.dropped_late += 1
                 self._effects.append(RemoveContribution(number, maker))
+                if maker == self.me:
+                    self._effects.append(GiveBack(number, removed.id))
 
     def _arrived(self, peer: PeerId, reference: Reference, now: float) -> None:
         """A contribution, verified and checked by the caller. From anybody, asked for or not."""
@@ -238,7 +240,7 @@ class GroupRounds:
         self._hold(reference)
         others = tuple(
             other
-            for other, neighbour in self.neighbours.items()
+            for other, neighbour in self._allies().items()
             if other not in (peer, reference.peer) and neighbour.settled < reference.round
         )
         if others:
@@ -276,10 +278,9 @@ class GroupRounds:
         if number <= self.settled or (state is not None and state.sealed):
             return True
         return any(
-            neighbour.settled >= number
-            or (number in neighbour.sets and neighbour.sets[number].sealed)
-            for neighbour in self.neighbours.values()
-        )  # fmt: skip
+            view.settled >= number or (number in view.sets and view.sets[number].sealed)
+            for view in self._allies().values()
+        )
 
     def _go_on_to(self, round: int, now: float) -> None:
         """Others are in `round`: close what comes before it."""
@@ -315,21 +316,23 @@ class GroupRounds:
         while self._may_settle(self.settled + 1, now):
             self._settle(self.settled + 1)
         self._effects += self.pulls.again(now)
-        self._exchange_ids(now)
+        self._effects += [
+            AskIds(peer, due) for peer, view in self.neighbours.items() if (due := view.due(now))
+        ]
         self._tell_progress(now)
 
     def _settle(self, number: int) -> None:
-        self.settled = number
         state = self.history[number] = self.rounds.pop(number)
+        self.chain.append(SettledSet(len(state.held), state.digest))
         state.sealed = True
         self.history.pop(number - kept_rounds(self.rules), None)
         self.pulls.forget_until(number)
         references = tuple(reference for _, reference in sorted(state.held.items()))
-        self._effects.append(SettleRound(number, references))
+        self._effects.append(SettleRound(number, references, self.chain.value))
         self._progress_dirty = True
 
     def _tokens_of_group(self) -> int:
-        return self.tokens + sum(n.tokens for n in self.neighbours.values() if n.round == self.current)
+        return self.tokens + sum(n.tokens for n in self._allies().values() if n.round == self.current)
 
     def _may_close(self) -> bool:
         return self.in_step and self.current <= self.settled + kept_rounds(self.rules)
@@ -345,7 +348,7 @@ class GroupRounds:
         """Whether the set equals that of the neighbours who have settled the round; None: nobody has."""
         settled = [
             number in neighbour.sets and neighbour.sets[number].digest == state.digest
-            for neighbour in self.neighbours.values()
+            for neighbour in self._allies().values()
             if neighbour.settled >= number
         ]
         return any(settled) if settled else None
@@ -361,7 +364,7 @@ class GroupRounds:
             return True
         return not self.pulls.of_round(number) and all(
             peer in state.held or (neighbour.round > number and number not in neighbour.contributed)
-            for peer, neighbour in self.neighbours.items()
+            for peer, neighbour in self._allies().items()
             if neighbour.in_step
         )
 
@@ -380,17 +383,9 @@ class GroupRounds:
             number in neighbour.sets
             and neighbour.sets[number].sealed
             and neighbour.sets[number].digest == state.digest
-            for neighbour in self.neighbours.values()
+            for neighbour in self._allies().values()
             if neighbour.in_step
         )
-
-    def _exchange_ids(self, now: float) -> None:
-        for peer, neighbour in self.neighbours.items():
-            differs = neighbour.differs_since.items()
-            due = tuple(number for number, since in differs if now >= since + DIFFERENCE_SECONDS)
-            if due:
-                neighbour.differs_since.update(dict.fromkeys(due, now))
-                self._effects.append(AskIds(peer, due))
 
     def _progress_due(self) -> float:
         return self._progress_at + (PROGRESS_SECONDS if self._progress_dirty else QUIET_PROGRESS_SECONDS)
@@ -401,12 +396,12 @@ class GroupRounds:
         self._progress_at, self._progress_dirty = now, False
         if not self.neighbours:
             return
-        behind = min(neighbour.settled for neighbour in self.neighbours.values())
+        anchor, value = self.histories.anchor()
         sets = tuple(
             OpenSet(number, state.sealed, len(state.held), state.digest)
             for rounds in (self.history, self.rounds)
             for number, state in rounds.items()
-            if behind < number < self.current
+            if anchor < number < self.current
         )
         self._effects.append(
             SendProgress(
@@ -416,6 +411,8 @@ class GroupRounds:
                 tuple(sorted(self.contributed)),
                 self.settled,
                 self.in_step,
+                anchor,
+                value,
                 sets,
             )
         )

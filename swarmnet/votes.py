@@ -60,6 +60,13 @@ class VoteMethod:
             parts.append(pack(bits_CB))
         return b"".join(parts)
 
+    def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
+        votes = self.votes_of(payload, self.seed(round, peer))
+        for index, found in enumerate(list(votes)):
+            signs_CK = found.signs.to(self._device, torch.float32)
+            strength_C1 = self._momentum.strength(index)
+            self._momentum.put(index, found.indices.to(self._device), signs_CK * strength_C1)
+
     def check(self, payload: bytes) -> None:
         for _ in self.votes_of(payload, b""):
             pass

@@ -87,9 +87,13 @@ class DhtWorld:
 @pytest.fixture(params=["memory", pytest.param("dht", marks=pytest.mark.loopback)])
 async def world(request, tmp_path):
     world = {"memory": MemoryWorld, "dht": DhtWorld}[request.param](tmp_path)
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     yield world
     await world.end()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+    await asyncio.sleep(0)
+    assert complaints == []
 
 
 async def test_what_one_announces_all_find_and_the_newest_counts(world):

@@ -13,9 +13,9 @@ from peers.http import Exporter
 from peers.metrics import KINDS, REFUSALS, Metrics
 from protocols import errors, messages
 
-UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches")
+UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks")
 COUNTS = ("stage", "ready", "round", "round_settled", "round_lag", "round_contributors", "peers",
-          "network_connections", "train_loss", "train_learning_rate")  # fmt: skip
+          "train_loss", "train_learning_rate")  # fmt: skip
 """Gauges that are an index, a number of things, or what their help says."""
 
 
@@ -45,7 +45,7 @@ def test_bytes_and_refusals_are_counted_by_the_words_of_the_wire():
     assert kinds <= set(KINDS)
     codes = {cls.code for cls in vars(errors).values()
              if isinstance(cls, type) and issubclass(cls, errors.WireError)}  # fmt: skip
-    assert codes - {"wire", "gone", "backlog", "unreachable"} <= set(REFUSALS)
+    assert codes - {"wire", "gone", "unreachable"} <= set(REFUSALS)
 
 
 def test_the_text_is_what_prometheus_reads_and_holds_no_created_series():
@@ -71,8 +71,8 @@ def test_strangers_cannot_add_series():
 
 
 def test_a_wrong_number_of_labels_is_a_mistake_in_the_program():
-    with pytest.raises(TypeError, match="direction"):
-        Metrics(process=False).microbatches.done("forward")
+    with pytest.raises(TypeError, match="operation"):
+        Metrics(process=False).network.directory("get")
 
 
 def test_two_peers_in_one_process_count_apart():

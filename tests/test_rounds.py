@@ -10,16 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarmnet.branches import START
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
 from swarmnet.round_events import (
     AddContribution,
     Announced,
     ApplyRound,
+    AskChain,
     AskIds,
+    ChainArrived,
+    ChainAsked,
     Committed,
     Contributed,
     ContributionArrived,
+    GiveBack,
     IdsAsked,
     MakeContribution,
     NeighbourJoined,
@@ -29,6 +34,7 @@ from swarmnet.round_events import (
     RemoveContribution,
     Resynchronise,
     SendAnnounce,
+    SendChain,
     SendProgress,
     SettleRound,
     Tick,
@@ -54,15 +60,20 @@ class Group:
         self.bodies: dict[PeerId, set[ContributionId]] = {}
         self.weights: dict[PeerId, dict[int, set[ContributionId]]] = {}
         self.applied: dict[PeerId, list[int]] = {}
+        self.chains: dict[PeerId, dict[int, bytes]] = {}
+        self.given_back: dict[PeerId, list[ContributionId]] = {}
         self.settled: dict[PeerId, dict[int, tuple[Reference, ...]]] = {}
-        self.resynchronised: list[PeerId] = []
+        self.resynchronised: list[tuple[PeerId, Resynchronise]] = []
         self.frozen: set[PeerId] = set()
         self.cut: set[tuple[PeerId, PeerId]] = set()
         for number in range(count):
             self.join(PeerId(f"peer{number}"))
 
-    def join(self, name: PeerId, settled: int = -1) -> None:
-        machine = GroupRounds(RULES, name, settled, self.now)
+    def join(self, name: PeerId, settled: int = -1, like: PeerId | None = None) -> None:
+        """A newcomer that starts from the snapshot of `like` after round `settled`."""
+        chain = self.chains[like][settled] if like is not None else START
+        machine = GroupRounds(RULES, name, settled, self.now, chain)
+        self.chains[name], self.given_back[name] = {}, []
         self.bodies[name], self.weights[name] = set(), {}
         self.applied[name], self.settled[name] = [], {}
         others = list(self.peers)
@@ -104,13 +115,22 @@ class Group:
                 held.remove(next(i for i in held if self.made[i].peer == peer))
             case ApplyRound(round, _, _):
                 self.applied[me].append(round)
-            case SettleRound(round, references):
+            case SettleRound(round, references, chain):
+                self.chains[me][round] = chain
                 self.settled[me][round] = references
                 assert {r.id for r in references} == self.weights[me].get(round, set())
-            case SendProgress(peers, round, tokens, contributed, settled, in_step, sets):
+            case SendProgress(peers, round, tokens, contributed, settled, in_step, anchor_round, anchor, sets):
+                event = ProgressArrived(
+                    me, round, tokens, frozenset(contributed), settled, in_step, anchor_round, anchor, sets
+                )
                 for peer in peers:
-                    event = ProgressArrived(me, round, tokens, frozenset(contributed), settled, in_step, sets)
                     self.post(me, peer, event)
+            case SendChain(peer, first, before, sets):
+                self.post(me, peer, ChainArrived(me, first, before, sets))
+            case AskChain(peer, last):
+                self.post(me, peer, ChainAsked(me, last))
+            case GiveBack(_, identity):
+                self.given_back[me].append(identity)
             case SendAnnounce(peers, references, complete):
                 for peer in peers:
                     self.post(me, peer, Announced(me, references, complete))
@@ -121,11 +141,11 @@ class Group:
             case AskIds(peer, rounds):
                 self.post(me, peer, IdsAsked(me, rounds))
             case Resynchronise():
-                self.resynchronised.append(me)
+                self.resynchronised.append((me, effect))
 
     def run(self, seconds: float, tokens_per_second: float = 0.0) -> None:
         end = self.now + seconds
-        work = {name: self.now for name in self.peers}
+        work = dict.fromkeys(self.peers, self.now)
         while self.now < end:
             timers = [(machine.next_deadline(), name) for name, machine in self.peers.items()
                       if name not in self.frozen]  # fmt: skip
@@ -207,7 +227,7 @@ def test_a_newcomer_catches_up_from_a_snapshot_by_contributions_alone() -> None:
     group = Group(3)
     group.run(10.0, tokens_per_second=50)
     snapshot = group.peers[PeerId("peer0")].settled - 10
-    group.join(PeerId("late"), settled=snapshot)
+    group.join(PeerId("late"), settled=snapshot, like=PeerId("peer0"))
     group.run(10.0, tokens_per_second=50)
     late = group.peers[PeerId("late")]
     assert late.in_step
@@ -222,7 +242,7 @@ def test_who_is_too_far_behind_is_told_to_fetch_the_state() -> None:
     assert group.peers[PeerId("peer0")].settled > 30
     group.join(PeerId("late"), settled=-1)
     group.run(1.0, tokens_per_second=60)
-    assert PeerId("late") in group.resynchronised
+    assert PeerId("late") in [peer for peer, _ in group.resynchronised]
 
 
 @pytest.mark.parametrize("size", [2, 5])
@@ -255,6 +275,8 @@ def test_lost_and_late_messages_never_split_the_settled_sets(
 def test_of_two_contributions_by_one_peer_the_smaller_id_counts() -> None:
     machine = GroupRounds(RULES, PeerId("me"), -1, 0.0)
     machine.handle(NeighbourJoined(PeerId("other")), 0.0)
+    hello = ProgressArrived(PeerId("other"), 0, 0, frozenset(), -1, True, -1, START, ())
+    machine.handle(hello, 0.0)
     large = Reference(0, PeerId("liar"), ContributionId(b"\xff" * 16), 10)
     small = Reference(0, PeerId("liar"), ContributionId(b"\x00" * 16), 10)
     assert AddContribution(large) in machine.handle(ContributionArrived(PeerId("other"), large), 0.1)
@@ -262,3 +284,63 @@ def test_of_two_contributions_by_one_peer_the_smaller_id_counts() -> None:
     assert RemoveContribution(0, PeerId("liar")) in effects
     assert AddContribution(small) in effects
     assert AddContribution(large) not in machine.handle(ContributionArrived(PeerId("other"), large), 0.3)
+
+
+def partitioned(group: Group, left: set[PeerId]) -> None:
+    """Cut every link between `left` and the rest, as the machines see it."""
+    for one in group.peers:
+        for other in group.peers:
+            if one != other and ((one in left) != (other in left)):
+                group.cut.add((one, other))
+                group.handle(one, NeighbourLeft(other))
+
+
+def healed(group: Group) -> None:
+    group.cut.clear()
+    for one in group.peers:
+        for other in group.peers:
+            if one != other:
+                group.handle(one, NeighbourJoined(other))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 7), st.data(), st.integers(0, 10**6), st.floats(4, 40))
+def test_after_a_partition_every_peer_names_the_same_branch(
+    size: int, data: st.DataObject, seed: int, seconds: float
+) -> None:
+    group = Group(size, seed)
+    left = {PeerId(f"peer{n}") for n in range(data.draw(st.integers(1, size - 1)))}
+    group.run(6.0, tokens_per_second=60)
+    partitioned(group, left)
+    group.run(seconds, tokens_per_second=60)
+    group.resynchronised.clear()
+    healed(group)
+    group.run(3.0, tokens_per_second=60)
+    gave_up = {peer for peer, effect in group.resynchronised}
+    stays = set(group.peers) - gave_up
+    assert stays, "somebody's history stands"
+    chains = [group.peers[peer].chain for peer in stays]
+    shared = min(chain.round for chain in chains)
+    assert len({chain.at(shared) for chain in chains}) == 1, "those that stay share one history"
+    for peer, effect in group.resynchronised:
+        assert peer in gave_up
+        assert not set(effect.peers) <= gave_up - {peer} or len(gave_up) < len(group.peers)
+
+
+def test_two_halves_trace_their_fork_to_the_same_round() -> None:
+    group = Group(4, seed=3)
+    group.run(6.0, tokens_per_second=60)
+    left = {PeerId("peer0"), PeerId("peer1")}
+    partitioned(group, left)
+    group.run(100.0, tokens_per_second=60)  # Far more rounds than Progress tells.
+    healed(group)
+    group.run(3.0, tokens_per_second=60)
+    forks = {effect.fork_round for _, effect in group.resynchronised}
+    assert len(forks) == 1
+    (fork,) = forks
+    assert fork is not None
+    losers = {peer for peer, _ in group.resynchronised}
+    assert losers in (left, set(group.peers) - left)
+    for round in range(fork):
+        assert len({chains[round] for chains in group.chains.values()}) == 1
+    assert len({chains[fork] for chains in group.chains.values()}) == 2

@@ -142,9 +142,13 @@ class P2pdWorld:
 @pytest.fixture(params=["memory", pytest.param("p2pd", marks=pytest.mark.loopback)])
 async def world(request, tmp_path):
     world = {"memory": MemoryWorld, "p2pd": P2pdWorld}[request.param](tmp_path)
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     yield world
     await world.end()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+    await asyncio.sleep(0)
+    assert complaints == []
 
 
 async def linked(world, **options):

@@ -1,0 +1,61 @@
+"""A `Directory` that counts how its operations ended, for the metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from typing import Literal, Protocol, TypeVar
+
+from protocols.errors import WireError
+from protocols.transport import Directory
+from swarmnet.identifiers import PeerId, RunId
+
+Result = TypeVar("Result")
+
+Operation = Literal["get", "put", "bootstrap"]
+Outcome = Literal["ok", "empty", "failed"]
+
+
+class Joinable(Directory, Protocol):
+    """A directory that is entered through some of its nodes (DhtDirectory)."""
+
+    async def bootstrap(self, multiaddrs: Sequence[str], deadline_seconds: float) -> int: ...
+
+
+class CountedDirectory:
+    """Passes everything on to `inner`. `ok`: found or stored; `empty`: an answer, but nothing found or
+    nobody stored it; `failed`: no answer, or one that was refused."""
+
+    def __init__(self, inner: Joinable) -> None:
+        self._inner = inner
+        self.ended: Counter[tuple[Operation, Outcome]] = Counter()
+
+    def now(self) -> float:
+        return self._inner.now()
+
+    async def bootstrap(self, multiaddrs: Sequence[str], deadline_seconds: float) -> int:
+        return await self._count("bootstrap", self._inner.bootstrap(multiaddrs, deadline_seconds))
+
+    async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
+        return await self._count("put", self._inner.announce(run, stage, record, deadline_seconds))
+
+    async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
+        return await self._count("put", self._inner.put_manifest(run, signed_manifest, deadline_seconds))
+
+    async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
+        return await self._count("get", self._inner.look_up(run, stage, deadline_seconds))
+
+    async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
+        return await self._count("get", self._inner.get_manifest(run, deadline_seconds))
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _count(self, operation: Operation, work: Awaitable[Result]) -> Result:
+        try:
+            result = await work
+        except WireError:
+            self.ended[operation, "failed"] += 1
+            raise
+        self.ended[operation, "ok" if result else "empty"] += 1
+        return result

@@ -1,0 +1,43 @@
+"""What an update path counts of its rounds, for the metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+from peers.timings import Timings
+from swarmnet.round_events import ApplyRound
+from swarmnet.rounds import GroupRounds
+
+Outcome = Literal["completed", "deadline", "alone", "empty", "replayed"]
+
+
+class RoundCounts:
+    def __init__(self) -> None:
+        self.timings = Timings()
+        self.ended: Counter[Outcome] = Counter()
+        """Rounds applied here, by how they ended."""
+        self.contributors = 0
+        """Of the newest applied round."""
+        self.corrections = 0
+        """Late contributions that changed an applied round. Counted in the compute thread."""
+        self.not_finite = 0
+        """Own contributions that were not made."""
+
+    def applied(self, effect: ApplyRound, rounds: GroupRounds, now: float) -> None:
+        """A round enters the live weights. `rounds`: right after it decided so."""
+        self.ended[_outcome(effect, rounds)] += 1
+        self.contributors = len(effect.contributors)
+        before = rounds.rounds.get(effect.round - 1) or rounds.history.get(effect.round - 1)
+        if before is not None:  # A round opens when the one before it closes.
+            self.timings.add("round", now - before.closed_at)
+
+
+def _outcome(effect: ApplyRound, rounds: GroupRounds) -> Outcome:
+    if not effect.contributors:
+        return "empty"
+    if not rounds.neighbours:
+        return "alone"
+    if any(neighbour.settled >= effect.round for neighbour in rounds.neighbours.values()):
+        return "replayed"
+    return "deadline" if effect.waited_seconds >= rounds.rules.deadline_seconds else "completed"

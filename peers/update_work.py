@@ -1,0 +1,149 @@
+"""The tensor side of rounds: everything here runs in the compute thread, in the order that was decided."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+from peers.round_counts import RoundCounts
+from protocols.envelope import ENVELOPE_BYTES, Kind, seal
+from protocols.identity import Identity
+from swarmnet.identifiers import PeerId, RunId
+from swarmnet.method import GradientError, Method
+from swarmnet.replica import Replica
+from swarmnet.round_events import (
+    ApplyRound,
+    GiveBack,
+    MakeContribution,
+    Reference,
+    RemoveContribution,
+    SettleRound,
+)
+from swarmnet.stage import StageCompute
+
+OWN_BYTES_KEPT = 64 << 20
+"""Own contributions kept for giving back after a fork; at 30 KB a round, over two thousand rounds."""
+
+
+class Gathered(Protocol):
+    """Whose gradient a contribution takes (the data path)."""
+
+    gathered_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    round: int
+    peer: PeerId
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A contribution; empty if the gradient was not finite."""
+
+    round: int
+    data: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    round: int
+    digest: bytes
+    """Replica.digest() after it."""
+    chain: bytes
+    references: tuple[Reference, ...]
+
+
+Operation = MakeContribution | Add | RemoveContribution | ApplyRound | SettleRound | GiveBack
+
+
+class UpdateWork:
+    def __init__(
+        self,
+        run_id: RunId,
+        stage: int,
+        identity: Identity,
+        stage_compute: StageCompute,
+        method: Method,
+        replica: Replica,
+        gathered: Gathered,
+        lookahead: bool,
+        settled: Callable[[Settled], None],
+        counts: RoundCounts,
+    ) -> None:
+        """`settled` is called right after a round settled, before anything else changes the weights."""
+        self.run_id = run_id
+        self.stage = stage
+        self.identity = identity
+        self.stage_compute = stage_compute
+        self.method = method
+        self.replica = replica
+        self.gathered = gathered
+        self.lookahead = lookahead
+        self.settled = settled
+        self.counts = counts
+        self.own: OrderedDict[int, bytes] = OrderedDict()
+        """Round -> payload of the own contributions, the newest OWN_BYTES_KEPT."""
+        self._ahead = False
+        """Weights are published moved ahead by the own momentum."""
+
+    def run(self, operations: Sequence[Operation]) -> list[Made | Settled]:
+        """Do them in order and publish the weights if they changed."""
+        results: list[Made | Settled] = []
+        stale, began, encoding = False, perf_counter(), 0.0
+        for operation in operations:
+            match operation:
+                case MakeContribution(round, _):
+                    at = perf_counter()
+                    results.append(self._make(round))
+                    encoding += perf_counter() - at
+                    self._ahead = self.lookahead
+                    stale |= self._ahead
+                case Add(round, peer, payload):
+                    self.replica.add(round, peer, payload)
+                    self.counts.corrections += round <= self.replica.applied_round
+                    stale |= round <= self.replica.applied_round
+                case RemoveContribution(round, peer):
+                    self.replica.remove(round, peer)
+                    stale |= round <= self.replica.applied_round
+                case ApplyRound(round, _, _):
+                    self.replica.apply(round)
+                    self._ahead, stale = False, True
+                case SettleRound(round, references, chain):
+                    result = Settled(round, self.replica.settle(round), chain, references)
+                    self.settled(result)
+                    results.append(result)
+                case GiveBack(round, _):
+                    self.give_back(round)
+        if stale:
+            self.stage_compute.publish(self.replica.live_floats(self._ahead))
+        if encoding:
+            self.counts.timings.add("encode", encoding)
+        self.counts.timings.add("apply", perf_counter() - began - encoding)
+        return results
+
+    def give_back(self, round: int) -> bool:
+        """Return the votes of an own contribution to the momentum; False if they are no longer kept."""
+        payload = self.own.pop(round, None)
+        if payload is not None:
+            self.method.give_back(payload, round, self.identity.peer_id)
+        return payload is not None
+
+    def _make(self, round: int) -> Made:
+        gradient = self.stage_compute.take_gradient()
+        tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
+        try:
+            payload = self.method.contribute(gradient, max(1, tokens), round, self.identity.peer_id)
+        except GradientError:
+            return Made(round, b"", tokens)
+        self.own[round] = payload
+        while len(self.own) * len(payload) > OWN_BYTES_KEPT and len(self.own) > 1:
+            self.own.popitem(last=False)
+        data = seal(self.identity, self.run_id, Kind.CONTRIBUTION, self.stage, round, round, payload)
+        assert len(data) == ENVELOPE_BYTES + len(payload)
+        return Made(round, data, tokens)

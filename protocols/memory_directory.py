@@ -1,0 +1,65 @@
+"""The directory without a network: what one peer announces all see that are not cut off from it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from protocols.errors import Malformed
+from protocols.records import RECORD_SECONDS, SKEW_SECONDS, Remembered, open_manifest, open_record
+from swarmnet.identifiers import PeerId, RunId
+
+if TYPE_CHECKING:
+    from protocols.memory import MemoryNetwork
+
+
+class MemoryDirectory:
+    """`Directory` of one peer of a MemoryNetwork. Its time is the event loop's."""
+
+    def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
+        self._network, self._peer = network, peer
+        self._remembered = Remembered()
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
+        """See `Directory.announce`."""
+        signed = open_record(record, run)
+        if signed.record.stage != stage:
+            raise Malformed(f"a record of stage {signed.record.stage} announced for stage {stage}")
+        if not self.now() - RECORD_SECONDS <= signed.sequence / 1e6 <= self.now() + SKEW_SECONDS:
+            raise Malformed("a record that has expired, or was signed in the future")
+        await asyncio.sleep(0)
+        kept = self._network.records.setdefault((run, stage), {})
+        known = kept.get(signed.peer)
+        if known is None or open_record(known, run).sequence <= signed.sequence:
+            kept[signed.peer] = record
+        return any(self._reaches(peer) for peer in self._network.transports if peer != self._peer)
+
+    async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
+        """See `Directory.look_up`."""
+        await asyncio.sleep(0)
+        for peer, record in self._network.records.get((run, stage), {}).items():
+            if self._reaches(peer):
+                self._remembered.take(run, record)
+        return self._remembered.at(run, stage, self.now())
+
+    async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
+        """See `Directory.put_manifest`."""
+        open_manifest(signed_manifest, run)
+        await asyncio.sleep(0)
+        self._network.manifests[run] = signed_manifest
+        return any(self._reaches(peer) for peer in self._network.transports if peer != self._peer)
+
+    async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
+        """See `Directory.get_manifest`."""
+        await asyncio.sleep(0)
+        return self._network.manifests.get(run)
+
+    async def close(self) -> None: ...
+
+    def _reaches(self, peer: PeerId) -> bool:
+        return peer == self._peer or not (
+            self._network.way(self._peer, peer).blocked or self._network.way(peer, self._peer).blocked
+        )

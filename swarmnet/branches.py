@@ -1,0 +1,111 @@
+"""Settled histories: whether two peers have the same one, and which of two different ones stands.
+
+A settled round is (how many contributions, digest of their set), chained by a hash to all before it: the same
+chain value at a round means the same sets up to there, and so the same weights. Histories part when a
+partition outlasts the patience of `settle_seconds`; when it heals, every peer decides by the same rule:
+
+1. the branch that more than half of the peers in sight (itself included) are on;
+2. else the one that is ahead by more than AHEAD_ROUNDS: it holds more tokens;
+3. else, at the first round in which they differ, the larger set; of equally large ones the smaller digest.
+
+The third only looks at what is settled and the same for everybody, so it cannot swing back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+KEPT_LINKS = 4096
+"""So far back a fork can be traced to its first round; 12 bytes each."""
+AHEAD_ROUNDS = 16
+"""Well above what two halves of a group differ by in speed within the second that healing takes."""
+START = b"\0" * 8
+"""Chain value before the first round."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettledSet:
+    """One settled round: how many contributions, and the digest of their set (round_sets.set_digest)."""
+
+    count: int
+    digest: bytes
+
+
+def link(before: bytes, settled: SettledSet) -> bytes:
+    """The chain value after a round: first 8 bytes of SHA-256 over the value before, count and digest."""
+    return hashlib.sha256(before + settled.count.to_bytes(4, "big") + settled.digest).digest()[:8]
+
+
+class Chain:
+    """A history from some round on (a newcomer does not know what was before its snapshot)."""
+
+    def __init__(self, round: int = -1, value: bytes = START) -> None:
+        """Starts after `round`, where the chain has `value`."""
+        self.base = round
+        self.values = [value]
+        self.sets: list[SettledSet] = []
+
+    @property
+    def round(self) -> int:
+        """The last settled round."""
+        return self.base + len(self.sets)
+
+    @property
+    def value(self) -> bytes:
+        return self.values[-1]
+
+    def append(self, settled: SettledSet) -> None:
+        self.sets.append(settled)
+        self.values.append(link(self.values[-1], settled))
+        if len(self.sets) > 2 * KEPT_LINKS:
+            del self.sets[:KEPT_LINKS], self.values[:KEPT_LINKS]
+            self.base += KEPT_LINKS
+
+    def at(self, round: int) -> bytes | None:
+        """The chain value after `round`; None if it is not known here."""
+        index = round - self.base
+        return self.values[index] if 0 <= index < len(self.values) else None
+
+    def settled(self, round: int) -> SettledSet | None:
+        index = round - self.base - 1
+        return self.sets[index] if 0 <= index < len(self.sets) else None
+
+    def part(self, first: int, last: int) -> list[SettledSet]:
+        """The sets of the rounds first..last, as far as they are known without a gap from `first`."""
+        start = first - self.base - 1
+        return self.sets[start : last - self.base] if start >= 0 else []
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """The first round in which a neighbour's history differs, and what each has there."""
+
+    round: int
+    mine: SettledSet
+    theirs: SettledSet
+
+
+def first_difference(chain: Chain, first: int, theirs: Sequence[SettledSet]) -> Fork | None:
+    """Compare with the neighbour's sets of the rounds first, first + 1, ...; None: no difference found."""
+    for round, settled in enumerate(theirs, start=first):
+        mine = chain.settled(round)
+        if mine is not None and mine != settled:
+            return Fork(round, mine, settled)
+    return None
+
+
+def theirs_stands(
+    fork: Fork, my_settled: int, their_settled: int, my_supporters: int, their_supporters: int, in_sight: int
+) -> bool:
+    """Whether this peer must give up its own branch (the rule at the top of this file).
+
+    `supporters` count the peers in sight on each branch, this one included in its own; `in_sight` all."""
+    if 2 * my_supporters > in_sight:
+        return False
+    if 2 * their_supporters > in_sight:
+        return True
+    if abs(my_settled - their_settled) > AHEAD_ROUNDS:
+        return their_settled > my_settled
+    return (-fork.theirs.count, fork.theirs.digest) < (-fork.mine.count, fork.mine.digest)

@@ -1,0 +1,95 @@
+"""A group's histories as one peer sees them: who shares its own, who is ahead, and which of two stands.
+
+The machine is part of `GroupRounds`, which shares rounds only with allies: neighbours of the same history.
+"""
+
+from __future__ import annotations
+
+from swarmnet.branches import KEPT_LINKS, START, Chain, Fork, SettledSet, first_difference, theirs_stands
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Rounds
+from swarmnet.round_events import AskChain, Effect, ProgressArrived, Resynchronise, SendChain
+from swarmnet.round_sets import NeighbourView, kept_rounds
+
+
+class Histories:
+    """`chain` is the own history, `neighbours` the caller's views, filled in here from Progress."""
+
+    def __init__(self, rules: Rounds, chain: Chain, neighbours: dict[PeerId, NeighbourView]) -> None:
+        self.rules = rules
+        self.chain = chain
+        self.neighbours = neighbours
+
+    def allies(self) -> dict[PeerId, NeighbourView]:
+        """The neighbours whose history is ours."""
+        return {peer: view for peer, view in self.neighbours.items() if view.relation == "same"}
+
+    def progress(self, event: ProgressArrived) -> list[Effect]:
+        """Take in a neighbour's Progress; ask or resynchronise where the histories differ."""
+        view = self.neighbours[event.peer]
+        view.round, view.tokens = event.round, event.tokens
+        view.contributed, view.in_step = event.contributed, event.in_step
+        view.settled = event.settled
+        view.sets = {entry.round: entry for entry in event.sets}
+        view.relate(self.chain, event.anchor_round, event.anchor)
+        if event.settled - kept_rounds(self.rules) > self.chain.round:
+            return self._far_behind(view.settled)
+        if view.relation == "forked":
+            view.differs_since.clear()
+            return self._fork(event.peer, view)
+        return []
+
+    def chain_arrived(
+        self, peer: PeerId, first: int, before: bytes, sets: tuple[SettledSet, ...]
+    ) -> list[Effect]:
+        """The neighbour's older sets, asked for because the fork lies before what Progress tells."""
+        view = self.neighbours.get(peer)
+        if view is None or view.relation != "forked" or first < 0:
+            return []
+        start = max(first, self.chain.base + 1)
+        view.fork = first_difference(self.chain, start, sets[start - first :])
+        mine = self.chain.at(start - 1)
+        if view.fork is None and mine is not None:
+            # They parted before what both still know: the chains' values there stand for the sets.
+            view.fork = Fork(start, SettledSet(0, mine), SettledSet(0, before))
+        return self._fork(peer, view) if view.fork is not None else []
+
+    def tell_chain(self, peer: PeerId, last: int) -> list[Effect]:
+        """Our settled sets up to `last`, as many as are kept."""
+        last = min(last, self.chain.round)
+        first = max(self.chain.base + 1, last + 1 - KEPT_LINKS)
+        before = self.chain.at(first - 1)
+        if before is None or last < first:
+            return []
+        return [SendChain(peer, first, before, tuple(self.chain.part(first, last)))]
+
+    def anchor(self) -> tuple[int, bytes]:
+        """After which round our Progress tells sets: early enough for the slowest neighbour that can still
+        catch up by them."""
+        slowest = min((view.settled for view in self.neighbours.values()), default=self.chain.round)
+        oldest = max(self.chain.base, self.chain.round - kept_rounds(self.rules))
+        anchor = max(oldest, min(self.chain.round, slowest))
+        return anchor, self.chain.at(anchor) or START
+
+    def _far_behind(self, settled: int) -> list[Effect]:
+        """The sets that we lack are forgotten there: fetch the state, unless hardly anybody is so far."""
+        limit = self.chain.round + kept_rounds(self.rules)
+        ahead = [peer for peer, view in self.neighbours.items() if view.settled > limit]
+        if 2 * len(ahead) < 1 + len(self.allies()):
+            return []
+        reason = f"{len(ahead)} neighbours are at round {settled}, this peer at {self.chain.round}"
+        return [Resynchronise(tuple(ahead), reason)]
+
+    def _fork(self, peer: PeerId, view: NeighbourView) -> list[Effect]:
+        """Two histories: find where they part, and give ours up if the rule says so."""
+        fork = view.fork
+        if fork is None:
+            return [AskChain(peer, min(self.chain.round, view.settled))]
+        others = [other for other, their in self.neighbours.items() if their.fork == fork]
+        known = sum(their.relation != "unknown" for their in self.neighbours.values())
+        if not theirs_stands(
+            fork, self.chain.round, view.settled, 1 + len(self.allies()), len(others), 1 + known
+        ):
+            return []
+        reason = f"{len(others)} neighbours have another history since round {fork.round}, and it stands"
+        return [Resynchronise(tuple(others), reason, fork.round)]

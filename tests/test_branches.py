@@ -1,0 +1,68 @@
+"""Chains of settled sets, and the rule by which two histories become one again."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.branches import KEPT_LINKS, Chain, Fork, SettledSet, first_difference, theirs_stands
+
+sets = st.builds(SettledSet, st.integers(0, 20), st.binary(min_size=8, max_size=8))
+
+
+def chain_of(settled: list[SettledSet]) -> Chain:
+    chain = Chain()
+    for entry in settled:
+        chain.append(entry)
+    return chain
+
+
+@given(st.lists(sets, max_size=20), st.lists(sets, max_size=20), st.lists(sets, max_size=20))
+def test_equal_chain_values_mean_equal_histories(
+    common: list[SettledSet], mine: list[SettledSet], theirs: list[SettledSet]
+) -> None:
+    left, right = chain_of(common + mine), chain_of(common + theirs)
+    for round in range(-1, len(common)):
+        assert left.at(round) == right.at(round)
+    shared = min(left.round, right.round)
+    fork = first_difference(left, 0, right.part(0, right.round))
+    assert (fork is None) == (left.at(shared) == right.at(shared))
+    if fork is not None:
+        assert left.at(fork.round - 1) == right.at(fork.round - 1)
+        assert left.at(fork.round) != right.at(fork.round)
+
+
+@given(sets, sets, st.integers(0, 200), st.integers(0, 200), st.integers(1, 9), st.integers(1, 9), st.integers(0, 5))
+def test_exactly_one_of_two_sides_gives_up(
+    left: SettledSet, right: SettledSet, ahead_left: int, ahead_right: int, on_left: int, on_right: int, rest: int
+) -> None:
+    if left == right:
+        return
+    in_sight = on_left + on_right + rest
+    gives_up = theirs_stands(Fork(5, left, right), ahead_left, ahead_right, on_left, on_right, in_sight)
+    other = theirs_stands(Fork(5, right, left), ahead_right, ahead_left, on_right, on_left, in_sight)
+    assert gives_up != other
+
+
+def test_a_lone_peer_with_a_history_of_its_own_never_overrules_its_group() -> None:
+    fork = Fork(0, SettledSet(3, b"\xff" * 8), SettledSet(9, b"\x00" * 8))
+    assert not theirs_stands(fork, 40, 1000, my_supporters=4, their_supporters=1, in_sight=5)
+    back = Fork(0, fork.theirs, fork.mine)
+    assert theirs_stands(back, 1000, 40, my_supporters=1, their_supporters=4, in_sight=5)
+
+
+def test_a_long_chain_forgets_its_beginning_and_keeps_its_value() -> None:
+    long, whole = Chain(), []
+    for number in range(3 * KEPT_LINKS):
+        entry = SettledSet(number % 5, number.to_bytes(8, "big"))
+        long.append(entry)
+        whole.append(entry)
+    assert long.round == 3 * KEPT_LINKS - 1
+    assert long.at(0) is None
+    assert long.settled(long.round) == whole[-1]
+    resumed = Chain(long.round - 3, long.at(long.round - 3) or b"")
+    for entry in whole[-3:]:
+        resumed.append(entry)
+    assert resumed.value == long.value
+    assert long.part(long.round - 1, long.round + 5) == whole[-2:]
+    assert long.part(0, 5) == []

@@ -1,0 +1,245 @@
+"""Six workers in three stages, in memory and on a virtual clock, with real compute: what must hold of a swarm."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import swarm as fixture
+from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
+
+from peers import checkpoint
+from peers.run_file import RunFileError, from_wire
+from peers.virtual_time import run
+from protocols.memory import Conditions
+from protocols.messages import AskManifest, Hello, ManifestIs, Refuse
+from swarmnet.identifiers import PeerId
+
+SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
+FETCH_ROUNDS = 20
+"""Settled rounds after which a newcomer must fetch a snapshot: the sets of the last 16 are kept."""
+
+
+def play(swarm: Swarm, story: Callable[[Swarm], Awaitable[None]]) -> Swarm:
+    """Six peers, the story, and a polite end; what holds of every story is checked."""
+
+    async def whole() -> None:
+        swarm.open()
+        for name, stage in SIX.items():
+            swarm.start(name, stage, in_flight=2)
+        await story(swarm)
+        await swarm.close()
+
+    run(whole())
+    nothing_is_committed_twice(swarm)
+    assert shared_rounds(swarm) > 0
+    return swarm
+
+
+def settled(swarm: Swarm, *names: str) -> int:
+    """The oldest of the newest settled rounds of these peers (of all that live)."""
+    rounds = swarm.rounds()
+    return min(rounds[name][1] if name in rounds else -1 for name in names or swarm.living())
+
+
+def contributes(swarm: Swarm, name: str, since: float = 0.0) -> bool:
+    maker = swarm.members[name].peer
+    return any(note.fields["maker"] == maker and note.time >= since for note in swarm.of("took"))
+
+
+def test_the_loss_falls_and_the_digests_of_all_shared_rounds_are_equal():
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: swarm.committed(0) >= 250, 60.0)
+
+    swarm = play(Swarm(tiny_manifest()), story)
+    losses = swarm.losses(0)
+    assert sum(losses[:20]) / 20 > 5.3
+    assert sum(losses[-20:]) / 20 < 4.8
+    assert shared_rounds(swarm) >= 3 * 20
+    for name in SIX:
+        assert swarm.members[name].worker.data.ledger.committed > 50, "all take part"
+        assert contributes(swarm, name)
+    drops = sum(sum(member.worker.data.ledger.dropped.values()) for member in swarm.members.values())
+    assert drops <= 4, "only what was under way when everybody left at once"
+
+
+def test_a_killed_peer_is_missed_for_a_moment_and_a_newcomer_takes_its_place():
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: settled(swarm) >= FETCH_ROUNDS, 60.0)
+        await swarm.crash("c")
+        killed_at = swarm.loop.time()
+        before = len(swarm.of("committed", "d"))
+        await swarm.until(lambda: len(swarm.of("committed", "d")) > before + 2, 3.0)
+        newcomer = swarm.start("g")
+        await swarm.until(lambda: contributes(swarm, "g"), 15.0)
+        assert newcomer.worker.stage == 1, "the stage that lost a peer"
+        (fetched,) = swarm.of("fetched", "g")
+        assert fetched.fields["round"] >= 3
+        assert fetched.fields["bytes"] == newcomer.worker.layout.size * 4
+        assert not swarm.of("resynchronise")
+        await swarm.until(lambda: settled(swarm) > FETCH_ROUNDS + 15, 60.0)
+        served = [note for note in swarm.of("committed", "g") if note.time > killed_at]
+        assert len(served) > 10, "microbatches go through the newcomer"
+
+    swarm = play(Swarm(tiny_manifest()), story)
+    assert len(swarm.digests(1)["g"].keys() & swarm.digests(1)["d"].keys()) > 5
+
+
+def test_a_peer_that_is_frozen_and_thaws_catches_up():
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: settled(swarm) >= 3, 60.0)
+        d = swarm.members["d"]
+        swarm.network.freeze(d.peer)
+        before = len(swarm.of("committed", "c"))
+        await swarm.until(lambda: len(swarm.of("committed", "c")) > before + 20, 15.0)
+        await swarm.during(10.0)
+        swarm.network.thaw(d.peer)
+        thawed_at = swarm.loop.time()
+        await swarm.until(lambda: contributes(swarm, "d", thawed_at), 30.0)
+        ahead = settled(swarm, "c")
+        await swarm.until(lambda: settled(swarm, "d") > ahead, 20.0)
+
+    play(Swarm(tiny_manifest()), story)
+
+
+def test_links_that_lose_one_message_in_twenty_cost_time_and_nothing_else():
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: swarm.committed(0) >= 120 and settled(swarm) >= 8, 120.0)
+
+    swarm = play(Swarm(tiny_manifest(), conditions=Conditions(latency_seconds=0.01, lost=0.05)), story)
+    assert shared_rounds(swarm) >= 3 * 8
+    ledgers = [member.worker.data.ledger for member in swarm.members.values()]
+    assert sum(ledger.rerouted.get("deadline", 0) for ledger in ledgers) > 0, "something was lost"
+
+
+def test_a_polite_leave_finishes_what_it_started_and_hands_over_the_last_contribution():
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: settled(swarm) >= 3, 60.0)
+        left_at = swarm.loop.time()
+        await swarm.leave("c")
+        assert swarm.loop.time() - left_at < 3.0
+        ledger = swarm.members["c"].worker.data.ledger
+        assert not ledger.dropped
+        last = max(note.fields["round"] for note in swarm.of("made", "c"))
+        await swarm.until(lambda: settled(swarm, "d") >= last, 20.0)
+
+    swarm = play(Swarm(tiny_manifest()), story)
+    made = {note.fields["id"].hex() for note in swarm.of("made", "c")}
+    in_sets = {identity for note in swarm.of("settled", "d") for identity in note.fields["ids"]}
+    assert made <= in_sets
+    tokens = sum(note.fields["tokens"] for note in swarm.of("made", "c"))
+    assert tokens == sum(note.fields["tokens"] for note in swarm.of("committed", "c")), "nothing gathered is lost"
+    reasons = {note.fields["reason"] for note in swarm.of("unlinked", "d", "a", "b", "e", "f")}
+    assert "left: leaving" in reasons
+
+
+@pytest.mark.parametrize(("missed", "way"), [(5, "contributions"), (FETCH_ROUNDS + 5, "snapshot")])
+def test_a_peer_that_comes_back_with_an_old_checkpoint_goes_on_with_the_group(tmp_path, missed, way):
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: settled(swarm) >= 3, 60.0)
+        worker = swarm.members["d"].worker
+        saved_round, units = worker.update.replica.settled_round, worker.update.replica.settled_units()
+        checkpoint.write(tmp_path, worker.manifest, 1, saved_round, units, worker.layout)
+        await swarm.crash("d")
+        await swarm.until(lambda: settled(swarm) > saved_round + missed, 60.0)
+        old_digests = swarm.digests(1)["d"]
+        back = swarm.start("d", 1, checkpoints=tmp_path)
+        back_at = swarm.loop.time()
+        await swarm.until(lambda: contributes(swarm, "d", back_at), 20.0)
+        assert any("restored" in event for event, _ in back.said)
+        assert bool(swarm.of("fetched", "d")) == (way == "snapshot")
+        later = settled(swarm, "c") + 6
+        await swarm.until(lambda: settled(swarm) > later, 20.0)
+        new = swarm.digests(1)["d"].keys() - old_digests.keys()
+        assert len(new & swarm.digests(1)["c"].keys()) >= 5
+        back.worker.disk.folder = None  # It would write in a thread, for which a virtual clock cannot wait.
+
+    play(Swarm(tiny_manifest()), story)
+
+
+def test_an_origin_that_was_killed_and_comes_back_repeats_no_microbatch():
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: swarm.committed(0) >= 60, 60.0)
+        await swarm.crash("a")
+        await swarm.during(2.0)
+        before = len(swarm.of("committed", "a"))
+        swarm.start("a", 0, in_flight=2)
+        await swarm.until(lambda: len(swarm.of("committed", "a")) > before + 10, 10.0)
+
+    swarm = play(Swarm(tiny_manifest()), story)
+    assert not swarm.of("nack")
+
+
+class Stranger:
+    """`Receiver` of a peer of another run that speaks the same wire."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[object, bytes]] = []
+
+    def received(self, peer: PeerId, lane: str, message: object, body: bytes, wire_bytes: int) -> None:
+        self.heard.append((message, body))
+
+    def lost(self, peer: PeerId, lane: str, reason: str) -> None: ...
+
+    def refused(self, peer: PeerId, code: str, reason: str) -> None: ...
+
+
+def test_peers_of_another_run_are_refused_and_its_manifest_is_not_taken_for_ours():
+    other = fixture.sign(tiny_manifest(name="another"))
+    stranger = Stranger()
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: settled(swarm) >= 1, 60.0)
+        transport = swarm.network.transport(fixture.OWNER.peer_id)
+        transport.listen(stranger)
+        target = swarm.members["a"]
+        link = await transport.open(target.peer, "group", 5.0)
+        link.post(AskManifest())
+        link.post(Hello(1, bytes.fromhex(other.run_id), b""))
+        await swarm.during(2.0)
+        assert target.worker.neighbourhood.traffic.refused["wrong_run"] == 1
+        assert fixture.OWNER.peer_id not in target.worker.neighbourhood.membership.peers
+        ours = next(body for message, body in stranger.heard if isinstance(message, ManifestIs))
+        assert from_wire(ours, swarm.signed.run_id).manifest == swarm.signed.manifest
+        with pytest.raises(RunFileError, match="not"):
+            from_wire(ours, other.run_id)
+        assert [message.code for message, _ in stranger.heard if isinstance(message, Refuse)] == ["wrong_run"]
+
+    play(Swarm(tiny_manifest()), story)
+
+
+def eventful(seed: int) -> str:
+    """The digest of everything that every peer noted in a story with loss, a kill and a newcomer."""
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: settled(swarm) >= 2, 60.0)
+        await swarm.crash("c")
+        swarm.start("g")
+        await swarm.until(lambda: contributes(swarm, "g"), 60.0)
+
+    conditions = Conditions(latency_seconds=0.02, lost=0.02, repeated=0.02, reordered=0.02)
+    swarm = play(Swarm(tiny_manifest(), seed, conditions), story)
+    lines = [f"{note.time} {note.name} {note.event} {note.fields}\n" for note in swarm.notes]
+    assert len(lines) > 300
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def test_a_seed_reproduces_every_event_of_a_swarm_in_any_process():
+    """Also with other hash seeds: nothing may depend on the order of a set."""
+    program = "from test_swarm_in_memory import eventful; print(eventful(3))"
+    place = Path(__file__).parent
+    found = set()
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{place}:{place.parent}"}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 0, done.stderr
+        found.add(done.stdout.strip())
+    assert found == {eventful(3)}
+    assert eventful(4) not in found
