@@ -1,7 +1,7 @@
 """Carries out what `Pipeline` decides: computes, sends and keeps the bodies of microbatches.
 
-Compute work runs in the compute thread and touches only `StageCompute`; everything else runs on the event
-loop. A microbatch that cannot be computed (wrong shape, not finite) is an ordinary outcome: `_Trouble`.
+Compute work runs in the compute thread and touches only the stage's compute; everything else runs on the
+event loop. A microbatch that cannot be computed (wrong shape, not finite) is an ordinary outcome: `_Trouble`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from peers.compute import BACKWARD, FORWARD, Compute
 from peers.neighbourhood import Neighbourhood
+from peers.stage_part import Computes
 from peers.timer import Timer
 from peers.timings import Timings
 from protocols.messages import Act, Busy, Cancel, Grad, Message, Nack
@@ -52,7 +53,7 @@ from swarmnet.pipeline_events import (
     Tick,
 )
 from swarmnet.router import Router
-from swarmnet.stage import StageCompute, StageError
+from swarmnet.stage import StageError
 
 LABEL_BYTES = 4
 SMOOTHING = 0.1
@@ -111,7 +112,7 @@ class DataPath:
         manifest: Manifest,
         stage: int,
         compute: Compute,
-        stage_compute: StageCompute,
+        stage_compute: Computes,
         neighbourhood: Neighbourhood,
         text: Text | None,
         chance: Random,

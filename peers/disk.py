@@ -10,11 +10,10 @@ from time import perf_counter
 from peers import checkpoint
 from peers.compute import BACKGROUND, Compute
 from peers.run_file import SignedManifest
+from peers.stage_part import StagePart
 from peers.state_path import Weights
 from peers.timings import Timings
 from swarmnet.branches import START
-from swarmnet.layout import Layout
-from swarmnet.model import initial_units
 
 
 class Disk:
@@ -25,7 +24,7 @@ class Disk:
         folder: Path | None,
         signed: SignedManifest,
         stage: int,
-        layout: Layout,
+        part: StagePart,
         compute: Compute,
         note: Callable[..., None],
         say: Callable[[str, str], None],
@@ -33,7 +32,7 @@ class Disk:
         self.folder = folder
         self.signed = signed
         self.stage = stage
-        self.layout = layout
+        self.part = part
         self.compute = compute
         self.note = note
         self.say = say
@@ -47,7 +46,9 @@ class Disk:
         for path in checkpoint.files(self.folder, self.stage) if self.folder is not None else ():
             began = perf_counter()
             try:
-                round, chain, units = checkpoint.restore(path, self.signed.run_id, self.stage, self.layout)
+                round, chain, units = checkpoint.restore(
+                    path, self.signed.run_id, self.stage, self.part.layout
+                )
             except checkpoint.CheckpointError as error:
                 self.say("checkpoint_unusable", f"{error}; an older one or the swarm's state is used")
                 continue
@@ -58,9 +59,7 @@ class Disk:
 
     def first_weights(self) -> Weights:
         """What the seed makes."""
-        manifest = self.signed.manifest
-        span = manifest.span(self.stage)
-        return Weights(initial_units(manifest.model, span, self.layout, manifest.seed), -1, START)
+        return Weights(self.part.first_units(), -1, START)
 
     async def save_forever(self, seconds: float, settled: Callable[[], Weights]) -> None:
         """Save every `seconds`; never if that is 0."""
@@ -90,7 +89,7 @@ class Disk:
         try:
             path = await asyncio.to_thread(
                 checkpoint.write, self.folder, manifest, self.stage, round, weights.chain, weights.units,
-                self.layout,
+                self.part.layout,
             )  # fmt: skip
         except checkpoint.DiskError as error:
             self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")

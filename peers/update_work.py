@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Protocol
 
 from peers.round_counts import RoundCounts
+from peers.stage_part import Computes
 from protocols.envelope import ENVELOPE_BYTES, Kind, seal
 from protocols.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
@@ -22,7 +23,6 @@ from swarmnet.round_events import (
     RemoveContribution,
     SettleRound,
 )
-from swarmnet.stage import StageCompute
 
 OWN_BYTES_KEPT = 64 << 20
 """Own contributions kept for giving back after a fork; at 30 KB a round, over two thousand rounds."""
@@ -68,7 +68,7 @@ class UpdateWork:
         run_id: RunId,
         stage: int,
         identity: Identity,
-        stage_compute: StageCompute,
+        stage_compute: Computes,
         method: Method,
         replica: Replica,
         gathered: Gathered,

@@ -17,14 +17,16 @@ from typing import Any
 
 import torch
 
-from peers.compute import UPDATE, Compute
+from peers.compute import Compute
 from peers.data_path import DataPath, Text
 from peers.disk import Disk
 from peers.neighbourhood import Load, Neighbourhood
 from peers.presence import Presence
+from peers.recovery import Recovery
 from peers.round_counts import RoundCounts
 from peers.run_file import SignedManifest
-from peers.state_path import NoState, Snapshots, StatePath, Weights
+from peers.stage_part import MakePart, real_part
+from peers.state_path import Snapshots, StatePath
 from peers.update_path import UpdatePath
 from peers.update_work import Settled, UpdateWork
 from protocols.identity import Identity
@@ -43,20 +45,14 @@ from protocols.messages import (
 )
 from protocols.transport import Directory, Transport
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import layout_of
 from swarmnet.membership import Membership
-from swarmnet.method import method_of
-from swarmnet.model import parameter_shapes
 from swarmnet.replica import Replica
 from swarmnet.round_events import Resynchronise
-from swarmnet.stage import StageCompute
 
 MEET_SECONDS = 3.0
 """How long a newcomer waits for links to the peers that it knows of."""
 LOOK_AGAIN_SECONDS = 0.2
 """What a condition that no message makes true costs a peer that leaves, at most."""
-AGAIN_SECONDS = 1.0
-"""Between two attempts to get the state from the group."""
 STEP_SECONDS = 60.0
 """A peer that is not in step after so long fetches the state anew."""
 
@@ -94,6 +90,7 @@ class Worker:
         chance: Random,
         note: Callable[..., None],
         say: Callable[[str, str], None],
+        make_part: MakePart = real_part,
     ) -> None:
         """`note(event, **fields)` is the event log, `say(event, text)` one line for people."""
         self.signed = signed
@@ -107,6 +104,7 @@ class Worker:
         self.chance = chance
         self.note = note
         self.say = say
+        self.make_part = make_part
         self.loop = asyncio.get_running_loop()
         self.state = "connecting"
         self.stage = -1
@@ -153,20 +151,21 @@ class Worker:
 
     def _assemble(self, text: Text | None) -> None:
         manifest, me = self.manifest, self.transport.peer
-        self.layout = layout_of(parameter_shapes(manifest.model, manifest.span(self.stage)))
-        self.method = method_of(manifest, self.layout)
-        self.stage_compute = StageCompute(manifest.model, manifest.span(self.stage), self.layout)
+        self.part = self.make_part(manifest, self.stage)
         self.disk = Disk(
-            self.settings.checkpoints, self.signed, self.stage, self.layout, self.compute, self.note, self.say
+            self.settings.checkpoints, self.signed, self.stage, self.part, self.compute, self.note, self.say
         )
         membership = Membership(me, self.stage, self.chance)
         self.neighbourhood = Neighbourhood(
             self.transport, self.signed.run_id, membership, self, self.signed.wire(), self.note
         )
         self.snapshots = Snapshots(self.identity, self.signed.run_id, self.stage, manifest.rounds)
-        self.states = StatePath(self.snapshots, self.neighbourhood, self.layout.size * 4, self.note)
+        self.states = StatePath(self.snapshots, self.neighbourhood, self.part.layout.size * 4, self.note)
+        self.recovery = Recovery(
+            self.disk, self.states, self.neighbourhood, self.compute, self._leaving, self.note, self.say
+        )
         self.data = DataPath(
-            manifest, self.stage, self.compute, self.stage_compute, self.neighbourhood, text, self.chance,
+            manifest, self.stage, self.compute, self.part.compute, self.neighbourhood, text, self.chance,
             self.settings.slots, self.settings.in_flight, self._committed, self.note,
         )  # fmt: skip
         # A peer that restarts keeps its identity and must not name its microbatches as before: the others
@@ -174,7 +173,7 @@ class Worker:
         self.data.next_counter = int(self.presence.directory.now() * 1000)
         self._record()
         self.neighbourhood.start()
-        self.note("assembled", stage=self.stage, parameters=self.layout.parameters)
+        self.note("assembled", stage=self.stage, parameters=self.part.layout.parameters)
 
     async def _meet(self) -> None:
         """Find the group before deciding that there is none: a second history must not be started."""
@@ -209,18 +208,18 @@ class Worker:
         assert self.data is not None
         given_up, self._given_up = self._given_up, None
         old = self.update
-        weights = await self._starting_weights(given_up)
+        weights = await self.recovery.weights(old, given_up)
         self._behind.clear()
         work = UpdateWork(
-            self.signed.run_id, self.stage, self.identity, self.stage_compute, self.method,
-            Replica(self.layout, self.method, weights.units, weights.settled_round), self.data,
+            self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
+            Replica(self.part.layout, self.part.method, weights.units, weights.settled_round), self.data,
             self.manifest.sync.lookahead, self._settled, RoundCounts(),
         )  # fmt: skip
         if old is not None:
             old.close()
             work.own = old.work.own
             if given_up is not None and given_up.fork_round is not None:
-                await self._give_back(work, given_up.fork_round)
+                await self.recovery.give_back(work, given_up.fork_round)
         update = self.update = UpdatePath(
             self.manifest, work, self.compute, self.neighbourhood, weights.chain, self._resynchronise,
             self.note,
@@ -228,54 +227,9 @@ class Worker:
         rounds = update.rounds
         self.states.settled_now = lambda: (rounds.current, rounds.settled, update.digest)
         update.start()
-        for peer in self._group():
+        for peer in self.recovery.group():
             update.joined(peer)
         await self._in_step()
-
-    async def _starting_weights(self, given_up: Resynchronise | None) -> Weights:
-        """The newest that the group (of the history that stands) offers, else what this peer has itself."""
-        assert self.states is not None
-        own = self.disk.own_weights() if self.update is None else await self._settled_weights(self.update)
-        forked = given_up is not None and given_up.fork_round is not None
-        while not self._leaving.is_set():
-            wanted = self._group() if given_up is None else given_up.peers
-            group = [peer for peer in self._group() if peer in wanted]
-            if not group:
-                return own
-            try:
-                weights = await self.states.fetch(group, -1 if forked else own.settled_round)
-            except NoState as error:
-                self.say("no_state", f"{error}; asks again in {AGAIN_SECONDS:g} s")
-                await asyncio.sleep(AGAIN_SECONDS)
-                continue
-            if weights is None:
-                return self.disk.first_weights() if forked else own
-            self.note("fetched", round=weights.settled_round, bytes=self.states.fetched_bytes)
-            return weights
-        return own
-
-    async def _settled_weights(self, update: UpdatePath) -> Weights:
-        taken: asyncio.Future[Weights] = self.loop.create_future()
-
-        def deliver(weights: Weights, _seconds: float) -> None:
-            if not taken.done():
-                taken.set_result(weights)
-
-        self.compute.submit(UPDATE, update.settled_weights, deliver)
-        return await taken
-
-    async def _give_back(self, work: UpdateWork, fork_round: int) -> None:
-        """What this peer contributed to the history that it gives up is offered again."""
-        rounds = [round for round in work.own if round >= fork_round]
-        done: asyncio.Future[None] = self.loop.create_future()
-
-        def give_back() -> None:
-            for round in rounds:
-                work.give_back(round)
-
-        self.compute.submit(UPDATE, give_back, lambda _result, _seconds: done.set_result(None))
-        await done
-        self.note("given_back_after_fork", fork_round=fork_round, rounds=rounds)
 
     async def _in_step(self) -> None:
         """Wait until everything that the group has settled is applied here, then serve."""
@@ -289,7 +243,8 @@ class Worker:
             return (rounds.in_step and heard) or self._leaving.is_set() or self._behind.is_set()
 
         if not await self._until(ready, self.loop.time() + STEP_SECONDS):
-            self._resynchronise(Resynchronise(tuple(self._group()), f"not in step after {STEP_SECONDS:g} s"))
+            reason = f"not in step after {STEP_SECONDS:g} s"
+            self._resynchronise(Resynchronise(tuple(self.recovery.group()), reason))
         if not self._behind.is_set():
             self.data.serving = True
             self.note("in_step", round=rounds.current, settled=rounds.settled)
@@ -408,11 +363,6 @@ class Worker:
             self.update.message(peer, message, body)
 
     # -- between the parts ----------------------------------------------------------------------------
-
-    def _group(self) -> list[PeerId]:
-        assert self.neighbourhood is not None
-        peers = self.neighbourhood.membership.peers
-        return [peer for peer, known in peers.items() if known.stage == self.stage and known.linked]
 
     def _committed(self, tokens: int) -> None:
         self._changed.set()

@@ -1,7 +1,6 @@
 """What a peer's counters become: every series that a swarm must move does move, and health is told."""
 
 import asyncio
-import threading
 from collections import Counter
 from types import SimpleNamespace
 
@@ -9,16 +8,19 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from swarm import Swarm, tiny_manifest
 
+from peers.compute import UPDATE, ThreadCompute
 from peers.counted_directory import CountedDirectory
 from peers.metrics import Metrics
 from peers.observe import STUCK_SECONDS, DirectoryObserver, Growth, Observer, Pulse, by_code
 from peers.virtual_time import run
 from protocols.errors import Unreachable
+from swarmnet.round_sets import NeighbourView
 
 OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total"}
 """Set by the peer process itself: tests/test_bad_input.py looks at a real one."""
-OF_FAULTS = {"train_nonfinite_total", "refused_total", "state_chunks_refused_total", "network_clock_offset_seconds",
-             "round_lag", "stage_queue_microbatches"}  # fmt: skip
+OF_FAULTS = {"train_nonfinite_total", "refused_total", "state_chunks_refused_total", "round_lag",
+             "network_clock_offset_seconds"}  # fmt: skip
+"""A swarm in which nobody lies or breaks has none; each is made to move below."""
 
 
 class Silent:
@@ -80,11 +82,14 @@ def moved(metrics):
 
 
 async def lively(swarm, folder):
-    """Six peers; one dies, one joins in its place, one is frozen for a while, one comes back from its disk."""
+    """Six peers; one dies, one joins, one is frozen for a while, one comes back from its disk."""
     for name, stage in {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}.items():
         keeps = {"checkpoints": folder / name, "checkpoint_seconds": 3.0} if name == "b" else {}
         swarm.start(name, stage, in_flight=2, **keeps)
-    settled = lambda: min((settled for _, settled in swarm.rounds().values()), default=-1)  # noqa: E731
+
+    def settled():
+        return min((settled for _, settled in swarm.rounds().values()), default=-1)
+
     await swarm.until(lambda: settled() >= 20, 60.0)
     await swarm.crash("c")
     swarm.start("g", 1)
@@ -94,6 +99,7 @@ async def lively(swarm, folder):
     swarm.network.thaw(swarm.members["f"].peer)
     await swarm.until(lambda: swarm.of("saved", "b"), 30.0)
     await swarm.leave("b")
+    await swarm.members["b"].worker.transport.close()
     swarm.start("b", 0, checkpoints=folder / "b")
     await swarm.until(lambda: len(swarm.of("in_step", "b")) > 1, 30.0)
     await swarm.during(10.0)
@@ -106,21 +112,173 @@ async def at_once(work, *arguments):
     return work(*arguments)
 
 
-def test_x(tmp_path, monkeypatch):
-    monkeypatch.setattr(asyncio, "to_thread", at_once)
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """The swarm after its story; and each peer's series that moved."""
+    swarm = Watched(tiny_manifest())
+
     async def story():
         swarm.open()
-        await lively(swarm, tmp_path)
+        await lively(swarm, tmp_path_factory.mktemp("states"))
 
-    swarm = Watched(tiny_manifest())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "to_thread", at_once)
+        run(story())
+    return swarm, {name: moved(metrics) for name, metrics in swarm.metrics.items()}
+
+
+def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
+    _, series = watched
+    names = {one.split()[0] for of_peer in series.values() for one in of_peer}
+    declared = {metric.name.removeprefix("swarmnet_") for metric in Metrics(process=False).declared}
+    assert declared - names == OF_THE_PROCESS | OF_FAULTS
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "peers"),
+    [
+        ("train_step_duration_seconds", "forward backward encode apply", "abcdg"),
+        ("train_step_duration_seconds", "last encode apply", "ef"),
+        ("microbatch_duration_seconds", "forward", "ab"),
+        ("microbatch_duration_seconds", "forward backward", "cdg"),
+        ("microbatch_duration_seconds", "backward", "ef"),
+        ("microbatches_total", "committed", "abcdefg"),
+        ("microbatches_total", "rerouted late_answers", "d"),
+        ("network_sent_bytes_total", "activation contribution update snapshot control", "abcdg"),
+        ("network_sent_bytes_total", "gradient contribution update snapshot control", "cdefg"),
+        ("network_received_bytes_total", "gradient contribution update snapshot control", "abcdg"),
+        ("network_received_bytes_total", "activation contribution update snapshot control", "cdefg"),
+        ("peers", "active gone", "abdefg"),
+        ("dht_operations_total", "get ok", "abcdefg"),
+        ("dht_operations_total", "put ok", "abcdefg"),
+        ("rounds_total", "completed", "abcdefg"),
+        ("rounds_total", "replayed", "g"),
+        ("rounds_total", "deadline", "e"),
+        ("round_corrections_total", "", "e"),
+        ("updates_total", "accepted", "abcdefg"),
+        ("checkpoint_duration_seconds", "save load", "b"),
+        ("checkpoint_duration_seconds", "fetch", "g"),
+        ("state_fetched_bytes", "", "g"),
+    ],
+)
+def test_the_series_move_at_the_peers_to_which_it_happened(watched, metric, labels, peers):
+    _, series = watched
+    pairs = [labels] if metric == "dht_operations_total" else labels.split() or [""]
+    wanted = {f"{metric} {label}".strip() for label in pairs}
+    missing = {name: wanted - series[name] for name in peers if wanted - series[name]}
+    assert missing == {}
+
+
+def test_the_metrics_agree_with_the_ledgers_and_the_traffic(watched):
+    swarm, _ = watched
+    for name in "adefg":
+        worker, metrics = swarm.members[name].worker, swarm.metrics[name]
+        assert worker.data.ledger.tokens >= metrics.training.tokens._value.get() > 0
+        swarm.observers[name].look()
+        assert metrics.training.tokens._value.get() == worker.data.ledger.tokens
+        assert metrics.microbatches.ended("committed")._value.get() == worker.data.ledger.committed
+        for kind, count in worker.neighbourhood.traffic.sent.items():
+            assert metrics.network.sent(kind)._value.get() == count
+
+
+def test_faults_have_series_of_their_own():
+    async def story():
+        swarm.open()
+        worker = swarm.start("a", 0).worker
+        await swarm.until(lambda: swarm.committed(0) > 3, 30.0)
+        worker.data.ledger.drop("not_finite")
+        worker.update.counts.not_finite += 2
+        worker.states.chunks_refused += 3
+        for code in ("malformed", "made up by a stranger", "made up by another"):
+            worker.neighbourhood.traffic.refused[code] += 4
+        ahead = worker.update.rounds.current + 5
+        worker.update.rounds.neighbours["somebody"] = NeighbourView(round=ahead)
+        swarm.observers["a"].look()
+        del worker.update.rounds.neighbours["somebody"]
+        text.extend(swarm.metrics["a"].text().decode().splitlines())
+        await swarm.stop_watching()
+        await swarm.close()
+
+    text = []
+    swarm = Watched(tiny_manifest((3,)))
     run(story())
-    alls = set()
-    for name, metrics in swarm.metrics.items():
-        print(name, sorted(moved(metrics)))
-        alls |= moved(metrics)
-    every = {}
-    for family in text_string_to_metric_families(Metrics(process=False).text().decode()):
-        pass
-    declared = Metrics(process=False).declared
-    print("NOT", [d.name for d in declared if not any(m.split()[0] == d.name.removeprefix("swarmnet_") for m in alls)])
-    print(sorted(alls))
+    for line in (
+        'train_nonfinite_total{where="microbatch"} 1.0',
+        'train_nonfinite_total{where="contribution"} 2.0',
+        'microbatches_total{outcome="dropped"} 1.0',
+        "state_chunks_refused_total 3.0",
+        "round_lag 5.0",
+        'refused_total{code="malformed"} 4.0',
+        'refused_total{code="other"} 8.0',
+    ):
+        assert f"swarmnet_{line}" in text
+
+
+def test_the_directory_is_counted_and_its_clock_shown():
+    class Down:
+        async def bootstrap(self, multiaddrs, deadline_seconds):
+            if not multiaddrs:
+                raise Unreachable("none was given")
+            return len(multiaddrs)
+
+        async def get_manifest(self, run_id, deadline_seconds):
+            return None
+
+    async def story():
+        with pytest.raises(Unreachable):
+            await counted.bootstrap([], 1.0)
+        assert await counted.bootstrap(["/ip4/1.2.3.4/tcp/1"], 1.0) == 1
+        assert await counted.get_manifest("ab" * 32, 1.0) is None
+
+    counted, metrics = CountedDirectory(Down()), Metrics(process=False)
+    asyncio.run(story())
+    seen = SimpleNamespace(clock_offset=-7.5, refusals=Counter({"bad_signature": 2, "whatever": 3}))
+    observer = DirectoryObserver(counted, seen, metrics)
+    observer.look()
+    observer.look()
+    assert moved(metrics) == {
+        "dht_operations_total bootstrap failed", "dht_operations_total bootstrap ok",
+        "dht_operations_total get empty", "network_clock_offset_seconds", "refused_total bad_signature",
+        "refused_total other",
+    }  # fmt: skip
+    assert b'refused_total{code="other"} 3.0' in metrics.text()
+    assert b"clock_offset_seconds -7.5" in metrics.text()
+
+
+def test_growth_is_what_came_since_and_a_counter_that_began_again_counts_whole():
+    growth = Growth()
+    assert [growth.of("x", count) for count in (3, 5, 5, 2)] == [3, 2, 0, 2]
+    assert growth.of("x", 7, "other label") == 7
+    growth.forget("x")
+    assert growth.of("x", 2) == 2
+
+
+def test_codes_that_strangers_make_up_are_one_code():
+    assert by_code({"malformed": 1, "aa": 2, "bb": 3}) == {"malformed": 1, "other": 5}
+
+
+def test_a_loop_that_does_not_turn_is_told_and_one_that_turns_again_is_well():
+    now = [100.0]
+    pulse = Pulse(lambda: now[0])
+    now[0] += STUCK_SECONDS
+    assert pulse.problem() is None
+    now[0] += 7
+    assert pulse.problem() == f"the event loop has not turned for {STUCK_SECONDS + 7:.0f} s"
+
+    async def turn_once():
+        task = asyncio.create_task(pulse.run())
+        await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(turn_once())
+    assert pulse.problem() is None
+
+
+async def test_computing_that_ended_by_a_fault_is_told_with_the_fault():
+    compute, pulse = ThreadCompute(), Pulse()
+    pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
+    assert pulse.problem() is None
+    compute.submit(UPDATE, lambda: [].pop(), lambda result, seconds: None)
+    await asyncio.wait_for(asyncio.shield(compute.failed), 10.0)
+    assert pulse.problem() == "computing ended: IndexError: pop from empty list"
+    await compute.close()

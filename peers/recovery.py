@@ -1,0 +1,92 @@
+"""Where a worker starts from: the group's newest state, its own disk, or the seed. Again after a fork."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from peers.compute import UPDATE, Compute
+from peers.disk import Disk
+from peers.neighbourhood import Neighbourhood
+from peers.state_path import NoState, StatePath, Weights
+from peers.update_path import UpdatePath
+from peers.update_work import UpdateWork
+from swarmnet.identifiers import PeerId
+from swarmnet.round_events import Resynchronise
+
+AGAIN_SECONDS = 1.0
+"""Between two attempts to get the state from the group."""
+
+
+class Recovery:
+    def __init__(
+        self,
+        disk: Disk,
+        states: StatePath,
+        neighbourhood: Neighbourhood,
+        compute: Compute,
+        leaving: asyncio.Event,
+        note: Callable[..., None],
+        say: Callable[[str, str], None],
+    ) -> None:
+        self.disk = disk
+        self.states = states
+        self.neighbourhood = neighbourhood
+        self.compute = compute
+        self.leaving = leaving
+        self.note = note
+        self.say = say
+
+    def group(self) -> list[PeerId]:
+        """Linked peers of the own stage."""
+        membership = self.neighbourhood.membership
+        return [
+            peer
+            for peer, known in membership.peers.items()
+            if known.stage == membership.stage and known.linked
+        ]
+
+    async def weights(self, update: UpdatePath | None, given_up: Resynchronise | None) -> Weights:
+        """The newest that the group offers, else what this peer has itself. `given_up`: only from those of
+        the history that stands, and not on top of the own one."""
+        own = self.disk.own_weights() if update is None else await self._settled(update)
+        forked = given_up is not None and given_up.fork_round is not None
+        while not self.leaving.is_set():
+            wanted = self.group() if given_up is None else given_up.peers
+            group = [peer for peer in self.group() if peer in wanted]
+            if not group:
+                return own
+            try:
+                weights = await self.states.fetch(group, -1 if forked else own.settled_round)
+            except NoState as error:
+                self.say("no_state", f"{error}; asks again in {AGAIN_SECONDS:g} s")
+                await asyncio.sleep(AGAIN_SECONDS)
+                continue
+            if weights is None:
+                return self.disk.first_weights() if forked else own
+            self.note("fetched", round=weights.settled_round, bytes=self.states.fetched_bytes)
+            return weights
+        return own
+
+    async def _settled(self, update: UpdatePath) -> Weights:
+        taken: asyncio.Future[Weights] = asyncio.get_running_loop().create_future()
+
+        def deliver(weights: Weights, _seconds: float) -> None:
+            if not taken.done():
+                taken.set_result(weights)
+
+        self.compute.submit(UPDATE, update.settled_weights, deliver)
+        return await taken
+
+    async def give_back(self, work: UpdateWork, fork_round: int) -> None:
+        """What this peer contributed to the history that it gives up is offered again."""
+        rounds = [round for round in work.own if round >= fork_round]
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def give_back() -> None:
+            for round in rounds:
+                work.give_back(round)
+
+        self.compute.submit(UPDATE, give_back, lambda _result, _seconds: done.set_result(None))
+        await done
+        self.note("given_back_after_fork", fork_round=fork_round, rounds=rounds)

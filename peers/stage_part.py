@@ -1,0 +1,59 @@
+"""What makes a worker the holder of one stage: where its parameters lie, how it computes, how it votes.
+
+A worker takes it as an argument, so that a simulation can run the same worker with compute that is cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from swarmnet.layout import Layout, layout_of
+from swarmnet.manifest import Manifest
+from swarmnet.method import Method, method_of
+from swarmnet.model import initial_units, parameter_shapes
+from swarmnet.stage import Finished, StageCompute
+
+
+class Computes(Protocol):
+    """Forward and backward of a stage (swarmnet/stage.py has the real one and the meaning of each)."""
+
+    def publish(self, weights: Tensor) -> None: ...
+
+    def forward(self, key: Hashable, inputs: Tensor) -> Tensor: ...
+
+    def finish(self, key: Hashable, inputs: Tensor, labels_BT: Tensor) -> Finished: ...
+
+    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None: ...
+
+    def drop(self, key: Hashable) -> None: ...
+
+    def take_gradient(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    layout: Layout
+    compute: Computes
+    method: Method
+    first_units: Callable[[], Tensor]
+    """int32 [layout.size]: the weights before any round."""
+
+
+MakePart = Callable[[Manifest, int], StagePart]
+
+
+def real_part(manifest: Manifest, stage: int, device: torch.device | str = "cpu") -> StagePart:
+    """The stage as the manifest describes it, on a device."""
+    span = manifest.span(stage)
+    layout = layout_of(parameter_shapes(manifest.model, span))
+    return StagePart(
+        layout,
+        StageCompute(manifest.model, span, layout),
+        method_of(manifest, layout, device),
+        lambda: initial_units(manifest.model, span, layout, manifest.seed).to(device),
+    )
