@@ -56,6 +56,10 @@ from swarmnet.router import Router
 from swarmnet.stage import StageError
 
 LABEL_BYTES = 4
+NACK_CODES = frozenset(
+    {"committed", "deadline", "malformed", "not_finite", "not_ready", "wrong_stage", "gone", "cancelled"}
+)
+"""Whatever else a peer writes is counted as "other": codes become names of metrics."""
 SMOOTHING = 0.1
 """Weight of a new measurement of the own service time."""
 
@@ -224,6 +228,7 @@ class DataPath:
                 self.feed(BusyArrived(peer, MicrobatchId(PeerId(origin), counter), attempt))
             case Nack(origin, counter, attempt, code, reason):
                 key = MicrobatchId(PeerId(origin), counter)
+                code = code if code in NACK_CODES else "other"
                 self.note("nack", peer=peer, counter=counter, code=code, reason=reason[:200])
                 self.feed(NackArrived(peer, key, attempt, code))
             case Cancel(origin, counter, _):
@@ -236,10 +241,12 @@ class DataPath:
 
     def _act(self, peer: PeerId, act: Act, body: bytes) -> None:
         key = MicrobatchId(PeerId(act.origin), act.counter)
-        trouble = self._unfit(act, len(body))
+        trouble = self._unfit(peer, act, body)
         if trouble is not None or not self.serving:
             code, reason = (trouble.code, trouble.reason) if trouble else ("not_ready", "not in step yet")
             self.neighbourhood.post(peer, "data", Nack(*key, act.attempt, code, reason))
+            if trouble is not None:
+                self.neighbourhood.refused(peer, code, reason)
             return
         if key not in self.pipeline.jobs:
             split = hidden.encoded_bytes(act.shape, self.manifest.hidden_codec)
@@ -252,16 +259,21 @@ class DataPath:
         if key not in self.pipeline.jobs:
             self.bodies.pop(key, None)  # Refused: busy, or known.
 
-    def _unfit(self, act: Act, length: int) -> _Trouble | None:
+    def _unfit(self, peer: PeerId, act: Act, body: bytes) -> _Trouble | None:
         data, model = self.manifest.data, self.manifest.model
         fits = act.shape == (data.microbatch_sequences, data.sequence_tokens, model.width)
-        if act.stage != self.stage:
-            return _Trouble("wrong_stage", f"this peer holds stage {self.stage}")
+        known = self.neighbourhood.membership.peers.get(peer)
+        if act.stage != self.stage or known is None or known.stage != self.stage - 1:
+            return _Trouble("wrong_stage", f"this peer takes microbatches for stage {self.stage} from above")
         if not fits:
             return _Trouble("malformed", f"hidden states of shape {act.shape}")
-        labels = data.microbatch_sequences * data.sequence_tokens * LABEL_BYTES
-        if length != hidden.encoded_bytes(act.shape, self.manifest.hidden_codec) + labels:
-            return _Trouble("malformed", f"a body of {length} bytes")
+        split = hidden.encoded_bytes(act.shape, self.manifest.hidden_codec)
+        if len(body) != split + data.microbatch_sequences * data.sequence_tokens * LABEL_BYTES:
+            return _Trouble("malformed", f"a body of {len(body)} bytes")
+        labels = np.frombuffer(body, np.int32, offset=split)
+        if labels.min() < 0 or labels.max() >= model.vocabulary:
+            # Else only the last stage would find it, and the honest peer that asked it would get the blame.
+            return _Trouble("malformed", "labels outside the vocabulary")
         if not 0.0 < act.deadline_seconds < 3600.0:
             return _Trouble("malformed", f"a deadline of {act.deadline_seconds} s")
         return None
@@ -271,7 +283,9 @@ class DataPath:
         kept = self.bodies.get(key)
         if kept is not None and self.pipeline.expects_answer(key, peer):
             size = hidden.encoded_bytes(kept.shape, self.manifest.hidden_codec)
-            if grad.shape != kept.shape or len(body) != size:
+            tokens = kept.shape[0] * kept.shape[1]
+            if grad.shape != kept.shape or len(body) != size or grad.tokens != tokens:
+                self.neighbourhood.refused(peer, "malformed", f"a gradient of {len(body)} bytes, {grad.tokens} tokens")
                 self.feed(NackArrived(peer, key, grad.attempt, "malformed"))
                 return
             self.timings.add("answered", self.loop.time() - self.pipeline.jobs[key].sent_at)

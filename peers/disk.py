@@ -53,7 +53,7 @@ class Disk:
                 self.say("checkpoint_unusable", f"{error}; an older one or the swarm's state is used")
                 continue
             self.timings.add("load", perf_counter() - began)
-            self.say("restored", f"goes on from its checkpoint of round {round}")
+            self.say("restored", f"has the weights of round {round} in its own checkpoint")
             return Weights(units, round, chain)
         return self.first_weights()
 

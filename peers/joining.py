@@ -58,7 +58,7 @@ async def join_directory(
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
             continue
-        say("joined", f"joined through {answered} of {len(tried)} known peers")
+        say("joined", f"joined the swarm: {answered} of {len(tried)} known peers answered")
         return
 
 

@@ -39,6 +39,8 @@ from swarmnet.membership import Known as KnownPeer
 DIAL_SECONDS = 8.0
 """p2pd answers within 2 ms when refused, in 5 s when an address is silent (measured)."""
 RECORDS_TOLD = 32
+MOST_WAITING = 64
+"""Long bodies that wait for their lane to open; who asks for more at once asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class Neighbourhood:
         self._echoes: dict[PeerId, _Echo] = {}
         self._beats: dict[int, float] = {}
         self._sequence = 0
+        self._answering: set[tuple[PeerId, type[Message]]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer = Timer(self._beat)
         self._closed = False
@@ -153,6 +156,8 @@ class Neighbourhood:
             if lane != "bulk" or (peer, "group") not in self._links:
                 return False
             waiting = self._waiting.setdefault(peer, [])
+            if len(waiting) >= MOST_WAITING:
+                return False
             waiting.append((message, body))
             if len(waiting) == 1:
                 self._spawn(self._open_bulk(peer))
@@ -325,7 +330,12 @@ class Neighbourhood:
         await self._answer_stranger(peer, ManifestIs(), self.signed_manifest)
 
     async def _answer_stranger(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """One message to a peer that is no neighbour, then the link is closed."""
+        """One message to a peer that is no neighbour, then the link is closed. One at a time: a flood of
+        questions costs the asker more than us."""
+        question = (peer, type(message))
+        if question in self._answering:
+            return
+        self._answering.add(question)
         try:
             link = await self.transport.open(peer, "group", DIAL_SECONDS)
             self.traffic.sent[message.kind] += link.post(message, body)
@@ -333,6 +343,8 @@ class Neighbourhood:
             link.close()
         except WireError as error:
             self.note("answer_failed", peer=peer, reason=str(error))
+        finally:
+            self._answering.discard(question)
 
     # -- beats ----------------------------------------------------------------------------------------
 
@@ -371,6 +383,10 @@ class Neighbourhood:
 
     def _beaten(self, peer: PeerId, beat: Beat) -> None:
         now = self.loop.time()
+        known = self.membership.peers.get(peer)
+        if known is not None and known.stage != beat.stage:
+            self.refused(peer, "malformed", f"a beat of stage {beat.stage}, its record says {known.stage}")
+            return
         self._echoes[peer] = _Echo(beat.sequence, now)
         sent_at = self._beats.get(beat.echo)
         if sent_at is not None:

@@ -180,6 +180,7 @@ class Observer:
             group_peers=1 + sum(known.stage == worker.stage and known.ready for known in linked),
             swarm_peers=1 + len(peers),
             tokens=ledger.tokens,
+            waits_for=_waits_for(worker, neighbourhood),
         )
 
     def _speed(self, now: float, tokens: int) -> float | None:
@@ -265,6 +266,14 @@ class Observer:
         for part in (worker.neighbourhood, worker.data, counts, worker.states, worker.disk):
             for what, seconds in part.timings.read() if part is not None else ():
                 self._durations[what].observe(seconds)
+
+
+def _waits_for(worker: Worker, neighbourhood: Neighbourhood) -> int | None:
+    """The stage below, else above, of which nobody is there."""
+    beside = [stage for stage in (worker.stage + 1, worker.stage - 1)
+              if 0 <= stage < len(worker.manifest.stages)]  # fmt: skip
+    lacking = [stage for stage in beside if not neighbourhood.membership.live(stage)]
+    return lacking[0] if lacking and worker.state == "training" else None
 
 
 def _state_of(known: Known, now: float) -> str:

@@ -10,7 +10,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -145,7 +145,8 @@ class Peer:
         if self._signals > 1:
             self.log.flush()
             os._exit(FAULT)
-        self.report.say("leaving", f"leaving within {self.config.drain_seconds:g} s; again: at once")
+        longest = f"{self.config.drain_seconds:g} s at most"
+        self.report.say("leaving", f"leaving: finishes what is under way ({longest}); again: at once")
         self._stop.set()
         if self.worker is not None:
             self.worker.leave()
@@ -168,8 +169,10 @@ class Peer:
             counted = CountedDirectory(directory)
             observer = DirectoryObserver(counted, directory, self.metrics)
             observing = asyncio.create_task(observer.run(), name="directory observer")
-            is_bootstrap = self.config.role == "bootstrap"
-            role = self._bootstrap(counted, directory) if is_bootstrap else self._worker(transport, counted)
+            if self.config.role == "bootstrap":
+                role = self._bootstrap(counted, directory, transport.addresses)
+            else:
+                role = self._worker(transport, counted)
             await self._unless_ended(transport, role)
         finally:
             if observing is not None:
@@ -205,7 +208,9 @@ class Peer:
             relay=config.relay, reachability="public" if config.role == "bootstrap" else None,
         )  # fmt: skip
 
-    async def _bootstrap(self, directory: CountedDirectory, dht: DhtDirectory) -> None:
+    async def _bootstrap(
+        self, directory: CountedDirectory, dht: DhtDirectory, addresses: Sequence[str]
+    ) -> None:
         """Only lets others find each other, and keeps a run's manifest findable."""
         cache = PeerCache(self.config.state / "peers.json")
         if self.config.bootstrap:
@@ -215,6 +220,7 @@ class Peer:
             signed = await find_manifest(
                 self.config.run, directory, self.config.state / "run.json", self.say
             )
+            self._tell_how_to_join(signed, addresses)
         self._known_as(signed.run_id if signed is not None else "")
         put_at = float("-inf")
         while True:
@@ -225,6 +231,12 @@ class Peer:
             self.report.status(Status("bootstrap", swarm_peers=dht.known_nodes))
             self.log.flush()
             await asyncio.sleep(BOOTSTRAP_SECONDS)
+
+    def _tell_how_to_join(self, signed: SignedManifest, addresses: Sequence[str]) -> None:
+        public = [address for address in addresses if "/127.0.0.1/" not in address and "/::1/" not in address]
+        address = f"{(public or addresses)[0]}/p2p/{self.identity.peer_id}"
+        name, run = signed.manifest.name, signed.run_id
+        self.say("run", f"run {name}: others join with: swarmnet join {run} --bootstrap {address}")
 
     def _known_as(self, run: str) -> None:
         # Weights are on the CPU so far, whatever `device` wishes.
@@ -238,7 +250,8 @@ class Peer:
         signed = await find_manifest(config.run, directory, config.state / "run.json", self.say)
         self._known_as(signed.run_id)
         name, owner = signed.manifest.name, signed.manifest.owner
-        self.say("run", f"run {name} ({signed.run_id[:16]}...), owner {owner}")
+        stages = len(signed.manifest.stages)
+        self.say("run", f"run {name} ({signed.run_id[:16]}...): {stages} stages, owner {owner}")
         set_threads(config.threads)
         compute = ThreadCompute()
         self.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
@@ -288,7 +301,7 @@ class Peer:
             )
         except TextError as error:
             raise UserError(str(error)) from None
-        self.say("text", f"{len(tokens):,} tokens of text")
+        self.say("text", f"read {len(tokens):,} tokens of text")
         return Corpus(signed, tokens)
 
 

@@ -55,11 +55,13 @@ class Recovery:
             wanted = self.group() if given_up is None else given_up.peers
             group = [peer for peer in self.group() if peer in wanted]
             if not group:
+                if own.settled_round < 0 and update is None:
+                    self.say("weights", "no other peer of this stage is there: starts from the run's seed")
                 return own
             try:
                 weights = await self.states.fetch(group, -1 if forked else own.settled_round)
             except NoState as error:
-                self.say("no_state", f"{error}; asks again in {AGAIN_SECONDS:g} s")
+                self.say("no_weights", f"{error}; asks again in {AGAIN_SECONDS:g} s")
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             if weights is None:

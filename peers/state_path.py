@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from peers.neighbourhood import Neighbourhood
+from peers.status import amount
 from peers.timer import Timer
 from peers.timings import Timings
 from protocols import guard
@@ -111,12 +112,14 @@ class StatePath:
         neighbourhood: Neighbourhood,
         state_bytes: int,
         note: Callable[..., None],
+        say: Callable[[str, str], None],
     ) -> None:
         self.snapshots = snapshots
         self.neighbourhood = neighbourhood
         self.state_bytes = state_bytes
         """What the weights of this stage take, known from the manifest."""
         self.note = note
+        self.say = say
         self.loop = asyncio.get_running_loop()
         self.settled_now: Callable[[], tuple[int, int, bytes]] = lambda: (-1, -1, b"")
         """(current round, settled round, digest of the settled weights) of this peer, once it has any."""
@@ -212,6 +215,7 @@ class StatePath:
                 count = -(-self.state_bytes // chunk_bytes(self.state_bytes))
                 if (
                     envelope.sender != peer or root.stage != self.snapshots.stage
+                    or root.round != envelope.round
                     or root.size != self.state_bytes or len(root.chunks) != count
                 ):  # fmt: skip
                     raise Malformed("a snapshot root that does not fit this stage")
@@ -233,6 +237,8 @@ class StatePath:
         self._fetched.clear()
         began = self.loop.time()
         self.note("fetching", round=root.round, size=root.size, holders=len(holders))
+        size = amount(root.size)
+        self.say("weights", f"fetches the weights of round {root.round}: {size} from {len(holders)} peers")
         self._do(self._fetch.start(self.loop.time()))
         await self._fetched.wait()  # Ends: holders that stall are dropped, and without holders it is stuck.
         stuck, self._fetch, self._root = self._fetch.stuck, None, None
@@ -251,10 +257,14 @@ class StatePath:
             return
         received = hashlib.sha256(body).digest()
         self.chunks_refused += not 0 <= index < len(root.chunks) or received != root.chunks[index]
+        size = chunk_bytes(root.size)
+        if len(body) != min(size, root.size - index * size):
+            self.neighbourhood.refused(peer, "malformed", f"chunk {index} has {len(body)} bytes")
+            self._do(fetch.drop(peer, f"chunk {index} has {len(body)} bytes", self.loop.time()))
+            return
         wanted, effects = fetch.chunk(peer, index, received, self.loop.time())
         if wanted:
-            start = index * chunk_bytes(root.size)
-            self._data[start : start + len(body)] = body
+            self._data[index * size : index * size + len(body)] = body
             self.fetched_bytes += len(body)
         self._do(effects)
 
@@ -276,6 +286,8 @@ class StatePath:
                     self.neighbourhood.post(peer, "group", AskChunk(root.digest, index))
                 case Dropped(peer, reason):
                     self.note("holder_dropped", peer=peer, reason=reason)
+                    left = len(fetch.holders)
+                    self.say("holder", f"weights: peer {peer} {reason}; fetches from {left} others instead")
         if not fetch.missing or fetch.stuck:
             self._fetched.set()
         self._timer.arm(fetch.next_deadline())

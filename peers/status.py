@@ -38,12 +38,15 @@ class Status:
     swarm_peers: int = 0
     tokens: int = 0
     """Committed here since the start."""
+    waits_for: int | None = None
+    """A stage next to this one of which no peer is there: no microbatch gets through."""
 
     def line(self) -> str:
         """For people, one line."""
-        parts = [self.state]
-        if self.stage is not None:
-            parts.append(f"stage {self.stage}" + (f"/{self.stages}" if self.stages is not None else ""))
+        if self.stage is None:
+            return self.state + (f"  {self.swarm_peers} peers known" if self.swarm_peers else "")
+        parts = [self.state if self.waits_for is None else f"waits for a peer of stage {self.waits_for}"]
+        parts.append(f"stage {self.stage}" + (f"/{self.stages}" if self.stages is not None else ""))
         if self.round is not None:
             parts.append(f"round {self.round}")
         if self.loss is not None:

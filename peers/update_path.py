@@ -248,7 +248,7 @@ class UpdatePath:
         self.feed(NeighbourLeft(peer))
 
     def _give(self, peer: PeerId, ids: list[bytes]) -> None:
-        for identity in ids[:REFERENCES_PER_MESSAGE]:
+        for identity in dict.fromkeys(ids[:REFERENCES_PER_MESSAGE]):
             stored = self.stored.get(ContributionId(identity))
             if stored is None:
                 continue
@@ -274,6 +274,9 @@ class UpdatePath:
             return
         if reference.round <= self.rounds.settled:
             self._count("late")
+            return
+        if not self.rounds.takes(reference):
+            self._count("not_taken")
             return
         self._store(reference, body)
         self._count("accepted")

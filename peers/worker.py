@@ -146,7 +146,8 @@ class Worker:
 
     async def _choose_stage(self) -> int:
         stage, counts = await self.presence.choose_stage(self.chance)
-        self.say("stage", f"takes stage {stage}: peers per stage {counts}")
+        now = ", ".join(f"stage {number}: {count}" for number, count in enumerate(counts))
+        self.say("stage", f"takes stage {stage}, which has the fewest peers (now {now})")
         return stage
 
     def _assemble(self, text: Text | None) -> None:
@@ -160,7 +161,9 @@ class Worker:
             self.transport, self.signed.run_id, membership, self, self.signed.wire(), self.note
         )
         self.snapshots = Snapshots(self.identity, self.signed.run_id, self.stage, manifest.rounds)
-        self.states = StatePath(self.snapshots, self.neighbourhood, self.part.layout.size * 4, self.note)
+        self.states = StatePath(
+            self.snapshots, self.neighbourhood, self.part.layout.size * 4, self.note, self.say
+        )
         self.recovery = Recovery(
             self.disk, self.states, self.neighbourhood, self.compute, self._leaving, self.note, self.say
         )
@@ -248,6 +251,7 @@ class Worker:
         if not self._behind.is_set():
             self.data.serving = True
             self.note("in_step", round=rounds.current, settled=rounds.settled)
+            self.say("trains", f"in step with its stage, at round {rounds.current}: takes part from now on")
             self.neighbourhood.beat_now()
             self.data.pump()
 

@@ -108,6 +108,7 @@ def overlay(typed: Typed, values: Mapping[tuple[str, ...], tuple[str, str]]) -> 
 
 def _compose(text: str, origin: str) -> Node | None:
     loader = YAML(typ="safe", pure=True)
+    loader.composer.warn_double_anchors = False  # Anchors are refused below, in our own words.
     try:
         root: Node | None = loader.compose(text)
     except MarkedYAMLError as error:

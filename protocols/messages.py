@@ -7,10 +7,10 @@ sender's. docs/wire.md holds the table. Durations in seconds, sizes in bytes.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from protocols.errors import Malformed
 
@@ -19,6 +19,26 @@ Lane = Literal["data", "group", "bulk"]
 
 HEADER_LIMIT = 64 * 1024
 """Largest message header in bytes: 4 MB of MessagePack can become 296 MB of objects, 64 KiB cannot hurt."""
+
+# What no honest peer exceeds; the decoder refuses the rest, so handlers meet no surprise. NaN is refused by
+# every bound on a float.
+Name = Annotated[str, Meta(max_length=64)]
+"""A peer id, or a code."""
+Reason = Annotated[str, Meta(max_length=1000)]
+Number = Annotated[int, Meta(ge=0, lt=2**62)]
+NumberOrNone = Annotated[int, Meta(ge=-1, lt=2**62)]
+RoundNumber = Annotated[int, Meta(ge=-1, lt=2**32)]
+"""-1: before the first. Envelopes have 32 bits for it."""
+Count = Annotated[int, Meta(ge=0, lt=2**15)]
+"""Contributions of a round: a tally holds as many votes (votes.VoteTally)."""
+StageNumber = Annotated[int, Meta(ge=-1, lt=2**15)]
+Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
+Nats = Annotated[float, Meta(ge=0.0, le=1e15)]
+Shape = tuple[Number, Number, Number]
+Identifier = Annotated[bytes, Meta(max_length=16)]
+"""ContributionId."""
+Digest = Annotated[bytes, Meta(max_length=32)]
+SetDigest = Annotated[bytes, Meta(max_length=8)]
 
 
 class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t"):
@@ -33,8 +53,8 @@ class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
 class Hello(Message, frozen=True, tag=1):
     """First on every link."""
 
-    wire_version: int
-    run_id: bytes
+    wire_version: Number
+    run_id: Digest
     record: bytes
     """The sender's signed PeerRecord, or empty for a peer without a stage (bootstrap, observer)."""
 
@@ -42,8 +62,8 @@ class Hello(Message, frozen=True, tag=1):
 class Refuse(Message, frozen=True, tag=2):
     """Why the link is being closed. `code` is a WireError code."""
 
-    code: str
-    reason: str
+    code: Name
+    reason: Reason
 
 
 class Known(Message, frozen=True, tag=3):
@@ -55,23 +75,23 @@ class Known(Message, frozen=True, tag=3):
 class Beat(Message, frozen=True, tag=4):
     """Alive, and how loaded. Sent at least every `BEAT_SECONDS` on the group lane."""
 
-    sequence: int
-    echo: int
+    sequence: Number
+    echo: NumberOrNone
     """The last sequence seen from the receiver, for round-trip times; -1: none."""
-    echo_delay: float
+    echo_delay: Seconds
     """Seconds that passed here since that one came."""
-    stage: int
+    stage: StageNumber
     ready: bool
     """Takes microbatches."""
-    slots: int
+    slots: Number
     """Microbatches it would take now from anyone."""
-    service_seconds: float
+    service_seconds: Seconds
     """Own compute per microbatch, forward and backward together."""
-    round: int
+    round: RoundNumber
 
 
 class Bye(Message, frozen=True, tag=5):
-    reason: str
+    reason: Reason
 
 
 class Act(Message, frozen=True, tag=10):
@@ -80,15 +100,15 @@ class Act(Message, frozen=True, tag=10):
     kind: ClassVar[str] = "activation"
     priority: ClassVar[int] = 2
     body: ClassVar[bool] = True
-    origin: str
-    counter: int
-    attempt: int
+    origin: Name
+    counter: Number
+    attempt: Number
     """Counts the sender's tries of this microbatch, so that answers to an old one are told apart."""
-    stage: int
+    stage: StageNumber
     """The stage that is to do it."""
-    deadline_seconds: float
+    deadline_seconds: Seconds
     """How long the sender waits for GRAD from now on; each hop passes on less."""
-    shape: tuple[int, int, int]
+    shape: Shape
 
 
 class Grad(Message, frozen=True, tag=11):
@@ -97,67 +117,67 @@ class Grad(Message, frozen=True, tag=11):
     kind: ClassVar[str] = "gradient"
     priority: ClassVar[int] = 1
     body: ClassVar[bool] = True
-    origin: str
-    counter: int
-    attempt: int
-    loss_sum: float
+    origin: Name
+    counter: Number
+    attempt: Number
+    loss_sum: Nats
     """Nats, summed over `tokens`."""
-    tokens: int
-    path_seconds: float
+    tokens: Number
+    path_seconds: Seconds
     """What the stages from here down spent computing."""
-    shape: tuple[int, int, int]
+    shape: Shape
 
 
 class Busy(Message, frozen=True, tag=12):
     """No slot free: send it elsewhere."""
 
     kind: ClassVar[str] = "control"
-    origin: str
-    counter: int
-    attempt: int
+    origin: Name
+    counter: Number
+    attempt: Number
 
 
 class Nack(Message, frozen=True, tag=13):
     """It will not be done here (wrong stage, malformed, not finite, path below lost)."""
 
-    origin: str
-    counter: int
-    attempt: int
-    code: str
-    reason: str
+    origin: Name
+    counter: Number
+    attempt: Number
+    code: Name
+    reason: Reason
 
 
 class Cancel(Message, frozen=True, tag=14):
     """The sender no longer wants it."""
 
-    origin: str
-    counter: int
-    attempt: int
+    origin: Name
+    counter: Number
+    attempt: Number
 
 
 class Credit(Message, frozen=True, tag=15):
     """How many microbatches the sender of this takes from the receiver, in all, at a time."""
 
-    slots: int
+    slots: Number
 
 
 class Reference(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Names one contribution."""
 
-    round: int
-    peer: str
-    id: bytes
-    size: int
+    round: RoundNumber
+    peer: Name
+    id: Identifier
+    size: Number
 
 
 class OpenRound(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What the sender holds of one open round."""
 
-    round: int
+    round: RoundNumber
     sealed: bool
     """The sender makes nothing more for it; it still takes what other peers' sets hold."""
-    count: int
-    digest: bytes
+    count: Count
+    digest: SetDigest
     """First 8 bytes of SHA-256 over the sorted ids."""
 
 
@@ -165,18 +185,18 @@ class Progress(Message, frozen=True, tag=20):
     """Where the sender is in the group's rounds."""
 
     kind: ClassVar[str] = "update"
-    round: int
+    round: RoundNumber
     """The round it adds gradients to."""
-    tokens: int
+    tokens: Number
     """What it has committed for that round."""
-    contributed: list[int]
+    contributed: list[RoundNumber]
     """Of the recent rounds, those to which it made a contribution; a recent round before `round` that is
     not here gets none from it."""
-    settled: int
+    settled: RoundNumber
     in_step: bool
     """False while it catches up: nobody waits for it."""
-    anchor_round: int
-    anchor: bytes
+    anchor_round: RoundNumber
+    anchor: Digest
     """The value of the sender's chain of settled sets after `anchor_round` (docs/consistency.md)."""
     sets: list[OpenRound]
     """Every round after `anchor_round` that the sender has closed, settled or not."""
@@ -187,13 +207,13 @@ class Announce(Message, frozen=True, tag=21):
 
     kind: ClassVar[str] = "update"
     references: list[Reference]
-    complete: list[int]
+    complete: list[RoundNumber]
     """Rounds that are settled at the sender: `references` names their whole sets."""
 
 
 class Want(Message, frozen=True, tag=22):
     kind: ClassVar[str] = "update"
-    ids: list[bytes]
+    ids: list[Identifier]
 
 
 class Contribution(Message, frozen=True, tag=23):
@@ -208,24 +228,24 @@ class AskIds(Message, frozen=True, tag=24):
     """Answered by Announce with everything held of these rounds."""
 
     kind: ClassVar[str] = "update"
-    rounds: list[int]
+    rounds: list[RoundNumber]
 
 
 class AskChain(Message, frozen=True, tag=25):
     """The histories differ: the settled sets up to round `last`; answered by ChainIs."""
 
     kind: ClassVar[str] = "update"
-    last: int
+    last: RoundNumber
 
 
 class ChainIs(Message, frozen=True, tag=26):
     """Settled sets of the rounds first, first + 1, ...: how many contributions, and 8 bytes of digest each."""
 
     kind: ClassVar[str] = "update"
-    first: int
-    before: bytes
+    first: RoundNumber
+    before: Digest
     """The chain's value before `first`."""
-    counts: list[int]
+    counts: list[Count]
     digests: bytes
 
 
@@ -239,14 +259,14 @@ class State(Message, frozen=True, tag=31):
     """What a newcomer can get here."""
 
     kind: ClassVar[str] = "snapshot"
-    stage: int
-    round: int
-    settled: int
-    digest: bytes
+    stage: StageNumber
+    round: RoundNumber
+    settled: RoundNumber
+    digest: Digest
     """Of the settled weights at `settled`."""
     roots: list[bytes]
     """Signed snapshot roots (an envelope around a SnapshotRoot), newest first."""
-    oldest_set: int
+    oldest_set: RoundNumber
     """First settled round whose set and contributions are still kept here: from the round before it a
     newcomer can go on by contributions alone."""
 
@@ -254,35 +274,35 @@ class State(Message, frozen=True, tag=31):
 class SnapshotRoot(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="root"):
     """Signed payload: the settled weights of a stage at a round, in chunks."""
 
-    round: int
-    stage: int
-    size: int
-    digest: bytes
+    round: RoundNumber
+    stage: StageNumber
+    size: Number
+    digest: Digest
     """Replica.digest() at that round."""
-    chain: bytes
+    chain: Digest
     """The value of the chain of settled sets there."""
-    chunks: list[bytes]
+    chunks: list[Digest]
     """SHA-256 of each chunk."""
 
 
 class AskChunk(Message, frozen=True, tag=32):
     kind: ClassVar[str] = "snapshot"
-    digest: bytes
-    index: int
+    digest: Digest
+    index: Number
 
 
 class Chunk(Message, frozen=True, tag=33):
     kind: ClassVar[str] = "snapshot"
     priority: ClassVar[int] = 3
     body: ClassVar[bool] = True
-    digest: bytes
-    index: int
+    digest: Digest
+    index: Number
 
 
 class NoChunk(Message, frozen=True, tag=34):
     kind: ClassVar[str] = "snapshot"
-    digest: bytes
-    index: int
+    digest: Digest
+    index: Number
 
 
 class AskManifest(Message, frozen=True, tag=40):
@@ -298,13 +318,13 @@ class ManifestIs(Message, frozen=True, tag=41):
 class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="peer"):
     """What a peer says of itself in the directory, signed; a hint until its handlers answer."""
 
-    peer: str
-    stage: int
+    peer: Name
+    stage: StageNumber
     """-1: holds none."""
     role: str
     addresses: list[str]
     """Multiaddrs without the /p2p/ part."""
-    round: int
+    round: RoundNumber
     tokens_per_second: float
     version: str
 

@@ -85,7 +85,7 @@ class SnapshotFetch:
             holder.asked.pop(index, None)
             holder.active_at = now
         if not 0 <= index < len(self.hashes) or digest != self.hashes[index]:
-            return False, self.drop(peer, f"chunk {index} has the wrong hash", now)
+            return False, self.drop(peer, f"sent chunk {index} with a wrong hash", now)
         wanted = index in self.missing
         self.missing.discard(index)
         return wanted, self._ask(now)

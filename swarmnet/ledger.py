@@ -10,6 +10,10 @@ REMEMBERED = 4096
 """Counters kept per origin; older ones count as committed: nobody asks for them so late in honesty."""
 
 
+REMEMBERED_ORIGINS = 1024
+"""An ACT may name any origin: beyond so many, the one that was new longest ago is forgotten."""
+
+
 class CommittedTwice(AssertionError):
     """A microbatch's gradient was added a second time on one peer: a fault of this program."""
 
@@ -39,6 +43,10 @@ class Ledger:
     def commit(self, key: MicrobatchId, tokens: int) -> None:
         if self.is_committed(key):
             raise CommittedTwice(f"microbatch {key.counter} of {key.origin}")
+        if key.origin not in self._counters and len(self._counters) >= REMEMBERED_ORIGINS:
+            oldest = next(iter(self._counters))
+            del self._counters[oldest]
+            self._floors.pop(oldest, None)
         counters = self._counters.setdefault(key.origin, set())
         counters.add(key.counter)
         if len(counters) > 2 * REMEMBERED:

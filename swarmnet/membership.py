@@ -19,6 +19,8 @@ FIRST_REDIAL_SECONDS = 0.5
 LONGEST_REDIAL_SECONDS = 8.0
 """libp2p's own dial back-off grows with attempts: after a partition frequent retries take longer."""
 FORGET_SECONDS = 600.0
+MOST_PEERS = 4096
+"""Keys cost nothing to make: beyond this many, whoever is not linked and was met longest ago is forgotten."""
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ class Membership:
         if self._left.get(peer, -1) >= sequence:
             return False
         if known is None:
+            if len(self.peers) >= MOST_PEERS and not self._make_room():
+                return False
             self.peers[peer] = Known(stage, role, addresses, sequence, record, now)
         else:
             known.stage, known.role, known.addresses = stage, role, addresses
@@ -106,6 +110,8 @@ class Membership:
         known = self.peers.pop(peer, None)
         if known is not None:
             self._left[peer] = known.sequence
+            if len(self._left) > MOST_PEERS:
+                del self._left[next(iter(self._left))]
 
     # -- what follows ---------------------------------------------------------------------------------
 
@@ -143,6 +149,14 @@ class Membership:
         for peer, known in list(self.peers.items()):
             if not known.linked and max(known.recorded_at, known.heard_at) + FORGET_SECONDS <= now:
                 del self.peers[peer]
+
+    def _make_room(self) -> bool:
+        unlinked = [(known.heard_at, known.recorded_at, peer) for peer, known in self.peers.items()
+                    if not known.linked and not known.dialing]  # fmt: skip
+        if not unlinked:
+            return False
+        del self.peers[min(unlinked)[2]]
+        return True
 
     def records(self, most: int) -> list[bytes]:
         """Records to tell a newcomer: those heard last come first."""

@@ -10,6 +10,10 @@ from swarmnet.round_events import Reference, Want
 
 PULL_SECONDS = 1.0
 """A contribution asked for and not come after this long is asked of another holder."""
+MOST_ASKS = 8
+"""Then it is given up; whoever really has it will offer it again (the sets will differ)."""
+MOST_PULLS = 4096
+"""Under way at once. A name costs a liar nothing, so there must be an end to remembering them."""
 
 
 @dataclass(slots=True)
@@ -17,6 +21,7 @@ class _Pull:
     reference: Reference
     holders: list[PeerId]
     asked_at: float
+    asks: int = 1
 
 
 class Pulls:
@@ -35,6 +40,8 @@ class Pulls:
         for reference in references:
             pull = self._pulls.get(reference.id)
             if pull is None:
+                if len(self._pulls) >= MOST_PULLS:
+                    continue
                 self._pulls[reference.id] = _Pull(reference, [peer], now)
                 wanted.append(reference.id)
             elif peer not in pull.holders:
@@ -61,10 +68,15 @@ class Pulls:
                 del self._pulls[identity]
 
     def again(self, now: float) -> list[Want]:
-        """What was asked for too long ago, asked of the next holder."""
+        """What was asked for too long ago, asked of the next holder; given up after MOST_ASKS."""
         wants = []
-        for identity, pull in self._pulls.items():
-            if now >= pull.asked_at + PULL_SECONDS:
+        for identity, pull in list(self._pulls.items()):
+            if now < pull.asked_at + PULL_SECONDS:
+                continue
+            if pull.asks >= MOST_ASKS:
+                del self._pulls[identity]
+            else:
+                pull.asks += 1
                 pull.holders.append(pull.holders.pop(0))
                 pull.asked_at = now
                 wants.append(Want(pull.holders[0], (identity,)))

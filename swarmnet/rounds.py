@@ -177,6 +177,11 @@ class GroupRounds:
             for number in mine
         )
 
+    def takes(self, reference: Reference) -> bool:
+        """Whether this contribution would enter a set now: of an open round that is not far ahead, and
+        with a smaller id than the one of the same maker that is held."""
+        return self.settled < reference.round <= self.current + self.rules.window and self._counts(reference)
+
     # -- events ---------------------------------------------------------------------------------------
 
     def _contributed(self, round: int, reference: Reference | None) -> None:

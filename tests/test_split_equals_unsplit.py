@@ -46,9 +46,9 @@ def learn(
         await swarm.during(1.0)
         rounds, weights = set(), {}
         for member in swarm.members.values():
-            replica = member.worker.update.replica
+            replica = member.worker.update.work.replica
             rounds.add(replica.settled_round)
-            for entry in member.worker.layout.entries:
+            for entry in member.worker.part.layout.entries:
                 span = slice(entry.offset, entry.offset + entry.size)
                 weights[entry.name] = replica.settled_units()[span].view(entry.shape)
                 weights[f"live {entry.name}"] = replica.live_floats(ahead=False)[span].view(entry.shape)

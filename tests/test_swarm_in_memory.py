@@ -1,4 +1,4 @@
-"""Six workers in three stages, in memory and on a virtual clock, with real compute: what must hold of a swarm."""
+"""Six workers in three stages, in memory, on a virtual clock, with real compute: what holds of a swarm."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_killed_peer_is_missed_for_a_moment_and_a_newcomer_takes_its_place():
         assert newcomer.worker.stage == 1, "the stage that lost a peer"
         (fetched,) = swarm.of("fetched", "g")
         assert fetched.fields["round"] >= 3
-        assert fetched.fields["bytes"] == newcomer.worker.layout.size * 4
+        assert fetched.fields["bytes"] == newcomer.worker.part.layout.size * 4
         assert not swarm.of("resynchronise")
         await swarm.until(lambda: settled(swarm) > FETCH_ROUNDS + 15, 60.0)
         served = [note for note in swarm.of("committed", "g") if note.time > killed_at]
@@ -143,8 +143,11 @@ def test_a_peer_that_comes_back_with_an_old_checkpoint_goes_on_with_the_group(tm
     async def story(swarm: Swarm) -> None:
         await swarm.until(lambda: settled(swarm) >= 3, 60.0)
         worker = swarm.members["d"].worker
-        saved_round, units = worker.update.replica.settled_round, worker.update.replica.settled_units()
-        checkpoint.write(tmp_path, worker.manifest, 1, saved_round, units, worker.layout)
+        kept = worker.update.settled_weights()
+        saved_round = kept.settled_round
+        checkpoint.write(
+            tmp_path, worker.manifest, 1, saved_round, kept.chain, kept.units, worker.part.layout
+        )
         await swarm.crash("d")
         await swarm.until(lambda: settled(swarm) > saved_round + missed, 60.0)
         old_digests = swarm.digests(1)["d"]

@@ -1,0 +1,298 @@
+"""One peer of the swarm is hostile: authenticated, greeted, and free to say anything to a live worker.
+
+Whatever it says, nothing is raised, what is refused is counted, memory stays bounded, and afterwards the swarm
+trains on and settles equal weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from random import Random
+
+import msgspec
+import pytest
+from hostile import ACT_SHAPE, BODIES, BODY_BYTES, Liar, messages
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from swarm import Swarm, nothing_is_committed_twice, shared_rounds, sign, tiny_manifest
+
+from peers.virtual_time import run
+from protocols.envelope import ENVELOPE_BYTES, Kind, seal
+from protocols.identity import Identity
+from protocols.messages import (
+    Act,
+    Announce,
+    AskChunk,
+    AskManifest,
+    AskState,
+    Beat,
+    Contribution,
+    Grad,
+    Known,
+    Nack,
+    PeerRecord,
+    Progress,
+    Reference,
+)
+from protocols.records import seal_record
+from swarmnet.branches import START
+from swarmnet.pulls import MOST_PULLS
+from swarmnet.round_sets import kept_rounds
+from swarmnet.rounds import GroupRounds
+
+HONEST = {"a": 0, "c": 1, "d": 1, "e": 2}
+MANIFEST = tiny_manifest()
+NAMES = [Identity.from_seed(name.encode()).peer_id for name in (*HONEST, "liar")]
+LANES = st.sampled_from(["group", "data", "bulk"])
+LATE_SECONDS = 40.0
+"""A liar may cost the group a settle_seconds here and a back-off there, but no more than this."""
+
+
+def play(stage: int, story: Callable[[Swarm, Liar], Awaitable[None]]) -> Swarm:
+    """Four honest peers and a liar of `stage`; afterwards the liar is gone and all must be well."""
+    swarm = Swarm(MANIFEST)
+
+    async def whole() -> None:
+        swarm.open()
+        for name, at in HONEST.items():
+            swarm.start(name, at, in_flight=2)
+        await swarm.until(lambda: swarm.committed(0) >= 10, 30.0)
+        liar = Liar(swarm, stage)
+        for name in HONEST:
+            await liar.say(swarm.members[name].peer, AskState())
+        await swarm.during(0.5)
+        await story(swarm, liar)
+        await swarm.during(2.0)
+        bounded(swarm)
+        await liar.transport.close()
+        commits, settled = swarm.committed(0), len(swarm.of("settled", "c"))
+        await swarm.until(lambda: swarm.committed(0) >= commits + 20, LATE_SECONDS)
+        await swarm.until(lambda: len(swarm.of("settled", "c")) >= settled + 3, LATE_SECONDS)
+        await swarm.close()
+
+    run(whole())
+    nothing_is_committed_twice(swarm)
+    assert shared_rounds(swarm) > 0
+    return swarm
+
+
+def bounded(swarm: Swarm) -> None:
+    """Nothing that a worker keeps grows with what it is told."""
+    rules = MANIFEST.rounds
+    for name in swarm.living():
+        worker = swarm.members[name].worker
+        update, data = worker.update, worker.data
+        assert len(update.rounds.rounds) <= 2 * (kept_rounds(rules) + rules.window)
+        assert len(update.rounds.history) <= kept_rounds(rules) + 1
+        assert len(update.rounds.pulls) <= MOST_PULLS
+        assert len(update.stored) <= 6 * (2 * kept_rounds(rules) + rules.window)
+        assert data.pipeline.under_way <= data.pipeline.slots
+        assert len(data.bodies) <= len(data.pipeline.jobs)
+        assert data.stage_compute.open <= data.pipeline.slots
+        assert len(data.ledger.rerouted) < 12
+        assert len(worker.neighbourhood.membership.peers) < 80
+        assert sum(map(len, worker.neighbourhood._waiting.values())) <= 64
+        assert len(worker.neighbourhood._tasks) < 50
+
+
+def refusals(swarm: Swarm, name: str) -> int:
+    worker = swarm.members[name].worker
+    return sum(worker.neighbourhood.traffic.refused.values()) + sum(
+        count for code, count in worker.update.outcomes.items() if code != "accepted"
+    )
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)  # fmt: skip
+@given(
+    st.sampled_from([0, 1, 2]), st.lists(st.tuples(LANES, messages(NAMES), BODIES), min_size=20, max_size=60)
+)
+def test_any_messages_with_any_fields_leave_the_worker_as_it_was(stage, said):
+    async def story(swarm: Swarm, liar: Liar) -> None:
+        for lane, message, body in said:
+            for name in ("c", "d"):
+                await liar.say(swarm.members[name].peer, message, body, lane)
+            await swarm.during(0.02)
+
+    play(stage, story)
+
+
+def test_envelopes_of_other_runs_stages_and_kinds_and_bent_ones_are_refused_and_counted():
+    swarm_run = sign(MANIFEST).run_id
+    other_run = sign(replace(MANIFEST, name="another")).run_id
+
+    async def story(swarm: Swarm, liar: Liar) -> None:
+        victim = swarm.members["c"].worker
+        round, me = victim.update.rounds.current, liar.identity
+        honest = next(iter(victim.update.stored.values())).data
+        payload = honest[ENVELOPE_BYTES:]
+        bent = bytearray(seal(me, swarm_run, Kind.CONTRIBUTION, 1, round, round, payload))
+        bent[-1] ^= 1
+        bodies = [
+            seal(me, other_run, Kind.CONTRIBUTION, 1, round, round, payload),
+            seal(me, swarm_run, Kind.CONTRIBUTION, 0, round, round, payload),
+            seal(me, swarm_run, Kind.SNAPSHOT, 1, round, round, payload),
+            seal(me, swarm_run, Kind.CONTRIBUTION, 1, round, round, payload[:-1]),
+            seal(me, swarm_run, Kind.CONTRIBUTION, 1, round, round, payload + b"\0"),
+            bytes(bent),
+            honest[:ENVELOPE_BYTES],
+            b"",
+        ]
+        for number, body in enumerate(bodies, 1):
+            before = refusals(swarm, "c")
+            await liar.say(victim.transport.peer, Contribution(), body)
+            await swarm.during(0.05)
+            assert refusals(swarm, "c") > before, f"body {number} was not counted"
+        assert not [note for note in swarm.of("took", "c") if note.fields["maker"] == me.peer_id]
+
+    swarm = play(1, story)
+    assert swarm.members["c"].worker.neighbourhood.traffic.refused["wrong_run"] == 1
+
+
+def test_replayed_and_far_and_double_contributions_are_not_kept():
+    async def story(swarm: Swarm, liar: Liar) -> None:
+        victim = swarm.members["c"].worker
+        kept = [stored.data for stored in victim.update.stored.values()]
+        for data in kept * 20:
+            await liar.say(victim.transport.peer, Contribution(), data)
+        round, chance = victim.update.rounds.current, Random(1)
+        size = victim.update.work.method.payload_bytes
+        votes = [bytes(size), *(data[ENVELOPE_BYTES:] for data in kept[:3])]
+        for number in range(150):
+            at = round if number < 50 else round + 1000 + number
+            data = seal(liar.identity, swarm.signed.run_id, Kind.CONTRIBUTION, 1, at, number, chance.choice(votes))
+            await liar.say(victim.transport.peer, Contribution(), data)
+        before = len(victim.update.stored)
+        await swarm.during(1.0)
+        assert len(victim.update.stored) < before + 40
+        assert victim.update.outcomes["not_taken"] > 100
+        assert victim.update.outcomes.get("repeated", 0) + victim.update.outcomes.get("late", 0) > 0
+
+    play(1, story)
+
+
+def test_two_contributions_for_one_round_told_to_two_peers_still_settle_as_one():
+    async def story(swarm: Swarm, liar: Liar) -> None:
+        for _ in range(5):
+            workers = [swarm.members[name].worker for name in ("c", "d")]
+            payload = next(iter(workers[0].update.stored.values())).data[ENVELOPE_BYTES:]
+            at = workers[0].update.rounds.current
+            for number, worker in enumerate(workers):
+                data = seal(liar.identity, swarm.signed.run_id, Kind.CONTRIBUTION, 1, at, number, payload)
+                await liar.say(worker.transport.peer, Contribution(), data)
+            await swarm.during(0.5)
+
+    swarm = play(1, story)
+    assert [note for note in swarm.of("took") if note.fields["maker"] == Identity.from_seed(b"liar").peer_id]
+
+
+def test_names_without_end_and_records_without_end_are_not_remembered():
+    async def story(swarm: Swarm, liar: Liar) -> None:
+        victim, chance = swarm.members["c"].worker, Random(2)
+        for at in range(20):
+            round = victim.update.rounds.current
+            names = [Reference(round, f"p{at}-{n}", chance.randbytes(16), 100) for n in range(400)]
+            await liar.say(victim.transport.peer, Announce(names, []))
+            await liar.say(victim.transport.peer, AskManifest())
+            for _ in range(20):
+                await liar.say(victim.transport.peer, AskChunk(bytes(32), 0))
+            await swarm.during(0.01)
+        records = []
+        for number in range(40):
+            identity = Identity.from_seed(b"sybil %d" % number)
+            record = PeerRecord(identity.peer_id, 1, "worker", [], 0, 0.0, "0")
+            records.append(seal_record(identity, swarm.signed.run_id, record, swarm.loop.time()))
+        await liar.say(victim.transport.peer, Known(records[:20]))
+        await liar.say(victim.transport.peer, Known(records[20:]))
+
+    play(1, story)
+
+
+def test_gradients_and_beats_that_lie_about_numbers_are_refused():
+    async def story(swarm: Swarm, liar: Liar) -> None:
+        victim = swarm.members["c"].worker
+        peer = victim.transport.peer
+        beat = Beat(1, -1, 0.0, 2, True, 8, 0.001, 0)
+        await liar.say(peer, beat)
+        await swarm.until(lambda: liar.heard["Act"] > 0, 20.0)
+        before = refusals(swarm, "c")
+        lies = {"tokens": 10**6, "loss_sum": float("nan"), "path_seconds": float("inf"), "shape": (1, 1, 1)}
+        for field, value in lies.items():
+            count = liar.heard["Act"]
+            act = next(m for m in reversed(liar.messages) if isinstance(m, Act))
+            grad = Grad(act.origin, act.counter, act.attempt, 100.0, 32, 0.01, ACT_SHAPE)
+            lie = msgspec.structs.replace(grad, **{field: value})
+            await liar.say(peer, lie, bytes(BODY_BYTES), "data")
+            await swarm.during(0.1)
+            assert refusals(swarm, "c") > before, field
+            before = refusals(swarm, "c")
+            await liar.say(peer, msgspec.structs.replace(beat, sequence=count + 2))
+            await swarm.during(4.0)
+        await liar.say(peer, msgspec.structs.replace(beat, stage=1))
+        await swarm.during(0.1)
+        assert refusals(swarm, "c") > before
+        assert peer in NAMES
+        assert victim.neighbourhood.membership.peers[liar.identity.peer_id].stage == 2
+
+    swarm = play(2, story)
+    tokens = {note.fields["tokens"] for note in swarm.of("committed")}
+    assert tokens == {32}
+
+
+def test_codes_that_a_peer_invents_do_not_become_names_of_metrics():
+    async def story(swarm: Swarm, liar: Liar) -> None:
+        victim = swarm.members["c"].worker
+        for number in range(30):
+            await liar.say(victim.transport.peer, Beat(number, -1, 0.0, 2, True, 8, 0.0001, 0))
+            await swarm.during(0.3)
+            for act in [m for m in liar.messages if isinstance(m, Act)]:
+                nack = Nack(act.origin, act.counter, act.attempt, f"code{number}", "")
+                await liar.say(victim.transport.peer, nack, lane="data")
+        assert liar.heard["Act"] > 0
+        assert victim.data.ledger.rerouted.get("other", 0) > 0
+
+    play(2, story)
+
+
+def progress(rounds: GroupRounds, **lie: object) -> Progress:
+    """What the peer with these rounds would say itself, but for the lie."""
+    chain = rounds.chain
+    true = Progress(rounds.current, 0, [], rounds.settled, True, rounds.settled, chain.value, [])
+    return msgspec.structs.replace(true, **lie)
+
+
+LIES = {
+    "far ahead": lambda rounds: progress(rounds, round=rounds.current + 1000, tokens=10**6, in_step=False),
+    "many tokens": lambda rounds: progress(rounds, tokens=10**12),
+    "settled what nobody has": lambda rounds: progress(rounds, settled=rounds.settled + 5),
+    "settled far ahead": lambda rounds: progress(rounds, settled=rounds.settled + 10**6),
+    "another history": lambda rounds: progress(rounds, anchor=b"another!"),
+    "in step and silent": lambda rounds: progress(rounds, round=0, settled=-1, anchor_round=-1, anchor=START),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_peer_that_lies_about_rounds_neither_drives_the_others_on_nor_holds_them(lie):
+    """It says it for 20 seconds, to both peers of its group, ten times a second."""
+
+    async def story(swarm: Swarm, liar: Liar) -> None:
+        workers = [swarm.members[name].worker for name in ("c", "d")]
+        honest = swarm.members["a"].worker.update.rounds
+        first, first_honest = workers[0].update.rounds.current, honest.current
+        commits = len(swarm.of("committed", "c", "d"))
+        for number in range(200):
+            for worker in workers:
+                peer = worker.transport.peer
+                if number % 10 == 0:
+                    await liar.say(peer, Beat(number, -1, 0.0, 1, True, 0, 0.0, 0))
+                await liar.say(peer, LIES[lie](worker.update.rounds))
+            await swarm.during(0.1)
+        rounds = workers[0].update.rounds.current - first
+        assert len(swarm.of("committed", "c", "d")) > commits + 40, "microbatches go on"
+        assert rounds <= 4 * (honest.current - first_honest) + 8, "driven on"
+        assert rounds >= (honest.current - first_honest) / 8, "held back"
+
+    play(1, story)
