@@ -7,6 +7,7 @@ the file's own digest is checked when it is read. A tensor with a larger weight 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +86,7 @@ def write(
         "digest": state_digest(round, units).hex(),
         "chain": chain.hex(),
     }
+    metadata["content"] = _content(metadata, tensors)
     path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
     write_atomically(path, save(tensors, metadata))
     for old in files(folder, stage)[KEPT:]:
@@ -98,6 +100,8 @@ def read(path: Path) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        if metadata.pop("content") != _content(metadata, tensors):
+            raise ValueError("it is damaged: its content does not have the hash that it names")
         checkpoint = Checkpoint(
             RunId(metadata["run"]), metadata["manifest"], int(metadata["stage"]), int(metadata["round"]),
             bytes.fromhex(metadata["digest"]), bytes.fromhex(metadata["chain"]), tensors,
@@ -105,6 +109,19 @@ def read(path: Path) -> Checkpoint:
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is no checkpoint that can be used ({error})") from None
     return checkpoint
+
+
+def _content(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over all that a file says: weights that a flipped bit moves by less than the grid, and the
+    chain, are not in the state's own digest."""
+    content = hashlib.sha256()
+    for key in sorted(metadata):
+        content.update(f"{key} {len(metadata[key])} {metadata[key]}\n".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        content.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        content.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return content.hexdigest()
 
 
 def files(folder: Path, stage: int) -> list[Path]:

@@ -100,6 +100,11 @@ def join(
     """Take part in a run: writes peer.yaml into the state folder, then runs it. Again: goes on with it."""
     from peers.run_file import load_signed, published_text
 
+    if not run_id_of(run) and not Path(run).exists() and Path(run).suffix != ".json":
+        raise UserError(
+            f"{run} is neither a run id (64 hexadecimal digits, lower case) nor a published run file; "
+            "whoever published the run can tell you either"
+        )
     signed = None if run_id_of(run) else load_signed(Path(run))
     run_id = signed.run_id if signed else RunId(run)
     folder = (state or default_state(os.environ, sys.platform) / run_id[:16]).absolute()

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 Result = TypeVar("Result")
 
-UPDATE, BACKWARD, FORWARD, BACKGROUND = range(4)
+UPDATE, BACKWARD, FORWARD = range(3)
 """Priorities: rounds first, they are short and others wait; backward before forward frees memory."""
 
 
@@ -50,10 +50,16 @@ class ThreadCompute:
         self._order = itertools.count()
         self._thread = ThreadPoolExecutor(1, "compute")
         self._closed = False
+        self._began: float | None = None
 
     @property
     def queued(self) -> int:
         return self._queue.qsize()
+
+    def working_seconds(self) -> float:
+        """How long the piece of work that runs has been running; 0 if none does. From any thread."""
+        began = self._began
+        return 0.0 if began is None else time.perf_counter() - began
 
     def submit(
         self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]
@@ -65,8 +71,11 @@ class ThreadCompute:
 
     def _run_next(self) -> None:
         _, _, work, done = self._queue.get_nowait()
-        start = time.perf_counter()
-        result = work()
+        self._began = start = time.perf_counter()
+        try:
+            result = work()
+        finally:
+            self._began = None
         self.loop.call_soon_threadsafe(self._deliver, done, result, time.perf_counter() - start)
 
     def _deliver(self, done: Callable[[Any, float], None], result: object, seconds: float) -> None:

@@ -197,6 +197,9 @@ class DataPath:
                 self.compute.submit(BACKWARD, work, partial(self._backwarded, key))
             case SendAct(key, peer, attempt, deadline):
                 kept = self.bodies[key]
+                if attempt > 1:
+                    tried = sorted(self.pipeline.jobs[key].tried - {peer})
+                    self.note("rerouted", counter=key.counter, to=peer, tried=tried)
                 post(peer, "data", Act(*key, attempt, self.stage + 1, deadline, kept.shape), kept.output)
             case SendGrad(key, peer, attempt):
                 kept = self.bodies[key]
@@ -263,7 +266,8 @@ class DataPath:
         data, model = self.manifest.data, self.manifest.model
         fits = act.shape == (data.microbatch_sequences, data.sequence_tokens, model.width)
         known = self.neighbourhood.membership.peers.get(peer)
-        if act.stage != self.stage or known is None or known.stage != self.stage - 1:
+        from_above = known is not None and known.stage == self.stage - 1 and self.stage > 0
+        if act.stage != self.stage or not from_above:
             return _Trouble("wrong_stage", f"this peer takes microbatches for stage {self.stage} from above")
         if not fits:
             return _Trouble("malformed", f"hidden states of shape {act.shape}")

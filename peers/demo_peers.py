@@ -36,6 +36,8 @@ class DemoPeer:
     said: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     addresses: list[str] = field(default_factory=list)
     peer_id: str = ""
+    p2pd: int = 0
+    """Process id of its newest p2pd."""
     killed_at: float | None = None
     reader: asyncio.Task[None] | None = None
     listening: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,6 +65,7 @@ class DemoPeer:
                 address = str(line["text"]).removeprefix("listening on ")
                 self.addresses.append(address)
                 self.peer_id = address.rpartition("/p2p/")[2]
+                self.p2pd = int(line.get("p2pd", 0))
                 self.listening.set()
 
     async def until_listening(self) -> None:
@@ -80,6 +83,11 @@ class DemoPeer:
         """SIGKILL, as a power cut would."""
         self.killed_at = time.time()
         self.process.kill()
+
+    def freeze(self, signal_number: int = signal.SIGSTOP) -> None:
+        """Stop it and its p2pd where they are; SIGCONT thaws them."""
+        for pid in (self.process.pid, self.p2pd):
+            os.kill(pid, signal_number)
 
     async def stop(self, drain_seconds: float) -> None:
         """Ask politely; after `drain_seconds` insist."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 
 from peers import checkpoint
-from peers.compute import BACKGROUND, Compute
+from peers.compute import UPDATE, Compute
 from peers.run_file import SignedManifest
 from peers.stage_part import StagePart
 from peers.state_path import Weights
@@ -80,7 +80,7 @@ class Disk:
             if not taken.done():
                 taken.set_result(result)
 
-        self.compute.submit(BACKGROUND, settled, deliver)
+        self.compute.submit(UPDATE, settled, deliver)  # Behind forwards it would never be its turn.
         weights = await taken
         round = weights.settled_round
         if round < 0 or (self.saved is not None and self.saved[1] == round):
@@ -97,3 +97,4 @@ class Disk:
         self.timings.add("save", perf_counter() - began)
         self.saved, self.saved_bytes = (path, round), path.stat().st_size
         self.note("saved", round=round, bytes=self.saved_bytes)
+        self.say("checkpoint", f"saved the weights of round {round} in {path}")

@@ -71,7 +71,11 @@ async def find_manifest(
         return load_signed(Path(run))
     run_id = RunId(run)
     if await asyncio.to_thread(kept.exists):
-        return load_signed(kept, run_id)
+        try:
+            return load_signed(kept, run_id)
+        except RunFileError as error:
+            reason = "remove that file, or give this peer another state folder"
+            raise RunFileError(f"{error}; {reason}") from None
     pause = FIRST_PAUSE_SECONDS
     while True:
         try:

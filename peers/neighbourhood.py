@@ -230,7 +230,7 @@ class Neighbourhood:
 
     async def _open(self, peer: PeerId, lane: Lane) -> bool:
         """A link on one lane, greeted. False if the peer was not reached."""
-        if (peer, lane) in self._links:
+        if self._stands(peer, lane):
             return True
         known: KnownPeer | None = self.membership.peers.get(peer)
         self._opening.add((peer, lane))
@@ -241,11 +241,15 @@ class Neighbourhood:
             return False
         finally:
             self._opening.discard((peer, lane))
-        if self._closed or (peer, lane) in self._links:
+        if self._closed or self._stands(peer, lane):
             link.close()
             return not self._closed
         self._links[(peer, lane)] = link
         return self._post(link, Hello(WIRE_VERSION, run_bytes(self.run_id), self.record))
+
+    def _stands(self, peer: PeerId, lane: Lane) -> bool:
+        link = self._links.get((peer, lane))
+        return link is not None and not link.closed
 
     def _unlink(self, peer: PeerId, reason: str, left: bool = False) -> None:
         """Forget all links to a peer and tell the roles; it is dialled again unless it has left."""
@@ -296,8 +300,14 @@ class Neighbourhood:
                 self.listener.message(peer, message, body)
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
-        if not self._closed and (peer, lane) not in self._opening:
-            self._unlink(peer, reason)
+        if self._closed or (peer, lane) in self._opening:
+            return
+        if lane == "bulk":  # Opened for one snapshot, and again for the next.
+            link = self._links.get((peer, lane))
+            if link is not None and link.closed:
+                del self._links[(peer, lane)]
+            return
+        self._unlink(peer, reason)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self.traffic.refused[code] += 1

@@ -53,12 +53,15 @@ class Pulse:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._turned_at = clock()
+        self.turns = 0
+        """Grows while the event loop turns."""
         self.fault: Callable[[], BaseException | None] = lambda: None
         """What ended the compute thread, once there is one."""
 
     async def run(self) -> None:
         while True:
             self._turned_at = self._clock()
+            self.turns += 1
             await asyncio.sleep(OBSERVE_SECONDS)
 
     def problem(self) -> str | None:

@@ -30,7 +30,9 @@ from peers.joining import PeerCache, find_manifest, join_directory
 from peers.metrics import Metrics
 from peers.observe import DirectoryObserver, Observer, Pulse
 from peers.run_file import SignedManifest
-from peers.status import Report, Status, open_report
+from peers.stage_part import real_part
+from peers.status import Report, Status, hear_libraries, open_report
+from peers.supervision import FAULT, Fault, Watchdog, hear_loop, reason, unless_failed
 from peers.text import TextError, load_corpus
 from peers.worker import Settings, Worker, set_threads
 from protocols.daemon import CannotStart, DaemonOptions
@@ -47,8 +49,10 @@ MANIFEST_SECONDS = 60.0
 BOOTSTRAP_SECONDS = 5.0
 """How often a bootstrap says how many nodes it knows."""
 RESTART_SECONDS = 1.0
-FAULT = 1
-"""Exit code when something other than the user ended the peer."""
+LONGEST_RESTART_SECONDS = 30.0
+"""While p2pd, which had run before, cannot be started."""
+SAVE_SECONDS = 10.0
+"""How long a new p2pd waits for the weights to be on disk."""
 
 
 class Corpus:
@@ -73,6 +77,7 @@ class P2pdEnded(Exception):
 def run_peer_file(config: PeerFile) -> int:
     """Run one peer until it is told to stop. Returns the exit code; UserError for what a person can mend."""
     report = open_report(config.log, sys.stderr, time.time, config.name)
+    hear_libraries(report)
     with contextlib.closing(report), _only_one(config.state), as_user_errors(CannotStart, IdentityError):
         identity = load_or_create(config.identity)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -103,6 +108,9 @@ class Peer:
         self.worker: Worker | None = None
         self.observer: Observer | None = None
         self.pulse = Pulse()
+        self.compute: ThreadCompute | None = None
+        self.listen = config.listen
+        """With the ports that p2pd got: after a restart it is found where it was."""
         self._stop = asyncio.Event()
         self._signals = 0
 
@@ -118,21 +126,51 @@ class Peer:
         self.log.record("started", peer=self.identity.peer_id, pid=os.getpid(), role=self.config.role)
         self.metrics.about.build(version("swarmnet"), platform.python_version(), version("torch")).set(1)
         pulse = asyncio.create_task(self.pulse.run(), name="pulse")
+        watchdog = Watchdog(lambda: self.pulse.turns, self._working_seconds, self._last_words)
+        watchdog.start()
         try:
-            while not self._stop.is_set():
-                try:
-                    await self._session()
-                except P2pdEnded as error:
-                    self.metrics.network.daemon_restarts.inc()
-                    self.say("p2pd_ended", f"{error}; starting it again in {RESTART_SECONDS:g} s")
-                    await asyncio.sleep(RESTART_SECONDS)
+            await self._sessions()
+        except (Fault, MemoryError) as error:
+            why = str(error) if isinstance(error, Fault) else reason(error)
+            self._last_words(f"cannot go on: {why}")
+            self.log.record("fault", reason=why)
+            return FAULT
         finally:
+            watchdog.stop()
             pulse.cancel()
             self.log.record("stopped")
             self.log.close()
             if exporter is not None:
                 await asyncio.to_thread(exporter.close)
         return 0
+
+    async def _sessions(self) -> None:
+        """One after another, until told to stop: each lasts as long as its p2pd."""
+        pause = RESTART_SECONDS
+        while True:
+            try:
+                await self._session()
+                return
+            except P2pdEnded as error:
+                self.metrics.network.daemon_restarts.inc()
+                self.say("p2pd_ended", f"{error}; starting it again in {RESTART_SECONDS:g} s")
+                pause = RESTART_SECONDS
+            except CannotStart as error:
+                if self.listen == self.config.listen:
+                    raise  # It never ran: a person must look at the addresses.
+                self.say("p2pd_not_started", f"{error}; trying again in {pause:g} s")
+                self.listen = self.config.listen
+                pause = min(LONGEST_RESTART_SECONDS, 2 * pause)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stop.wait()
+                return
+
+    def _working_seconds(self) -> float:
+        return self.compute.working_seconds() if self.compute is not None else 0.0
+
+    def _last_words(self, text: str) -> None:
+        self.report.say("fault", text, "error")
 
     def say(self, event: str, text: str, **fields: object) -> None:
         """One line for people, and the event log."""
@@ -161,11 +199,13 @@ class Peer:
     async def _session(self) -> None:
         self.report.status(Status("connecting"))
         transport = await P2pdTransport.start(self.config.identity, self._daemon_options())
+        self.listen = with_ports(self.config.listen, transport.addresses)
         directory = observing = None
         try:
             directory = await DhtDirectory.start(transport.daemon)
             for address in transport.addresses:
-                self.say("listening", f"listening on {address}/p2p/{transport.peer}")
+                where = f"listening on {address}/p2p/{transport.peer}"
+                self.say("listening", where, p2pd=transport.daemon.pid)
             counted = CountedDirectory(directory)
             observer = DirectoryObserver(counted, directory, self.metrics)
             observing = asyncio.create_task(observer.run(), name="directory observer")
@@ -192,6 +232,7 @@ class Peer:
                 waits = {work, ended} if self._stop.is_set() else {work, ended, stop}
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done():
+                    await self._save()
                     raise P2pdEnded(ended.result())
                 if self._stop.is_set() and self.worker is None:
                     return
@@ -201,10 +242,20 @@ class Peer:
                 task.cancel()
             await asyncio.gather(work, ended, stop, return_exceptions=True)
 
+    async def _save(self) -> None:
+        """Nobody can be reached, but the weights need not be fetched again."""
+        if self.worker is None:
+            return
+        try:
+            async with asyncio.timeout(SAVE_SECONDS):
+                await self.worker.save()
+        except TimeoutError:
+            self.say("not_saved", f"the weights were not on disk within {SAVE_SECONDS:g} s")
+
     def _daemon_options(self) -> DaemonOptions:
         config = self.config
         return DaemonOptions(
-            listen=config.listen, announce=config.announce, auto_nat=config.nat, nat_port_map=config.nat,
+            listen=self.listen, announce=config.announce, auto_nat=config.nat, nat_port_map=config.nat,
             relay=config.relay, reachability="public" if config.role == "bootstrap" else None,
         )  # fmt: skip
 
@@ -251,20 +302,23 @@ class Peer:
         self._known_as(signed.run_id)
         name, owner = signed.manifest.name, signed.manifest.owner
         stages = len(signed.manifest.stages)
-        self.say("run", f"run {name} ({signed.run_id[:16]}...): {stages} stages, owner {owner}")
+        self.say("run", f"run {name} ({signed.run_id[:16]}...), stages: {stages}, owner: {owner}")
         set_threads(config.threads)
-        compute = ThreadCompute()
+        compute = self.compute = ThreadCompute()
+        hear_loop(asyncio.get_running_loop(), compute.failed)
         self.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
         worker = self.worker = Worker(
             signed, self.identity, transport, directory, compute, partial(self._text, signed),
             self._settings(), Random(self.identity.peer_id), self.log.record, self.say,
+            partial(real_part, device=device_of(config.device)),
         )  # fmt: skip
         observer = self.observer = Observer(worker, self.metrics, self.report, self.log)
         observing = asyncio.create_task(observer.run(), name="observer")
         if self._stop.is_set():
             worker.leave()
+        observing.add_done_callback(worker.task_ended)
         try:
-            await worker.run()
+            await unless_failed(worker.run(), compute.failed)
         finally:
             observing.cancel()
             await asyncio.gather(observing, return_exceptions=True)
@@ -303,6 +357,21 @@ class Peer:
             raise UserError(str(error)) from None
         self.say("text", f"read {len(tokens):,} tokens of text")
         return Corpus(signed, tokens)
+
+
+def with_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:
+    """`listen` with the ports that p2pd chose where it says 0; as it is where that cannot be told."""
+    filled = []
+    for wanted in listen:
+        _, ip, host, transport, port, *rest = [*wanted.split("/"), *[""] * 5]
+        for address in addresses:
+            _, its_ip, its_host, its_transport, its_port, *its_rest = [*address.split("/"), *[""] * 5]
+            same = (ip, transport, rest) == (its_ip, its_transport, its_rest)
+            if same and port == "0" and host in (its_host, "0.0.0.0", "::"):
+                wanted = "/".join([*wanted.split("/")[:4], its_port, *wanted.split("/")[5:]])
+                break
+        filled.append(wanted)
+    return tuple(filled)
 
 
 def device_of(wish: str) -> torch.device:

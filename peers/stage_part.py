@@ -6,7 +6,7 @@ A worker takes it as an argument, so that a simulation can run the same worker w
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -42,6 +42,8 @@ class StagePart:
     method: Method
     first_units: Callable[[], Tensor]
     """int32 [layout.size]: the weights before any round."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where weights, momentum and gradients live."""
 
 
 MakePart = Callable[[Manifest, int], StagePart]
@@ -55,5 +57,6 @@ def real_part(manifest: Manifest, stage: int, device: torch.device | str = "cpu"
         layout,
         StageCompute(manifest.model, span, layout),
         method_of(manifest, layout, device),
-        lambda: initial_units(manifest.model, span, layout, manifest.seed).to(device),
+        lambda: initial_units(manifest.model, span, layout, manifest.seed),
+        torch.device(device),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -42,6 +43,7 @@ from swarmnet.round_sets import kept_rounds
 
 OFFER_SECONDS = 2.0
 """How long a newcomer waits for the slowest neighbour to say what it has."""
+ASK_AGAIN_SECONDS = 0.25
 SNAPSHOTS_KEPT = 2
 """A newcomer may still fetch the older one while the group makes the next."""
 
@@ -175,12 +177,14 @@ class StatePath:
         initial weights). Raises NoState when nobody offers a way."""
         self._offers, self._asked = {}, set(holders)
         self._offered.clear()
-        for holder in holders:
-            self.neighbourhood.post(holder, "group", AskState())
-        try:
-            async with asyncio.timeout(OFFER_SECONDS):
-                await self._offered.wait()
-        except TimeoutError:
+        until = self.loop.time() + OFFER_SECONDS
+        while self._offers.keys() < self._asked and self.loop.time() < until:
+            for holder in sorted(self._asked - self._offers.keys()):  # It may not have had a link to us yet.
+                self.neighbourhood.post(holder, "group", AskState())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK_AGAIN_SECONDS):
+                    await self._offered.wait()
+        if self._offers.keys() < self._asked:
             self.note("offers_missing", peers=sorted(self._asked - self._offers.keys()))
         if not self._offers:
             raise NoState(f"none of {len(holders)} peers of the stage said what it has")
@@ -238,7 +242,7 @@ class StatePath:
         began = self.loop.time()
         self.note("fetching", round=root.round, size=root.size, holders=len(holders))
         size = amount(root.size)
-        self.say("weights", f"fetches the weights of round {root.round}: {size} from {len(holders)} peers")
+        self.say("weights", f"fetches the weights of round {root.round}: {size}, holders: {len(holders)}")
         self._do(self._fetch.start(self.loop.time()))
         await self._fetched.wait()  # Ends: holders that stall are dropped, and without holders it is stuck.
         stuck, self._fetch, self._root = self._fetch.stuck, None, None
@@ -287,7 +291,7 @@ class StatePath:
                 case Dropped(peer, reason):
                     self.note("holder_dropped", peer=peer, reason=reason)
                     left = len(fetch.holders)
-                    self.say("holder", f"weights: peer {peer} {reason}; fetches from {left} others instead")
+                    self.say("holder", f"{peer} {reason}; it is asked no more, other holders: {left}")
         if not fetch.missing or fetch.stuck:
             self._fetched.set()
         self._timer.arm(fetch.next_deadline())

@@ -18,6 +18,9 @@ from rich.text import Text
 
 Level = Literal["info", "warning", "error"]
 
+END_OF_P2PD = "use of closed network connection"
+"""What p2pd calls an error whenever it is told to end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -145,10 +148,18 @@ class LogToReport(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = " ".join(record.getMessage().split())
+        if END_OF_P2PD in text:
+            return
         level: Level = "error" if record.levelno >= logging.ERROR else "warning"
         self._report.say(
             "log", f"{record.name}: {text}", level if record.levelno >= logging.WARNING else "info"
         )
+
+
+def hear_libraries(report: Report) -> None:
+    """What hivemind, p2pd and our own loggers warn of goes to the report, and nowhere else."""
+    for logger in (logging.getLogger(), logging.getLogger("hivemind")):  # hivemind's does not propagate
+        logger.handlers = [LogToReport(report)]
 
 
 def printable(text: str) -> str:

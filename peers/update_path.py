@@ -124,7 +124,7 @@ class UpdatePath:
         replica = self.work.replica
         chain = self.rounds.chain.at(replica.settled_round)
         assert chain is not None, "the chain runs ahead of the replica, never behind"
-        return Weights(replica.settled_units(), replica.settled_round, chain)
+        return Weights(replica.settled_units().cpu(), replica.settled_round, chain)
 
     def close(self) -> None:
         self._closed = True

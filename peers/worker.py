@@ -26,7 +26,7 @@ from peers.recovery import Recovery
 from peers.round_counts import RoundCounts
 from peers.run_file import SignedManifest
 from peers.stage_part import MakePart, real_part
-from peers.state_path import Snapshots, StatePath
+from peers.state_path import Snapshots, StatePath, Weights
 from peers.update_path import UpdatePath
 from peers.update_work import Settled, UpdateWork
 from protocols.identity import Identity
@@ -133,6 +133,8 @@ class Worker:
             self.loop.create_task(self.presence.announce_forever(self.stage, self._record), name="announce"),
             self.loop.create_task(self.presence.look_forever(self._look_up), name="look up"),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self.task_ended)
         try:
             await self._meet()
             while not self._leaving.is_set():
@@ -143,6 +145,17 @@ class Worker:
             await self._drain()
         finally:
             await self._close()
+
+    async def save(self) -> None:
+        """Write a checkpoint now."""
+        if self.update is not None:
+            await self.disk.save(self.update.settled_weights)
+
+    def task_ended(self, task: asyncio.Task[None]) -> None:
+        """Tasks that run along end with the worker; one that fails before ends the worker."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.compute.failed.done():
+            self.compute.failed.set_result(error)
 
     async def _choose_stage(self) -> int:
         stage, counts = await self.presence.choose_stage(self.chance)
@@ -215,8 +228,7 @@ class Worker:
         self._behind.clear()
         work = UpdateWork(
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
-            Replica(self.part.layout, self.part.method, weights.units, weights.settled_round), self.data,
-            self.manifest.sync.lookahead, self._settled, RoundCounts(),
+            self._replica(weights), self.data, self.manifest.sync.lookahead, self._settled, RoundCounts(),
         )  # fmt: skip
         if old is not None:
             old.close()
@@ -233,6 +245,10 @@ class Worker:
         for peer in self.recovery.group():
             update.joined(peer)
         await self._in_step()
+
+    def _replica(self, weights: Weights) -> Replica:
+        units = weights.units.to(self.part.device)
+        return Replica(self.part.layout, self.part.method, units, weights.settled_round)
 
     async def _in_step(self) -> None:
         """Wait until everything that the group has settled is applied here, then serve."""

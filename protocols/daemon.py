@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import resource
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +41,16 @@ OPEN_FILES = 4096
 """A stream takes two descriptors in p2pd and one here; 512 streams and the DHT fit four times."""
 STOP_SECONDS = 5.0
 """p2pd ends 20-100 ms after SIGTERM; after this it is killed."""
+IN_OWN_SESSION = (sys.executable, "-I", "-S", "-c",
+                  "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])")  # fmt: skip
+"""Becomes p2pd, out of reach of the terminal's Ctrl+C: a peer that leaves politely still needs it."""
+CHECK_SECONDS = 1.0
+CHECK_DEADLINE_SECONDS = 2.5
+"""p2pd answers on its control socket within 10 ms, on a machine with four times too many peers in 0.3 s."""
+CHECKS_MISSED = 2
+"""One missed answer may be our own doing: this process was stopped, and its time ran out meanwhile."""
 _READ_BUFFER = 512 * 1024
+_DIAL = re.compile(r"\* \[[^]]+\] (?:dial \S+ \S+: )?([^*]+)")
 
 
 class CannotStart(Exception):
@@ -86,7 +97,10 @@ class Daemon:
         self._addresses = tuple(str(address) for address in p2p._visible_maddrs)
         self.ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done when p2pd has ended; the reason. Do not cancel it: `ended` is for waiting."""
-        self._watcher = asyncio.create_task(self._watch(), name="p2pd supervisor")
+        self._watchers = [
+            asyncio.create_task(self._watch(), name="p2pd supervisor"),
+            asyncio.create_task(self._check(), name="p2pd check"),
+        ]
 
     @classmethod
     async def start(cls, identity_path: Path, options: DaemonOptions) -> Daemon:
@@ -202,13 +216,30 @@ class Daemon:
             how = f"by signal {-code}" if code < 0 else f"with code {code}"
             self.ending.set_result(f"p2pd (process {self.pid}) ended {how}")
 
+    async def _check(self) -> None:
+        """Ask p2pd something now and then: one that hangs is ended, and then it is like one that died.
+        libp2p itself would notice after 39 s, and only on the links of others (measured)."""
+        missed = 0
+        while missed < CHECKS_MISSED:
+            await asyncio.sleep(CHECK_SECONDS)
+            try:
+                await self.refresh_addresses(CHECK_DEADLINE_SECONDS)
+                missed = 0
+            except PeerGone:
+                missed += 1
+        if not self.ending.done():
+            self.ending.set_result(f"p2pd (process {self.pid}) hung, and was killed")
+            with contextlib.suppress(ProcessLookupError):
+                self.p2p._child.kill()
+
     async def stop(self) -> None:
         """End p2pd and everything hivemind started beside it. May be called again."""
         if not self.ending.done():
             self.ending.set_result("p2pd was stopped by us")
-        self._watcher.cancel()
+        for watcher in self._watchers:
+            watcher.cancel()
         await _stop(self.p2p)
-        await asyncio.gather(self._watcher, return_exceptions=True)
+        await asyncio.gather(*self._watchers, return_exceptions=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -222,6 +253,10 @@ def _p2p_class(folder: Path, made: list[P2P]) -> type[P2P]:
         def __init__(self) -> None:
             super().__init__()
             made.append(self)
+
+        @staticmethod
+        def _make_process_args(*arguments: object, **options: object) -> list[str]:
+            return [*IN_OWN_SESSION, *P2P._make_process_args(*arguments, **options)]
 
     return PlacedP2P
 
@@ -249,7 +284,11 @@ async def _stop(p2p: P2P) -> None:
 def _reason(error: BaseException, deadline_seconds: float) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {deadline_seconds:g} s"
-    return " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split())
+    if "dial backoff" in text:
+        return "not tried: libp2p waits a while after failures"
+    dials = _DIAL.findall(text)  # libp2p wraps each address's reason in three others.
+    return "; ".join(dict.fromkeys(reason.strip() for reason in dials)) or text or type(error).__name__
 
 
 def multiaddr_bytes(address: str) -> bytes:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from contextvars import copy_context
 from random import Random
 
 from protocols.errors import PeerGone
 from protocols.frames import FrameReader, body_limit, wire_bytes
 from protocols.links import BACKLOG_BYTES, LocalLink, QueuedLink, deliver
 from protocols.memory_directory import MemoryDirectory
+from protocols.memory_ways import Conditions, Line, Timers, Way
 from protocols.messages import Lane, Message, encode
 from protocols.transport import Body, Receiver
 from swarmnet.identifiers import PeerId, RunId
@@ -26,56 +27,17 @@ DEAD_PATH_SECONDS = 39.0
 """After so long without a way through, libp2p resets a connection (measured)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What one direction between two peers is like. Shares are of messages, 0 to 1."""
-
-    latency_seconds: float = 0.0
-    bytes_per_second: float = float("inf")
-    lost: float = 0.0
-    repeated: float = 0.0
-    reordered: float = 0.0
-    """Posted again a latency (at least a millisecond) later, behind what was posted meanwhile."""
-    corrupted: float = 0.0
-    """One bit of a piece is flipped; the receiver must refuse it and close the link."""
-
-    @property
-    def faulty(self) -> bool:
-        return bool(self.lost or self.repeated or self.reordered or self.corrupted)
-
-
-@dataclass(slots=True)
-class _Line:
-    """What carries one piece at a time: a direction between two peers, or a peer's uplink."""
-
-    bytes_per_second: float = float("inf")
-    busy_until: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Way:
-    """One direction between two peers."""
-
-    conditions: Conditions
-    line: _Line = field(default_factory=_Line)
-    blocked: bool = False
-    blocked_count: int = 0
-    links: dict[MemoryLink, None] = field(default_factory=dict)
-    """Ordered, so that a seed reproduces what happens."""
-    held: list[Callable[[], None]] = field(default_factory=list)
-    """What arrived while the way was blocked."""
-
-
 class MemoryLink(QueuedLink):
     """A link inside a MemoryNetwork."""
 
     def __init__(
-        self, network: MemoryNetwork, source: MemoryTransport, target: MemoryTransport, lane: Lane, way: _Way
+        self, network: MemoryNetwork, source: MemoryTransport, target: MemoryTransport, lane: Lane, way: Way
     ) -> None:
         super().__init__(target.peer, lane, source.backlog_bytes)
         self.source, self.target, self.way = source, target, way
         self._network = network
         self._reader = FrameReader(target.limit)
+        self._timers = network.timers
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._arrivals: deque[Callable[[], None]] = deque()
@@ -93,7 +55,7 @@ class MemoryLink(QueuedLink):
             return wire_bytes(len(encode(message)), len(body))
         if random.random() < conditions.reordered:
             delay = max(conditions.latency_seconds, 0.001)
-            self._loop.call_later(delay, self._post_late, message, bytes(body))
+            self._timers.later(delay, self._post_late, message, bytes(body))
             return wire_bytes(len(encode(message)), len(body))
         if random.random() < conditions.repeated:
             super().post(message, body)
@@ -107,7 +69,7 @@ class MemoryLink(QueuedLink):
     def _wake(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self.send)
+            self._timers.soon(self.send)
 
     def send(self) -> None:
         """Put the most urgent piece on the line; come back for the next when the line is free."""
@@ -120,7 +82,7 @@ class MemoryLink(QueuedLink):
         free = max(now, line.busy_until, uplink.busy_until)
         if free > now:
             self._scheduled = True
-            self._loop.call_at(free, self.send)
+            self._timers.at(free, self.send)
             return
         taken: list[bytes] = []
         while (piece := self._take()) is not None:
@@ -135,7 +97,7 @@ class MemoryLink(QueuedLink):
         self.arrive(done + self.way.conditions.latency_seconds, lambda: self._receive(data))
         if self.queued_bytes:
             self._scheduled = True
-            self._loop.call_at(done, self.send)
+            self._timers.at(done, self.send)
 
     def _damaged(self, piece: bytes) -> bytes:
         self._damage -= 1
@@ -147,7 +109,7 @@ class MemoryLink(QueuedLink):
         """Do `what` at the other side, at `when` or after what is under way there on this link."""
         self._arrival = max(self._arrival, when)
         self._arrivals.append(what)
-        self._loop.call_at(self._arrival, self._next_arrival)
+        self._timers.at(self._arrival, self._next_arrival)
 
     def _next_arrival(self) -> None:
         self._network.tell(self.target, self._arrivals.popleft(), self.way)
@@ -196,10 +158,11 @@ class MemoryTransport:
     ) -> None:
         self.peer, self.limit, self.backlog_bytes = peer, limit, backlog_bytes
         self.receiver: Receiver | None = None
-        self.uplink = _Line()
+        self.uplink = Line()
         self.frozen = False
         self.closed = False
         self.held: list[Callable[[], None]] = []
+        self._context = copy_context()
         self._network = network
 
     @property
@@ -207,7 +170,14 @@ class MemoryTransport:
         return (f"/memory/{self.peer}",)
 
     def listen(self, receiver: Receiver) -> None:
-        self.receiver = receiver
+        self.receiver, self._context = receiver, copy_context()
+
+    def hear(self, what: Callable[[], None]) -> None:
+        """Do `what` as this peer: in the context in which it listens; once it thaws, if it is frozen."""
+        if self.frozen:
+            self.held.append(what)
+        else:
+            self._context.run(what)
 
     async def open(
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
@@ -244,12 +214,13 @@ class MemoryNetwork:
     """All peers of one simulated world, and what happens to them."""
 
     def __init__(self, random: Random | None = None, conditions: Conditions | None = None) -> None:
+        self.timers = Timers()
         self.random = random if random is not None else Random(0)
         self.conditions = conditions if conditions is not None else Conditions()
         self.transports: dict[PeerId, MemoryTransport] = {}
         self.records: dict[tuple[RunId, int], dict[PeerId, bytes]] = {}
         self.manifests: dict[RunId, bytes] = {}
-        self._ways: dict[tuple[PeerId, PeerId], _Way] = {}
+        self._ways: dict[tuple[PeerId, PeerId], Way] = {}
 
     def directory(self, peer: PeerId) -> MemoryDirectory:
         return MemoryDirectory(self, peer)
@@ -268,10 +239,10 @@ class MemoryNetwork:
         self.transports[peer] = MemoryTransport(self, peer, limit, backlog_bytes)
         return self.transports[peer]
 
-    def way(self, source: PeerId, target: PeerId) -> _Way:
+    def way(self, source: PeerId, target: PeerId) -> Way:
         way = self._ways.get((source, target))
         if way is None:
-            way = self._ways[source, target] = _Way(self.conditions)
+            way = self._ways[source, target] = Way(self.conditions)
             way.line.bytes_per_second = self.conditions.bytes_per_second
         return way
 
@@ -291,9 +262,7 @@ class MemoryNetwork:
         if not way.blocked:
             way.blocked = True
             way.blocked_count += 1
-            asyncio.get_running_loop().call_later(
-                DEAD_PATH_SECONDS, self._dead_path, source, target, way.blocked_count
-            )
+            self.timers.later(DEAD_PATH_SECONDS, self._dead_path, source, target, way.blocked_count)
 
     def unblock(self, source: PeerId, target: PeerId) -> None:
         """What was held arrives, in order."""
@@ -330,7 +299,7 @@ class MemoryNetwork:
         transport.frozen = False
         held, transport.held = transport.held, []
         for what in held:
-            what()
+            transport.hear(what)
         for link in self._links_of(transport):
             link.send()
 
@@ -355,19 +324,17 @@ class MemoryNetwork:
     def end_from_target(self, link: MemoryLink, reason: str) -> None:
         """The receiving side ends a link: its sender learns it after the latency."""
         back = self.way(link.target.peer, link.source.peer)
-        asyncio.get_running_loop().call_later(
+        self.timers.later(
             back.conditions.latency_seconds,
             lambda: self.tell(link.source, lambda: link.end_outbound(reason), back),
         )
 
-    def tell(self, transport: MemoryTransport, what: Callable[[], None], way: _Way) -> None:
+    def tell(self, transport: MemoryTransport, what: Callable[[], None], way: Way) -> None:
         """Do `what` at a peer as soon as the way to it is open and it is not frozen."""
         if way.blocked:
             way.held.append(what)
-        elif transport.frozen:
-            transport.held.append(what)
         else:
-            what()
+            transport.hear(what)
 
     def inject(self, source: PeerId, target: PeerId, lane: Lane, data: bytes) -> None:
         """Open a link from `source` and send raw bytes on it, as no honest peer does."""
@@ -390,8 +357,8 @@ class MemoryNetwork:
         for direction in (way, self.way(target, source)):
             direction.held.clear()
             for link in list(direction.links):
-                link.end_inbound("the path is dead")
-                link.end_outbound("the path is dead")
+                link.target.hear(_ending(link, "the path is dead"))
+                link.source.hear(lambda link=link: link.end_outbound("the path is dead"))  # type: ignore[misc]
 
 
 def _ending(link: MemoryLink, reason: str) -> Callable[[], None]:

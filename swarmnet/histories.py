@@ -27,6 +27,8 @@ class Histories:
     def progress(self, event: ProgressArrived) -> list[Effect]:
         """Take in a neighbour's Progress; ask or resynchronise where the histories differ."""
         view = self.neighbours[event.peer]
+        if event.round != view.round:
+            view.tokens_before = view.tokens if event.round == view.round + 1 else 0
         view.round, view.tokens = event.round, event.tokens
         view.contributed, view.in_step = event.contributed, event.in_step
         view.settled = event.settled
@@ -75,7 +77,7 @@ class Histories:
         """The sets that we lack are forgotten there: fetch the state, unless hardly anybody is so far."""
         limit = self.chain.round + kept_rounds(self.rules)
         ahead = [peer for peer, view in self.neighbours.items() if view.settled > limit]
-        if 2 * len(ahead) < 1 + len(self.allies()):
+        if 2 * len(ahead) < 1 + len(self.neighbours):
             return []
         reason = f"{len(ahead)} neighbours are at round {settled}, this peer at {self.chain.round}"
         return [Resynchronise(tuple(ahead), reason)]

@@ -28,14 +28,23 @@ class ModelShape:
     vocabulary: int = 256
     """Tokens; 256 is the byte-level vocabulary."""
     width: int = 128
+    """Numbers per token between layers (hidden size)."""
     layers: int = 4
+    """Decoder layers, of all stages together."""
     heads: int = 4
+    """Query heads per layer."""
     key_value_heads: int = 4
+    """Heads that keys and values have; fewer than `heads`: shared by groups of query heads (GQA)."""
     head_width: int = 32
+    """Numbers per head; even."""
     feed_forward: int = 384
+    """Inner width of the SwiGLU feed-forward layer."""
     qk_norm: bool = False
+    """Normalise queries and keys per head (Qwen3)."""
     rope_theta: float = 10000.0
+    """Base of the rotary embedding's wavelengths."""
     norm_epsilon: float = 1e-5
+    """Added to the mean square in RMSNorm."""
     context: int = 2048
     """Longest sequence in tokens."""
     initial_deviation: float = 0.05
@@ -47,10 +56,13 @@ class Source:
     """Where text comes from, for the people who read the manifest and for the peers that fetch it."""
 
     name: str
+    """By which a peer file's `text` says where this machine keeps it."""
     path: str
     """`python-stdlib`, or a `.txt`, `.jsonl` or folder on each peer's own disk."""
     licence: str = "unknown"
+    """SPDX name of the text's licence."""
     origin: str = ""
+    """Where the text came from: a URL or a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +70,13 @@ class Data:
     sources: tuple[Source, ...] = (
         Source("python-stdlib", "python-stdlib", "PSF-2.0", "the Python installation of each peer"),
     )
+    """The texts that are trained on, all of them by every peer of the first stage."""
     tokenizer: str = "bytes"
     """`bytes`, or the path of a `tokenizer.json`."""
     sequence_tokens: int = 128
+    """Length of a training sequence in tokens."""
     microbatch_sequences: int = 4
+    """Sequences per microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +102,48 @@ class Sync:
     """How contributions are made and applied."""
 
     method: Literal["demo-votes", "demo-float"] = "demo-votes"
+    """demo-votes: exact one-bit votes, bit-identical everywhere; demo-float: values as DeMo sends them."""
     selection: Literal["top-k", "group", "seeded"] = "group"
+    """Which coefficients are sent: the largest of each chunk, the largest of each group, or those drawn from
+    a seed that all know."""
     transform: Literal["hadamard", "dct", "identity"] = "hadamard"
+    """What turns a chunk of momentum into coefficients."""
     kept: int = 128
     """Votes per chunk of 4096 coefficients."""
     momentum: float = 0.95
+    """Share of the momentum kept from round to round."""
     learning_rate: float = 4e-3
+    """Peak step per round and weight."""
     warmup_rounds: int = 20
+    """Rounds of linear warm-up to the peak."""
     decay_rounds: int = 2000
     """Cosine from the peak to `final_ratio` of it; constant afterwards."""
     final_ratio: float = 0.1
+    """Share of the peak learning rate at the end."""
     clip: float = 1.0
     """Largest 2-norm of a block's mean gradient before it enters the momentum."""
     lookahead: bool = True
+    """While a round is open, compute at weights moved ahead by the own momentum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     name: str
+    """Shown to people."""
     owner: PeerId
+    """Who signs the run."""
     seed: int = 0
+    """Decides the initial weights and which text is read when."""
     stages: tuple[int, ...] = (2, 1, 1)
     """Decoder layers per stage."""
     hidden_codec: Literal["bf16", "int8", "fp32"] = "bf16"
+    """How hidden states and their gradients travel: 2, about 1, or 4 bytes per number."""
     wire_version: int = WIRE_VERSION
+    """Version of the messages that all peers of the run speak."""
     intended_use: str = ""
+    """What the model is for, for those who think of joining."""
     contact: str = ""
+    """How to reach the run's creator."""
     model: ModelShape = field(default_factory=ModelShape)
     data: Data = field(default_factory=Data)
     rounds: Rounds = field(default_factory=Rounds)

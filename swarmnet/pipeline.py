@@ -200,15 +200,14 @@ class Pipeline:
             self.ledger.drop("cancelled")
             self._forget(key)
             return
+        if job.deadline <= now or job.failures >= MOST_ATTEMPTS:
+            self._abandon(key, "deadline", "no peer of the next stage did it in time", now)
+            return
         peer = self.router.choose(self.candidates(), now, avoid=job.tried)
         if peer is None:
             job.phase, job.retry_at = "unrouted", now + RETRY_SECONDS
             return
-        remaining = job.deadline - now
-        patience = min(self._patience(), remaining * HOP_MARGIN)
-        if patience <= 0 or job.failures >= MOST_ATTEMPTS:
-            self._abandon(key, "deadline", "no peer of the next stage did it in time", now)
-            return
+        patience = min(self._patience(), (job.deadline - now) * HOP_MARGIN)
         job.phase, job.next, job.sent_at = "waiting", peer, now
         job.attempt += 1
         job.tried.add(peer)

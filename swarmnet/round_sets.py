@@ -50,6 +50,8 @@ class NeighbourView:
     round: int = -1
     """-1 until the first Progress came."""
     tokens: int = 0
+    tokens_before: int = 0
+    """What it told last of the round before `round`: it went on, but the tokens are there."""
     contributed: frozenset[int] = frozenset()
     settled: int = -1
     in_step: bool = False
@@ -59,6 +61,12 @@ class NeighbourView:
     """Where its history parts from ours, once that is known."""
     differs_since: dict[int, float] = field(default_factory=dict)
     """Round -> since when its set there is another one than here."""
+
+    def tokens_for(self, round: int) -> int:
+        """What it has gathered for `round`, as far as it told."""
+        if self.round == round:
+            return self.tokens
+        return self.tokens_before if self.round == round + 1 else 0
 
     def relate(self, chain: Chain, anchor_round: int, anchor: bytes) -> None:
         """Compare histories: the neighbour's chain has the value `anchor` after `anchor_round`, and what it

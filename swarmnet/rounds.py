@@ -105,11 +105,16 @@ class GroupRounds:
 
     @property
     def in_step(self) -> bool:
-        """Whether everything that a neighbour of our history has settled is applied here."""
-        return all(self.applied >= view.settled for view in self._allies().values())
+        """Whether what the neighbours of our history have settled is applied here. One may claim what it
+        likes: only half of the group or more can say that this peer is behind."""
+        return not self._is_half([view.settled > self.applied for view in self._allies().values()])
 
     def _allies(self) -> dict[PeerId, NeighbourView]:
         return self.histories.allies()
+
+    def _is_half(self, allies: list[bool]) -> bool:
+        """Whether those allies are at least half of the group, this peer included."""
+        return 2 * sum(allies) >= 1 + len(allies)
 
     # -- in and out -----------------------------------------------------------------------------------
 
@@ -154,14 +159,19 @@ class GroupRounds:
         if self._tokens_of_group() and self._may_close():
             times.append(self.opened_at + self.rules.longest_seconds)
         for number in (self.applied + 1, self.settled + 1):
-            # A round that neighbours have settled waits for their set, not for time.
+            # A round that half of the group has settled waits for their set, not for time.
             state = self.rounds.get(number)
-            if state is None or number in self.pending or self._adopted(number, state) is not None:
+            if state is None or number in self.pending:
                 continue
+            patience = 0.0
+            if self._adopted(number, state, float("-inf")) is not None:
+                if self._adopted(number, state, float("inf")) is not None:
+                    continue
+                patience = state.closed_at + self.rules.settle_seconds
             if number > self.applied:
-                times.append(state.closed_at + self.rules.deadline_seconds)
+                times.append(max(patience, state.closed_at + self.rules.deadline_seconds))
             else:
-                times.append(state.sealed_at + self.rules.settle_seconds)
+                times.append(max(patience, state.sealed_at + self.rules.settle_seconds))
         times += [view.next_deadline() for view in self.neighbours.values()]
         return min(times)
 
@@ -205,7 +215,7 @@ class GroupRounds:
         self._effects += self.histories.progress(event)
         if neighbour.relation == "same":
             self._progress_dirty |= news
-            self._go_on_to(event.round, now)
+            self._follow(now)
             neighbour.compare(self.rounds, now)
 
     def _announced(
@@ -215,10 +225,8 @@ class GroupRounds:
             return
         missing = []
         for reference in references:
-            if self.settled < reference.round <= self.current + self.rules.window:
-                self._go_on_to(reference.round + 1, now)
-                if self._counts(reference):
-                    missing.append(reference)
+            if self.takes(reference):
+                missing.append(reference)
         self._effects += self.pulls.offered(peer, missing, now)
         for number in complete:
             state = self.rounds.get(number)
@@ -241,7 +249,6 @@ class GroupRounds:
             return
         if reference.round > self.current + self.rules.window or not self._counts(reference):
             return
-        self._go_on_to(reference.round + 1, now)
         self._hold(reference)
         others = tuple(
             other
@@ -287,9 +294,16 @@ class GroupRounds:
             for view in self._allies().values()
         )
 
-    def _go_on_to(self, round: int, now: float) -> None:
-        """Others are in `round`: close what comes before it."""
-        while self.current < min(round, self.settled + 1 + kept_rounds(self.rules)):
+    def _follow(self, now: float) -> None:
+        """Close rounds that half of the group has left, or somebody if half of the tokens are there: one peer
+        must not drive the others through empty rounds."""
+        last = self.settled + 1 + kept_rounds(self.rules)
+        rounds = [view.round for view in self._allies().values()]
+        while self.current < last:
+            left = [round > self.current for round in rounds]
+            enough = 2 * self._tokens_of_group() >= self.rules.target_tokens
+            if not (self._is_half(left) or (any(left) and enough)):
+                return
             self._close(now)
 
     def _close(self, now: float) -> None:
@@ -337,7 +351,7 @@ class GroupRounds:
         self._progress_dirty = True
 
     def _tokens_of_group(self) -> int:
-        return self.tokens + sum(n.tokens for n in self._allies().values() if n.round == self.current)
+        return self.tokens + sum(view.tokens_for(self.current) for view in self._allies().values())
 
     def _may_close(self) -> bool:
         return self.in_step and self.current <= self.settled + kept_rounds(self.rules)
@@ -349,20 +363,23 @@ class GroupRounds:
             return False
         return tokens >= self.rules.target_tokens or now >= self.opened_at + self.rules.longest_seconds
 
-    def _adopted(self, number: int, state: RoundSet) -> bool | None:
-        """Whether the set equals that of the neighbours who have settled the round; None: nobody has."""
-        settled = [
-            number in neighbour.sets and neighbour.sets[number].digest == state.digest
-            for neighbour in self._allies().values()
-            if neighbour.settled >= number
-        ]
-        return any(settled) if settled else None
+    def _adopted(self, number: int, state: RoundSet, now: float) -> bool | None:
+        """Whether the set equals that of the neighbours who have settled the round; None: nobody has, or
+        less than half of the group names sets that cannot be had."""
+        allies = self._allies().values()
+        settled = [neighbour for neighbour in allies if neighbour.settled >= number]
+        if not settled:
+            return None
+        if any(number in view.sets and view.sets[number].digest == state.digest for view in settled):
+            return True
+        few = not self._is_half([view.settled >= number for view in allies])
+        return None if few and now >= state.closed_at + self.rules.settle_seconds else False
 
     def _may_apply(self, number: int, now: float) -> bool:
         state = self.rounds.get(number)
         if state is None or number >= self.current or number in self.pending:
             return False
-        adopted = self._adopted(number, state)
+        adopted = self._adopted(number, state, now)
         if adopted is not None:
             return adopted
         if now >= state.closed_at + self.rules.deadline_seconds:
@@ -377,7 +394,7 @@ class GroupRounds:
         state = self.rounds.get(number)
         if state is None or number > self.applied or number in self.pending:
             return False
-        adopted = self._adopted(number, state)
+        adopted = self._adopted(number, state, now)
         if adopted is not None:
             return adopted
         if not state.sealed:

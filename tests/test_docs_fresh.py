@@ -17,5 +17,6 @@ def test_the_page_is_fresh(page, document):
     assert (DOCS / page).read_text() == document(), "run scripts/docs"
 
 
-def test_every_key_of_a_peer_file_has_a_meaning():
-    assert not [line.name for line in config_explain.lines(config_explain.PeerFile) if not line.meaning]
+@pytest.mark.parametrize("file", [config_explain.PeerFile, config_explain.Manifest])
+def test_every_key_has_a_meaning(file):
+    assert not [line.name for line in config_explain.lines(file) if not line.meaning]

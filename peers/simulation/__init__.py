@@ -1,0 +1,1 @@
+"""The deterministic world: real workers, a network in memory, a clock that jumps, faults from a seed."""

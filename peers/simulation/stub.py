@@ -1,0 +1,142 @@
+"""A stage that costs nothing to compute, and whose weights tell exactly which contributions they hold.
+
+A payload names its maker, the round and how many microbatches it stands for. A round's step is the sum, in
+wrapping 32-bit integers, of a hash of each payload: settled weights are then a fingerprint of "every settled
+contribution exactly once", which an event log can be checked against (invariants.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Hashable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from peers.stage_part import StagePart
+from swarmnet.identifiers import PeerId
+from swarmnet.index_code import ContributionError
+from swarmnet.layout import layout_of
+from swarmnet.manifest import Manifest
+from swarmnet.stage import Finished
+
+SIZE = 64
+"""Elements of a stage: the smallest chunk of a layout."""
+_PAYLOAD = struct.Struct(">8sIIQ")
+"""Maker, round, serial number, microbatches."""
+
+
+def payload_of(peer: PeerId, round: int, serial: int, microbatches: int) -> bytes:
+    return _PAYLOAD.pack(hashlib.sha256(peer.encode()).digest()[:8], round, serial, microbatches)
+
+
+def microbatches_in(payload: bytes) -> int:
+    return int(_PAYLOAD.unpack(payload)[3])
+
+
+def fingerprint(payload: bytes) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """int32 [SIZE]: what a payload adds to the weights."""
+    return np.frombuffer(hashlib.shake_256(payload).digest(4 * SIZE), "<i4").astype(np.int32)
+
+
+def first_units() -> Tensor:
+    return torch.arange(SIZE, dtype=torch.int32)
+
+
+class StubTally:
+    """`Tally` whose step only says what is in it."""
+
+    def __init__(self) -> None:
+        self._payloads: dict[PeerId, bytes] = {}
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        if peer in self._payloads:
+            raise ValueError(f"{peer} is in the tally already")
+        self._payloads[peer] = payload
+
+    def remove(self, peer: PeerId) -> None:
+        del self._payloads[peer]
+
+    def step(self) -> Tensor:
+        step = np.zeros(SIZE, np.int32)
+        for payload in self._payloads.values():
+            step += fingerprint(payload)
+        return torch.from_numpy(step)
+
+
+class StubMethod:
+    """`Method` that contributes counts."""
+
+    payload_bytes = _PAYLOAD.size
+    votes = 1
+
+    def __init__(self, note: Callable[..., None], serial: int) -> None:
+        """`note` is the peer's event log; `serial` tells this process' payloads from an earlier one's."""
+        self._note = note
+        self._serial = serial
+        self._owed = 0
+        """Microbatches of contributions that came back."""
+
+    def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
+        microbatches = int(gradient[0]) + self._owed
+        self._owed = 0
+        self._serial += 1
+        payload = payload_of(peer, round, self._serial, microbatches)
+        self._note("payload", round=round, payload=payload)
+        return payload
+
+    def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
+        self._owed += microbatches_in(payload)
+        self._note("returned", round=round, payload=payload)
+
+    def check(self, payload: bytes) -> None:
+        if len(payload) != _PAYLOAD.size:
+            raise ContributionError(f"a payload of {len(payload)} bytes")
+
+    def tally(self, round: int) -> StubTally:
+        return StubTally()
+
+    def lookahead(self, round: int) -> Tensor:
+        return torch.zeros(SIZE, dtype=torch.int32)
+
+
+class StubCompute:
+    """`Computes` that counts microbatches; hidden states are zeros of the manifest's shape."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        data = manifest.data
+        self._hidden = torch.zeros(data.microbatch_sequences, data.sequence_tokens, manifest.model.width)
+        self._tokens = data.microbatch_sequences * data.sequence_tokens
+        self._open: set[Hashable] = set()
+        self._gathered = 0
+
+    def publish(self, weights: Tensor) -> None: ...
+
+    def forward(self, key: Hashable, inputs: Tensor) -> Tensor:
+        self._open.add(key)
+        return self._hidden
+
+    def finish(self, key: Hashable, inputs: Tensor, labels_BT: Tensor) -> Finished:
+        self._gathered += 1
+        return Finished(float(self._tokens), self._tokens, self._hidden)
+
+    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
+        self._open.remove(key)
+        self._gathered += 1
+        return self._hidden
+
+    def drop(self, key: Hashable) -> None:
+        self._open.discard(key)
+
+    def take_gradient(self) -> Tensor:
+        taken = torch.zeros(SIZE)
+        taken[0], self._gathered = float(self._gathered), 0
+        return taken
+
+
+def stub_part(manifest: Manifest, note: Callable[..., None], serial: int) -> StagePart:
+    """The part of any stage."""
+    layout = layout_of({"weight": (SIZE,)})
+    return StagePart(layout, StubCompute(manifest), StubMethod(note, serial), first_units)

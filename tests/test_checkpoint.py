@@ -1,0 +1,176 @@
+"""Checkpoints survive what happens to disks: torn writes, flipped bytes, truncation, a disk that is full."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from swarm import tiny_manifest
+
+from peers import checkpoint
+from peers.checkpoint import CheckpointError
+from swarmnet.layout import Layout, layout_of
+from swarmnet.model import initial_units, parameter_shapes
+
+MANIFEST = tiny_manifest()
+STAGE = 1
+CHAIN = b"8 bytes."
+
+
+def layout() -> Layout:
+    return layout_of(parameter_shapes(MANIFEST.model, MANIFEST.span(STAGE)))
+
+
+def units(round: int) -> torch.Tensor:
+    """Other weights for every round; the padding of the layout stays zero."""
+    made = initial_units(MANIFEST.model, MANIFEST.span(STAGE), layout(), MANIFEST.seed)
+    for entry in layout().entries:
+        made[entry.offset : entry.offset + entry.size] += round
+    return made
+
+
+def write(folder: Path, round: int) -> Path:
+    return checkpoint.write(folder, MANIFEST, STAGE, round, CHAIN, units(round), layout())
+
+
+def usable(folder: Path) -> tuple[int, list[str]]:
+    """As a worker restarts: the newest usable round (-1: none), and what was said of the others."""
+    said = []
+    for path in checkpoint.files(folder, STAGE):
+        try:
+            round, chain, restored = checkpoint.restore(path, MANIFEST.run_id(), STAGE, layout())
+        except CheckpointError as error:
+            said.append(str(error))
+            continue
+        assert chain == CHAIN
+        assert torch.equal(restored, units(round))
+        return round, said
+    return -1, said
+
+
+def test_what_was_written_is_read_and_the_newest_two_are_kept(tmp_path):
+    for round in (3, 9, 100_000_000 - 1):
+        write(tmp_path, round)
+    assert [path.name for path in checkpoint.files(tmp_path, STAGE)] == [
+        "stage-1-round-99999999.safetensors", "stage-1-round-00000009.safetensors",
+    ]  # fmt: skip
+    assert usable(tmp_path) == (99_999_999, [])
+
+
+def test_large_weights_are_kept_exactly(tmp_path):
+    large = units(0)
+    large[:4] = torch.tensor([2**31 - 1, -(2**31), 2**24 + 1, -(2**24) - 1], dtype=torch.int32)
+    path = checkpoint.write(tmp_path, MANIFEST, STAGE, 5, CHAIN, large, layout())
+    assert torch.equal(checkpoint.restore(path, MANIFEST.run_id(), STAGE, layout())[2], large)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    write(folder, 1)
+    return folder, write(folder, 2), write(folder, 2).read_bytes()
+
+
+IN_MODULE = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@IN_MODULE
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 255), st.booleans())
+def test_a_flipped_byte_is_found_and_named_and_the_older_checkpoint_is_used(two, place, flip, early):
+    folder, path, good = two
+    span = 1500 if early else len(good)  # The header is short, and as likely as the rest here.
+    at = int(place * span)
+    bad = bytearray(good)
+    bad[at] ^= flip
+    path.write_bytes(bad)
+    round, said = usable(folder)
+    if round == 2:  # Only white space that pads the header may change and mean the same.
+        assert bytes([good[at], bad[at]]).isspace()
+    else:
+        assert round == 1
+        assert len(said) == 1
+        assert str(path) in said[0]
+
+
+@IN_MODULE
+@given(st.floats(0, 1, exclude_max=True))
+def test_a_truncated_file_is_found_and_named_and_the_older_checkpoint_is_used(two, share):
+    folder, path, good = two
+    path.write_bytes(good[: int(share * len(good))])
+    round, said = usable(folder)
+    assert round == 1
+    assert str(path) in said[0]
+
+
+def test_files_of_another_run_or_stage_are_refused_by_name(tmp_path):
+    path = write(tmp_path, 4)
+    other = tiny_manifest(name="another")
+    with pytest.raises(CheckpointError, match="not stage 1 of"):
+        checkpoint.restore(path, other.run_id(), STAGE, layout())
+    with pytest.raises(CheckpointError, match=str(path)):
+        checkpoint.restore(path, MANIFEST.run_id(), 2, layout())
+
+
+def test_what_a_killed_writer_leaves_is_not_taken_for_a_checkpoint(tmp_path):
+    good = write(tmp_path, 4)
+    (tmp_path / f".{good.name}.123.part").write_bytes(good.read_bytes()[:100])
+    assert usable(tmp_path) == (4, [])
+
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+from peers.errors import UserError
+from test_checkpoint import write
+folder, what = Path(sys.argv[1]), sys.argv[2]
+write(folder, 1)
+print("ready", flush=True)
+if what == "full":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+    try:
+        write(folder, 2)
+    except UserError as error:
+        print(error, flush=True)
+else:
+    for round in range(2, 100_000):
+        write(folder, round)
+"""
+
+
+def start(folder: Path, what: str) -> subprocess.Popen[str]:
+    place = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{place}:{place.parent}", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder), what], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_full_disk_is_said_and_the_old_checkpoint_stays(tmp_path):
+    with start(tmp_path, "full") as process:
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "cannot be written" in said
+    assert usable(tmp_path) == (1, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["stage-1-round-00000001.safetensors"]
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_usable_checkpoint(tmp_path):
+    process = start(tmp_path, "endless")
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        wanted = Random(1).randrange(3, 9)
+        while len(checkpoint.files(tmp_path, STAGE)) < 2 or usable(tmp_path)[0] < wanted:
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+    round, said = usable(tmp_path)
+    assert round >= wanted
+    assert said == []

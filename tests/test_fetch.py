@@ -1,0 +1,151 @@
+"""Fetching a snapshot, on hand-set time: chunks come from whoever has them, liars and the silent are dropped."""
+
+from __future__ import annotations
+
+import hashlib
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnet.fetch import (
+    ASKED_AT_ONCE,
+    MOST_CHUNKS,
+    SMALLEST_CHUNK_BYTES,
+    STALL_SECONDS,
+    Ask,
+    Dropped,
+    SnapshotFetch,
+    choose_root,
+    chunk_bytes,
+)
+from swarmnet.identifiers import PeerId
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+WRONG = hashlib.sha256(b"wrong").digest()
+
+
+def hashes(count: int) -> list[bytes]:
+    return [hashlib.sha256(b"%d" % index).digest() for index in range(count)]
+
+
+def asks(effects) -> list[Ask]:
+    return [effect for effect in effects if isinstance(effect, Ask)]
+
+
+@given(st.integers(1, 2**45))
+def test_chunks_are_few_enough_for_one_message_and_not_smaller_than_need_be(size):
+    chunk = chunk_bytes(size)
+    assert -(-size // chunk) <= MOST_CHUNKS
+    assert chunk == SMALLEST_CHUNK_BYTES or -(-size // (chunk // 2)) > MOST_CHUNKS
+
+
+def test_different_chunks_are_asked_of_every_holder_and_no_more_than_its_slots():
+    fetch = SnapshotFetch(hashes(20), [A, B])
+    first = asks(fetch.start(0.0))
+    assert len(first) == 2 * ASKED_AT_ONCE
+    assert len({ask.index for ask in first}) == 2 * ASKED_AT_ONCE
+    assert {ask.peer for ask in first} == {A, B}
+
+
+def test_a_chunk_with_the_wrong_hash_drops_its_sender_and_others_are_asked():
+    fetch = SnapshotFetch(hashes(4), [A, B])
+    fetch.start(0.0)
+    wanted, effects = fetch.chunk(A, 0, WRONG, 0.1)
+    assert not wanted
+    assert isinstance(effects[0], Dropped)
+    assert effects[0].peer == A
+    assert "chunk 0" in effects[0].reason
+    assert all(ask.peer == B for ask in asks(effects))
+    wanted, effects = fetch.chunk(B, 99, WRONG, 0.2)
+    assert not wanted
+    assert fetch.stuck
+
+
+def test_a_holder_that_sends_nothing_is_dropped_and_one_that_sends_slowly_is_not():
+    fetch = SnapshotFetch(hashes(12), [A, B])
+    fetch.start(0.0)
+    now, index = 0.0, next(iter(fetch.holders[B].asked))
+    for _ in range(4):
+        now += 0.9 * STALL_SECONDS
+        dropped = [effect for effect in fetch.tick(now) if isinstance(effect, Dropped)]
+        assert all(effect.peer == A for effect in dropped)
+        fetch.chunk(B, index, fetch.hashes[index], now)
+        index = next(iter(fetch.holders[B].asked))
+    assert fetch.holders.keys() == {B}
+
+
+def test_near_the_end_a_second_holder_is_asked_rather_than_none():
+    fetch = SnapshotFetch(hashes(2), [A, B])
+    first = asks(fetch.start(0.0))
+    assert {(ask.peer, ask.index) for ask in first} == {(A, 0), (A, 1), (B, 0), (B, 1)}
+    assert fetch.chunk(A, 0, fetch.hashes[0], 0.1)[0]
+    assert not fetch.chunk(B, 0, fetch.hashes[0], 0.2)[0], "once is enough"
+    assert fetch.missing == {1}
+
+
+def test_chunks_of_strangers_are_judged_by_their_hash():
+    fetch = SnapshotFetch(hashes(2), [A])
+    fetch.start(0.0)
+    assert fetch.chunk(C, 1, fetch.hashes[1], 0.1)[0]
+    assert fetch.chunk(C, 0, WRONG, 0.1) == (False, [])
+    assert not fetch.stuck
+
+
+@pytest.mark.parametrize(
+    ("offers", "chosen"),
+    [
+        ({A: [(7, b"x")], B: [(7, b"x")], C: [(7, b"y")]}, (7, b"x")),
+        ({A: [(15, b"n"), (7, b"x")], B: [(7, b"x")], C: [(7, b"x")]}, (7, b"x")),
+        ({A: [(15, b"n"), (7, b"x")], B: [(15, b"n"), (7, b"x")], C: [(7, b"x")]}, (15, b"n")),
+        ({A: [(7, b"x")], B: [(7, b"y")]}, None),
+        ({A: [(7, b"x")] * 9, B: [], C: []}, None),
+        ({A: [(7, b"x")]}, (7, b"x")),
+        ({}, None),
+    ],
+)
+def test_the_newest_root_that_two_thirds_name_is_taken(offers, chosen):
+    assert choose_root(offers) == chosen
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 30), st.integers(1, 5))
+def test_any_mixture_of_holders_ends_complete_or_stuck(seed, chunks, holders):
+    """Each holder is honest, lying, silent or about to leave; who is honest is never dropped."""
+    chance, now = Random(seed), 0.0
+    kinds = {PeerId(f"h{n}"): chance.choice(["honest", "liar", "silent", "leaves"]) for n in range(holders)}
+    fetch = SnapshotFetch(hashes(chunks), list(kinds))
+    under_way: list[Ask] = []
+
+    def take(effects) -> None:
+        for effect in effects:
+            if isinstance(effect, Dropped):
+                assert kinds[effect.peer] != "honest"
+            else:
+                assert effect.index in fetch.missing
+                assert len(fetch.holders[effect.peer].asked) <= ASKED_AT_ONCE
+                under_way.append(effect)
+
+    take(fetch.start(now))
+    for _ in range(1000):
+        if not fetch.missing or fetch.stuck:
+            break
+        answering = [ask for ask in under_way if kinds[ask.peer] != "silent"]
+        if not answering:
+            due = fetch.next_deadline()
+            assert now < due < float("inf"), "it waits for nothing"
+            now = due
+            take(fetch.tick(now))
+            assert fetch.next_deadline() > now
+            continue
+        ask = chance.choice(answering)
+        under_way.remove(ask)
+        now += 0.01
+        if kinds[ask.peer] == "leaves" and chance.random() < 0.2:
+            take(fetch.drop(ask.peer, "gone", now))
+        else:
+            honest = kinds[ask.peer] != "liar"
+            take(fetch.chunk(ask.peer, ask.index, fetch.hashes[ask.index] if honest else WRONG, now)[1])
+    assert not fetch.missing or fetch.stuck
+    assert not fetch.missing or "honest" not in kinds.values()

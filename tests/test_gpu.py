@@ -1,0 +1,54 @@
+"""The same bits on a GPU. Skipped by name where torch sees none."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from peers.stage_part import real_part
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Manifest, ModelShape, Sync
+from swarmnet.replica import Replica
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+
+SHAPE = ModelShape(width=64, heads=4, key_value_heads=2, head_width=16, feed_forward=192, layers=2)
+
+
+@pytest.mark.parametrize("transform", ["hadamard", "dct", "identity"])
+@pytest.mark.parametrize("selection", ["group", "top-k", "seeded"])
+def test_settled_weights_on_a_gpu_are_those_of_the_processor(selection: str, transform: str) -> None:
+    manifest = Manifest(
+        "gpu", PeerId("nobody"), stages=(2,), model=SHAPE, sync=Sync(selection=selection, transform=transform)
+    )
+    payloads: list[bytes] = []
+    digests = []
+    for device in ("cpu", "cuda"):
+        part = real_part(manifest, 0, device)
+        replica = Replica(part.layout, part.method, part.first_units().to(device))
+        if not payloads:
+            generator = torch.Generator().manual_seed(0)
+            for number in range(4):
+                gradient = torch.randn(part.layout.size, generator=generator)
+                for start, stop in part.layout.padding:
+                    gradient[start:stop] = 0
+                payloads.append(part.method.contribute(gradient, 1, 0, PeerId(f"peer{number}")))
+        for number, payload in enumerate(payloads):
+            replica.add(0, PeerId(f"peer{number}"), payload)
+        replica.apply(0)
+        digests.append(replica.settle(0))
+    assert all(one == other for one, other in pairwise(digests))
+
+
+def test_a_stage_on_a_gpu_computes_and_contributes() -> None:
+    manifest = Manifest("gpu", PeerId("nobody"), stages=(2,), model=SHAPE)
+    part = real_part(manifest, 0, "cuda")
+    replica = Replica(part.layout, part.method, part.first_units().to("cuda"))
+    part.compute.publish(replica.live_floats(ahead=False))
+    tokens_BT = torch.randint(0, 256, (2, 16))
+    finished = part.compute.finish("microbatch", tokens_BT, tokens_BT)
+    assert finished.tokens == 32
+    payload = part.method.contribute(part.compute.take_gradient(), 32, 0, PeerId("me"))
+    part.method.check(payload)

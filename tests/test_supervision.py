@@ -1,0 +1,259 @@
+"""A peer whose p2pd dies or hangs goes on; one that cannot go on says why and ends, and never just hangs."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from peers import event_log
+from peers.demo_peers import DemoPeer, start
+from peers.peer import with_ports
+from peers.run_file import publish
+from peers.supervision import HANG_LOOKS, Fault, Watchdog, is_memory, reason, unless_failed
+from protocols.identity import load_or_create
+
+ROOT = Path(__file__).parent.parent
+QUIET = {
+    "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "metrics": {"listen": "off"},
+    "log": "json", "drain_seconds": 5, "checkpoint_seconds": 0,
+}  # fmt: skip
+RUN = """
+name: small
+seed: 1
+stages: [1]
+model: {layers: 1, width: 32, heads: 2, key_value_heads: 2, head_width: 16, feed_forward: 64}
+data: {sequence_tokens: 64, microbatch_sequences: 2}
+rounds: {target_tokens: 256}
+"""
+
+
+@pytest.fixture
+def run_json(tmp_path):
+    """A published run of one small stage; its folder."""
+    (tmp_path / "run.yaml").write_text(RUN)
+    publish(tmp_path / "run.yaml", load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    return tmp_path
+
+
+def times(state: Path, name: str) -> list[float]:
+    """When an event happened, Unix time."""
+    path = state / "events.jsonl"
+    return [event.time for event in event_log.read(path) if event.name == name] if path.exists() else []
+
+
+async def until(condition, seconds, what):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        await asyncio.sleep(0.05)
+
+
+def p2pd_of(pid: int) -> int:
+    """The p2pd that a peer started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    names = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    return next(child for child, name in names.items() if b"p2pd" in name)
+
+
+@contextlib.asynccontextmanager
+async def training(folder: Path):
+    """One peer that trains alone."""
+    peer = await start(folder, "alone", {"run": "run.json", "stage": 0, **QUIET})
+    try:
+        await peer.until_listening()
+        await until(lambda: len(times(peer.state, "settled")) > 3, 60, "it trains")
+        yield peer
+    finally:
+        await peer.stop(15.0)
+
+
+async def goes_on(peer: DemoPeer, after: float) -> None:
+    before = peer.addresses[-1]
+    await until(lambda: any(at > after for at in times(peer.state, "in_step")), 40, "in step again")
+    await until(lambda: max(times(peer.state, "committed")) > max(times(peer.state, "in_step")), 20, "commits")
+    assert peer.alive
+    assert peer.addresses[-1] == before, "the same identity and port"
+    restored = [event for event in event_log.read(peer.state / "events.jsonl") if event.name == "restored"]
+    assert restored, "it went on with the weights it had, not from the seed"
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+async def test_a_peer_whose_p2pd_is_killed_starts_it_again_where_it_was_and_trains_on(run_json):
+    async with training(run_json) as peer:
+        killed = time.time()
+        os.kill(p2pd_of(peer.process.pid), signal.SIGKILL)
+        await goes_on(peer, killed)
+    assert peer.process.returncode == 0
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+async def test_a_p2pd_that_hangs_is_noticed_killed_and_started_again(run_json):
+    async with training(run_json) as peer:
+        frozen = time.time()
+        os.kill(p2pd_of(peer.process.pid), signal.SIGSTOP)
+        await until(lambda: any("hung" in text for text in peer.said), 30, "it notices")
+        await goes_on(peer, frozen)
+    assert peer.process.returncode == 0
+
+
+def run_with(folder: Path, sabotage: str, seconds: float = 90.0) -> subprocess.CompletedProcess[str]:
+    """Run the peer in a process that first does `sabotage` to itself."""
+    keys = {"run": "run.json", "state": "alone", "stage": 0, **QUIET}
+    file = folder / "alone.yaml"
+    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items()))
+    program = textwrap.dedent(sabotage) + textwrap.dedent(f"""
+        from peers.cli import main
+        main(["run", {str(file)!r}])
+    """)
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=seconds,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def assert_ended_with(done: subprocess.CompletedProcess[str], words: str) -> None:
+    assert done.returncode == 1, done.stderr
+    said = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    faults = [line["text"] for line in said if line["event"] == "fault"]
+    assert len(faults) == 1, done.stderr
+    assert words in faults[0]
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+def test_a_fault_in_the_compute_thread_ends_the_peer_with_its_reason(run_json):
+    done = run_with(run_json, """
+        from swarmnet.stage import StageCompute
+        original, calls = StageCompute.finish, []
+        def finish(self, *arguments):
+            calls.append(1)
+            if len(calls) > 5:
+                raise ZeroDivisionError("a mistake in the program")
+            return original(self, *arguments)
+        StageCompute.finish = finish
+    """)  # fmt: skip
+    assert_ended_with(done, "ZeroDivisionError: a mistake in the program")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+def test_a_peer_out_of_memory_ends_with_advice(run_json):
+    done = run_with(run_json, """
+        import resource, torch
+        from pathlib import Path
+        from swarmnet.stage import StageCompute
+        original, calls = StageCompute.finish, []
+        def finish(self, *arguments):
+            calls.append(1)
+            if len(calls) == 6:
+                used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), used + (32 << 20)))
+            if len(calls) > 6:
+                self.hoard = [*getattr(self, "hoard", []), torch.zeros(1 << 20)]
+            return original(self, *arguments)
+        StageCompute.finish = finish
+    """)  # fmt: skip
+    assert_ended_with(done, "out of memory")
+    assert "fewer `slots`" in done.stderr
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+def test_a_blocked_event_loop_ends_the_peer_with_all_stacks(run_json):
+    done = run_with(run_json, """
+        import time
+        from peers import supervision
+        from peers.observe import Pulse
+        supervision.HANG_LOOKS = 3
+        original = Pulse.run
+        async def run(self):
+            import asyncio
+            asyncio.get_running_loop().call_later(3.0, lambda: time.sleep(3600))
+            await original(self)
+        Pulse.run = run
+    """)  # fmt: skip
+    assert_ended_with(done, "the event loop has not turned")
+    assert "time.sleep(3600)" in done.stderr or "in <lambda>" in done.stderr
+
+
+# -- the parts --------------------------------------------------------------------------------------------
+
+
+async def test_work_that_waits_for_ever_ends_when_something_else_fails():
+    failed = asyncio.get_running_loop().create_future()
+    ended = []
+
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    asyncio.get_running_loop().call_soon(failed.set_result, ZeroDivisionError("no"))
+    with pytest.raises(Fault, match="ZeroDivisionError: no"):
+        await unless_failed(work(), failed)
+    assert ended == [True]
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_no_memory_is_told_from_other_faults(error, memory):
+    assert is_memory(error) == memory
+    assert ("out of memory" in reason(error)) == memory
+
+
+@pytest.mark.parametrize(
+    ("turning", "seconds", "words"),
+    [(False, 0.0, "event loop has not turned"), (True, 1e6, "one piece of compute")],
+)
+def test_the_watchdog_ends_a_process_that_hangs(turning, seconds, words, capfd):
+    ended, said, turns = [], [], iter(range(10**9))
+    dog = Watchdog(
+        lambda: next(turns) if turning else 7, lambda: seconds, said.append, ended.append, look_seconds=0.001
+    )
+    dog.start()
+    dog._thread.join(30)
+    assert ended == [1]
+    assert words in said[0]
+    assert "test_the_watchdog_ends_a_process_that_hangs" in capfd.readouterr().err
+
+
+def test_the_watchdog_lets_a_process_live_that_turns():
+    ended, looks = [], []
+
+    def turns():
+        looks.append(1)
+        if len(looks) > 3 * HANG_LOOKS:
+            dog.stop()
+        return len(looks) // (HANG_LOOKS - 1)  # Slow, but it turns.
+
+    dog = Watchdog(turns, lambda: 0.0, lambda text: None, ended.append, look_seconds=0.001)
+    dog.start()
+    dog._thread.join(30)
+    assert ended == []
+
+
+def test_a_restarted_p2pd_listens_on_the_ports_that_it_had():
+    listen = ("/ip4/0.0.0.0/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1", "/ip4/127.0.0.1/tcp/4001", "/dns/a")
+    addresses = ("/ip4/10.0.0.1/tcp/1111", "/ip4/127.0.0.1/tcp/1111", "/ip4/127.0.0.1/udp/2222/quic-v1")
+    assert with_ports(listen, addresses) == (
+        "/ip4/0.0.0.0/tcp/1111", "/ip4/127.0.0.1/udp/2222/quic-v1", "/ip4/127.0.0.1/tcp/4001", "/dns/a",
+    )  # fmt: skip
+    assert with_ports(listen, ()) == listen
