@@ -129,6 +129,15 @@ def files(folder: Path, stage: int) -> list[Path]:
     return sorted(folder.glob(f"stage-{stage}-round-*.safetensors"), reverse=True)
 
 
+def set_aside(folder: Path, stage: int, round: int) -> list[Path]:
+    """Rename a stage's checkpoints that are newer than `round`, so that nothing starts from them; to what."""
+    aside = []
+    for path in files(folder, stage):
+        if int(path.stem.rpartition("-")[2]) > round:
+            aside.append(path.replace(path.with_suffix(".given-up")))
+    return aside
+
+
 def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int, bytes, Tensor]:
     """(round, chain, units) of one file. CheckpointError if it is damaged or of another run or stage."""
     checkpoint = read(path)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from peers import commands_model, commands_run
+from peers import commands_chaos, commands_model, commands_run
 from peers.errors import ConfigError, UserError
 
 ERROR_EXIT = 2
@@ -64,6 +64,7 @@ def application() -> typer.Typer:
         "publish": commands_run.publish,
         "join": commands_run.join,
         "demo": commands_run.demo,
+        "chaos": commands_chaos.chaos,
         "export": commands_model.export,
         "generate": commands_model.generate,
         "evaluate": commands_model.evaluate,

@@ -289,7 +289,8 @@ class DataPath:
             size = hidden.encoded_bytes(kept.shape, self.manifest.hidden_codec)
             tokens = kept.shape[0] * kept.shape[1]
             if grad.shape != kept.shape or len(body) != size or grad.tokens != tokens:
-                self.neighbourhood.refused(peer, "malformed", f"a gradient of {len(body)} bytes, {grad.tokens} tokens")
+                reason = f"a gradient of {len(body)} bytes, {grad.tokens} tokens"
+                self.neighbourhood.refused(peer, "malformed", reason)
                 self.feed(NackArrived(peer, key, grad.attempt, "malformed"))
                 return
             self.timings.add("answered", self.loop.time() - self.pipeline.jobs[key].sent_at)

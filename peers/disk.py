@@ -11,9 +11,22 @@ from peers import checkpoint
 from peers.compute import UPDATE, Compute
 from peers.run_file import SignedManifest
 from peers.stage_part import StagePart
-from peers.state_path import Weights
+from peers.state_path import Snapshots, Weights
 from peers.timings import Timings
 from swarmnet.branches import START
+
+LOOK_SECONDS = 1.0
+
+
+def aligned(snapshot_rounds: int, wanted_rounds: float) -> int:
+    """Every how many rounds to save, for about `wanted_rounds`: the snapshots' interval times a power of two.
+
+    Peers measure different speeds; of two neighbouring powers of two the larger one's rounds are saved by
+    both, so that their disks share rounds when the whole group starts again."""
+    every = snapshot_rounds
+    while 2 * every <= wanted_rounds:
+        every *= 2
+    return every
 
 
 class Disk:
@@ -41,8 +54,9 @@ class Disk:
         self.saved_bytes = 0
         self.timings = Timings()
 
-    def own_weights(self) -> Weights:
-        """From the newest usable checkpoint, else what the seed makes, before any round."""
+    def restored(self) -> list[Weights]:
+        """From all usable checkpoints, the newest first."""
+        found = []
         for path in checkpoint.files(self.folder, self.stage) if self.folder is not None else ():
             began = perf_counter()
             try:
@@ -54,20 +68,33 @@ class Disk:
                 continue
             self.timings.add("load", perf_counter() - began)
             self.say("restored", f"has the weights of round {round} in its own checkpoint")
-            return Weights(units, round, chain)
-        return self.first_weights()
+            found.append(Weights(units, round, chain))
+        return found
+
+    async def forget_after(self, round: int) -> None:
+        """The group went on from this round: newer checkpoints here are of a history that was given up."""
+        if self.folder is not None:
+            for path in await asyncio.to_thread(checkpoint.set_aside, self.folder, self.stage, round):
+                self.say("set_aside", f"the group goes on from round {round}: newer weights are now {path}")
 
     def first_weights(self) -> Weights:
         """What the seed makes."""
         return Weights(self.part.first_units(), -1, START)
 
-    async def save_forever(self, seconds: float, settled: Callable[[], Weights]) -> None:
-        """Save every `seconds`; never if that is 0."""
-        if not seconds:
-            await asyncio.get_running_loop().create_future()
+    async def save_forever(self, seconds: float, snapshots: Snapshots) -> None:
+        """Save about every `seconds`, the same rounds as the others do (`aligned`); never if that is 0."""
+        loop = asyncio.get_running_loop()
+        if not seconds or self.folder is None:
+            await loop.create_future()
+        started, first = loop.time(), snapshots.newest_round()
         while True:
-            await asyncio.sleep(seconds)
-            await self.save(settled)
+            await asyncio.sleep(min(LOOK_SECONDS, seconds))
+            passed = snapshots.newest_round() - first
+            every = aligned(snapshots.rules.snapshot_rounds, seconds * passed / (loop.time() - started))
+            for snapshot in snapshots.held:
+                if (snapshot.root.round + 1) % every == 0:
+                    await self._write(snapshot.weights())
+                    break
 
     async def save(self, settled: Callable[[], Weights]) -> None:
         """Write the settled weights, unless the newest file has them already. `settled` is called in the
@@ -81,9 +108,11 @@ class Disk:
                 taken.set_result(result)
 
         self.compute.submit(UPDATE, settled, deliver)  # Behind forwards it would never be its turn.
-        weights = await taken
+        await self._write(await taken)
+
+    async def _write(self, weights: Weights) -> None:
         round = weights.settled_round
-        if round < 0 or (self.saved is not None and self.saved[1] == round):
+        if self.folder is None or round < 0 or (self.saved is not None and self.saved[1] >= round):
             return
         manifest, began = self.signed.manifest, perf_counter()
         try:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from peers.strangers import Strangers
 from peers.timer import Timer
 from peers.timings import Timings
 from protocols.envelope import run_bytes
@@ -120,7 +121,7 @@ class Neighbourhood:
         self._echoes: dict[PeerId, _Echo] = {}
         self._beats: dict[int, float] = {}
         self._sequence = 0
-        self._answering: set[tuple[PeerId, type[Message]]] = set()
+        self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer = Timer(self._beat)
         self._closed = False
@@ -279,7 +280,7 @@ class Neighbourhood:
             self._hello(peer, message)
             return
         if isinstance(message, AskManifest):
-            self._spawn(self._tell_manifest(peer))
+            self._spawn(self._strangers.answer(peer, ManifestIs(), self.signed_manifest))
             return
         if peer not in self._greeted:
             self.traffic.refused["malformed"] += 1
@@ -321,7 +322,7 @@ class Neighbourhood:
             code, reason = "wrong_run", f"this peer trains {self.run_id[:16]}"
         if code:
             self.traffic.refused[code] += 1
-            self._spawn(self._refuse(peer, Refuse(code, reason)))
+            self._spawn(self._strangers.answer(peer, Refuse(code, reason)))
             return
         self._greeted.add(peer)
         if hello.record and self.learn(hello.record) != peer:
@@ -332,29 +333,6 @@ class Neighbourhood:
         if known is not None and not known.linked and not known.dialing:
             known.dial_at = 0.0  # It reached us, so it is there: no back-off.
             self._dial_due()
-
-    async def _refuse(self, peer: PeerId, refusal: Refuse) -> None:
-        await self._answer_stranger(peer, refusal, b"")
-
-    async def _tell_manifest(self, peer: PeerId) -> None:
-        await self._answer_stranger(peer, ManifestIs(), self.signed_manifest)
-
-    async def _answer_stranger(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """One message to a peer that is no neighbour, then the link is closed. One at a time: a flood of
-        questions costs the asker more than us."""
-        question = (peer, type(message))
-        if question in self._answering:
-            return
-        self._answering.add(question)
-        try:
-            link = await self.transport.open(peer, "group", DIAL_SECONDS)
-            self.traffic.sent[message.kind] += link.post(message, body)
-            await link.drained(0, DIAL_SECONDS)
-            link.close()
-        except WireError as error:
-            self.note("answer_failed", peer=peer, reason=str(error))
-        finally:
-            self._answering.discard(question)
 
     # -- beats ----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from peers.run_file import SignedManifest
 from protocols.errors import WireError
 from protocols.identity import Identity
 from protocols.messages import PeerRecord
-from protocols.records import ANNOUNCE_SECONDS, seal_record
+from protocols.records import ANNOUNCE_SECONDS, open_record, seal_record
 from protocols.transport import Directory, Transport
 from swarmnet.identifiers import PeerId
 from swarmnet.membership import choose_stage
@@ -21,6 +21,9 @@ FIRST_LOOKS = 3
 FIRST_LOOK_SECONDS = 1.0
 """Peers that start together see one another's records about this late."""
 LOOK_SECONDS = 10.0
+MOST_ASKED = 32
+"""Peers of a stage that a newcomer tries to reach before it chooses: with as many there it is not thin."""
+ANSWER_SECONDS = 3.0
 AGAIN_SECONDS = 1.0
 """After an announcement that nobody stored."""
 
@@ -44,11 +47,28 @@ class Presence:
 
     async def choose_stage(self, chance: Random) -> tuple[int, list[int]]:
         """The stage that needs a newcomer most, and how many peers each stage has now."""
-        counts = []
-        for stage in range(len(self.signed.manifest.stages)):
-            counts.append(len((await self.look_up(stage)).keys() - {self.transport.peer}))
+        counts = [await self._count(stage) for stage in range(len(self.signed.manifest.stages))]
         chosen = choose_stage(len(counts), dict(enumerate(counts)), {}, chance)
         return chosen, counts
+
+    async def _count(self, stage: int) -> int:
+        """Peers of a stage that can be reached: a record outlives its peer by up to two minutes."""
+        records = await self.look_up(stage)
+        found = await asyncio.gather(
+            *(self._answers(peer, record) for peer, record in list(records.items())[:MOST_ASKED])
+        )
+        return sum(found)
+
+    async def _answers(self, peer: PeerId, data: bytes) -> bool:
+        if peer == self.transport.peer:
+            return False
+        try:
+            addresses = open_record(data, self.signed.run_id).record.addresses
+            link = await self.transport.open(peer, "group", ANSWER_SECONDS, addresses)
+        except WireError:
+            return False
+        link.close()
+        return True
 
     async def look_up(self, stage: int) -> dict[PeerId, bytes]:
         """Signed records of a stage by peer; empty when the directory does not answer."""

@@ -49,7 +49,7 @@ class Recovery:
     async def weights(self, update: UpdatePath | None, given_up: Resynchronise | None) -> Weights:
         """The newest that the group offers, else what this peer has itself. `given_up`: only from those of
         the history that stands, and not on top of the own one."""
-        own = self.disk.own_weights() if update is None else await self._settled(update)
+        own = self._restored() if update is None else await self._settled(update)
         forked = given_up is not None and given_up.fork_round is not None
         while not self.leaving.is_set():
             wanted = self.group() if given_up is None else given_up.peers
@@ -67,8 +67,18 @@ class Recovery:
             if weights is None:
                 return self.disk.first_weights() if forked else own
             self.note("fetched", round=weights.settled_round, bytes=self.states.fetched_bytes)
+            await self.disk.forget_after(weights.settled_round)
+            self.states.snapshots.forget_after(weights.settled_round)
+            self.states.snapshots.hold(weights)
             return weights
         return own
+
+    def _restored(self) -> Weights:
+        """The newest of the own checkpoints, else what the seed makes; all are served to others."""
+        restored = self.disk.restored()
+        for weights in restored:
+            self.states.snapshots.hold(weights)
+        return restored[0] if restored else self.disk.first_weights()
 
     async def _settled(self, update: UpdatePath) -> Weights:
         taken: asyncio.Future[Weights] = asyncio.get_running_loop().create_future()

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from peers.checkpoint import state_digest
 from peers.neighbourhood import Neighbourhood
 from peers.status import amount
 from peers.timer import Timer
@@ -36,7 +37,7 @@ from protocols.messages import (
     SnapshotRoot,
     State,
 )
-from swarmnet.fetch import Ask, Dropped, SnapshotFetch, choose_root, chunk_bytes
+from swarmnet.fetch import Ask, Dropped, SnapshotFetch, choose_restart, choose_root, chunk_bytes
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.manifest import Rounds
 from swarmnet.round_sets import kept_rounds
@@ -65,6 +66,9 @@ class Snapshot:
         size = chunk_bytes(self.root.size)
         return memoryview(self.data)[index * size : (index + 1) * size]
 
+    def weights(self) -> Weights:
+        return Weights(units_of(self.data), self.root.round, self.root.chain)
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -74,6 +78,26 @@ class Weights:
     settled_round: int
     chain: bytes
     """The value of the chain of settled sets there."""
+
+
+def units_of(data: bytes) -> Tensor:
+    """int32 [size] from little-endian bytes."""
+    return torch.from_numpy(np.frombuffer(data, "<i4").astype(np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a peer stands."""
+
+    current: int
+    settled: int
+    digest: bytes
+    """Of the settled weights."""
+    began: int
+    """The round whose settled weights it started from: of later ones alone it has the sets."""
+
+
+NOT_BEGUN = Standing(-1, -1, b"", -1)
 
 
 class Snapshots:
@@ -89,9 +113,17 @@ class Snapshots:
 
     def keep(self, round: int, units: Callable[[], Tensor], digest: bytes, chain: bytes) -> None:
         """A round settled: make a snapshot if it is its turn."""
-        if (round + 1) % self.rules.snapshot_rounds:
-            return
-        data = units().cpu().numpy().astype("<i4", copy=False).tobytes()
+        if (round + 1) % self.rules.snapshot_rounds == 0:
+            self._hold(round, units(), digest, chain)
+
+    def hold(self, weights: Weights) -> None:
+        """Serve these weights too: from the own disk or fetched, others may need just them."""
+        if all(snapshot.root.round != weights.settled_round for snapshot in self.held):
+            digest = state_digest(weights.settled_round, weights.units)
+            self._hold(weights.settled_round, weights.units, digest, weights.chain)
+
+    def _hold(self, round: int, units: Tensor, digest: bytes, chain: bytes) -> None:
+        data = units.cpu().numpy().astype("<i4", copy=False).tobytes()
         size = chunk_bytes(len(data))
         view = memoryview(data)
         hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(data), size)]
@@ -99,7 +131,16 @@ class Snapshots:
         signed = seal(
             self.identity, self.run_id, Kind.SNAPSHOT, self.stage, round, round, msgspec.msgpack.encode(root)
         )
-        self.held = (Snapshot(root, signed, data), *self.held)[:SNAPSHOTS_KEPT]
+        held = [Snapshot(root, signed, data), *self.held]
+        self.held = tuple(sorted(held, key=lambda held: -held.root.round)[:SNAPSHOTS_KEPT])
+
+    def newest_round(self) -> int:
+        """-1: none is held."""
+        return self.held[0].root.round if self.held else -1
+
+    def forget_after(self, round: int) -> None:
+        """The group goes on from this round: what is newer here is another history."""
+        self.held = tuple(snapshot for snapshot in self.held if snapshot.root.round <= round)
 
     def find(self, digest: bytes) -> Snapshot | None:
         return next((snapshot for snapshot in self.held if snapshot.root.digest == digest), None)
@@ -123,8 +164,8 @@ class StatePath:
         self.note = note
         self.say = say
         self.loop = asyncio.get_running_loop()
-        self.settled_now: Callable[[], tuple[int, int, bytes]] = lambda: (-1, -1, b"")
-        """(current round, settled round, digest of the settled weights) of this peer, once it has any."""
+        self.settled_now: Callable[[], Standing] = lambda: NOT_BEGUN
+        """Where this peer stands, once it has begun."""
         self.fetched_bytes = 0
         self.chunks_refused = 0
         """Chunks whose hash was wrong."""
@@ -158,10 +199,10 @@ class StatePath:
                     self._do(self._fetch.drop(peer, f"no longer has chunk {index}", self.loop.time()))
 
     def _state(self) -> State:
-        current, settled, digest = self.settled_now()
-        oldest = max(0, settled + 1 - kept_rounds(self.snapshots.rules))
+        now = self.settled_now()
+        oldest = max(0, now.began + 1, now.settled + 1 - kept_rounds(self.snapshots.rules))
         roots = [snapshot.signed for snapshot in self.snapshots.held]
-        return State(self.snapshots.stage, current, settled, digest, roots, oldest)
+        return State(self.snapshots.stage, now.current, now.settled, now.digest, roots, oldest)
 
     def _serve(self, peer: PeerId, digest: bytes, index: int) -> None:
         snapshot = self.snapshots.find(digest)
@@ -174,7 +215,8 @@ class StatePath:
 
     async def fetch(self, holders: Sequence[PeerId], have: int) -> Weights | None:
         """The newest agreed snapshot; None if contributions alone lead on from round `have` (-1: the
-        initial weights). Raises NoState when nobody offers a way."""
+        initial weights). When nobody has begun yet (all were restarted), the newest state that the disks
+        share, which may be older than `have`. Raises NoState when nobody offers a way."""
         self._offers, self._asked = {}, set(holders)
         self._offered.clear()
         until = self.loop.time() + OFFER_SECONDS
@@ -188,19 +230,34 @@ class StatePath:
             self.note("offers_missing", peers=sorted(self._asked - self._offers.keys()))
         if not self._offers:
             raise NoState(f"none of {len(holders)} peers of the stage said what it has")
-        if all(offer.oldest_set <= have + 1 for offer in self._offers.values()):
+        begun = {peer: offer for peer, offer in self._offers.items() if offer.round >= 0}
+        if begun and all(offer.oldest_set <= have + 1 for offer in begun.values()):
             return None
-        roots = {peer: self._roots(peer, offer) for peer, offer in self._offers.items()}
-        chosen = choose_root(
-            {peer: [(root.round, root.digest) for root in offered] for peer, offered in roots.items()}
-        )
-        if chosen is None:
+        offers = begun or self._offers
+        roots = {peer: self._roots(peer, offer) for peer, offer in offers.items()}
+        named = {
+            peer: [(root.round, root.digest) for root in offered] for peer, offered in roots.items()
+        }  # fmt: skip
+        chosen = choose_root(named) if begun else self._choose_disk(named)
+        if chosen is None and begun:
             raise NoState(f"{len(roots)} peers of the stage agree on no snapshot yet")
+        if chosen is None:
+            return None
+        own = self.snapshots.find(chosen[1])
+        if own is not None:
+            return own.weights()
         naming = {
             peer: root for peer, offered in roots.items() for root in offered
             if (root.round, root.digest) == chosen
         }  # fmt: skip
         return await self._fetch_root(naming)
+
+    def _choose_disk(self, named: dict[PeerId, list[tuple[int, bytes]]]) -> tuple[int, bytes] | None:
+        """Nobody trains yet: the whole group starts again, and what the disks hold decides."""
+        me = self.neighbourhood.transport.peer
+        own = [(snapshot.root.round, snapshot.root.digest) for snapshot in self.snapshots.held]
+        disks = {peer: roots for peer, roots in {me: own, **named}.items() if roots}
+        return choose_restart(disks)
 
     def _offer(self, peer: PeerId, state: State) -> None:
         if peer in self._asked and state.stage == self.snapshots.stage:
@@ -248,7 +305,7 @@ class StatePath:
         stuck, self._fetch, self._root = self._fetch.stuck, None, None
         if stuck:
             raise NoState(f"all {len(holders)} holders of the snapshot of round {root.round} failed")
-        units = torch.from_numpy(np.frombuffer(bytes(self._data), "<i4").astype(np.int32))
+        units = units_of(bytes(self._data))
         digest = hashlib.sha256(root.round.to_bytes(8, "little", signed=True) + bytes(self._data)).digest()
         if digest != root.digest:
             raise NoState(f"the chunks of the snapshot of round {root.round} do not make up its digest")

@@ -26,7 +26,7 @@ from peers.recovery import Recovery
 from peers.round_counts import RoundCounts
 from peers.run_file import SignedManifest
 from peers.stage_part import MakePart, real_part
-from peers.state_path import Snapshots, StatePath, Weights
+from peers.state_path import Snapshots, Standing, StatePath, Weights
 from peers.update_path import UpdatePath
 from peers.update_work import Settled, UpdateWork
 from protocols.identity import Identity
@@ -240,7 +240,8 @@ class Worker:
             self.note,
         )  # fmt: skip
         rounds = update.rounds
-        self.states.settled_now = lambda: (rounds.current, rounds.settled, update.digest)
+        began = weights.settled_round
+        self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
         update.start()
         for peer in self.recovery.group():
             update.joined(peer)
@@ -293,9 +294,7 @@ class Worker:
                 self.data.serving = False
 
     async def _save_forever(self) -> None:
-        assert self.update is not None
-        update = self.update
-        await self.disk.save_forever(self.settings.checkpoint_seconds, update.settled_weights)
+        await self.disk.save_forever(self.settings.checkpoint_seconds, self.snapshots)
 
     async def _drain(self) -> None:
         """Finish microbatches, contribute what is gathered, wait until a neighbour has it, save."""

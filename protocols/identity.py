@@ -27,6 +27,9 @@ PUBLIC_KEY_BYTES = 32
 _KEPT_KEYS = 4096
 """Parsed keys kept in memory (about 300 bytes each): more than the peers one peer ever talks to."""
 
+_KEPT_ANSWERS = 2048
+"""Signatures whose check is remembered: records are met again in every Hello, Known and look-up."""
+
 
 class IdentityError(Exception):
     """The identity file cannot be used; the message says why and what to do."""
@@ -78,6 +81,7 @@ def public_key(peer: PeerId) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(public_key_bytes(peer))
 
 
+@lru_cache(maxsize=_KEPT_ANSWERS)
 def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
     """Whether `peer` signed `statement`. Never raises on hostile arguments."""
     try:

@@ -239,7 +239,7 @@ class AskChain(Message, frozen=True, tag=25):
 
 
 class ChainIs(Message, frozen=True, tag=26):
-    """Settled sets of the rounds first, first + 1, ...: how many contributions, and 8 bytes of digest each."""
+    """Settled sets of the rounds first, first + 1, ...: number of contributions, 8 bytes of digest each."""
 
     kind: ClassVar[str] = "update"
     first: RoundNumber
@@ -331,7 +331,8 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 AnyMessage = (
     Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit | Progress | Announce
-    | Want | Contribution | AskIds | AskChain | ChainIs | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
+    | Want | Contribution | AskIds | AskChain | ChainIs | AskState | State | AskChunk | Chunk | NoChunk
+    | AskManifest | ManifestIs
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -8,6 +8,7 @@ No IO: the methods return what the caller must do. Times in seconds on the calle
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,15 @@ def choose_root(offers: Mapping[PeerId, Sequence[tuple[int, bytes]]]) -> tuple[i
             named[root] = named.get(root, 0) + 1
     agreed = [root for root, count in named.items() if count >= AGREEMENT * len(offers)]
     return max(agreed, default=None)
+
+
+def choose_restart(disks: Mapping[PeerId, Sequence[tuple[int, bytes]]]) -> tuple[int, bytes] | None:
+    """Where a group goes on of which nobody trains: the newest (round, digest) that two thirds of the disks
+    hold, else the one that most of them hold, the newest of these. None: all disks are empty.
+
+    Every peer gets the same answer from the same disks."""
+    named = Counter(root for roots in disks.values() for root in set(roots))
+    return choose_root(disks) or max(named, key=lambda root: (named[root], root), default=None)
 
 
 @dataclass(frozen=True, slots=True)

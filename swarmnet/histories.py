@@ -11,6 +11,9 @@ from swarmnet.manifest import Rounds
 from swarmnet.round_events import AskChain, Effect, ProgressArrived, Resynchronise, SendChain
 from swarmnet.round_sets import NeighbourView, kept_rounds
 
+OUT_OF_REACH_SECONDS = 2.0
+"""A neighbour that knows of us tells sets from our round on; it hears of us at least once a second."""
+
 
 class Histories:
     """`chain` is the own history, `neighbours` the caller's views, filled in here from Progress."""
@@ -24,7 +27,7 @@ class Histories:
         """The neighbours whose history is ours."""
         return {peer: view for peer, view in self.neighbours.items() if view.relation == "same"}
 
-    def progress(self, event: ProgressArrived) -> list[Effect]:
+    def progress(self, event: ProgressArrived, now: float) -> list[Effect]:
         """Take in a neighbour's Progress; ask or resynchronise where the histories differ."""
         view = self.neighbours[event.peer]
         if event.round != view.round:
@@ -34,8 +37,10 @@ class Histories:
         view.settled = event.settled
         view.sets = {entry.round: entry for entry in event.sets}
         view.relate(self.chain, event.anchor_round, event.anchor)
-        if event.settled - kept_rounds(self.rules) > self.chain.round:
-            return self._far_behind(view.settled)
+        reached = event.anchor_round <= self.chain.round
+        view.out_of_reach_since = float("inf") if reached else min(view.out_of_reach_since, now)
+        if self._out_of_reach(view, now):
+            return self._far_behind(view.settled, now)
         if view.relation == "forked":
             view.differs_since.clear()
             return self._fork(event.peer, view)
@@ -73,10 +78,15 @@ class Histories:
         anchor = max(oldest, min(self.chain.round, slowest))
         return anchor, self.chain.at(anchor) or START
 
-    def _far_behind(self, settled: int) -> list[Effect]:
-        """The sets that we lack are forgotten there: fetch the state, unless hardly anybody is so far."""
-        limit = self.chain.round + kept_rounds(self.rules)
-        ahead = [peer for peer, view in self.neighbours.items() if view.settled > limit]
+    def _out_of_reach(self, view: NeighbourView, now: float) -> bool:
+        """Whether the neighbour has forgotten the sets that we lack, or, started again from its disk, never
+        had them. For a moment it may only not know how far we are."""
+        forgotten = view.settled - kept_rounds(self.rules) > self.chain.round
+        return forgotten or now >= view.out_of_reach_since + OUT_OF_REACH_SECONDS
+
+    def _far_behind(self, settled: int, now: float) -> list[Effect]:
+        """The sets that we lack are not there: fetch the state, unless hardly anybody is so far."""
+        ahead = [peer for peer, view in self.neighbours.items() if self._out_of_reach(view, now)]
         if 2 * len(ahead) < 1 + len(self.neighbours):
             return []
         reason = f"{len(ahead)} neighbours are at round {settled}, this peer at {self.chain.round}"

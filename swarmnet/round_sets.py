@@ -56,6 +56,8 @@ class NeighbourView:
     settled: int = -1
     in_step: bool = False
     sets: dict[int, OpenSet] = field(default_factory=dict)
+    out_of_reach_since: float = float("inf")
+    """Since when it tells sets only of rounds that come after the one that this peer needs next."""
     relation: Relation = "unknown"
     fork: Fork | None = None
     """Where its history parts from ours, once that is known."""

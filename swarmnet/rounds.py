@@ -212,7 +212,7 @@ class GroupRounds:
         if neighbour is None:
             return
         news = event.settled > max(neighbour.settled, self.settled)
-        self._effects += self.histories.progress(event)
+        self._effects += self.histories.progress(event, now)
         if neighbour.relation == "same":
             self._progress_dirty |= news
             self._follow(now)

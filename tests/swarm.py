@@ -251,7 +251,7 @@ class Swarm:
 
 
 def shared_rounds(swarm: Swarm) -> int:
-    """How many rounds at least two peers of a stage have settled; AssertionError where their digests differ."""
+    """How many rounds two peers of a stage or more have settled; AssertionError where digests differ."""
     shared = 0
     for stage in range(len(swarm.signed.manifest.stages)):
         named: dict[int, set[bytes]] = {}

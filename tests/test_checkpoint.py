@@ -79,7 +79,9 @@ def two(tmp_path_factory):
     return folder, write(folder, 2), write(folder, 2).read_bytes()
 
 
-IN_MODULE = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+IN_MODULE = settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # fmt: skip
 
 
 @IN_MODULE

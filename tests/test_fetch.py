@@ -1,4 +1,4 @@
-"""Fetching a snapshot, on hand-set time: chunks come from whoever has them, liars and the silent are dropped."""
+"""Fetching a snapshot, on hand-set time: from whoever has it; liars and the silent are dropped."""
 
 from __future__ import annotations
 

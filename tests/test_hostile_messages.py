@@ -1,7 +1,7 @@
 """One peer of the swarm is hostile: authenticated, greeted, and free to say anything to a live worker.
 
-Whatever it says, nothing is raised, what is refused is counted, memory stays bounded, and afterwards the swarm
-trains on and settles equal weights.
+Whatever it says, nothing is raised, what is refused is counted, memory stays bounded, and afterwards the
+swarm trains on and settles equal weights.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def test_replayed_and_far_and_double_contributions_are_not_kept():
         votes = [bytes(size), *(data[ENVELOPE_BYTES:] for data in kept[:3])]
         for number in range(150):
             at = round if number < 50 else round + 1000 + number
-            data = seal(liar.identity, swarm.signed.run_id, Kind.CONTRIBUTION, 1, at, number, chance.choice(votes))
+            vote = chance.choice(votes)
+            data = seal(liar.identity, swarm.signed.run_id, Kind.CONTRIBUTION, 1, at, number, vote)
             await liar.say(victim.transport.peer, Contribution(), data)
         before = len(victim.update.stored)
         await swarm.during(1.0)

@@ -108,8 +108,7 @@ def test_who_said_bye_comes_back_only_with_a_newer_record():
 
 def test_events_about_peers_that_are_not_known_change_nothing():
     membership = members()
-    for forget in (membership.left,):
-        forget(A)
+    membership.left(A)
     membership.heard(A, 1.0)
     membership.beat(A, 1, True, 1, 0.1, 1.0)
     membership.unlinked(A, 1.0)
@@ -163,17 +162,18 @@ def test_the_thinnest_stage_is_chosen_then_the_weakest_then_by_chance():
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["recorded", "linked", "unlinked", "heard", "beat", "left", "dialing", "dialled"]),
+            st.sampled_from(
+                ["recorded", "linked", "unlinked", "heard", "beat", "left", "dialing", "dialled"]
+            ),
             st.sampled_from([A, B]), st.integers(0, 3), st.floats(0, 5),
         ),
         max_size=60,
     )
 )  # fmt: skip
 def test_in_any_order_of_events_the_lists_agree(happenings):
-    membership, now, sequence = members(), 0.0, 0
-    for what, peer, stage, passed in happenings:
+    membership, now = members(), 0.0
+    for sequence, (what, peer, stage, passed) in enumerate(happenings):
         now += passed
-        sequence += 1
         if what == "recorded":
             record(membership, peer, stage, sequence, now)
         elif what == "linked" and peer in membership.peers:

@@ -13,7 +13,10 @@ from peers.counted_directory import CountedDirectory
 from peers.metrics import Metrics
 from peers.observe import STUCK_SECONDS, DirectoryObserver, Growth, Observer, Pulse, by_code
 from peers.virtual_time import run
+from protocols.envelope import ENVELOPE_BYTES
 from protocols.errors import Unreachable
+from protocols.frames import wire_bytes
+from protocols.messages import Contribution, encode
 from swarmnet.round_sets import NeighbourView
 
 OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total"}
@@ -179,6 +182,17 @@ def test_the_metrics_agree_with_the_ledgers_and_the_traffic(watched):
         assert metrics.microbatches.ended("committed")._value.get() == worker.data.ledger.committed
         for kind, count in worker.neighbourhood.traffic.sent.items():
             assert metrics.network.sent(kind)._value.get() == count
+
+
+def test_the_bytes_of_contributions_on_the_wire_are_the_computed_ones(watched):
+    swarm, _ = watched
+    for name in "adefg":
+        worker = swarm.members[name].worker
+        envelope = ENVELOPE_BYTES + worker.part.method.payload_bytes
+        each = wire_bytes(len(encode(Contribution())), envelope)
+        sent = worker.neighbourhood.traffic.sent["contribution"]
+        assert sent > 5 * each
+        assert sent % each == 0
 
 
 def test_faults_have_series_of_their_own():

@@ -1,4 +1,4 @@
-"""The machine of microbatches on hand-set time: every way a microbatch can go, and random ways of all kinds."""
+"""The machine of microbatches on hand-set time: every way that one can go, and random walks."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_answers_and_refusals_of_strangers_and_of_old_attempts_change_nothing():
 
 
 def test_when_nobody_can_do_it_the_sender_above_is_told():
-    pipeline, act = waiting(X)
+    pipeline, _ = waiting(X)
     now, sent = 1.0, 1
     while KEY in pipeline.jobs:
         now = max(now, pipeline.next_deadline())

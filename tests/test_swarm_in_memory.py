@@ -133,7 +133,8 @@ def test_a_polite_leave_finishes_what_it_started_and_hands_over_the_last_contrib
     in_sets = {identity for note in swarm.of("settled", "d") for identity in note.fields["ids"]}
     assert made <= in_sets
     tokens = sum(note.fields["tokens"] for note in swarm.of("made", "c"))
-    assert tokens == sum(note.fields["tokens"] for note in swarm.of("committed", "c")), "nothing gathered is lost"
+    gathered = sum(note.fields["tokens"] for note in swarm.of("committed", "c"))
+    assert tokens == gathered, "nothing gathered is lost"
     reasons = {note.fields["reason"] for note in swarm.of("unlinked", "d", "a", "b", "e", "f")}
     assert "left: leaving" in reasons
 

@@ -1,4 +1,4 @@
-"""A real swarm on 127.0.0.1: a bootstrap and four peers as processes with their own p2pd, a kill and a join."""
+"""A real swarm on 127.0.0.1: a bootstrap and four peers as processes with a p2pd each, a kill, a join."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 
 RUN = {
     "name": "loopback", "stages": [1, 1],
-    "model": {"layers": 2, "width": 64, "heads": 4, "key_value_heads": 4, "head_width": 16, "feed_forward": 128},
+    "model": {
+        "layers": 2, "width": 64, "heads": 4, "key_value_heads": 4, "head_width": 16, "feed_forward": 128,
+    },
     "data": {"sequence_tokens": 64, "microbatch_sequences": 4},
     "rounds": {"target_tokens": 2048, "snapshot_rounds": 8},
 }  # fmt: skip

@@ -1,0 +1,330 @@
+"""What became of a swarm under fire, from the peers' event logs alone.
+
+A *life* is one worker of a peer, from `assembled` on: a peer whose p2pd died has several. Of a contribution
+that was made one of these holds:
+
+    settled       it is in the settled set of its round
+    given back    its maker took its votes back into the momentum, to offer them again
+    superseded    its maker, started again, made another one for the round, and that one counts
+    unseen        its maker was killed, or lost its p2pd, before anybody had pulled it
+    lost          none of these; there must be none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from peers import event_log
+
+KEYS = (
+    "final_loss", "undisturbed_losses", "shared_settled_rounds", "equal_digest_rounds",
+    "contributions_lost", "contributions_twice", "kill_to_commit_seconds", "frozen_to_reroute_seconds",
+)  # fmt: skip
+LOSS_ROUNDS = 40
+"""Losses are means over the microbatches of so many rounds: one microbatch scatters by 0.15 nats."""
+KILL_P50_SECONDS, KILL_P99_SECONDS, FROZEN_SECONDS = 1.5, 5.0, 5.0
+SPREADS = 3.0
+"""Standard deviations of the undisturbed losses within which the disturbed one must lie."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """What was done to a peer. Unix times."""
+
+    kind: str
+    name: str
+    peer: str
+    stage: int
+    at: float
+    until: float | None = None
+
+
+@dataclass(slots=True)
+class Life:
+    """One worker's events. Times are Unix times."""
+
+    name: str
+    peer: str
+    began: float
+    stage: int
+    commits: list[tuple[float, str, int, float | None]] = field(default_factory=list)
+    """(time, origin, counter, loss)."""
+    applied: dict[int, float] = field(default_factory=dict)
+    settled: dict[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    """Round -> (digest, ids)."""
+    settled_again: int = 0
+    """Rounds that settled twice in this life, without the state having been fetched between."""
+    made: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Id -> (round, time)."""
+    took: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Id -> (round, maker)."""
+    given_back: set[str] = field(default_factory=set)
+    rerouted: list[tuple[float, frozenset[str]]] = field(default_factory=list)
+    """(time, peers that were tried before)."""
+    unlinked: list[tuple[float, str]] = field(default_factory=list)
+    in_step: list[float] = field(default_factory=list)
+    resynchronised: list[str] = field(default_factory=list)
+
+
+def read(folder: Path) -> list[Life]:
+    """All lives in the peers' folders below `folder`."""
+    return [life for log in sorted(folder.glob("*/events.jsonl")) for life in read_peer(log)]
+
+
+def read_peer(path: Path) -> list[Life]:
+    lives: list[Life] = []
+    peer = ""
+    for event in event_log.read(path):
+        if event.name == "started":
+            peer = event.fields["peer"]
+        elif event.name == "assembled":
+            lives.append(Life(path.parent.name, peer, event.time, event.fields["stage"]))
+        elif lives:
+            _take(lives[-1], event)
+    return lives
+
+
+def _take(life: Life, event: event_log.Event) -> None:
+    fields = event.fields
+    match event.name:
+        case "committed":
+            life.commits.append((event.time, fields["origin"], fields["counter"], fields["loss"]))
+        case "applied":
+            life.applied[fields["round"]] = event.time
+        case "settled":
+            life.settled_again += fields["round"] in life.settled
+            life.settled[fields["round"]] = (fields["digest"], tuple(fields["ids"]))
+        case "made":
+            life.made[fields["id"]] = (fields["round"], event.time)
+        case "took":
+            life.took[fields["id"]] = (fields["round"], fields["maker"])
+        case "given_back":
+            life.given_back.add(fields["id"])
+        case "given_back_after_fork":
+            rounds = set(fields["rounds"])
+            life.given_back |= {id for id, (round, _) in life.made.items() if round in rounds}
+        case "resynchronise":
+            life.resynchronised.append(fields["reason"])
+            life.settled = {} if fields["fork_round"] is None else {
+                round: held for round, held in life.settled.items() if round < fields["fork_round"]
+            }  # fmt: skip
+        case "rerouted":
+            life.rerouted.append((event.time, frozenset(fields["tried"])))
+        case "unlinked":
+            life.unlinked.append((event.time, fields["peer"]))
+        case "in_step":
+            life.in_step.append(event.time)
+
+
+# -- figures ----------------------------------------------------------------------------------------------
+
+
+def last_round(lives: Iterable[Life]) -> int:
+    """The newest round that every stage has settled."""
+    newest: dict[int, int] = {}
+    for life in lives:
+        newest[life.stage] = max([newest.get(life.stage, -1), *life.settled])
+    return min(newest.values(), default=-1)
+
+
+def loss_at(lives: Sequence[Life], round: int) -> tuple[float, float] | None:
+    """Mean training loss (nats per token) of the LOSS_ROUNDS rounds up to `round`, and its standard error."""
+    first = [life for life in lives if life.stage == 0]
+    ends = [life.applied[round] for life in first if round in life.applied]
+    begins = [life.applied[round - LOSS_ROUNDS] for life in first if round - LOSS_ROUNDS in life.applied]
+    if not ends or not begins:
+        return None
+    losses = [
+        loss for life in first for at, _, _, loss in life.commits
+        if loss is not None and min(begins) < at <= min(ends)
+    ]  # fmt: skip
+    if len(losses) < 2:
+        return None
+    return fmean(losses), stdev(losses) / len(losses) ** 0.5
+
+
+def digests(lives: Sequence[Life]) -> tuple[int, list[str]]:
+    """(rounds that at least two lives of a stage settled, those of them with different digests)."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for life in lives:
+        for round, (digest, _) in life.settled.items():
+            found.setdefault((life.stage, round), []).append(digest)
+    shared = {place: named for place, named in found.items() if len(named) > 1}
+    unequal = [f"stage {s} round {r}" for (s, r), named in sorted(shared.items()) if len(set(named)) > 1]
+    return len(shared), unequal
+
+
+def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, Any]:
+    """What became of every contribution. `ended`: peer -> when its process or its p2pd was killed."""
+    newest: dict[int, int] = {}
+    settled: dict[str, set[tuple[int, int]]] = {}
+    makers: set[tuple[int, int, str]] = set()
+    """(stage, round, maker) of what is settled."""
+    made: dict[str, tuple[int, int, str]] = {}
+    took: set[str] = set()
+    given_back: set[str] = set()
+    for life in lives:
+        newest[life.stage] = max([newest.get(life.stage, -1), *life.settled])
+        for round, (_, ids) in life.settled.items():
+            for id in ids:
+                settled.setdefault(id, set()).add((life.stage, round))
+        made |= {id: (life.stage, round, life.peer) for id, (round, _) in life.made.items()}
+        made |= {id: (life.stage, round, maker) for id, (round, maker) in life.took.items() if id not in made}
+        took |= life.took.keys()
+        given_back |= life.given_back
+    makers = {made[id] for id in settled if id in made}
+    counts = dict.fromkeys(("given_back", "superseded", "unseen", "open"), 0)
+    lost = []
+    for id, (stage, round, maker) in made.items():
+        if id in settled:
+            continue
+        if id in given_back:
+            counts["given_back"] += 1
+        elif round > newest[stage]:
+            counts["open"] += 1
+        elif (stage, round, maker) in makers:
+            counts["superseded"] += 1
+        elif id not in took and maker in ended:
+            counts["unseen"] += 1
+        else:
+            lost.append(f"{id} of {maker}, stage {stage}, round {round}")
+    twice = [id for id, places in settled.items() if len(places) > 1] + sorted(given_back & settled.keys())
+    again = sum(life.settled_again for life in lives)
+    repeated = [
+        id for life in lives for _, ids in life.settled.values() for id in ids if ids.count(id) > 1
+    ]  # fmt: skip
+    counts |= {"made": len(made), "settled": len(settled)}
+    return {**counts, "lost": lost, "twice": twice + repeated, "settled_again": again}
+
+
+def kills_to_commit(lives: Sequence[Life], faults: Sequence[Fault]) -> list[float]:
+    """For every kill, seconds until its stage committed the next microbatch."""
+    waits = []
+    for fault in faults:
+        if fault.kind != "kill":
+            continue
+        later = [
+            at for life in lives if life.stage == fault.stage and life.peer != fault.peer
+            for at, *_ in life.commits if at > fault.at
+        ]  # fmt: skip
+        waits.append(min(later, default=float("inf")) - fault.at)
+    return waits
+
+
+def rerouted_from(lives: Sequence[Life], fault: Fault, until: float) -> list[float]:
+    """For every microbatch that the hurt peer held, seconds until it was sent to another one."""
+    return [
+        at - fault.at for life in lives for at, tried in life.rerouted
+        if fault.peer in tried and fault.at < at <= until
+    ]  # fmt: skip
+
+
+def frozen_to_reroute(lives: Sequence[Life], fault: Fault) -> float | None:
+    """Seconds until the last microbatch at the frozen peer had gone to another one, and nobody above it
+    counted on it any more."""
+    until = fault.until or float("inf")
+    gone = [
+        at - fault.at for life in lives if life.stage == fault.stage - 1 and life.began < fault.at
+        for at, peer in life.unlinked if peer == fault.peer and fault.at < at <= until
+    ]  # fmt: skip
+    waits = rerouted_from(lives, fault, until) or gone
+    return max(waits, default=None)
+
+
+def progress_gap(lives: Sequence[Life], stage: int) -> float:
+    """The longest time in which a stage committed nothing."""
+    times = sorted(at for life in lives if life.stage == stage for at, *_ in life.commits)
+    return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)] if ordered else None
+
+
+# -- the report -------------------------------------------------------------------------------------------
+
+
+def build(lives: Sequence[Life], faults: Sequence[Fault], calm: Sequence[Sequence[Life]]) -> dict[str, Any]:
+    """The report of a run under fire and of undisturbed ones."""
+    round = min(last_round(run) for run in [lives, *calm])
+    loss = loss_at(lives, round)
+    undisturbed = [loss_at(run, round) for run in calm]
+    shared, unequal = digests(lives)
+    kills = [fault for fault in faults if fault.kind == "kill"]
+    ended = {fault.peer: fault.at for fault in faults if fault.kind != "freeze"}
+    fate = contributions(lives, ended)
+    waits = kills_to_commit(lives, faults)
+    frozen = [frozen_to_reroute(lives, fault) for fault in faults if fault.kind == "freeze"]
+    moved = [wait for fault in kills for wait in rerouted_from(lives, fault, fault.at + 60.0)]
+    commits = [(life.stage, origin, counter) for life in lives for _, origin, counter, _ in life.commits]
+    calm_fates = [contributions(run, {}) for run in calm]
+    return {
+        "final_loss": loss[0] if loss else None,
+        "undisturbed_losses": [found[0] for found in undisturbed if found],
+        "shared_settled_rounds": shared,
+        "equal_digest_rounds": shared - len(unequal),
+        "contributions_lost": len(fate["lost"]),
+        "contributions_twice": len(fate["twice"]) + fate["settled_again"],
+        "kill_to_commit_seconds": {"p50": quantile(waits, 0.5), "p99": quantile(waits, 0.99)},
+        "frozen_to_reroute_seconds": frozen[0] if frozen else None,
+        "compared_at_round": round,
+        "loss_standard_errors": [found[1] if found else None for found in [loss, *undisturbed]],
+        "unequal_digests": unequal,
+        "contributions": fate,
+        "undisturbed_contributions": calm_fates,
+        "undisturbed_unequal_digests": [digests(run)[1] for run in calm],
+        "kill_to_reroute_seconds": {
+            "count": len(moved), "p50": quantile(moved, 0.5), "p99": quantile(moved, 0.99),
+        },
+        "longest_pause_seconds": {
+            str(stage): progress_gap(lives, stage) for stage in sorted({life.stage for life in lives})
+        },
+        "p2pd_killed_to_in_step_seconds": _back(lives, faults),
+        "microbatches": {
+            "committed": len(commits), "repeated_across_peers": len(commits) - len(set(commits)),
+        },
+        "resynchronised": [reason for life in lives for reason in life.resynchronised],
+        "faults": [
+            {"kind": f.kind, "peer": f.peer, "name": f.name, "stage": f.stage, "at": f.at, "until": f.until}
+            for f in faults
+        ],
+    }  # fmt: skip
+
+
+def _back(lives: Sequence[Life], faults: Sequence[Fault]) -> list[float | None]:
+    """For every p2pd killed, seconds until its peer was in step again."""
+    waits: list[float | None] = []
+    for fault in faults:
+        if fault.kind == "kill p2pd":
+            later = [at for life in lives if life.peer == fault.peer for at in life.in_step if at > fault.at]
+            waits.append(min(later) - fault.at if later else None)
+    return waits
+
+
+def failures(report: dict[str, Any]) -> list[str]:
+    """The promises that did not hold, one line each."""
+    calm, loss = report["undisturbed_losses"], report["final_loss"]
+    kill, frozen = report["kill_to_commit_seconds"], report["frozen_to_reroute_seconds"]
+    worst = fmean(calm) + SPREADS * stdev(calm) if len(calm) > 1 else float("inf")
+    checks = [
+        (loss is not None and loss <= max([worst, *calm]), f"final loss {loss} against {calm}"),
+        (report["shared_settled_rounds"] > 0, "no settled round is shared"),
+        (not report["unequal_digests"], f"digests differ: {report['unequal_digests'][:5]}"),
+        (report["contributions_lost"] == 0, f"lost: {report['contributions']['lost'][:5]}"),
+        (report["contributions_twice"] == 0, f"twice: {report['contributions']['twice'][:5]}"),
+        (_within(kill["p50"], KILL_P50_SECONDS), f"kill to commit, p50: {kill['p50']} s"),
+        (_within(kill["p99"], KILL_P99_SECONDS), f"kill to commit, p99: {kill['p99']} s"),
+        (_within(frozen, FROZEN_SECONDS), f"frozen to re-routed: {frozen} s"),
+    ]
+    return [what for held, what in checks if not held]
+
+
+def _within(seconds: float | None, limit: float) -> bool:
+    return seconds is not None and seconds <= limit

@@ -1,0 +1,198 @@
+"""One schedule from its seed: the world, its faults, the calm after them, and what was seen."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from peers.simulation.clock import GatedLoop
+from peers.simulation.faults import Fault, schedule
+from peers.simulation.world import Member, Note, World
+from protocols.identity import Identity
+from swarmnet.manifest import Data, Manifest, ModelShape, Rounds, Sync
+
+FAULT_SECONDS = 50.0
+CALM_SECONDS = 60.0
+"""After the last fault is healed: at most so long until everything has settled down."""
+LEAST_ROUNDS = 50
+NEW_ROUNDS = 6
+"""Settled by every peer after the last heal, so that the last open rounds from before are settled too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    seed: int
+    peers: int | None = None
+    """None: 8 to 16, from the seed."""
+    stages: int | None = None
+    """None: 2 to 4, from the seed."""
+    rules: Rounds | None = None
+    kinds: tuple[str, ...] = ()
+    real: bool = False
+    rounds: int = LEAST_ROUNDS
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How large a peer's memory and how busy the world was, once a second."""
+
+    time: float
+    callbacks: int
+    largest: dict[str, int]
+
+
+@dataclass(slots=True)
+class Seen:
+    """Everything that a schedule left behind."""
+
+    options: Options
+    stages: int
+    peers: int
+    rules: Rounds
+    faults: list[Fault]
+    notes: list[Note] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    escaped: list[tuple[str, str]] = field(default_factory=list)
+    healed_at: float = 0.0
+    ended_at: float = 0.0
+    calm: bool = False
+    """Whether every stage reached what was asked of it in time."""
+    standing: list[str] = field(default_factory=list)
+    """What was missing where it did not."""
+    living: dict[str, int] = field(default_factory=dict)
+    """name.life -> stage at the end."""
+    names: dict[str, str] = field(default_factory=dict)
+    """Peer id -> name."""
+    callbacks: int = 0
+
+
+def small_manifest(stages: int, microbatches: int, rules: Rounds | None, seed: int) -> Manifest:
+    """`microbatches` of 4 tokens per round; the smallest model that the wire takes."""
+    owner = Identity.from_seed(b"the owner of the run").peer_id
+    model = ModelShape(
+        width=8, layers=stages, heads=1, key_value_heads=1, head_width=8, feed_forward=8, context=8
+    )
+    times = rules or Rounds(
+        longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0, snapshot_rounds=4
+    )
+    fields = {name: getattr(times, name) for name in times.__dataclass_fields__}
+    return Manifest(
+        name="simulated", owner=owner, seed=seed, stages=(1,) * stages, hidden_codec="fp32", model=model,
+        data=Data(sequence_tokens=4, microbatch_sequences=1),
+        rounds=Rounds(**{**fields, "target_tokens": 4 * microbatches}), sync=Sync(),
+    )  # fmt: skip
+
+
+def play(options: Options) -> Seen:
+    """Run one schedule on a fresh clock."""
+    with (
+        tempfile.TemporaryDirectory(prefix="swarmnet-world-", dir=_memory()) as folder,
+        asyncio.Runner(loop_factory=GatedLoop) as runner,
+    ):
+        return runner.run(_play(options, Path(folder)))
+
+
+def _memory() -> str | None:
+    """A file system in memory, where there is one: a checkpoint waits for its disk otherwise."""
+    return next((path for path in ("/dev/shm",) if os.access(path, os.W_OK)), None)
+
+
+async def _play(options: Options, folder: Path) -> Seen:
+    chance = Random(f"shape {options.seed}")
+    stages = options.stages or chance.randrange(2, 5)
+    peers = options.peers or chance.randrange(max(8, 2 * stages), 17)
+    names = [f"p{number}" for number in range(peers)]
+    microbatches = max(2, peers // stages)
+    manifest = small_manifest(stages, microbatches, options.rules, options.seed)
+    faults = schedule(options.seed, names, FAULT_SECONDS, options.kinds)
+    world = World(manifest, options.seed, folder, options.real)
+    seen = Seen(options, stages, peers, manifest.rounds, faults)
+    for number, name in enumerate(names):
+        world.start(name, number % stages)
+    sampling = asyncio.create_task(_sample(world, seen))
+    await _inflict(world, faults)
+    seen.healed_at = asyncio.get_running_loop().time()
+    await _calm(world, seen)
+    sampling.cancel()
+    seen.ended_at = asyncio.get_running_loop().time()
+    seen.living = {f"{m.name}.{m.life}": m.worker.stage for m in world.living()}
+    await world.close()
+    seen.notes = world.notes
+    seen.escaped = [(name, f"{type(error).__name__}: {error}") for name, error in world.escaped]
+    seen.names = {member.peer: member.name for member in world.all_lives}
+    seen.callbacks = world.loop.callbacks  # type: ignore[attr-defined]
+    return seen
+
+
+async def _inflict(world: World, faults: list[Fault]) -> None:
+    steps = sorted(
+        [(fault.at, 0, number, fault) for number, fault in enumerate(faults)]
+        + [(fault.until, 1, number, fault) for number, fault in enumerate(faults) if fault.until > fault.at],
+        key=lambda step: step[:3],
+    )
+    loop, injected = asyncio.get_running_loop(), set()
+    for at, healing, number, fault in steps:
+        await asyncio.sleep(max(0.0, at - loop.time()))
+        if not healing:
+            done = await fault.inject(world)
+            injected.update([number] if done else [])
+            world.note("world", 0, "injected" if done else "declined", fault=repr(fault))
+        elif number in injected:
+            await fault.heal(world)
+            world.note("world", 0, "healed", fault=repr(fault))
+    await asyncio.sleep(max(0.0, FAULT_SECONDS - loop.time()))
+
+
+async def _calm(world: World, seen: Seen) -> None:
+    """Wait until every living peer has settled enough new rounds, or time is up."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + CALM_SECONDS
+    least = {
+        stage: max(
+            [seen.options.rounds, *(settled + NEW_ROUNDS for settled in world.settled(stage).values())]
+        )
+        for stage in range(seen.stages)
+    }
+    while loop.time() < end and not world.escaped:
+        await asyncio.sleep(0.5)
+        seen.standing = [
+            f"{member.name} (stage {stage}, {member.worker.state}): {_standing(member)} of {rounds}"
+            for stage, rounds in least.items()
+            for member in world.living(stage)
+            if _standing(member) < rounds
+        ]
+        if not seen.standing:
+            seen.calm = True
+            return
+
+
+def _standing(member: Member) -> int:
+    update = member.worker.update
+    return update.rounds.settled if update is not None else -1
+
+
+async def _sample(world: World, seen: Seen) -> None:
+    while True:
+        await asyncio.sleep(1.0)
+        largest: dict[str, int] = {}
+        for member in world.living():
+            for name, size in _sizes(member).items():
+                largest[name] = max(largest.get(name, 0), size)
+        callbacks = world.loop.callbacks  # type: ignore[attr-defined]
+        seen.samples.append(Sample(asyncio.get_running_loop().time(), callbacks, largest))
+
+
+def _sizes(member: Member) -> dict[str, int]:
+    """Of what a peer keeps, what could grow."""
+    update, data = member.worker.update, member.worker.data
+    if update is None or data is None:
+        return {}
+    return {
+        "rounds": len(update.rounds.rounds), "history": len(update.rounds.history),
+        "stored": len(update.stored), "pulls": len(update.rounds.pulls), "jobs": len(data.pipeline.jobs),
+        "bodies": len(data.bodies), "own": len(update.work.own),
+    }  # fmt: skip

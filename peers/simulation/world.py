@@ -1,0 +1,306 @@
+"""A world from one seed: real workers with cheap stages, what lies between them, and everything they noted.
+
+The worker, its machines and the wire are the product's own; simulated are the network, the directory, the
+clock, the disk's thread and (unless `real`) the tensor work. Times in seconds on the virtual clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peers.compute import InlineCompute
+from peers.run_file import SignedManifest, statement
+from peers.simulation.clock import GATE, Gate, GatedLoop
+from peers.simulation.stub import stub_part
+from peers.stage_part import StagePart, real_part
+from peers.worker import Settings, Worker
+from protocols.errors import Unreachable
+from protocols.identity import Identity
+from protocols.memory import MemoryNetwork
+from protocols.memory_directory import MemoryDirectory
+from protocols.memory_ways import Conditions
+from swarmnet.identifiers import MicrobatchId, PeerId, RunId
+from swarmnet.manifest import Manifest
+
+CHECKPOINT_SECONDS = 7.0
+SHARES = (0.01, 1.0, 1.0, 0.01)
+"""What update, backward, forward and background work take of a peer's seconds per microbatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line of a peer's event log. `life` counts the processes of that name."""
+
+    time: float
+    name: str
+    life: int
+    event: str
+    fields: dict[str, Any]
+
+    def line(self) -> str:
+        fields = json.dumps(self.fields, default=_plain, sort_keys=True)
+        return f"{self.time:.6f} {self.name}.{self.life} {self.event} {fields}"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.hex()
+    return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What a fault adds to the ways between `these` peers and all others (None: to all ways)."""
+
+    these: frozenset[PeerId] | None
+    conditions: Conditions
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One process of one peer."""
+
+    name: str
+    life: int
+    stage: int
+    identity: Identity
+    gate: Gate
+    worker: Worker
+    task: asyncio.Task[None]
+    seconds: float
+    """Per microbatch and direction."""
+    slow: float = 1.0
+    skew: float = 0.0
+    ended: bool = False
+
+    @property
+    def peer(self) -> PeerId:
+        return self.identity.peer_id
+
+    @property
+    def trains(self) -> bool:
+        return not self.ended and not self.gate.shut and self.worker.state == "training"
+
+
+class _Text:
+    """`Text` of zeros, in the manifest's shape."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        data = manifest.data
+        self._tokens = torch.zeros(data.microbatch_sequences, data.sequence_tokens, dtype=torch.int64)
+
+    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
+        return self._tokens, self._tokens
+
+
+class _Directory(MemoryDirectory):
+    """Whose clock may be wrong, and which may not answer."""
+
+    def __init__(self, world: World, peer: PeerId, name: str) -> None:
+        super().__init__(world.network, peer)
+        self._world, self._name = world, name
+
+    def now(self) -> float:
+        # Long after the clock's start, so that a clock that is wrong is never before 1970.
+        member = self._world.members.get(self._name)
+        return 1e6 + super().now() + (member.skew if member else 0.0)
+
+    async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
+        await self._answer(deadline_seconds)
+        return await super().announce(run, stage, record, deadline_seconds)
+
+    async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
+        await self._answer(deadline_seconds)
+        return await super().look_up(run, stage, deadline_seconds)
+
+    async def _answer(self, deadline_seconds: float) -> None:
+        if self._world.directory_silent:
+            await asyncio.sleep(deadline_seconds)
+            raise Unreachable("no node of the directory answers")
+
+
+class World:
+    def __init__(self, manifest: Manifest, seed: int, disk: Path, real: bool = False) -> None:
+        """`disk` is a folder for the peers' checkpoints. `manifest.owner` is replaced by the world's own."""
+        self.owner = Identity.from_seed(b"the owner of the run")
+        run_id = manifest.run_id()
+        self.signed = SignedManifest(manifest, self.owner.sign(statement(run_id)), run_id)
+        self.manifest = manifest
+        self.seed = seed
+        self.chance = Random(f"world {seed}")
+        self.disk = disk
+        self.real = real
+        self.loop = asyncio.get_running_loop()
+        assert isinstance(self.loop, GatedLoop)
+        self.network = MemoryNetwork(Random(f"network {seed}"))
+        self.bytes_per_second = self.chance.choice([float("inf"), float("inf"), float("inf"), 2e5])
+        self.members: dict[str, Member] = {}
+        self.all_lives: list[Member] = []
+        self.notes: list[Note] = []
+        self.escaped: list[tuple[str, BaseException]] = []
+        self.directory_silent = False
+        self.disturbances: list[Disturbance] = []
+        self._latency: dict[tuple[str, str], float] = {}
+        self._blocks: Counter[tuple[PeerId, PeerId]] = Counter()
+        self.loop.set_exception_handler(self._escaped)
+
+    # -- peers ----------------------------------------------------------------------------------------
+
+    def start(self, name: str, stage: int | None, life: int = 0, keep_disk: bool = True) -> Member:
+        """A process of peer `name`, whose identity follows from the name. None: the worker picks a stage."""
+        identity = Identity.from_seed(f"{self.seed} {name}".encode()[:32])
+        folder = self.disk / name
+        if not keep_disk and folder.exists():
+            for path in folder.iterdir():
+                path.unlink()
+        gate = Gate()
+        context = copy_context()
+        context.run(GATE.set, gate)
+        seconds = self.chance.uniform(0.15, 0.45)
+
+        def build() -> Member:
+            worker = self._worker(name, life, stage, identity, folder)
+            task = self.loop.create_task(worker.run(), name=name, context=context)
+            return Member(name, life, -1, identity, gate, worker, task, seconds)
+
+        member = context.run(build)
+        self.members[name] = member
+        self.all_lives.append(member)
+        self.note(name, life, "started", stage=stage, keep_disk=keep_disk)
+        member.task.add_done_callback(lambda task: self._ended(member, task))
+        self.shape()
+        return member
+
+    def _worker(
+        self, name: str, life: int, stage: int | None, identity: Identity, folder: Path
+    ) -> Worker:
+        def note(event: str, **fields: Any) -> None:  # noqa: ANN401
+            self.note(name, life, event, **fields)
+
+        def cost(priority: int) -> float:
+            member = self.members[name]
+            return member.seconds * member.slow * SHARES[priority]
+
+        def part(manifest: Manifest, stage: int) -> StagePart:
+            return real_part(manifest, stage) if self.real else stub_part(manifest, note, life << 24)
+
+        async def text() -> _Text:
+            return _Text(self.manifest)
+
+        return Worker(
+            self.signed, identity, self.network.transport(identity.peer_id),
+            _Directory(self, identity.peer_id, name), InlineCompute(cost), text,
+            Settings(
+                stage=stage, in_flight=2, checkpoint_seconds=CHECKPOINT_SECONDS, drain_seconds=10.0,
+                checkpoints=folder,
+            ),
+            Random(f"{self.seed}/{name}/{life}"), note, lambda event, line: note("said", what=event, line=line),
+            part,
+        )  # fmt: skip
+
+    async def crash(self, member: Member) -> None:
+        """SIGKILL: it says nothing more."""
+        self.note(member.name, member.life, "crashed")
+        member.ended = True
+        self.network.crash(member.peer)
+        member.worker.note = _silence
+        member.gate.open()
+        member.task.cancel()
+        await asyncio.wait([member.task])
+
+    def freeze(self, member: Member) -> None:
+        self.note(member.name, member.life, "frozen")
+        member.gate.shut = True
+        self.network.freeze(member.peer)
+
+    def thaw(self, member: Member) -> None:
+        if not member.ended:
+            self.note(member.name, member.life, "thawed")
+            member.gate.open()
+            self.network.thaw(member.peer)
+
+    def living(self, stage: int | None = None) -> list[Member]:
+        return [
+            member
+            for member in self.members.values()
+            if not member.ended and (stage is None or member.worker.stage == stage)
+        ]
+
+    def spare(self, member: Member) -> bool:
+        """Whether another peer of its stage trains now, so that the stage outlives this one."""
+        return any(other.trains for other in self.living(member.worker.stage) if other is not member)
+
+    # -- ways -----------------------------------------------------------------------------------------
+
+    def shape(self) -> None:
+        """Bring the network in line with latencies and disturbances."""
+        living = self.living()
+        for source in living:
+            for target in living:
+                if source is not target:
+                    self.network.set(source.peer, target.peer, self._conditions(source, target))
+
+    def _conditions(self, source: Member, target: Member) -> Conditions:
+        pair = (source.name, target.name)
+        if pair not in self._latency:
+            self._latency[pair] = self._latency[pair[::-1]] = self.chance.choice([0.002, 0.02, 0.05, 0.12])
+        found = {"latency_seconds": self._latency[pair], "lost": 0.0, "repeated": 0.0, "reordered": 0.0, "corrupted": 0.0}
+        for disturbance in self.disturbances:
+            if disturbance.these is None or not disturbance.these.isdisjoint((source.peer, target.peer)):
+                for name in found:
+                    found[name] += getattr(disturbance.conditions, name)
+        return Conditions(bytes_per_second=self.bytes_per_second, **found)
+
+    def block(self, ways: Iterable[tuple[PeerId, PeerId]]) -> None:
+        for way in ways:
+            self._blocks[way] += 1
+            if self._blocks[way] == 1:
+                self.network.block(*way)
+
+    def unblock(self, ways: Iterable[tuple[PeerId, PeerId]]) -> None:
+        for way in ways:
+            self._blocks[way] -= 1
+            if not self._blocks[way]:
+                self.network.unblock(*way)
+
+    # -- the log --------------------------------------------------------------------------------------
+
+    def note(self, name: str, life: int, event: str, /, **fields: Any) -> None:  # noqa: ANN401
+        self.notes.append(Note(round(self.loop.time(), 6), name, life, event, fields))
+
+    def settled(self, stage: int) -> dict[str, int]:
+        """Name -> newest settled round of the living peers of a stage that have any."""
+        return {
+            member.name: member.worker.update.rounds.settled
+            for member in self.living(stage)
+            if member.worker.update is not None
+        }
+
+    def _ended(self, member: Member, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not member.ended:
+            self.escaped.append((member.name, error))
+        member.ended = True
+
+    def _escaped(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.escaped.append(("?", context.get("exception") or RuntimeError(str(context["message"]))))
+
+    async def close(self) -> None:
+        """Everybody ends at once."""
+        for member in self.living():
+            await self.crash(member)
+
+
+def _silence(*_: object, **__: object) -> None:
+    """What the dead write."""

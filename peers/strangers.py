@@ -1,0 +1,40 @@
+"""Answers to peers that are no neighbours: one message, then the link is closed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from protocols.errors import WireError
+from protocols.messages import Message
+from protocols.transport import Body, Transport
+from swarmnet.identifiers import PeerId
+
+
+class Strangers:
+    """One answer of a kind per peer at a time: a flood of questions costs the asker more than us."""
+
+    def __init__(
+        self, transport: Transport, sent: Counter[str], note: Callable[..., None], deadline_seconds: float
+    ) -> None:
+        """`sent` counts bytes on the wire by message kind."""
+        self.transport = transport
+        self.sent = sent
+        self.note = note
+        self.deadline_seconds = deadline_seconds
+        self._under_way: set[tuple[PeerId, type[Message]]] = set()
+
+    async def answer(self, peer: PeerId, message: Message, body: Body = b"") -> None:
+        question = (peer, type(message))
+        if question in self._under_way:
+            return
+        self._under_way.add(question)
+        try:
+            link = await self.transport.open(peer, "group", self.deadline_seconds)
+            self.sent[message.kind] += link.post(message, body)
+            await link.drained(0, self.deadline_seconds)
+            link.close()
+        except WireError as error:
+            self.note("answer_failed", peer=peer, reason=str(error))
+        finally:
+            self._under_way.discard(question)
