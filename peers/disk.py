@@ -68,13 +68,15 @@ class Disk:
                 continue
             self.timings.add("load", perf_counter() - began)
             self.say("restored", f"has the weights of round {round} in its own checkpoint")
+            self.saved = self.saved or (path, round)
             found.append(Weights(units, round, chain))
         return found
 
-    async def forget_after(self, round: int) -> None:
+    def forget_after(self, round: int) -> None:
         """The group went on from this round: newer checkpoints here are of a history that was given up."""
         if self.folder is not None:
-            for path in await asyncio.to_thread(checkpoint.set_aside, self.folder, self.stage, round):
+            for path in checkpoint.set_aside(self.folder, self.stage, round):
+                self.saved = None
                 self.say("set_aside", f"the group goes on from round {round}: newer weights are now {path}")
 
     def first_weights(self) -> Weights:

@@ -67,7 +67,7 @@ class Recovery:
             if weights is None:
                 return self.disk.first_weights() if forked else own
             self.note("fetched", round=weights.settled_round, bytes=self.states.fetched_bytes)
-            await self.disk.forget_after(weights.settled_round)
+            self.disk.forget_after(weights.settled_round)
             self.states.snapshots.forget_after(weights.settled_round)
             self.states.snapshots.hold(weights)
             return weights

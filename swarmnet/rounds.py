@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from swarmnet.agreement import Agreement
 from swarmnet.branches import START, Chain, SettledSet
 from swarmnet.histories import Histories
 from swarmnet.identifiers import PeerId
@@ -107,14 +108,13 @@ class GroupRounds:
     def in_step(self) -> bool:
         """Whether what the neighbours of our history have settled is applied here. One may claim what it
         likes: only half of the group or more can say that this peer is behind."""
-        return not self._is_half([view.settled > self.applied for view in self._allies().values()])
+        return not self._agreement().is_half([view.settled > self.applied for view in self._allies().values()])
 
     def _allies(self) -> dict[PeerId, NeighbourView]:
         return self.histories.allies()
 
-    def _is_half(self, allies: list[bool]) -> bool:
-        """Whether those allies are at least half of the group, this peer included."""
-        return 2 * sum(allies) >= 1 + len(allies)
+    def _agreement(self) -> Agreement:
+        return Agreement(self.rules, self._allies())
 
     # -- in and out -----------------------------------------------------------------------------------
 
@@ -159,19 +159,9 @@ class GroupRounds:
         if self._tokens_of_group() and self._may_close():
             times.append(self.opened_at + self.rules.longest_seconds)
         for number in (self.applied + 1, self.settled + 1):
-            # A round that half of the group has settled waits for their set, not for time.
             state = self.rounds.get(number)
-            if state is None or number in self.pending:
-                continue
-            patience = 0.0
-            if self._adopted(number, state, float("-inf")) is not None:
-                if self._adopted(number, state, float("inf")) is not None:
-                    continue
-                patience = state.closed_at + self.rules.settle_seconds
-            if number > self.applied:
-                times.append(max(patience, state.closed_at + self.rules.deadline_seconds))
-            else:
-                times.append(max(patience, state.sealed_at + self.rules.settle_seconds))
+            if state is not None and number not in self.pending:
+                times.append(self._agreement().patience_ends(number, state, number <= self.applied))
         times += [view.next_deadline() for view in self.neighbours.values()]
         return min(times)
 
@@ -302,7 +292,7 @@ class GroupRounds:
         while self.current < last:
             left = [round > self.current for round in rounds]
             enough = 2 * self._tokens_of_group() >= self.rules.target_tokens
-            if not (self._is_half(left) or (any(left) and enough)):
+            if not (self._agreement().is_half(left) or (any(left) and enough)):
                 return
             self._close(now)
 
@@ -363,51 +353,17 @@ class GroupRounds:
             return False
         return tokens >= self.rules.target_tokens or now >= self.opened_at + self.rules.longest_seconds
 
-    def _adopted(self, number: int, state: RoundSet, now: float) -> bool | None:
-        """Whether the set equals that of the neighbours who have settled the round; None: nobody has, or
-        less than half of the group names sets that cannot be had."""
-        allies = self._allies().values()
-        settled = [neighbour for neighbour in allies if neighbour.settled >= number]
-        if not settled:
-            return None
-        if any(number in view.sets and view.sets[number].digest == state.digest for view in settled):
-            return True
-        few = not self._is_half([view.settled >= number for view in allies])
-        return None if few and now >= state.closed_at + self.rules.settle_seconds else False
-
     def _may_apply(self, number: int, now: float) -> bool:
         state = self.rounds.get(number)
         if state is None or number >= self.current or number in self.pending:
             return False
-        adopted = self._adopted(number, state, now)
-        if adopted is not None:
-            return adopted
-        if now >= state.closed_at + self.rules.deadline_seconds:
-            return True
-        return not self.pulls.of_round(number) and all(
-            peer in state.held or (neighbour.round > number and number not in neighbour.contributed)
-            for peer, neighbour in self._allies().items()
-            if neighbour.in_step
-        )
+        return self._agreement().may_apply(number, state, self.pulls.of_round(number), now)
 
     def _may_settle(self, number: int, now: float) -> bool:
         state = self.rounds.get(number)
         if state is None or number > self.applied or number in self.pending:
             return False
-        adopted = self._adopted(number, state, now)
-        if adopted is not None:
-            return adopted
-        if not state.sealed:
-            return False
-        if now >= state.sealed_at + self.rules.settle_seconds:
-            return True
-        return not self.pulls.of_round(number) and all(
-            number in neighbour.sets
-            and neighbour.sets[number].sealed
-            and neighbour.sets[number].digest == state.digest
-            for neighbour in self._allies().values()
-            if neighbour.in_step
-        )
+        return self._agreement().may_settle(number, state, self.pulls.of_round(number), now)
 
     def _progress_due(self) -> float:
         return self._progress_at + (PROGRESS_SECONDS if self._progress_dirty else QUIET_PROGRESS_SECONDS)
