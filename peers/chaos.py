@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -143,20 +143,37 @@ class ChaosSwarm:
         """Publish, start all, and wait until everybody trains."""
         await asyncio.to_thread(self._publish)
         self.say("starting")
-        keys = {"role": "bootstrap", "run": "run.json", **LOOPBACK}
-        self.boot = await start(self.folder, "bootstrap", keys)
-        await self.boot.until_listening()
-        for number in range(self.options.peers):
-            await self.add(number * self.options.stages // self.options.peers)
+        await self.start_bootstrap()
+        for stage in self.stages():
+            await self.add(stage)
         async with asyncio.timeout(READY_SECONDS):
             await self.until(lambda: all(peer.status.get("state") == "training" for peer in self.peers))
         self.began = time.monotonic()
         self.say(f"{len(self.peers)} peers train")
 
+    async def start_bootstrap(self) -> None:
+        prefix, more = self.place("bootstrap")
+        keys = {"role": "bootstrap", "run": "run.json", **LOOPBACK, **more}
+        self.boot = await start(self.folder, "bootstrap", keys, prefix)
+        await self.boot.until_listening()
+
+    def stages(self) -> list[int]:
+        """The stage of every peer at the start."""
+        peers, stages = self.options.peers, self.options.stages
+        return [number * stages // peers for number in range(peers)]
+
+    def place(self, name: str) -> tuple[Sequence[str], dict[str, object]]:
+        """Where a peer runs: the command's prefix, and keys of its peer file that follow from that."""
+        return (), {}
+
+    def run_keys(self) -> dict[str, object]:
+        """The run file."""
+        seed, layers = self.options.seed, stage_layers(self.options.stages)
+        return {"name": "chaos", "seed": seed, "stages": layers, "model": {"layers": sum(layers)}}
+
     def _publish(self) -> None:
         self.folder.mkdir(parents=True)
-        layers = stage_layers(self.options.stages)
-        run = {"name": "chaos", "seed": self.options.seed, "stages": layers, "model": {"layers": sum(layers)}}
+        run = self.run_keys()
         file = self.folder / "run.yaml"
         file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
         publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
@@ -164,11 +181,13 @@ class ChaosSwarm:
     async def add(self, stage: int | str, name: str | None = None) -> DemoPeer:
         """Start a peer; a known name starts it again with what its disk holds."""
         assert self.boot is not None
+        name = name or f"peer-{len(self.peers) + 1}"
+        prefix, more = self.place(name)
         keys = {
             "run": "run.json", "bootstrap": self.boot.addresses, "stage": stage, "in_flight": 2, "slots": 8,
-            **LOOPBACK, "drain_seconds": DRAIN_SECONDS, "checkpoint_seconds": 10,
+            **LOOPBACK, "drain_seconds": DRAIN_SECONDS, "checkpoint_seconds": 10, **more,
         }  # fmt: skip
-        peer = await start(self.folder, name or f"peer-{len(self.peers) + 1}", keys)
+        peer = await start(self.folder, name, keys, prefix)
         self.peers = [known for known in self.peers if known.name != peer.name] + [peer]
         return peer
 

@@ -57,6 +57,7 @@ class Life:
     applied: dict[int, float] = field(default_factory=dict)
     settled: dict[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     """Round -> (digest, ids)."""
+    settled_at: dict[int, float] = field(default_factory=dict)
     settled_again: int = 0
     """Rounds that settled twice in this life, without the state having been fetched between."""
     made: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -99,6 +100,7 @@ def _take(life: Life, event: event_log.Event) -> None:
         case "settled":
             life.settled_again += fields["round"] in life.settled
             life.settled[fields["round"]] = (fields["digest"], tuple(fields["ids"]))
+            life.settled_at[fields["round"]] = event.time
         case "made":
             life.made[fields["id"]] = (fields["round"], event.time)
         case "took":

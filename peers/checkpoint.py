@@ -89,8 +89,8 @@ def write(
     metadata["content"] = _content(metadata, tensors)
     path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
     write_atomically(path, save(tensors, metadata))
-    for old in files(folder, stage)[KEPT:]:
-        old.unlink()
+    for old in [*files(folder, stage)[KEPT:], *folder.glob(".stage-*.part")]:
+        old.unlink()  # The latter were left by writers that were killed.
     return path
 
 

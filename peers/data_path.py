@@ -88,6 +88,10 @@ class _Bodies:
     tokens: int = 0
     seconds: float = 0.0
     """Compute spent here and below."""
+    own_seconds: float = 0.0
+    """Compute spent here."""
+    answered: float = 0.0
+    """From sending its output to the gradient: compute, queues and network below."""
     arrived_at: float | None = None
     """When it came from above; None once its gradient was handed up."""
 
@@ -293,7 +297,8 @@ class DataPath:
                 self.neighbourhood.refused(peer, "malformed", reason)
                 self.feed(NackArrived(peer, key, grad.attempt, "malformed"))
                 return
-            self.timings.add("answered", self.loop.time() - self.pipeline.jobs[key].sent_at)
+            kept.answered = self.loop.time() - self.pipeline.jobs[key].sent_at
+            self.timings.add("answered", kept.answered)
             kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
             kept.seconds = max(0.0, grad.path_seconds)
         self.feed(GradArrived(peer, key, grad.attempt, max(0.0, grad.path_seconds)))
@@ -348,7 +353,7 @@ class DataPath:
                 assert labels is not None, "labels come with the inputs"
                 kept.output = result.encoded + labels.to(torch.int32).numpy().tobytes()
                 kept.shape, kept.inputs = result.shape, None
-                kept.answer, kept.seconds = b"", seconds
+                kept.answer, kept.own_seconds = b"", seconds
             self.feed(ForwardDone(key))
         self.pump()
 
@@ -361,9 +366,11 @@ class DataPath:
             tokens, loss_sum = (kept.tokens, kept.loss_sum) if kept else (0, 0.0)
             if kept is not None:
                 kept.answer, kept.output, kept.gradient = result.encoded, b"", b""
-                kept.seconds += seconds
-            self._measured(seconds)
-            self._note_commit(key, loss_sum, tokens)
+                kept.seconds += seconds + kept.own_seconds
+            self._measured(seconds + (kept.own_seconds if kept is not None else 0.0))
+            below = kept.seconds - seconds - kept.own_seconds if kept is not None else 0.0
+            answered = kept.answered if kept is not None else 0.0
+            self._note_commit(key, loss_sum, tokens, answered=answered, below=below)
             self.feed(BackwardDone(key, tokens))
             self.committed(tokens)
         self.pump()
@@ -372,9 +379,10 @@ class DataPath:
         self.note("microbatch_failed", origin=key.origin, counter=key.counter, reason=trouble.reason)
         self.feed(Failed(key, trouble.code, trouble.reason))
 
-    def _note_commit(self, key: MicrobatchId, loss_sum: float, tokens: int) -> None:
+    def _note_commit(self, key: MicrobatchId, loss_sum: float, tokens: int, **below: float) -> None:
+        """`below`: how long the answer took (seconds), and how much of that was compute."""
         self.loss = loss_sum / tokens if tokens else None
-        self.note("committed", origin=key.origin, counter=key.counter, tokens=tokens, loss=self.loss)
+        self.note("committed", origin=key.origin, counter=key.counter, tokens=tokens, loss=self.loss, **below)
 
     def _measured(self, seconds: float) -> None:
         known = self.service_seconds

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,14 +103,16 @@ class DemoPeer:
             await self.reader
 
 
-async def start(folder: Path, name: str, keys: Mapping[str, object]) -> DemoPeer:
-    """Write `name.yaml` and start it."""
+async def start(
+    folder: Path, name: str, keys: Mapping[str, object], prefix: Sequence[str] = ()
+) -> DemoPeer:
+    """Write `name.yaml` and start it; `prefix` is a command that becomes the peer, somewhere else."""
     file = folder / f"{name}.yaml"
     lines = [f"{key}: {json.dumps(value)}" for key, value in {**keys, "state": name}.items()]
     await asyncio.to_thread(file.write_text, "\n".join(lines) + "\n")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "peers.cli", "run", str(file),
+        *prefix, sys.executable, "-m", "peers.cli", "run", str(file),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE, env=environment, start_new_session=True,
         preexec_fn=_end_with_parent if sys.platform == "linux" else None,

@@ -55,6 +55,10 @@ def read_story(state: Path) -> PeerStory:
             case "settled":
                 story.digests[fields["round"]] = fields["digest"]
                 story.settled_ids[fields["round"]] = fields["ids"]
+            case "resynchronise" if fields["fork_round"] is not None:
+                # It gave up its history from there on; what it settles now is the group's.
+                for round in [round for round in story.digests if round >= fields["fork_round"]]:
+                    del story.digests[round], story.settled_ids[round]
             case "took":
                 story.took.append((event.time, fields["maker"]))
             case "traffic":

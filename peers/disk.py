@@ -68,7 +68,8 @@ class Disk:
                 continue
             self.timings.add("load", perf_counter() - began)
             self.say("restored", f"has the weights of round {round} in its own checkpoint")
-            self.saved = self.saved or (path, round)
+            if self.saved is None:
+                self.saved, self.saved_bytes = (path, round), path.stat().st_size
             found.append(Weights(units, round, chain))
         return found
 

@@ -260,9 +260,9 @@ class Neighbourhood:
                 link.close()
         known = self.membership.peers.get(peer)
         was_linked = known is not None and known.linked
-        self._greeted.discard(peer)
         self._echoes.pop(peer, None)
         if left:
+            self._greeted.discard(peer)
             self.membership.left(peer)
         else:
             self.membership.unlinked(peer, self.loop.time())

@@ -290,8 +290,8 @@ class Peer:
         self.say("run", f"run {name}: others join with: swarmnet join {run} --bootstrap {address}")
 
     def _known_as(self, run: str) -> None:
-        # Weights are on the CPU so far, whatever `device` wishes.
-        self.metrics.about.peer(run, self.identity.peer_id, self.config.role, "cpu").set(1)
+        device = device_of(self.config.device).type if self.config.role == "worker" else "none"
+        self.metrics.about.peer(run, self.identity.peer_id, self.config.role, device).set(1)
 
     async def _worker(self, transport: P2pdTransport, directory: CountedDirectory) -> None:
         config, cache = self.config, PeerCache(self.config.state / "peers.json")

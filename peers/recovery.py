@@ -10,7 +10,6 @@ from peers.disk import Disk
 from peers.neighbourhood import Neighbourhood
 from peers.state_path import NoState, StatePath, Weights
 from peers.update_path import UpdatePath
-from peers.update_work import UpdateWork
 from swarmnet.identifiers import PeerId
 from swarmnet.round_events import Resynchronise
 
@@ -89,16 +88,3 @@ class Recovery:
 
         self.compute.submit(UPDATE, update.settled_weights, deliver)
         return await taken
-
-    async def give_back(self, work: UpdateWork, fork_round: int) -> None:
-        """What this peer contributed to the history that it gives up is offered again."""
-        rounds = [round for round in work.own if round >= fork_round]
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def give_back() -> None:
-            for round in rounds:
-                work.give_back(round)
-
-        self.compute.submit(UPDATE, give_back, lambda _result, _seconds: done.set_result(None))
-        await done
-        self.note("given_back_after_fork", fork_round=fork_round, rounds=rounds)

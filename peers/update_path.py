@@ -35,6 +35,7 @@ from swarmnet.branches import START, SettledSet
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Manifest
 from swarmnet.method import ContributionError
+from swarmnet.offers import Offers
 from swarmnet.round_events import (
     AddContribution,
     Announced,
@@ -88,6 +89,7 @@ class UpdatePath:
         compute: Compute,
         neighbourhood: Neighbourhood,
         chain_value: bytes,
+        offers: Offers,
         resynchronise: Callable[[Resynchronise], None],
         note: Callable[..., None],
     ) -> None:
@@ -102,7 +104,7 @@ class UpdatePath:
         self.loop = asyncio.get_running_loop()
         self.me = neighbourhood.transport.peer
         self.rounds = GroupRounds(
-            manifest.rounds, self.me, work.replica.settled_round, self.loop.time(), chain_value
+            manifest.rounds, self.me, work.replica.settled_round, self.loop.time(), chain_value, offers
         )
         self.stored: dict[ContributionId, _Stored] = {}
         self.outcomes: dict[str, int] = {}
@@ -186,8 +188,11 @@ class UpdatePath:
         for result in results:
             if isinstance(result, Made):
                 reference = None
-                if result.data:
-                    reference = self._store(self._open(result.data), result.data)
+                if result.id is not None:
+                    reference = Reference(result.round, self.me, result.id, len(result.data))
+                    self._store(reference, result.data)
+                    if self._closed:  # Made while the state was fetched anew: nobody will see it.
+                        self.rounds.offers.made(result.round, result.id)
                     self.note("made", round=result.round, id=reference.id, tokens=result.tokens)
                 else:
                     self.counts.not_finite += 1

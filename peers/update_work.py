@@ -10,9 +10,9 @@ from typing import Protocol
 
 from peers.round_counts import RoundCounts
 from peers.stage_part import Computes
-from protocols.envelope import ENVELOPE_BYTES, Kind, seal
+from protocols.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
 from protocols.identity import Identity
-from swarmnet.identifiers import PeerId, RunId
+from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.method import GradientError, Method
 from swarmnet.replica import Replica
 from swarmnet.round_events import (
@@ -48,6 +48,7 @@ class Made:
     round: int
     data: bytes
     tokens: int
+    id: ContributionId | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ class UpdateWork:
         self.lookahead = lookahead
         self.settled = settled
         self.counts = counts
-        self.own: OrderedDict[int, bytes] = OrderedDict()
-        """Round -> payload of the own contributions, the newest OWN_BYTES_KEPT."""
+        self.own: OrderedDict[ContributionId, bytes] = OrderedDict()
+        """Payloads of the own contributions, the newest OWN_BYTES_KEPT."""
         self._ahead = False
         """Weights are published moved ahead by the own momentum."""
 
@@ -118,8 +119,8 @@ class UpdateWork:
                     result = Settled(round, self.replica.settle(round), chain, references)
                     self.settled(result)
                     results.append(result)
-                case GiveBack(round, _):
-                    self.give_back(round)
+                case GiveBack(round, identity):
+                    self.give_back(round, identity)
         if stale:
             self.stage_compute.publish(self.replica.live_floats(self._ahead))
         if encoding:
@@ -127,12 +128,11 @@ class UpdateWork:
         self.counts.timings.add("apply", perf_counter() - began - encoding)
         return results
 
-    def give_back(self, round: int) -> bool:
-        """Return the votes of an own contribution to the momentum; False if they are no longer kept."""
-        payload = self.own.pop(round, None)
+    def give_back(self, round: int, identity: ContributionId) -> None:
+        """Return the votes of an own contribution to the momentum, if they are still kept."""
+        payload = self.own.pop(identity, None)
         if payload is not None:
             self.method.give_back(payload, round, self.identity.peer_id)
-        return payload is not None
 
     def _make(self, round: int) -> Made:
         gradient = self.stage_compute.take_gradient()
@@ -140,10 +140,11 @@ class UpdateWork:
         try:
             payload = self.method.contribute(gradient, max(1, tokens), round, self.identity.peer_id)
         except GradientError:
-            return Made(round, b"", tokens)
-        self.own[round] = payload
-        while len(self.own) * len(payload) > OWN_BYTES_KEPT and len(self.own) > 1:
-            self.own.popitem(last=False)
+            return Made(round, b"", tokens, None)
         data = seal(self.identity, self.run_id, Kind.CONTRIBUTION, self.stage, round, round, payload)
         assert len(data) == ENVELOPE_BYTES + len(payload)
-        return Made(round, data, tokens)
+        envelope = open_envelope(data, self.run_id, Kind.CONTRIBUTION, len(payload))
+        self.own[envelope.id] = payload
+        while len(self.own) * len(payload) > OWN_BYTES_KEPT and len(self.own) > 1:
+            self.own.popitem(last=False)
+        return Made(round, data, tokens, envelope.id)

@@ -46,6 +46,7 @@ from protocols.messages import (
 from protocols.transport import Directory, Transport
 from swarmnet.identifiers import PeerId
 from swarmnet.membership import Membership
+from swarmnet.offers import Offers
 from swarmnet.replica import Replica
 from swarmnet.round_events import Resynchronise
 
@@ -230,13 +231,15 @@ class Worker:
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
             self._replica(weights), self.data, self.manifest.sync.lookahead, self._settled, RoundCounts(),
         )  # fmt: skip
+        offers = Offers(self.manifest.rounds)
         if old is not None:
             old.close()
-            work.own = old.work.own
-            if given_up is not None and given_up.fork_round is not None:
-                await self.recovery.give_back(work, given_up.fork_round)
+            work.own, offers = old.work.own, old.rounds.offers
+            if given_up is not None:
+                fork = given_up.fork_round
+                offers.undo(offers.agreed(given_up.peers) + 1 if fork is None else fork)
         update = self.update = UpdatePath(
-            self.manifest, work, self.compute, self.neighbourhood, weights.chain, self._resynchronise,
+            self.manifest, work, self.compute, self.neighbourhood, weights.chain, offers, self._resynchronise,
             self.note,
         )  # fmt: skip
         rounds = update.rounds

@@ -40,6 +40,10 @@ class RoundSet:
 DIFFERENCE_SECONDS = 0.3
 """Two open sets must differ this long before ids are exchanged: announcements on their way settle most."""
 
+PARTING_SECONDS = 3.0
+"""How long a lost neighbour still holds up settling: a broken link is redialled within a second, and what
+only one of the two holds by then must not become two histories."""
+
 Relation = Literal["unknown", "same", "forked"]
 
 

@@ -28,6 +28,7 @@ from swarmnet.branches import START, Chain, SettledSet
 from swarmnet.histories import Histories
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Rounds
+from swarmnet.offers import Offers
 from swarmnet.pulls import Pulls
 from swarmnet.round_events import (
     AddContribution,
@@ -56,7 +57,7 @@ from swarmnet.round_events import (
     SettleRound,
     Tick,
 )
-from swarmnet.round_sets import NeighbourView, RoundSet, kept_rounds
+from swarmnet.round_sets import PARTING_SECONDS, NeighbourView, RoundSet, kept_rounds
 
 PROGRESS_SECONDS = 0.05
 """At most this often the own token count is told to the neighbours; a commit takes about as long."""
@@ -70,9 +71,11 @@ class GroupRounds:
     """The machine. `settled` is the last settled round (-1: none), `current` takes gradients."""
 
     def __init__(
-        self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START
-    ) -> None:
-        """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`."""
+        self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
+        offers: Offers | None = None,
+    ) -> None:  # fmt: skip
+        """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`, with what
+        this peer had offered before."""
         self.rules = rules
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
@@ -87,7 +90,10 @@ class GroupRounds:
         self.rounds: dict[int, RoundSet] = {}
         """Not settled; with `history`, the last settled ones, there is one dict per state of a round."""
         self.history: dict[int, RoundSet] = {}
+        self.parted: dict[PeerId, float] = {}
+        """Lost allies, and until when they hold up settling unless they are heard again."""
         self.pulls = Pulls()
+        self.offers = offers or Offers(rules)
         self.dropped_late = 0
         """Contributions that came, or were made here, after their round had settled or been sealed."""
         self._progress_at = now
@@ -143,7 +149,9 @@ class GroupRounds:
                 self.neighbours.setdefault(peer, NeighbourView())
                 self._progress_at = now - QUIET_PROGRESS_SECONDS
             case NeighbourLeft(peer):
-                self.neighbours.pop(peer, None)
+                view = self.neighbours.pop(peer, None)
+                if view is not None and view.relation == "same":
+                    self.parted[peer] = now + PARTING_SECONDS
                 self.pulls.left(peer, now)
             case Leave():
                 if self.tokens:
@@ -155,13 +163,14 @@ class GroupRounds:
 
     def next_deadline(self) -> float:
         """When to call `handle` with Tick if nothing else happens."""
-        times = [self._progress_due(), self.pulls.next_deadline()]
+        times = [self._progress_due(), self.pulls.next_deadline(), self.offers.next_deadline()]
         if self._tokens_of_group() and self._may_close():
             times.append(self.opened_at + self.rules.longest_seconds)
         for number in (self.applied + 1, self.settled + 1):
             state = self.rounds.get(number)
             if state is not None and number not in self.pending:
                 times.append(self._agreement().patience_ends(number, state, number <= self.applied))
+        times += self.parted.values()
         times += [view.next_deadline() for view in self.neighbours.values()]
         return min(times)
 
@@ -194,6 +203,7 @@ class GroupRounds:
                 self.dropped_late += 1
                 self._effects.append(GiveBack(round, reference.id))
             return
+        self.offers.made(round, reference.id)
         self._hold(reference)
         self._effects.append(SendAnnounce(tuple(self.neighbours), (reference,)))
 
@@ -204,6 +214,8 @@ class GroupRounds:
         news = event.settled > max(neighbour.settled, self.settled)
         self._effects += self.histories.progress(event, now)
         if neighbour.relation == "same":
+            self.parted.pop(event.peer, None)
+            self.offers.agree(event.peer, min(self.settled, event.settled))
             self._progress_dirty |= news
             self._follow(now)
             neighbour.compare(self.rounds, now)
@@ -213,23 +225,19 @@ class GroupRounds:
     ) -> None:
         if peer not in self._allies():
             return
-        missing = []
-        for reference in references:
-            if self.takes(reference):
-                missing.append(reference)
+        missing = [reference for reference in references if self.takes(reference)]
         self._effects += self.pulls.offered(peer, missing, now)
+        self.offers.told(complete, references)
         for number in complete:
             state = self.rounds.get(number)
             if state is None:
                 continue
             settled = {reference.peer for reference in references if reference.round == number}
             for maker in [maker for maker in state.held if maker not in settled]:
-                removed = state.held.pop(maker)
+                del state.held[maker]
                 state.update_digest()
                 self.dropped_late += 1
                 self._effects.append(RemoveContribution(number, maker))
-                if maker == self.me:
-                    self._effects.append(GiveBack(number, removed.id))
 
     def _arrived(self, peer: PeerId, reference: Reference, now: float) -> None:
         """A contribution, verified and checked by the caller. From anybody, asked for or not."""
@@ -249,11 +257,10 @@ class GroupRounds:
             self._effects.append(SendAnnounce(others, (reference,)))
 
     def _tell_ids(self, peer: PeerId, rounds: Iterable[int]) -> None:
-        known = {number: self.rounds.get(number) or self.history.get(number) for number in rounds}
-        references = tuple(
-            reference for state in known.values() if state for reference in state.held.values()
-        )
-        complete = tuple(number for number in known if number in self.history)
+        settled = {number: known for number in rounds if (known := self.offers.of_round(number)) is not None}
+        complete = tuple(number for number in settled if number <= self.settled)
+        held = [entry for number in rounds if number in self.rounds for entry in self.rounds[number].held.values()]
+        references = (*held, *(entry for number in complete for entry in settled[number]))
         if references or complete:
             self._effects.append(SendAnnounce((peer,), references, complete))
 
@@ -322,8 +329,10 @@ class GroupRounds:
             if old is not None and not old.sealed:
                 old.sealed, old.sealed_at = True, now
             self._progress_dirty = True
+        self.parted = {peer: until for peer, until in self.parted.items() if until > now}
         while self._may_settle(self.settled + 1, now):
             self._settle(self.settled + 1)
+        self._effects += self.offers.decide(self.settled, tuple(self._allies()), now)
         self._effects += self.pulls.again(now)
         self._effects += [
             AskIds(peer, due) for peer, view in self.neighbours.items() if (due := view.due(now))
@@ -337,6 +346,7 @@ class GroupRounds:
         self.history.pop(number - kept_rounds(self.rules), None)
         self.pulls.forget_until(number)
         references = tuple(reference for _, reference in sorted(state.held.items()))
+        self.offers.settled(number, references)
         self._effects.append(SettleRound(number, references, self.chain.value))
         self._progress_dirty = True
 
@@ -363,7 +373,8 @@ class GroupRounds:
         state = self.rounds.get(number)
         if state is None or number > self.applied or number in self.pending:
             return False
-        return self._agreement().may_settle(number, state, self.pulls.of_round(number), now)
+        pulling = self.pulls.of_round(number) or any(until > now for until in self.parted.values())
+        return self._agreement().may_settle(number, state, pulling, now)
 
     def _progress_due(self) -> float:
         return self._progress_at + (PROGRESS_SECONDS if self._progress_dirty else QUIET_PROGRESS_SECONDS)

@@ -344,3 +344,18 @@ def test_two_halves_trace_their_fork_to_the_same_round() -> None:
     for round in range(fork):
         assert len({chains[round] for chains in group.chains.values()}) == 1
     assert len({chains[fork] for chains in group.chains.values()}) == 2
+
+
+def test_a_link_that_breaks_for_a_moment_does_not_part_two_histories() -> None:
+    """What one holds and the other lacks at that moment must not settle at one of them."""
+    for seed in range(5):
+        group = Group(2, seed=seed)
+        one, other = group.peers
+        group.run(5.0, tokens_per_second=60)
+        for _ in range(6):
+            partitioned(group, {one})
+            group.run(group.chance.uniform(0.2, 1.5), tokens_per_second=60)
+            healed(group)
+            group.run(2.0, tokens_per_second=60)
+        assert not group.resynchronised
+        assert group.shared_rounds_are_equal() >= 10

@@ -78,7 +78,8 @@ async def training(folder: Path):
 async def goes_on(peer: DemoPeer, after: float) -> None:
     before = peer.addresses[-1]
     await until(lambda: any(at > after for at in times(peer.state, "in_step")), 40, "in step again")
-    await until(lambda: max(times(peer.state, "committed")) > max(times(peer.state, "in_step")), 20, "commits")
+    again = max(times(peer.state, "in_step"))
+    await until(lambda: max(times(peer.state, "committed")) > again, 20, "it commits")
     assert peer.alive
     assert peer.addresses[-1] == before, "the same identity and port"
     restored = [event for event in event_log.read(peer.state / "events.jsonl") if event.name == "restored"]
@@ -210,7 +211,7 @@ async def test_work_that_waits_for_ever_ends_when_something_else_fails():
     ("error", "memory"),
     [
         (MemoryError(), True),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
     ],
 )

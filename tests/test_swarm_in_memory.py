@@ -247,3 +247,15 @@ def test_a_seed_reproduces_every_event_of_a_swarm_in_any_process():
         found.add(done.stdout.strip())
     assert found == {eventful(3)}
     assert eventful(4) not in found
+
+
+def test_a_newcomer_takes_the_stage_that_lost_a_peer_though_the_directory_still_lists_it():
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: settled(swarm) >= 3, 60.0)
+        await swarm.crash("d")
+        await swarm.during(2.0)
+        swarm.start("new")
+        await swarm.until(lambda: contributes(swarm, "new"), 30.0)
+        assert swarm.members["new"].worker.stage == 1
+
+    play(Swarm(tiny_manifest()), story)

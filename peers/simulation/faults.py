@@ -11,6 +11,7 @@ from random import Random
 from typing import Literal, Protocol
 
 from peers.simulation.world import Disturbance, Member, World
+from peers.state_path import Snapshot, Snapshots
 from protocols.memory_ways import Conditions
 
 
@@ -219,6 +220,20 @@ class Leave:
     async def heal(self, world: World) -> None: ...
 
 
+class _Liar(Snapshots):
+    """Gives false chunks of the snapshots that the honest part of the peer keeps."""
+
+    def __init__(self, honest: Snapshots, truncated: bool) -> None:
+        self.__dict__ = honest.__dict__
+        self._truncated = truncated
+
+    def find(self, digest: bytes) -> Snapshot | None:
+        found = super().find(digest)
+        if found is None:
+            return None
+        return replace(found, data=found.data[:-5] if self._truncated else bytes(len(found.data)))
+
+
 @dataclass(frozen=True, slots=True)
 class Lie:
     """Its snapshots are served with wrong or missing bytes."""
@@ -232,11 +247,10 @@ class Lie:
         member = _member(world, self.name)
         if member is None or member.worker.neighbourhood is None:
             return False
-        snapshots = member.worker.snapshots
-        snapshots.held = tuple(
-            replace(held, data=held.data[:-5] if self.truncated else bytes(len(held.data)))
-            for held in snapshots.held
-        )
+        if member.worker.states is None:
+            return False
+        liar = _Liar(member.worker.snapshots, self.truncated)
+        member.worker.states.snapshots = liar
         return True
 
     async def heal(self, world: World) -> None: ...

@@ -192,7 +192,7 @@ def _path(stage: Stage, key: Key | None) -> dict[int, Key]:
 def _contributions(seen: Seen, stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
     """Every contribution is in the final history once, or came back to its maker, or its maker is gone."""
     counts = Counter(name for key in final.values() for name in stage.nodes[key].ids)
-    newest = max(final)
+    decided = max(final) - 2 * seen.rules.window - 2
     for name, count in counts.items():
         if count > 1:
             yield Violation("nothing settled twice", f"{name} {count} times")
@@ -202,7 +202,7 @@ def _contributions(seen: Seen, stage: Stage, final: dict[int, Key]) -> Iterator[
             yield Violation("nothing offered twice", f"{where} came back {made.returned} times")
         elif made.id in counts and made.returned:
             yield Violation("nothing settled twice", f"{where} is settled and came back")
-        elif made.id not in counts and not made.returned and made.who in seen.living and made.round <= newest:
+        elif made.id not in counts and not made.returned and made.who in seen.living and made.round <= decided:
             yield Violation("nothing vanishes", f"{where} is neither settled nor did it come back")
 
 

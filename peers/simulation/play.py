@@ -19,8 +19,9 @@ FAULT_SECONDS = 50.0
 CALM_SECONDS = 60.0
 """After the last fault is healed: at most so long until everything has settled down."""
 LEAST_ROUNDS = 50
-NEW_ROUNDS = 6
-"""Settled by every peer after the last heal, so that the last open rounds from before are settled too."""
+NEW_ROUNDS = 14
+"""Settled by every peer after the last heal: what was open before is settled then, and it is decided what
+became of everything (offers.py)."""
 
 
 @dataclass(frozen=True, slots=True)

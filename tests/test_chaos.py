@@ -1,0 +1,247 @@
+"""What the chaos report counts, on logs written by hand; and real peers, all killed and started again."""
+
+import asyncio
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from peers import chaos_report
+from peers.chaos import ChaosOptions, ChaosSwarm, plan
+from peers.chaos_report import Fault
+from peers.disk import aligned
+
+ROOT = Path(__file__).parent.parent
+
+
+class Log:
+    """A peer's event log, written line by line; times in seconds."""
+
+    def __init__(self, folder, name, stage=0):
+        self.name, self.stage, self.lines = name, stage, []
+        self.path = folder / name / "events.jsonl"
+        self("started", 0, peer=name)
+        self.life()
+
+    def life(self, at=0.0):
+        return self("assembled", at, stage=self.stage)
+
+    def __call__(self, event, at, **fields):
+        self.lines.append(json.dumps({"time": at, "monotonic": at, "event": event, **fields}))
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.write_text("\n".join(self.lines) + "\n")
+        return self
+
+    def settled(self, round, ids, at=1.0, digest=None):
+        return self("settled", at, round=round, ids=ids, digest=digest or f"d{round}{ids}")
+
+    def made(self, id, round, at=0.5):
+        return self("made", at, round=round, id=id)
+
+    def took(self, id, round, maker, at=0.6):
+        return self("took", at, round=round, id=id, maker=maker)
+
+
+def fate(folder, ended=()):
+    return chaos_report.contributions(chaos_report.read(folder), dict.fromkeys(ended, 0.0))
+
+
+def test_a_contribution_that_is_settled_everywhere_is_neither_lost_nor_twice(tmp_path):
+    Log(tmp_path, "a").made("x", 0).settled(0, ["x"])
+    Log(tmp_path, "b").took("x", 0, "a").settled(0, ["x"])
+    found = fate(tmp_path)
+    assert (found["lost"], found["twice"], found["settled"], found["made"]) == ([], [], 1, 1)
+
+
+def test_a_contribution_that_a_living_peer_made_and_no_set_holds_is_lost(tmp_path):
+    Log(tmp_path, "a").made("x", 0).settled(0, [])
+    assert len(fate(tmp_path)["lost"]) == 1
+
+
+def test_one_that_was_given_back_is_not_lost_but_settled_as_well_it_counts_twice(tmp_path):
+    log = Log(tmp_path, "a").made("x", 0)("given_back", 1, round=0, id="x").settled(0, [])
+    assert (fate(tmp_path)["lost"], fate(tmp_path)["given_back"]) == ([], 1)
+    log.settled(1, ["x"])
+    assert fate(tmp_path)["twice"] == ["x"]
+
+
+def test_one_given_back_after_a_fork_is_found_by_its_round(tmp_path):
+    log = Log(tmp_path, "a").made("x", 5)
+    log("given_back_after_fork", 1, fork_round=5, rounds=[5]).settled(5, [])
+    assert (fate(tmp_path)["lost"], fate(tmp_path)["given_back"]) == ([], 1)
+
+
+def test_what_nobody_saw_of_a_killed_peer_is_unseen_what_others_had_is_lost(tmp_path):
+    Log(tmp_path, "a").made("x", 0).made("y", 1)
+    Log(tmp_path, "b").took("y", 1, "a").settled(0, []).settled(1, [])
+    found = fate(tmp_path, ended=["a"])
+    assert found["unseen"] == 1
+    assert [text.split()[0] for text in found["lost"]] == ["y"]
+
+
+def test_a_second_contribution_of_a_restarted_peer_supersedes_the_first(tmp_path):
+    log = Log(tmp_path, "a").made("x", 0)
+    log.life(2.0).made("y", 0, 3.0).settled(0, ["y"], 4.0)
+    assert (fate(tmp_path)["lost"], fate(tmp_path)["superseded"]) == ([], 1)
+
+
+@pytest.mark.parametrize("second", [(1, ["x"]), (0, ["x"])])
+def test_an_id_in_two_rounds_or_a_round_settled_twice_is_found(tmp_path, second):
+    Log(tmp_path, "a").made("x", 0).settled(0, ["x"]).settled(*second)
+    found = fate(tmp_path)
+    assert len(found["twice"]) + found["settled_again"] == 1
+
+
+def test_different_digests_for_a_shared_round_are_named(tmp_path):
+    Log(tmp_path, "a").settled(0, [], digest="p").settled(1, [], digest="q")
+    Log(tmp_path, "b").settled(0, [], digest="p").settled(1, [], digest="other")
+    Log(tmp_path, "c", stage=1).settled(1, [], digest="third")
+    assert chaos_report.digests(chaos_report.read(tmp_path)) == (2, ["stage 0 round 1"])
+
+
+def test_times_from_kill_to_commit_look_at_the_others_of_the_stage(tmp_path):
+    commit = {"origin": "o", "counter": 1, "loss": 1.0}
+    Log(tmp_path, "dead")("committed", 10.1, **commit)
+    Log(tmp_path, "other", 1)("committed", 10.2, **commit)
+    Log(tmp_path, "b")("committed", 9.0, **commit)("committed", 12.5, **commit)
+    kill = Fault("kill", "dead", "dead", 0, 10.0)
+    assert chaos_report.kills_to_commit(chaos_report.read(tmp_path), [kill]) == [2.5]
+
+
+def test_a_frozen_peer_is_routed_around_when_its_last_microbatch_went_elsewhere(tmp_path):
+    frozen = Fault("freeze", "f", "f", 1, 10.0, until=20.0)
+    log = Log(tmp_path, "a")("rerouted", 9.0, tried=["f"])("rerouted", 12.0, tried=["f"])
+    log("rerouted", 14.0, tried=["f", "g"])("rerouted", 15.0, tried=["g"])("rerouted", 21.0, tried=["f"])
+    assert chaos_report.frozen_to_reroute(chaos_report.read(tmp_path), frozen) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [([3.0, 1.0, 2.0, 4.0], 0.5, 2.0), ([3.0, 1.0, 2.0, 4.0], 0.99, 4.0), ([7.0], 0.5, 7.0), ([], 0.5, None)],
+)
+def test_a_quantile_is_a_measured_value(values, share, expected):
+    assert chaos_report.quantile(values, share) == expected
+
+
+def test_the_plan_follows_from_the_seed_and_fits_the_time():
+    options = ChaosOptions(seed=5, seconds=100.0)
+    faults = plan(options)
+    assert faults == plan(options)
+    assert faults != plan(ChaosOptions(seed=6, seconds=100.0))
+    assert sorted(fault.kind for fault in faults) == ["freeze", *["kill"] * 4, "kill p2pd"]
+    assert all(0 < a.at < b.at < 90 for a, b in pairwise(faults))
+
+
+def test_failures_are_named():
+    good = {
+        "final_loss": 2.0, "undisturbed_losses": [1.9, 2.0, 2.1], "shared_settled_rounds": 9,
+        "unequal_digests": [], "contributions_lost": 0,
+        "contributions_twice": 0, "contributions": {"lost": [], "twice": []},
+        "kill_to_commit_seconds": {"p50": 0.1, "p99": 0.2}, "frozen_to_reroute_seconds": 3.0,
+    }  # fmt: skip
+    assert chaos_report.failures(good) == []
+    bad = {**good, "final_loss": 2.9, "frozen_to_reroute_seconds": 9.0}
+    assert [failure.split()[0] for failure in chaos_report.failures(bad)] == ["final", "frozen"]
+
+
+def test_neighbouring_intervals_of_checkpoints_share_rounds():
+    assert [aligned(16, wanted) for wanted in (0.0, 31.0, 32.0, 100.0)] == [16, 16, 32, 64]
+
+
+KILLS = """
+import os, random, signal, sys, time, torch
+from pathlib import Path
+from peers import checkpoint
+from swarmnet.layout import layout_of
+from swarmnet.manifest import Manifest, ModelShape
+from swarmnet.model import parameter_shapes
+
+torch.set_num_threads(1)
+folder, chance = Path(sys.argv[1]), random.Random(7)
+manifest = Manifest("kills", "owner", stages=(1,), model=ModelShape(layers=1, width=64, feed_forward=192))
+layout = layout_of(parameter_shapes(manifest.model, manifest.span(0)))
+weights = torch.arange(layout.size, dtype=torch.int32)
+newest, torn = -1, 0
+for kill in range(200):
+    ready, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for round in range(newest + 1, newest + 1000):
+            checkpoint.write(folder, manifest, 0, round, bytes(8), weights + round, layout)
+            os.write(told, b".")
+    os.read(ready, 1)
+    time.sleep(chance.uniform(0.0, 0.02))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(ready); os.close(told)
+    torn += len([path for path in folder.iterdir() if path.suffix != ".safetensors"])
+    held = checkpoint.files(folder, 0)
+    round, _, units = checkpoint.restore(held[0], manifest.run_id(), 0, layout)
+    assert round > newest and torch.equal(units, weights + round), (kill, round, newest)
+    newest = round
+print(newest, torn)
+"""
+
+
+@pytest.mark.slow
+def test_two_hundred_kills_while_checkpoints_are_written_each_leave_a_newer_one_that_loads(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLS), str(tmp_path)], cwd=ROOT, capture_output=True,
+        text=True, timeout=110, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    newest, torn = map(int, done.stdout.split())
+    assert newest >= 200
+    assert torn > 0, "no kill hit a write: the test shows nothing"
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+async def test_a_swarm_that_is_killed_whole_goes_on_from_what_its_disks_share(tmp_path):
+    """One of four disks is lost as well."""
+    options = ChaosOptions(seed=3, peers=4, stages=2)
+    swarm = ChaosSwarm(options, tmp_path / "swarm", Console(file=io.StringIO()))
+
+    def lives():
+        return chaos_report.read(swarm.folder)
+
+    async def until(condition, seconds):
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.2)
+
+    def saved(name):
+        paths = swarm.folder.glob(f"{name}/checkpoints/*.safetensors")
+        return {int(path.stem.split("-")[-1]) for path in paths}
+
+    try:
+        await swarm.start()
+        await until(lambda: all(saved(f"peer-{number}") for number in range(1, 5)), 60)
+        killed = time.time()
+        for peer in [*swarm.peers, swarm.boot]:
+            peer.kill()
+        for peer in [*swarm.peers, swarm.boot]:
+            await peer.process.wait()
+        shared = [saved("peer-1") & saved("peer-2"), saved("peer-3") & saved("peer-4")]
+        shutil.rmtree(swarm.folder / "peer-1" / "checkpoints")
+        await swarm.start_bootstrap()
+        for number, stage in enumerate(swarm.stages()):
+            await swarm.add(stage, f"peer-{number + 1}")
+        await until(lambda: sum(len(life.settled) > 5 for life in lives() if life.began > killed) == 4, 60)
+    finally:
+        await swarm.stop()
+    again = [life for life in lives() if life.began > killed]
+    assert chaos_report.digests(again)[1] == []
+    for life in again:
+        assert min(life.settled) > max(shared[life.stage]), "a settled round that the disks share was lost"
+        assert min(life.settled) > 0

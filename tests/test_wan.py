@@ -1,0 +1,53 @@
+"""The emulated wide-area network imposes what it says. Needs root; where it cannot be made, that is said."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import wan
+
+REASON = wan.why_not()
+if REASON is not None:
+    print(f"NO EMULATED NETWORK HERE, its tests do not run: {REASON}", file=sys.__stderr__)
+
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no emulated network: {REASON}")
+
+
+@pytest.fixture
+def pair():
+    with wan.Wan(seed=1) as net:
+        yield net, net.host("a", up=10, down=100, delay=12.5), net.host("b", up=10, down=100, delay=12.5)
+
+
+def test_delay_bandwidth_and_loss_are_what_was_asked_for(pair):
+    _, a, b = pair
+    lost, round_trip = wan.ping(a, b)
+    assert lost == 0
+    assert round_trip >= 50
+    assert wan.tcp(a, b, 4_000_000) < 10
+    b.set(loss=0.3)
+    lost, _ = wan.ping(a, b, 100)
+    assert 0.3 < lost < 0.7  # each way: 1 - 0.7 * 0.7
+
+
+def test_a_partition_cuts_both_ways_a_block_one_way_and_healing_ends_them(pair):
+    net, a, b = pair
+    net.partition(["a"], ["b"])
+    assert wan.ping(a, b, 5)[0] == 1.0
+    net.heal()
+    assert wan.ping(a, b, 5)[0] == 0.0
+    net.block("a", "b")
+    before = net.stats()["hosts"]
+    wan.ping(b, a, 5)
+    after = net.stats()["hosts"]
+    assert after["a"]["received_bytes"] > before["a"]["received_bytes"]  # b's packets arrive,
+    assert after["b"]["received_bytes"] == before["b"]["received_bytes"]  # the answers do not
+
+
+def test_nothing_is_left_behind():
+    with wan.Wan() as net:
+        host = net.host("only", up=1)
+        sleeper = host.popen(["sleep", "600"])
+        namespace = host.namespace
+    assert sleeper.poll() is not None
+    assert not Path("/run/netns", namespace).exists()
