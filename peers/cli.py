@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from peers import commands_chaos, commands_model, commands_run
+from peers import commands_chaos, commands_model, commands_run, commands_simulate
 from peers.errors import ConfigError, UserError
 
 ERROR_EXIT = 2
@@ -68,6 +68,7 @@ def application() -> typer.Typer:
         "export": commands_model.export,
         "generate": commands_model.generate,
         "evaluate": commands_model.evaluate,
+        "simulate": commands_simulate.simulate,
         "version": version,
     }
     for name, command in commands.items():

@@ -124,16 +124,19 @@ class Neighbourhood:
         self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer = Timer(self._beat)
+        self._silence = Timer(self._drop_silent)
         self._closed = False
 
     def start(self) -> None:
         self.transport.listen(self)
         self._timer.arm(self.loop.time())
+        self._drop_silent()
 
     async def close(self, reason: str) -> None:
         """Say Bye and end all links."""
         self._closed = True
         self._timer.close()
+        self._silence.close()
         for (peer, lane), link in self._links.items():
             if lane == "group":
                 self._post(link, Bye(reason))
@@ -337,19 +340,24 @@ class Neighbourhood:
     # -- beats ----------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Once a second: tell the neighbours how we are, and notice who has fallen silent."""
+        """Once a second: tell the neighbours how we are."""
         now = self.loop.time()
         self._timer.arm(now + BEAT_SECONDS)
         self._sequence += 1
         self._beats = {s: at for s, at in self._beats.items() if s > self._sequence - 32}
         self._beats[self._sequence] = now
-        for peer in self.membership.silent(now):
-            self._unlink(peer, "silent")
         for peer, lane in list(self._links):
             if lane == "group":
                 self._beat_to(peer)
         self.membership.forget_old(now)
         self._dial_due()
+
+    def _drop_silent(self) -> None:
+        """At the very moment: what a silent peer holds has waited long enough."""
+        now = self.loop.time()
+        for peer in self.membership.silent(now):
+            self._unlink(peer, "silent")
+        self._silence.arm(self.membership.next_silence(now))
 
     def _beat_to(self, peer: PeerId) -> None:
         load = self.listener.load()

@@ -145,6 +145,11 @@ class Membership:
             if known.linked and known.heard_at + SILENT_SECONDS <= now
         ]
 
+    def next_silence(self, now: float) -> float:
+        """When the next linked peer would fall silent."""
+        heard = [known.heard_at for known in self.peers.values() if known.linked]
+        return max(now, min(heard, default=now) + SILENT_SECONDS)
+
     def forget_old(self, now: float) -> None:
         for peer, known in list(self.peers.items()):
             if not known.linked and max(known.recorded_at, known.heard_at) + FORGET_SECONDS <= now:

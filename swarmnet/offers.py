@@ -121,9 +121,11 @@ class Offers:
 
     def _ask(self, round: int, allies: Sequence[PeerId], now: float) -> list[Effect]:
         asked = self._asked.setdefault(round, _Asked())
-        if not allies or now < asked.at + ASK_SECONDS:
+        if now < asked.at + ASK_SECONDS:
             return []
         asked.at = now
+        if not allies:
+            return []
         asked.times += 1
         if asked.times > MOST_ASKS:
             return []

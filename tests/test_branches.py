@@ -32,15 +32,18 @@ def test_equal_chain_values_mean_equal_histories(
         assert left.at(fork.round) != right.at(fork.round)
 
 
-@given(sets, sets, st.integers(0, 200), st.integers(0, 200), st.integers(1, 9), st.integers(1, 9), st.integers(0, 5))
+settled_rounds = st.tuples(st.integers(0, 200), st.integers(0, 200))
+supporters = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 5))
+
+
+@given(sets, sets, settled_rounds, supporters)
 def test_exactly_one_of_two_sides_gives_up(
-    left: SettledSet, right: SettledSet, ahead_left: int, ahead_right: int, on_left: int, on_right: int, rest: int
+    left: SettledSet, right: SettledSet, settled: tuple[int, int], on: tuple[int, int, int]
 ) -> None:
     if left == right:
         return
-    in_sight = on_left + on_right + rest
-    gives_up = theirs_stands(Fork(5, left, right), ahead_left, ahead_right, on_left, on_right, in_sight)
-    other = theirs_stands(Fork(5, right, left), ahead_right, ahead_left, on_right, on_left, in_sight)
+    gives_up = theirs_stands(Fork(5, left, right), settled[0], settled[1], on[0], on[1], sum(on))
+    other = theirs_stands(Fork(5, right, left), settled[1], settled[0], on[1], on[0], sum(on))
     assert gives_up != other
 
 

@@ -119,11 +119,12 @@ class Group:
                 self.chains[me][round] = chain
                 self.settled[me][round] = references
                 assert {r.id for r in references} == self.weights[me].get(round, set())
-            case SendProgress(peers, round, tokens, contributed, settled, in_step, anchor_round, anchor, sets):
+            case SendProgress():
                 event = ProgressArrived(
-                    me, round, tokens, frozenset(contributed), settled, in_step, anchor_round, anchor, sets
-                )
-                for peer in peers:
+                    me, effect.round, effect.tokens, frozenset(effect.contributed), effect.settled,
+                    effect.in_step, effect.anchor_round, effect.anchor, effect.sets,
+                )  # fmt: skip
+                for peer in effect.peers:
                     self.post(me, peer, event)
             case SendChain(peer, first, before, sets):
                 self.post(me, peer, ChainArrived(me, first, before, sets))
@@ -232,7 +233,8 @@ def test_a_newcomer_catches_up_from_a_snapshot_by_contributions_alone() -> None:
     late = group.peers[PeerId("late")]
     assert late.in_step
     assert late.settled >= group.peers[PeerId("peer0")].settled - 2
-    assert any(reference.peer == "late" for sets in group.settled[PeerId("peer0")].values() for reference in sets)
+    settled = group.settled[PeerId("peer0")].values()
+    assert any(reference.peer == "late" for references in settled for reference in references)
     group.shared_rounds_are_equal()
 
 
@@ -350,7 +352,7 @@ def test_a_link_that_breaks_for_a_moment_does_not_part_two_histories() -> None:
     """What one holds and the other lacks at that moment must not settle at one of them."""
     for seed in range(5):
         group = Group(2, seed=seed)
-        one, other = group.peers
+        one = next(iter(group.peers))
         group.run(5.0, tokens_per_second=60)
         for _ in range(6):
             partitioned(group, {one})

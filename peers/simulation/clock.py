@@ -72,7 +72,7 @@ class GatedLoop(VirtualTimeLoop):
         """Scheduled so far."""
         self._instant = (0.0, 0)
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None  # noqa: ANN401
     ) -> asyncio.Handle:
         self._count()
@@ -83,7 +83,7 @@ class GatedLoop(VirtualTimeLoop):
         gated.handle = super().call_soon(gated, context=context)
         return gated.handle
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None  # noqa: ANN401
     ) -> asyncio.TimerHandle:
         self._count()

@@ -17,7 +17,9 @@ from swarmnet.manifest import Data, Manifest, ModelShape, Rounds, Sync
 
 FAULT_SECONDS = 50.0
 CALM_SECONDS = 60.0
-"""After the last fault is healed: at most so long until everything has settled down."""
+"""After the last fault is healed: at most so long until everybody has settled NEW_ROUNDS."""
+LONGEST_SECONDS = 240.0
+"""Until LEAST_ROUNDS are settled; slow worlds take so long without being stuck."""
 LEAST_ROUNDS = 50
 NEW_ROUNDS = 14
 """Settled by every peer after the last heal: what was open before is settled then, and it is decided what
@@ -151,24 +153,25 @@ async def _inflict(world: World, faults: list[Fault]) -> None:
 async def _calm(world: World, seen: Seen) -> None:
     """Wait until every living peer has settled enough new rounds, or time is up."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + CALM_SECONDS
-    least = {
-        stage: max(
-            [seen.options.rounds, *(settled + NEW_ROUNDS for settled in world.settled(stage).values())]
-        )
-        for stage in range(seen.stages)
-    }
-    while loop.time() < end and not world.escaped:
-        await asyncio.sleep(0.5)
-        seen.standing = [
-            f"{member.name} (stage {stage}, {member.worker.state}): {_standing(member)} of {rounds}"
-            for stage, rounds in least.items()
-            for member in world.living(stage)
-            if _standing(member) < rounds
-        ]
-        if not seen.standing:
-            seen.calm = True
-            return
+    began = loop.time()
+    now = [max(world.settled(stage).values(), default=-1) for stage in range(seen.stages)]
+    for seconds, least in (
+        (CALM_SECONDS, [settled + NEW_ROUNDS for settled in now]),
+        (LONGEST_SECONDS, [max(seen.options.rounds, settled + NEW_ROUNDS) for settled in now]),
+    ):
+        while not world.escaped:
+            seen.standing = [
+                f"{member.name} (stage {stage}, {member.worker.state}): {_standing(member)} of {rounds}"
+                for stage, rounds in enumerate(least)
+                for member in world.living()
+                if member.worker.stage in (stage, -1) and _standing(member) < rounds
+            ]
+            if not seen.standing:
+                break
+            if loop.time() > began + seconds:
+                return
+            await asyncio.sleep(0.5)
+    seen.calm = not world.escaped
 
 
 def _standing(member: Member) -> int:

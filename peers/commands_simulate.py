@@ -1,0 +1,114 @@
+"""The command that plays a swarm's faults on a virtual clock: simulate."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peers.errors import UserError
+from peers.files import write_atomically
+
+if TYPE_CHECKING:
+    from peers.simulation.play import Options
+    from peers.simulation.report import Result
+    from swarmnet.manifest import Rounds
+
+MOST_PEERS = 64
+"""Of one world; groups of hundreds are measured by scripts/bench."""
+
+
+def simulate(
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="RUN.yaml", help="Whose stages and round times to use.")
+    ] = None,
+    peers: Annotated[int | None, typer.Option(help="[default: 8 to 16, from the seed]")] = None,
+    stages: Annotated[int | None, typer.Option(help="[default: 2 to 4, from the seed]")] = None,
+    seed: Annotated[int, typer.Option(help="Of the first schedule; the next ones count on.")] = 1,
+    schedules: Annotated[int, typer.Option(min=1, help="How many to play.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Settled by every stage, at least.")] = 50,
+    kind: Annotated[list[str] | None, typer.Option(help="Only faults of this kind. Repeatable.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
+) -> None:
+    """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
+    counted twice, and all agree in the end. Exit code 1 if not."""
+    from peers.simulation.faults import KINDS
+    from peers.simulation.play import Options
+
+    wrong = sorted(set(kind or ()) - KINDS.keys())
+    if wrong:
+        raise UserError(f"--kind {wrong[0]}: there are {', '.join(KINDS)}")
+    rules, of_run = _of_run(run_file)
+    stages = of_run if stages is None else stages
+    if (peers is not None and not 2 <= peers <= MOST_PEERS) or (stages is not None and stages < 1):
+        raise UserError(f"a world has 2 to {MOST_PEERS} peers and at least one stage")
+    if peers is not None and peers < 2 * (stages or 1):
+        raise UserError(f"{peers} peers for {stages or 1} stages: every stage needs two, or it has none to spare")
+    options = [
+        Options(seed + number, peers, stages, rules, tuple(kind or ()), rounds=rounds)
+        for number in range(schedules)
+    ]
+    results = []
+    for result in _played(options, jobs):
+        results.append(result)
+        _show(result, _again(result, run_file, peers, stages, rounds, kind))
+    broken = [result.seed for result in results if result.violations]
+    typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
+    if report is not None:
+        found = [dataclasses.asdict(result) for result in results]
+        write_atomically(report, json.dumps(found, indent=1).encode())
+    raise typer.Exit(1 if broken else 0)
+
+
+def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:
+    if run_file is None:
+        return None, None
+    from peers.run_file import load_manifest
+    from swarmnet.identifiers import PeerId
+
+    manifest = load_manifest(run_file, PeerId(""), {})
+    return manifest.rounds, len(manifest.stages)
+
+
+def _played(options: list[Options], jobs: int) -> Iterator[Result]:
+    """The results, in the order of the seeds."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    from peers.simulation.report import run_schedule
+
+    if jobs == 1 or len(options) == 1:
+        yield from map(run_schedule, options)
+        return
+    # Fresh processes: torch's threads do not survive a fork.
+    with ProcessPoolExecutor(min(jobs, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run_schedule, options)
+
+
+def _show(result: Result, again: str) -> None:
+    from peers.simulation.report import row
+
+    seed, peers, stages, rounds, faults, verdict = row(result)
+    typer.echo(f"{seed:>7}  {peers:>2} peers  {stages} stages  {rounds:>16} rounds  {verdict:<8}  {faults}")
+    for violation in result.violations:
+        typer.echo(f"         {violation.rule}: {violation.text}")
+    if result.violations:
+        typer.echo(f"         again: {again}")
+
+
+def _again(
+    result: Result, run_file: Path | None, peers: int | None, stages: int | None, rounds: int,
+    kind: list[str] | None,
+) -> str:  # fmt: skip
+    parts = ["swarmnet simulate", str(run_file or ""), f"--seed {result.seed}"]
+    parts += [f"--peers {peers}"] if peers else []
+    parts += [f"--stages {stages}"] if stages and run_file is None else []
+    parts += [f"--rounds {rounds}"] if rounds != 50 else []
+    parts += [f"--kind '{name}'" for name in kind or ()]
+    return " ".join(part for part in parts if part)
