@@ -49,7 +49,7 @@ def simulate(
     if (peers is not None and not 2 <= peers <= MOST_PEERS) or (stages is not None and stages < 1):
         raise UserError(f"a world has 2 to {MOST_PEERS} peers and at least one stage")
     if peers is not None and peers < 2 * (stages or 1):
-        raise UserError(f"{peers} peers for {stages or 1} stages: every stage needs two, or it has none to spare")
+        raise UserError(f"{peers} peers for {stages or 1} stages: each needs two, one to spare")
     options = [
         Options(seed + number, peers, stages, rules, tuple(kind or ()), rounds=rounds)
         for number in range(schedules)

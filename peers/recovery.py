@@ -45,12 +45,14 @@ class Recovery:
             if known.stage == membership.stage and known.linked
         ]
 
-    async def weights(self, update: UpdatePath | None, given_up: Resynchronise | None) -> Weights:
-        """The newest that the group offers, else what this peer has itself. `given_up`: only from those of
-        the history that stands, and not on top of the own one."""
+    async def weights(self, update: UpdatePath | None, wish: Callable[[], Resynchronise | None]) -> Weights:
+        """The newest that the group offers, else what this peer has itself. `wish`: why the state is
+        fetched anew, as it is known by then; after a fork only from those of the history that stands, and not
+        on top of the own one."""
         own = self._restored() if update is None else await self._settled(update)
-        forked = given_up is not None and given_up.fork_round is not None
         while not self.leaving.is_set():
+            given_up = wish()
+            forked = given_up is not None and given_up.fork_round is not None
             wanted = self.group() if given_up is None else given_up.peers
             group = [peer for peer in self.group() if peer in wanted]
             if not group:

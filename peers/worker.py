@@ -224,9 +224,9 @@ class Worker:
         assert self.neighbourhood is not None
         assert self.states is not None
         assert self.data is not None
-        given_up, self._given_up = self._given_up, None
         old = self.update
-        weights = await self.recovery.weights(old, given_up)
+        weights = await self.recovery.weights(old, lambda: self._given_up)
+        given_up, self._given_up = self._given_up, None
         self._behind.clear()
         work = UpdateWork(
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
@@ -237,8 +237,7 @@ class Worker:
             old.close()
             work.own, offers = old.work.own, old.rounds.offers
             if given_up is not None:
-                fork = given_up.fork_round
-                offers.undo(offers.agreed(given_up.peers) + 1 if fork is None else fork)
+                offers.give_up(given_up, old.rounds.histories.allies())
         update = self.update = UpdatePath(
             self.manifest, work, self.compute, self.neighbourhood, weights.chain, offers, self._resynchronise,
             self.note,
@@ -401,6 +400,8 @@ class Worker:
 
     def _resynchronise(self, wish: Resynchronise) -> None:
         if self._behind.is_set():
+            if wish.fork_round is not None:
+                self._given_up = wish  # More peers may be in sight by now.
             return
         if self.data is not None:
             self.data.serving = False

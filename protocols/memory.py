@@ -20,7 +20,7 @@ from protocols.links import BACKLOG_BYTES, LocalLink, QueuedLink, deliver
 from protocols.memory_directory import MemoryDirectory
 from protocols.memory_ways import Conditions, Line, Timers, Way
 from protocols.messages import Lane, Message, encode
-from protocols.transport import Body, Receiver
+from protocols.transport import Arrived, Body, FindChunk, Progressed, Receiver
 from swarmnet.identifiers import PeerId, RunId
 
 DEAD_PATH_SECONDS = 39.0
@@ -178,6 +178,12 @@ class MemoryTransport:
             self.held.append(what)
         else:
             self._context.run(what)
+
+    def serve_chunks(self, find: FindChunk) -> None:
+        """There are no carriers here that would ask."""
+
+    async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> None:
+        """See `Transport.carriers`: a link carries what the line carries."""
 
     async def open(
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()

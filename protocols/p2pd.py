@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from protocols.daemon import DAEMON_ERRORS, Daemon, DaemonOptions
+from protocols.chunks import CHUNKS_PROTOCOL, Carriers, ChunkService
+from protocols.daemon import DAEMON_ERRORS, LOOPBACK, Daemon, DaemonOptions
 from protocols.errors import Backlog, Malformed, PeerGone, Unreachable, WireError
 from protocols.frames import CLOSING, KEEPALIVE, PIECE_BYTES, FrameReader, body_limit
 from protocols.hivemind_parts import StreamInfo
 from protocols.links import BACKLOG_BYTES, LocalLink, QueuedLink, deliver
 from protocols.messages import Lane, Message
-from protocols.transport import Receiver
+from protocols.transport import Arrived, FindChunk, Progressed, Receiver
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 
@@ -138,6 +139,8 @@ class P2pdTransport:
 
     def __init__(self, daemon: Daemon, limit: Callable[[Message], int], backlog_bytes: int) -> None:
         self.daemon = daemon
+        self.chunks = ChunkService()
+        """Serves chunks of snapshots to the carriers of others."""
         self._limit, self._backlog_bytes = limit, backlog_bytes
         self._receiver: Receiver | None = None
         self._links: set[P2pdLink] = set()
@@ -166,6 +169,8 @@ class P2pdTransport:
                     await transport.daemon.p2p.add_binary_stream_handler(
                         protocol_name(lane), partial(transport._accept, lane)
                     )
+            async with asyncio.timeout(options.start_seconds):
+                await transport.daemon.p2p.add_binary_stream_handler(CHUNKS_PROTOCOL, transport.chunks.accept)
         except BaseException:
             await transport.close()
             raise
@@ -181,6 +186,14 @@ class P2pdTransport:
 
     def listen(self, receiver: Receiver) -> None:
         self._receiver = receiver
+
+    def serve_chunks(self, find: FindChunk) -> None:
+        """See `Transport.serve_chunks`."""
+        self.chunks.find = find
+
+    async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> Carriers | None:
+        """See `Transport.carriers`. Each is a p2pd that only dials. Raises CannotStart."""
+        return await Carriers.start(count, LOOPBACK, arrived, progressed)
 
     async def ended(self) -> str:
         """Wait until p2pd has ended, by itself or by `close`; why."""
@@ -301,6 +314,7 @@ class P2pdTransport:
             link.close()
         self._closed = True
         accepted = self._drop_accepted()
+        self.chunks.close()
         await asyncio.gather(*(link.gone() for link in links), *self._ending, return_exceptions=True)
         await asyncio.gather(*accepted, return_exceptions=True)
         await self.daemon.stop()

@@ -6,7 +6,7 @@ side opens back. So no link has two owners, and either side notices when the oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from protocols.messages import Lane, Message
@@ -55,6 +55,27 @@ class Link(Protocol):
         """End the link; what is queued is dropped."""
 
 
+FindChunk = Callable[[bytes, int], memoryview | None]
+"""(digest of settled weights, index) -> the chunk, or None if it is not held here."""
+Arrived = Callable[[PeerId, bytes, int, bytes | None], None]
+"""(holder, digest, index, chunk or None): the answer to `Carries.ask`; None when none came."""
+Progressed = Callable[[PeerId], None]
+"""A holder has sent another part of a chunk."""
+
+
+class Carries(Protocol):
+    """Connections of their own for chunks (protocols/chunks.py)."""
+
+    @property
+    def lanes_per_holder(self) -> int:
+        """How many chunks are on their way at once from one holder."""
+
+    def ask(self, holder: PeerId, addresses: Sequence[str], digest: bytes, index: int) -> None:
+        """`arrived` will be called once."""
+
+    async def close(self) -> None: ...
+
+
 class Transport(Protocol):
     @property
     def peer(self) -> PeerId: ...
@@ -65,6 +86,12 @@ class Transport(Protocol):
 
     def listen(self, receiver: Receiver) -> None:
         """Start to deliver; before this nothing is accepted."""
+
+    def serve_chunks(self, find: FindChunk) -> None:
+        """Answer the carriers of others: `find(digest, index)` is the chunk, or None."""
+
+    async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> Carries | None:
+        """More connections to fetch chunks on; None where one connection carries all that there is."""
 
     async def open(
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()

@@ -85,6 +85,8 @@ class Fork:
     round: int
     mine: SettledSet
     theirs: SettledSet
+    exact: bool = True
+    """False: they parted somewhere before, where one of them knows nothing; chain values stand there."""
 
 
 def first_difference(chain: Chain, first: int, theirs: Sequence[SettledSet]) -> Fork | None:

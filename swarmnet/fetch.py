@@ -74,7 +74,10 @@ class _Holder:
 class SnapshotFetch:
     """One snapshot on its way. `missing` is empty when all is here; `stuck` when no holder is left."""
 
-    def __init__(self, hashes: Sequence[bytes], holders: Sequence[PeerId]) -> None:
+    def __init__(
+        self, hashes: Sequence[bytes], holders: Sequence[PeerId], asked_at_once: int = ASKED_AT_ONCE
+    ) -> None:
+        self.asked_at_once = asked_at_once
         self.hashes = tuple(hashes)
         self.missing = set(range(len(hashes)))
         self.holders = {peer: _Holder() for peer in holders}
@@ -99,6 +102,11 @@ class SnapshotFetch:
         wanted = index in self.missing
         self.missing.discard(index)
         return wanted, self._ask(now)
+
+    def progressed(self, peer: PeerId, now: float) -> None:
+        """A part of a chunk came."""
+        if peer in self.holders:
+            self.holders[peer].active_at = now
 
     def drop(self, peer: PeerId, reason: str, now: float) -> list[Ask | Dropped]:
         """The holder lied, left or does not have it."""
@@ -126,7 +134,7 @@ class SnapshotFetch:
         for peer, holder in self.holders.items():
             fresh = sorted(self.missing - under_way)
             second = sorted((self.missing & under_way) - holder.asked.keys()) if not fresh else []
-            for index in (fresh or second)[: ASKED_AT_ONCE - len(holder.asked)]:
+            for index in (fresh or second)[: self.asked_at_once - len(holder.asked)]:
                 if not holder.asked:
                     holder.active_at = now
                 holder.asked[index] = now

@@ -5,12 +5,24 @@ The machine is part of `GroupRounds`, which shares rounds only with allies: neig
 
 from __future__ import annotations
 
-from swarmnet.branches import KEPT_LINKS, START, Chain, Fork, SettledSet, first_difference, theirs_stands
+from swarmnet.branches import (
+    KEPT_LINKS,
+    START,
+    Chain,
+    Fork,
+    SettledSet,
+    first_difference,
+    link,
+    theirs_stands,
+)
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Rounds
 from swarmnet.round_events import AskChain, Effect, ProgressArrived, Resynchronise, SendChain
 from swarmnet.round_sets import NeighbourView, kept_rounds
 
+LISTEN_SECONDS = 3.0
+"""How long a peer that took up a history waits to hear all its neighbours before it gives it up again: three
+times what they are silent for at most."""
 OUT_OF_REACH_SECONDS = 2.0
 """A neighbour that knows of us tells sets from our round on; it hears of us at least once a second."""
 
@@ -18,7 +30,10 @@ OUT_OF_REACH_SECONDS = 2.0
 class Histories:
     """`chain` is the own history, `neighbours` the caller's views, filled in here from Progress."""
 
-    def __init__(self, rules: Rounds, chain: Chain, neighbours: dict[PeerId, NeighbourView]) -> None:
+    def __init__(
+        self, rules: Rounds, chain: Chain, neighbours: dict[PeerId, NeighbourView], now: float
+    ) -> None:
+        self.listens_until = now + LISTEN_SECONDS
         self.rules = rules
         self.chain = chain
         self.neighbours = neighbours
@@ -43,11 +58,11 @@ class Histories:
             return self._far_behind(view.settled, now)
         if view.relation == "forked":
             view.differs_since.clear()
-            return self._fork(event.peer, view)
+            return self._fork(event.peer, view, now)
         return []
 
     def chain_arrived(
-        self, peer: PeerId, first: int, before: bytes, sets: tuple[SettledSet, ...]
+        self, peer: PeerId, first: int, before: bytes, sets: tuple[SettledSet, ...], now: float
     ) -> list[Effect]:
         """The neighbour's older sets, asked for because the fork lies before what Progress tells."""
         view = self.neighbours.get(peer)
@@ -55,11 +70,13 @@ class Histories:
             return []
         start = max(first, self.chain.base + 1)
         view.fork = first_difference(self.chain, start, sets[start - first :])
-        mine = self.chain.at(start - 1)
-        if view.fork is None and mine is not None:
+        mine, theirs = self.chain.at(start - 1), before
+        for entry in sets[: start - first]:
+            theirs = link(theirs, entry)
+        if mine is not None and mine != theirs:
             # They parted before what both still know: the chains' values there stand for the sets.
-            view.fork = Fork(start, SettledSet(0, mine), SettledSet(0, before))
-        return self._fork(peer, view) if view.fork is not None else []
+            view.fork = Fork(start, SettledSet(0, mine), SettledSet(0, theirs), exact=False)
+        return self._fork(peer, view, now) if view.fork is not None else []
 
     def tell_chain(self, peer: PeerId, last: int) -> list[Effect]:
         """Our settled sets up to `last`, as many as are kept."""
@@ -92,11 +109,14 @@ class Histories:
         reason = f"{len(ahead)} neighbours are at round {settled}, this peer at {self.chain.round}"
         return [Resynchronise(tuple(ahead), reason)]
 
-    def _fork(self, peer: PeerId, view: NeighbourView) -> list[Effect]:
+    def _fork(self, peer: PeerId, view: NeighbourView, now: float) -> list[Effect]:
         """Two histories: find where they part, and give ours up if the rule says so."""
         fork = view.fork
         if fork is None:
             return [AskChain(peer, min(self.chain.round, view.settled))]
+        unheard = any(their.relation == "unknown" for their in self.neighbours.values())
+        if unheard and now < self.listens_until:
+            return []  # Who just took up this history would give it up again before its allies are heard.
         others = [other for other, their in self.neighbours.items() if their.fork == fork]
         known = sum(their.relation != "unknown" for their in self.neighbours.values())
         if not theirs_stands(
@@ -104,4 +124,4 @@ class Histories:
         ):
             return []
         reason = f"{len(others)} neighbours have another history since round {fork.round}, and it stands"
-        return [Resynchronise(tuple(others), reason, fork.round)]
+        return [Resynchronise(tuple(others), reason, fork.round, fork.exact)]

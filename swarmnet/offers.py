@@ -10,16 +10,18 @@ given back. Part of `GroupRounds`, and outlives it: a peer that fetches the stat
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
-from swarmnet.round_events import AskIds, Effect, GiveBack, Reference
+from swarmnet.round_events import AskIds, Effect, GiveBack, Reference, Resynchronise
+from swarmnet.round_sets import RoundSet
 
 ASK_SECONDS = 1.0
-MOST_ASKS = 8
-"""Allies asked for a set before it counts as forgotten."""
+MOST_ASKS = 30
+"""Times that allies are asked for a set before it counts as forgotten: a newcomer may be the first who is
+met of another side, and knows little."""
 MOST_TAKEN = 4096
 """Own settled contributions remembered, in case their history is given up."""
 MOST_PEERS = 4096
@@ -54,9 +56,15 @@ class Offers:
         if len(self._agreed) > MOST_PEERS:
             self._agreed.popitem(last=False)
 
-    def agreed(self, peers: Iterable[PeerId]) -> int:
-        """Up to which round one of these peers had our history when it was last heard; -1: nobody knows."""
-        return max((self._agreed.get(peer, -1) for peer in peers), default=-1)
+    def give_up(self, wish: Resynchronise, allies: Container[PeerId]) -> None:
+        """The state is fetched anew; `allies` were on the own history to its end. Where it is not known from
+        which round on the other history differs, it is at the latest after what was last agreed upon."""
+        if wish.fork_round is not None and wish.exact:
+            self.undo(wish.fork_round)
+            return
+        known = [self._agreed[peer] for peer in wish.peers if peer in self._agreed]
+        others = [round for peer, round in self._agreed.items() if peer not in allies]
+        self.undo(1 + (max(known) if known else min(others, default=-1)))
 
     def made(self, round: int, identity: ContributionId) -> None:
         self.open[identity] = round
@@ -76,9 +84,18 @@ class Offers:
             if round in self._asked:
                 self.settled(round, tuple(entry for entry in references if entry.round == round))
 
-    def of_round(self, round: int) -> tuple[Reference, ...] | None:
-        """The settled set, if it is remembered."""
-        return self._sets.get(round)
+    def answer(
+        self, asked: Iterable[int], open_sets: Mapping[int, RoundSet], settled: int
+    ) -> tuple[tuple[Reference, ...], tuple[int, ...]]:
+        """What is held of the rounds that somebody asks for, and those that are settled here and remembered:
+        of these it is the whole set."""
+        asked = tuple(asked)
+        complete = tuple(round for round in asked if round <= settled and round in self._sets)
+        references = [entry for round in complete for entry in self._sets[round]]
+        for round in asked:
+            if round in open_sets:
+                references += open_sets[round].held.values()
+        return tuple(references), complete
 
     def undo(self, round: int) -> None:
         """The history from `round` on is given up: what became of contributions to it is open again."""

@@ -10,6 +10,10 @@ from swarmnet.round_events import Reference, Want
 
 PULL_SECONDS = 1.0
 """A contribution asked for and not come after this long is asked of another holder."""
+SLOW_BYTES_PER_SECOND = 100_000
+"""A cubic connection at 50 ms and 1 % loss carries 330 KB/s, and three contributions may share it. Others
+were asked meanwhile for what was on its way, and repetitions filled the lines (25M parameters, measured)."""
+LONGEST_PULL_SECONDS = 30.0
 MOST_ASKS = 8
 """Then it is given up; whoever really has it will offer it again (the sets will differ)."""
 MOST_PULLS = 4096
@@ -22,6 +26,12 @@ class _Pull:
     holders: list[PeerId]
     asked_at: float
     asks: int = 1
+
+    @property
+    def due(self) -> float:
+        """When another holder is asked."""
+        takes = min(LONGEST_PULL_SECONDS, self.reference.size / SLOW_BYTES_PER_SECOND)
+        return self.asked_at + max(PULL_SECONDS, takes)
 
 
 class Pulls:
@@ -56,7 +66,7 @@ class Pulls:
             if peer not in pull.holders:
                 continue
             if pull.holders[0] == peer:
-                pull.asked_at = now - PULL_SECONDS
+                pull.asked_at = now - LONGEST_PULL_SECONDS
             pull.holders.remove(peer)
             if not pull.holders:
                 del self._pulls[identity]
@@ -71,7 +81,7 @@ class Pulls:
         """What was asked for too long ago, asked of the next holder; given up after MOST_ASKS."""
         wants = []
         for identity, pull in list(self._pulls.items()):
-            if now < pull.asked_at + PULL_SECONDS:
+            if now < pull.due:
                 continue
             if pull.asks >= MOST_ASKS:
                 del self._pulls[identity]
@@ -83,4 +93,4 @@ class Pulls:
         return wants
 
     def next_deadline(self) -> float:
-        return min((pull.asked_at + PULL_SECONDS for pull in self._pulls.values()), default=float("inf"))
+        return min((pull.due for pull in self._pulls.values()), default=float("inf"))

@@ -239,6 +239,8 @@ class Resynchronise:
     reason: str
     fork_round: int | None = None
     """The first round of the own history that is given up for theirs; None: only behind."""
+    exact: bool = True
+    """Whether the histories part at `fork_round`, and not somewhere before it."""
 
 
 Effect = (

@@ -79,7 +79,7 @@ class GroupRounds:
         self.rules = rules
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
-        self.histories = Histories(rules, Chain(settled, chain_value), self.neighbours)
+        self.histories = Histories(rules, Chain(settled, chain_value), self.neighbours, now)
         self.applied = settled
         self.current = settled + 1
         self.tokens = 0
@@ -114,7 +114,7 @@ class GroupRounds:
     def in_step(self) -> bool:
         """Whether what the neighbours of our history have settled is applied here. One may claim what it
         likes: only half of the group or more can say that this peer is behind."""
-        return not self._agreement().is_half([view.settled > self.applied for view in self._allies().values()])
+        return not self._agreement().is_half(view.settled > self.applied for view in self._allies().values())
 
     def _allies(self) -> dict[PeerId, NeighbourView]:
         return self.histories.allies()
@@ -136,7 +136,7 @@ class GroupRounds:
             case ProgressArrived():
                 self._progress(event, now)
             case ChainArrived(peer, first, before, sets):
-                self._effects += self.histories.chain_arrived(peer, first, before, sets)
+                self._effects += self.histories.chain_arrived(peer, first, before, sets, now)
             case ChainAsked(peer, last):
                 self._effects += self.histories.tell_chain(peer, last)
             case Announced(peer, references, complete):
@@ -257,10 +257,7 @@ class GroupRounds:
             self._effects.append(SendAnnounce(others, (reference,)))
 
     def _tell_ids(self, peer: PeerId, rounds: Iterable[int]) -> None:
-        settled = {number: known for number in rounds if (known := self.offers.of_round(number)) is not None}
-        complete = tuple(number for number in settled if number <= self.settled)
-        held = [entry for number in rounds if number in self.rounds for entry in self.rounds[number].held.values()]
-        references = (*held, *(entry for number in complete for entry in settled[number]))
+        references, complete = self.offers.answer(rounds, self.rounds, self.settled)
         if references or complete:
             self._effects.append(SendAnnounce((peer,), references, complete))
 
@@ -394,14 +391,7 @@ class GroupRounds:
         )
         self._effects.append(
             SendProgress(
-                tuple(self.neighbours),
-                self.current,
-                self.tokens,
-                tuple(sorted(self.contributed)),
-                self.settled,
-                self.in_step,
-                anchor,
-                value,
-                sets,
+                tuple(self.neighbours), self.current, self.tokens, tuple(sorted(self.contributed)),
+                self.settled, self.in_step, anchor, value, sets,
             )
-        )
+        )  # fmt: skip

@@ -109,6 +109,7 @@ class GatedLoop(VirtualTimeLoop):
         if now != instant:
             self._instant = (now, self.callbacks)
         elif self.callbacks > before + MOST_AT_ONCE:
+            self._instant = (now, self.callbacks)  # Whoever takes the error may schedule.
             raise Spinning(f"{MOST_AT_ONCE} callbacks at {now:g} s")
 
 

@@ -148,7 +148,7 @@ def _weigh(stage: Stage) -> Iterator[Violation]:
         else:
             yield Violation(
                 "settled weights are the sum of the settled sets",
-                f"round {key[0]}, digest {key[1][:12]}: no weights before it and {len(node.ids)} contributions fit",
+                f"round {key[0]}, digest {key[1][:12]}: no weights before it and its {len(node.ids)} fit",
             )
         by_round[key[0]].append(key)
 
@@ -202,7 +202,9 @@ def _contributions(seen: Seen, stage: Stage, final: dict[int, Key]) -> Iterator[
             yield Violation("nothing offered twice", f"{where} came back {made.returned} times")
         elif made.id in counts and made.returned:
             yield Violation("nothing settled twice", f"{where} is settled and came back")
-        elif made.id not in counts and not made.returned and made.who in seen.living and made.round <= decided:
+        elif made.id in counts or made.returned or made.who not in seen.living:
+            continue
+        elif made.round <= decided:
             yield Violation("nothing vanishes", f"{where} is neither settled nor did it come back")
 
 
@@ -214,7 +216,8 @@ def _committed(seen: Seen) -> Iterator[Violation]:
     )
     for (me, origin, counter), count in committed.items():
         if count > 1:
-            yield Violation("a microbatch is committed once per peer", f"{me}: {origin} {counter}, {count} times")
+            text = f"{me}: {origin} {counter}, {count} times"
+            yield Violation("a microbatch is committed once per peer", text)
 
 
 def _progress(seen: Seen) -> Iterator[Violation]:
@@ -223,7 +226,8 @@ def _progress(seen: Seen) -> Iterator[Violation]:
     last = 0
     for sample in seen.samples:
         if sample.callbacks - last > CALLBACKS_PER_SECOND:
-            yield Violation("nothing spins", f"{sample.callbacks - last} callbacks before {sample.time:.0f} s")
+            text = f"{sample.callbacks - last} callbacks before {sample.time:.0f} s"
+            yield Violation("nothing spins", text)
         last = sample.callbacks
 
 

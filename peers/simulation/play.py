@@ -164,7 +164,7 @@ async def _calm(world: World, seen: Seen) -> None:
                 f"{member.name} (stage {stage}, {member.worker.state}): {_standing(member)} of {rounds}"
                 for stage, rounds in enumerate(least)
                 for member in world.living()
-                if member.worker.stage in (stage, -1) and _standing(member) < rounds
+                if member.worker.stage in (stage, -1) and (_standing(member) < rounds or _undecided(member))
             ]
             if not seen.standing:
                 break
@@ -172,6 +172,13 @@ async def _calm(world: World, seen: Seen) -> None:
                 return
             await asyncio.sleep(0.5)
     seen.calm = not world.escaped
+
+
+def _undecided(member: Member) -> bool:
+    """Whether it is still open what became of a contribution that is old enough."""
+    assert member.worker.update is not None
+    rounds = member.worker.update.rounds
+    return any(round + rounds.offers.delay < rounds.settled for round in rounds.offers.open.values())
 
 
 def _standing(member: Member) -> int:

@@ -205,8 +205,8 @@ class World:
                 stage=stage, in_flight=2, checkpoint_seconds=CHECKPOINT_SECONDS, drain_seconds=10.0,
                 checkpoints=folder,
             ),
-            Random(f"{self.seed}/{name}/{life}"), note, lambda event, line: note("said", what=event, line=line),
-            part,
+            Random(f"{self.seed}/{name}/{life}"), note,
+            lambda event, line: note("said", what=event, line=line), part,
         )  # fmt: skip
 
     async def crash(self, member: Member) -> None:
@@ -255,7 +255,8 @@ class World:
         pair = (source.name, target.name)
         if pair not in self._latency:
             self._latency[pair] = self._latency[pair[::-1]] = self.chance.choice([0.002, 0.02, 0.05, 0.12])
-        found = {"latency_seconds": self._latency[pair], "lost": 0.0, "repeated": 0.0, "reordered": 0.0, "corrupted": 0.0}
+        found = dict.fromkeys(("lost", "repeated", "reordered", "corrupted"), 0.0)
+        found["latency_seconds"] = self._latency[pair]
         for disturbance in self.disturbances:
             if disturbance.these is None or not disturbance.these.isdisjoint((source.peer, target.peer)):
                 for name in found:

@@ -1,0 +1,108 @@
+"""What becomes of a peer's own contributions: settled, or given back once."""
+
+from __future__ import annotations
+
+from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.manifest import Rounds
+from swarmnet.offers import ASK_SECONDS, MOST_ASKS, Offers
+from swarmnet.round_events import AskIds, GiveBack, Reference, Resynchronise
+
+RULES = Rounds(window=2)
+DELAY = 4
+ALLIES = (PeerId("a"), PeerId("b"))
+
+
+def mine(number: int) -> ContributionId:
+    return ContributionId(number.to_bytes(16, "big"))
+
+
+def reference(round: int, number: int) -> Reference:
+    return Reference(round, PeerId("me"), mine(number), 100)
+
+
+def test_it_is_decided_only_some_rounds_later_whether_a_contribution_is_in_its_set():
+    offers = Offers(RULES)
+    offers.made(3, mine(3))
+    offers.made(4, mine(4))
+    offers.settled(3, (reference(3, 3),))
+    offers.settled(4, ())
+    assert offers.decide(3 + DELAY - 1, ALLIES, 0.0) == []
+    assert offers.decide(4 + DELAY, ALLIES, 0.0) == [GiveBack(4, mine(4))]
+    assert offers.decide(100, ALLIES, 0.0) == [], "once"
+    assert not offers.open
+
+
+def test_a_history_that_is_given_up_opens_the_question_again():
+    offers = Offers(RULES)
+    for round in (3, 4):
+        offers.made(round, mine(round))
+        offers.settled(round, (reference(round, round),))
+    assert offers.decide(20, ALLIES, 0.0) == []
+    offers.undo(4)
+    offers.settled(4, ())
+    assert offers.decide(20, ALLIES, 1.0) == [GiveBack(4, mine(4))]
+
+
+def test_sets_that_a_snapshot_jumped_over_are_asked_for_once_a_second_and_allies_in_turn():
+    offers = Offers(RULES)
+    offers.made(3, mine(3))
+    (first,) = offers.decide(50, ALLIES, 0.0)
+    assert offers.decide(50, ALLIES, ASK_SECONDS / 2) == []
+    assert offers.next_deadline() == ASK_SECONDS
+    (second,) = offers.decide(50, ALLIES, ASK_SECONDS)
+    assert {first, second} == {AskIds(ally, (3,)) for ally in ALLIES}
+    offers.told((3,), (reference(3, 3), reference(4, 9)))
+    assert offers.decide(50, ALLIES, 1.5) == []
+    assert not offers.open
+    assert offers.answer((3,), {}, 50) == ((reference(3, 3),), (3,))
+
+
+def test_what_nobody_remembers_is_given_back():
+    offers = Offers(RULES)
+    offers.made(3, mine(3))
+    effects = [e for second in range(MOST_ASKS + 2) for e in offers.decide(50, ALLIES, float(second))]
+    assert sum(isinstance(effect, AskIds) for effect in effects) == MOST_ASKS
+    assert effects[-1] == GiveBack(3, mine(3))
+
+
+def test_without_allies_nobody_is_asked_and_the_question_waits_without_spinning():
+    offers = Offers(RULES)
+    offers.made(3, mine(3))
+    for second in range(3 * MOST_ASKS):
+        assert offers.decide(50, (), float(second)) == []
+        assert offers.next_deadline() == second + ASK_SECONDS
+    assert offers.decide(50, ALLIES, 100.0), "now there is somebody"
+
+
+def test_nobody_can_tell_a_set_that_was_not_asked_for():
+    offers = Offers(RULES)
+    offers.made(3, mine(3))
+    offers.told((3,), ())
+    assert offers.answer((3,), {}, 50) == ((), ())
+
+
+def settled_ones(offers: Offers) -> Offers:
+    for round in range(10):
+        offers.made(round, mine(round))
+        offers.settled(round, (reference(round, round),))
+    assert offers.decide(50, ALLIES, 0.0) == []
+    return offers
+
+
+def test_only_what_was_made_since_the_histories_parted_is_open_again():
+    offers = settled_ones(Offers(RULES))
+    offers.give_up(Resynchronise((), "forked", 6), ALLIES)
+    assert list(offers.open.values()) == [6, 7, 8, 9]
+
+
+def test_where_nobody_knows_the_fork_what_was_last_agreed_upon_decides():
+    side, stranger = PeerId("other side"), PeerId("newcomer")
+    offers = settled_ones(Offers(RULES))
+    offers.agree(ALLIES[0], 9)
+    offers.agree(side, 4)
+    offers.give_up(Resynchronise((stranger,), "forked", 8, exact=False), ALLIES)
+    assert list(offers.open.values()) == [5, 6, 7, 8, 9]
+    offers = settled_ones(Offers(RULES))
+    offers.agree(side, 7)
+    offers.give_up(Resynchronise((side, stranger), "far behind"), ALLIES)
+    assert list(offers.open.values()) == [8, 9]
