@@ -15,10 +15,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import PriorityQueue
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 Result = TypeVar("Result")
 
 UPDATE, BACKWARD, FORWARD = range(3)
 """Priorities: rounds first, they are short and others wait; backward before forward frees memory."""
+
+
+def set_threads(threads: int) -> None:
+    """Compute threads of this process; one is best where several peers share a machine (docs/log.md)."""
+    torch.set_num_threads(threads)
 
 
 class Compute(Protocol):

@@ -10,8 +10,8 @@ from time import perf_counter
 from peers import checkpoint
 from peers.compute import UPDATE, Compute
 from peers.run_file import SignedManifest
+from peers.snapshots import Snapshots, Weights
 from peers.stage_part import StagePart
-from peers.state_path import Snapshots, Weights
 from peers.timings import Timings
 from swarmnet.branches import START
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ from peers.strangers import Strangers
 from peers.timer import Timer
 from peers.timings import Timings
 from protocols.envelope import run_bytes
-from protocols.errors import PeerGone, WireError
+from protocols.errors import WireError
 from protocols.messages import (
     AskManifest,
     Beat,
@@ -141,9 +140,8 @@ class Neighbourhood:
             if lane == "group":
                 self._post(link, Bye(reason))
                 self.note("bye_sent", peer=peer)
-        for link in list(self._links.values()):
-            with suppress(PeerGone):  # It left first.
-                await link.drained(0, 0.5)
+        drains = [link.drained(0, 0.5) for link in self._links.values()]
+        await asyncio.gather(*drains, return_exceptions=True)  # PeerGone: it left first.
         for link in self._links.values():
             link.close()
         self._links.clear()

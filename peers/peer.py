@@ -20,7 +20,7 @@ import torch
 import uvloop
 from torch import Tensor
 
-from peers.compute import ThreadCompute
+from peers.compute import ThreadCompute, set_threads
 from peers.config import PeerFile
 from peers.counted_directory import CountedDirectory
 from peers.errors import UserError, as_user_errors
@@ -34,7 +34,7 @@ from peers.stage_part import real_part
 from peers.status import Report, Status, hear_libraries, open_report
 from peers.supervision import FAULT, Fault, Watchdog, hear_loop, reason, unless_failed
 from peers.text import TextError, load_corpus
-from peers.worker import Settings, Worker, set_threads
+from peers.worker import Settings, Worker
 from protocols.daemon import CannotStart, DaemonOptions
 from protocols.dht import DhtDirectory
 from protocols.errors import WireError
@@ -244,11 +244,12 @@ class Peer:
 
     async def _save(self) -> None:
         """Nobody can be reached, but the weights need not be fetched again."""
-        if self.worker is None:
+        worker = self.worker
+        if worker is None or worker.update is None:
             return
         try:
             async with asyncio.timeout(SAVE_SECONDS):
-                await self.worker.save()
+                await worker.disk.save(worker.update.settled_weights)
         except TimeoutError:
             self.say("not_saved", f"the weights were not on disk within {SAVE_SECONDS:g} s")
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from peers.compute import UPDATE, Compute
 from peers.disk import Disk
 from peers.neighbourhood import Neighbourhood
-from peers.state_path import NoState, StatePath, Weights
+from peers.snapshots import Weights
+from peers.state_path import NoState, StatePath
 from peers.update_path import UpdatePath
 from swarmnet.identifiers import PeerId
 from swarmnet.round_events import Resynchronise

@@ -11,23 +11,18 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
-import numpy as np
-import torch
-from torch import Tensor
 
-from peers.checkpoint import state_digest
 from peers.neighbourhood import Neighbourhood
+from peers.snapshots import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Standing, Weights, units_of
 from peers.status import amount
 from peers.timer import Timer
 from peers.timings import Timings
 from protocols import guard
 from protocols.daemon import CannotStart
-from protocols.envelope import Kind, open_envelope, seal
+from protocols.envelope import Kind, open_envelope
 from protocols.errors import Malformed, WireError
-from protocols.identity import Identity
 from protocols.messages import (
     HEADER_LIMIT,
     AskChunk,
@@ -48,8 +43,7 @@ from swarmnet.fetch import (
     choose_root,
     chunk_bytes,
 )
-from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import Rounds
+from swarmnet.identifiers import PeerId
 from swarmnet.round_sets import kept_rounds
 
 OFFER_SECONDS = 2.0
@@ -59,105 +53,11 @@ CARRIERS = 4
 """At 50 ms and 1 % loss four connections fill a holder's 10 Mbit/s; each is a p2pd of 60 MB meanwhile."""
 CARRIED_BYTES = 8 << 20
 """A smaller state is there before carriers would have been of use."""
-SNAPSHOTS_KEPT = 2
-"""A newcomer may still fetch the older one while the group makes the next."""
-
 _root_decoder: msgspec.msgpack.Decoder[SnapshotRoot] = msgspec.msgpack.Decoder(SnapshotRoot)
 
 
 class NoState(Exception):
     """No neighbour could give the state; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    root: SnapshotRoot
-    signed: bytes
-    data: bytes
-    """Little-endian int32 settled weights."""
-
-    def chunk(self, index: int) -> memoryview:
-        size = chunk_bytes(self.root.size)
-        return memoryview(self.data)[index * size : (index + 1) * size]
-
-    def weights(self) -> Weights:
-        return Weights(units_of(self.data), self.root.round, self.root.chain)
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """What a newcomer starts from: `units` int32 [layout.size] after `settled_round`."""
-
-    units: Tensor
-    settled_round: int
-    chain: bytes
-    """The value of the chain of settled sets there."""
-
-
-def units_of(data: bytes) -> Tensor:
-    """int32 [size] from little-endian bytes."""
-    return torch.from_numpy(np.frombuffer(data, "<i4").astype(np.int32))
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a peer stands."""
-
-    current: int
-    settled: int
-    digest: bytes
-    """Of the settled weights."""
-    began: int
-    """The round whose settled weights it started from: of later ones alone it has the sets."""
-
-
-NOT_BEGUN = Standing(-1, -1, b"", -1)
-
-
-class Snapshots:
-    """What this peer keeps for newcomers. `keep` runs in the compute thread, the rest on the event loop."""
-
-    def __init__(self, identity: Identity, run_id: RunId, stage: int, rules: Rounds) -> None:
-        self.identity = identity
-        self.run_id = run_id
-        self.stage = stage
-        self.rules = rules
-        self.held: tuple[Snapshot, ...] = ()
-        """Newest first; replaced as a whole, so that both threads may read it."""
-
-    def keep(self, round: int, units: Callable[[], Tensor], digest: bytes, chain: bytes) -> None:
-        """A round settled: make a snapshot if it is its turn."""
-        if (round + 1) % self.rules.snapshot_rounds == 0:
-            self._hold(round, units(), digest, chain)
-
-    def hold(self, weights: Weights) -> None:
-        """Serve these weights too: from the own disk or fetched, others may need just them."""
-        if all(snapshot.root.round != weights.settled_round for snapshot in self.held):
-            digest = state_digest(weights.settled_round, weights.units)
-            self._hold(weights.settled_round, weights.units, digest, weights.chain)
-
-    def _hold(self, round: int, units: Tensor, digest: bytes, chain: bytes) -> None:
-        data = units.cpu().numpy().astype("<i4", copy=False).tobytes()
-        size = chunk_bytes(len(data))
-        view = memoryview(data)
-        hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(data), size)]
-        root = SnapshotRoot(round, self.stage, len(data), digest, chain, hashes)
-        signed = seal(
-            self.identity, self.run_id, Kind.SNAPSHOT, self.stage, round, round, msgspec.msgpack.encode(root)
-        )
-        held = [Snapshot(root, signed, data), *self.held]
-        self.held = tuple(sorted(held, key=lambda held: -held.root.round)[:SNAPSHOTS_KEPT])
-
-    def newest_round(self) -> int:
-        """-1: none is held."""
-        return self.held[0].root.round if self.held else -1
-
-    def forget_after(self, round: int) -> None:
-        """The group goes on from this round: what is newer here is another history."""
-        self.held = tuple(snapshot for snapshot in self.held if snapshot.root.round <= round)
-
-    def find(self, digest: bytes) -> Snapshot | None:
-        return next((snapshot for snapshot in self.held if snapshot.root.digest == digest), None)
 
 
 class StatePath:

@@ -13,7 +13,7 @@ from functools import partial
 
 from peers.compute import UPDATE, Compute
 from peers.neighbourhood import Neighbourhood
-from peers.state_path import Weights
+from peers.snapshots import Weights
 from peers.timer import Timer
 from peers.update_work import Add, Made, Operation, Settled, UpdateWork
 from protocols.envelope import ENVELOPE_BYTES, Kind, open_envelope

@@ -15,8 +15,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
-
 from peers.compute import Compute
 from peers.data_path import DataPath, Text
 from peers.disk import Disk
@@ -25,8 +23,9 @@ from peers.presence import Presence
 from peers.recovery import Recovery
 from peers.round_counts import RoundCounts
 from peers.run_file import SignedManifest
+from peers.snapshots import Snapshots, Standing
 from peers.stage_part import MakePart, real_part
-from peers.state_path import Snapshots, Standing, StatePath, Weights
+from peers.state_path import StatePath
 from peers.update_path import UpdatePath
 from peers.update_work import Settled, UpdateWork
 from protocols.identity import Identity
@@ -147,11 +146,6 @@ class Worker:
         finally:
             await self._close()
 
-    async def save(self) -> None:
-        """Write a checkpoint now."""
-        if self.update is not None:
-            await self.disk.save(self.update.settled_weights)
-
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """Tasks that run along end with the worker; one that fails before ends the worker."""
         error = None if task.cancelled() else task.exception()
@@ -194,8 +188,7 @@ class Worker:
 
     async def _meet(self) -> None:
         """Find the group before deciding that there is none: a second history must not be started."""
-        if self.neighbourhood is None:
-            return
+        assert self.neighbourhood is not None
         membership = self.neighbourhood.membership
 
         def met() -> bool:
@@ -228,9 +221,11 @@ class Worker:
         weights = await self.recovery.weights(old, lambda: self._given_up)
         given_up, self._given_up = self._given_up, None
         self._behind.clear()
+        units = weights.units.to(self.part.device)
+        replica = Replica(self.part.layout, self.part.method, units, weights.settled_round)
         work = UpdateWork(
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
-            self._replica(weights), self.data, self.manifest.sync.lookahead, self._settled, RoundCounts(),
+            replica, self.data, self.manifest.sync.lookahead, self._settled, RoundCounts(),
         )  # fmt: skip
         offers = Offers(self.manifest.rounds)
         if old is not None:
@@ -249,10 +244,6 @@ class Worker:
         for peer in self.recovery.group():
             update.joined(peer)
         await self._in_step()
-
-    def _replica(self, weights: Weights) -> Replica:
-        units = weights.units.to(self.part.device)
-        return Replica(self.part.layout, self.part.method, units, weights.settled_round)
 
     async def _in_step(self) -> None:
         """Wait until everything that the group has settled is applied here, then serve."""
@@ -276,9 +267,10 @@ class Worker:
             self.data.pump()
 
     async def _until_leaving_or_behind(self) -> None:
+        saving = self.disk.save_forever(self.settings.checkpoint_seconds, self.snapshots)
         waits: list[asyncio.Task[Any]] = [
             self.loop.create_task(work)
-            for work in (self._leaving.wait(), self._behind.wait(), self._save_forever())
+            for work in (self._leaving.wait(), self._behind.wait(), saving)
         ]
         try:
             done, _ = await asyncio.wait(
@@ -295,9 +287,6 @@ class Worker:
             await asyncio.gather(*waits, return_exceptions=True)
             if self.data is not None:
                 self.data.serving = False
-
-    async def _save_forever(self) -> None:
-        await self.disk.save_forever(self.settings.checkpoint_seconds, self.snapshots)
 
     async def _drain(self) -> None:
         """Finish microbatches, contribute what is gathered, wait until a neighbour has it, save."""
@@ -409,8 +398,3 @@ class Worker:
         self._given_up = wish
         self._behind.set()
         self._changed.set()
-
-
-def set_threads(threads: int) -> None:
-    """Compute threads of this process; one is best where several peers share a machine (docs/log.md)."""
-    torch.set_num_threads(threads)

@@ -48,7 +48,8 @@ class Agreement:
         )
 
     def may_settle(self, number: int, state: RoundSet, pulling: bool, now: float) -> bool:
-        """An applied round: all allies have sealed the same set, or were silent for too long."""
+        """An applied round: all allies have sealed the same set, or were silent for too long. Who is catching
+        up is not waited for, unless that is half of the group: it would be left behind for good."""
         adopted = self.adopted(number, state, now)
         if adopted is not None:
             return adopted
@@ -56,6 +57,8 @@ class Agreement:
             return False
         if now >= state.sealed_at + self.rules.settle_seconds:
             return True
+        if self.is_half(not view.in_step for view in self.allies.values()):
+            return False
         return not pulling and all(
             number in view.sets and view.sets[number].sealed and view.sets[number].digest == state.digest
             for view in self.allies.values()

@@ -115,11 +115,13 @@ class SnapshotFetch:
         return [Dropped(peer, reason), *self._ask(now)]
 
     def tick(self, now: float) -> list[Ask | Dropped]:
-        effects: list[Ask | Dropped] = []
-        for peer, holder in list(self.holders.items()):
-            if holder.asked and now >= holder.active_at + STALL_SECONDS:
-                effects += self.drop(peer, f"sent nothing for {STALL_SECONDS:g} s", now)
-        return effects
+        """Drop who stalls, then ask the others."""
+        stalled = [peer for peer, holder in self.holders.items()
+                   if holder.asked and now >= holder.active_at + STALL_SECONDS]  # fmt: skip
+        for peer in stalled:
+            del self.holders[peer]
+        dropped = [Dropped(peer, f"sent nothing for {STALL_SECONDS:g} s") for peer in stalled]
+        return [*dropped, *(self._ask(now) if stalled else ())]
 
     def next_deadline(self) -> float:
         return min(

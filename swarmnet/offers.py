@@ -25,6 +25,8 @@ met of another side, and knows little."""
 MOST_TAKEN = 4096
 """Own settled contributions remembered, in case their history is given up."""
 MOST_PEERS = 4096
+DOUBTED_ROUNDS = 128
+"""Looked up again where it is not known since when histories differ."""
 MOST_REFERENCES = 16384
 """Of settled sets remembered, for those who ask: about 2 MB."""
 
@@ -48,6 +50,8 @@ class Offers:
         self._sets: OrderedDict[int, tuple[Reference, ...]] = OrderedDict()
         self._references = 0
         self._asked: dict[int, _Asked] = {}
+        self._doubted: set[ContributionId] = set()
+        """Open ones that stay settled if nobody remembers the set."""
         self._agreed: OrderedDict[PeerId, int] = OrderedDict()
 
     def agree(self, peer: PeerId, round: int) -> None:
@@ -64,7 +68,11 @@ class Offers:
             return
         known = [self._agreed[peer] for peer in wish.peers if peer in self._agreed]
         others = [round for peer, round in self._agreed.items() if peer not in allies]
-        self.undo(1 + (max(known) if known else min(others, default=-1)))
+        agreed = max(known) if known else min(others, default=-1)
+        self.undo(1 + agreed)
+        # Who agreed may have given that history up since: what its sets hold is looked up again.
+        self._doubted.update(name for name, of in self.taken.items() if of > agreed - DOUBTED_ROUNDS)
+        self.undo(1 + agreed - DOUBTED_ROUNDS)
 
     def made(self, round: int, identity: ContributionId) -> None:
         self.open[identity] = round
@@ -110,23 +118,29 @@ class Offers:
     def decide(self, settled: int, allies: Sequence[PeerId], now: float) -> list[Effect]:
         """What is known by now, `settled` being the newest settled round."""
         effects: list[Effect] = []
+        asks: dict[PeerId, set[int]] = {}
         for identity, round in list(self.open.items()):
             if round + self.delay > settled:
                 continue
             references = self._sets.get(round)
             if references is None:
-                effects += self._ask(round, allies, now)
+                ally = self._to_ask(round, allies, now)
+                if ally is not None:
+                    asks.setdefault(ally, set()).add(round)
             forgotten = references is None and self._asked[round].times > MOST_ASKS
             if references is None and not forgotten:
                 continue
             del self.open[identity]
-            if references is not None and any(entry.id == identity for entry in references):
+            doubted = identity in self._doubted
+            self._doubted.discard(identity)
+            held = references is not None and any(entry.id == identity for entry in references)
+            if held or (forgotten and doubted):
                 self.taken[identity] = round
                 if len(self.taken) > MOST_TAKEN:
                     self.taken.popitem(last=False)
             else:
                 effects.append(GiveBack(round, identity))
-        return effects
+        return effects + [AskIds(ally, tuple(sorted(rounds))) for ally, rounds in asks.items()]
 
     def next_deadline(self) -> float:
         """When to decide again if nothing else happens."""
@@ -136,17 +150,15 @@ class Offers:
             default=float("inf"),
         )
 
-    def _ask(self, round: int, allies: Sequence[PeerId], now: float) -> list[Effect]:
+    def _to_ask(self, round: int, allies: Sequence[PeerId], now: float) -> PeerId | None:
         asked = self._asked.setdefault(round, _Asked())
         if now < asked.at + ASK_SECONDS:
-            return []
+            return None
         asked.at = now
         if not allies:
-            return []
+            return None
         asked.times += 1
-        if asked.times > MOST_ASKS:
-            return []
-        return [AskIds(allies[(asked.times + round) % len(allies)], (round,))]
+        return allies[asked.times % len(allies)] if asked.times <= MOST_ASKS else None
 
     def _forget(self, round: int) -> None:
         self._references -= len(self._sets.pop(round, ()))

@@ -146,7 +146,9 @@ class GroupRounds:
             case IdsAsked(peer, rounds):
                 self._tell_ids(peer, rounds)
             case NeighbourJoined(peer):
-                self.neighbours.setdefault(peer, NeighbourView())
+                if peer not in self.neighbours:  # Nothing settles against those who were not heard yet.
+                    self.neighbours[peer] = NeighbourView()
+                    self.parted[peer] = now + self.rules.settle_seconds
                 self._progress_at = now - QUIET_PROGRESS_SECONDS
             case NeighbourLeft(peer):
                 view = self.neighbours.pop(peer, None)

@@ -101,8 +101,16 @@ def test_where_nobody_knows_the_fork_what_was_last_agreed_upon_decides():
     offers.agree(ALLIES[0], 9)
     offers.agree(side, 4)
     offers.give_up(Resynchronise((stranger,), "forked", 8, exact=False), ALLIES)
-    assert list(offers.open.values()) == [5, 6, 7, 8, 9]
+    assert sorted(offers.open.values()) == list(range(10)), "what was agreed upon is doubted"
+    effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
+    gone = [effect for effect in effects if isinstance(effect, GiveBack)]
+    assert [effect.round for effect in gone] == [5, 6, 7, 8, 9]
+    assert sorted(offers.taken.values()) == [0, 1, 2, 3, 4], "what nobody remembers stays as it was"
     offers = settled_ones(Offers(RULES))
     offers.agree(side, 7)
     offers.give_up(Resynchronise((side, stranger), "far behind"), ALLIES)
-    assert list(offers.open.values()) == [8, 9]
+    (ask,) = offers.decide(50, ALLIES, 0.0)
+    assert ask.rounds == tuple(range(10)), "in one message"
+    offers.told(range(10), [reference(3, 3), reference(9, 9)])
+    gone = offers.decide(50, ALLIES, 0.5)
+    assert sorted(effect.round for effect in gone) == [0, 1, 2, 4, 5, 6, 7, 8]

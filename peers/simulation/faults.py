@@ -6,12 +6,12 @@ A fault never takes the last peer of a stage that trains: then it does nothing (
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Literal, Protocol
 
 from peers.simulation.world import Disturbance, Member, World
-from peers.state_path import Snapshot, Snapshots
+from peers.snapshots import Snapshot, Snapshots
 from protocols.memory_ways import Conditions
 
 
@@ -220,6 +220,17 @@ class Leave:
     async def heal(self, world: World) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _False(Snapshot):
+    """Whose chunks are false when they are served."""
+
+    truncated: bool
+
+    def chunk(self, index: int) -> memoryview:
+        true = Snapshot.chunk(self, index)
+        return true[:-5] if self.truncated else memoryview(bytes(len(true)))
+
+
 class _Liar(Snapshots):
     """Gives false chunks of the snapshots that the honest part of the peer keeps."""
 
@@ -231,7 +242,7 @@ class _Liar(Snapshots):
         found = super().find(digest)
         if found is None:
             return None
-        return replace(found, data=found.data[:-5] if self._truncated else bytes(len(found.data)))
+        return _False(found.root, found.signed, found.data, self._truncated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -125,10 +126,17 @@ async def _play(options: Options, folder: Path) -> Seen:
     seen.living = {f"{m.name}.{m.life}": m.worker.stage for m in world.living()}
     await world.close()
     seen.notes = world.notes
-    seen.escaped = [(name, f"{type(error).__name__}: {error}") for name, error in world.escaped]
+    seen.escaped = [(name, _told(error)) for name, error in world.escaped]
     seen.names = {member.peer: member.name for member in world.all_lives}
     seen.callbacks = world.loop.callbacks  # type: ignore[attr-defined]
     return seen
+
+
+def _told(error: BaseException) -> str:
+    """What escaped, and from where."""
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" in {Path(frame.filename).name}:{frame.lineno}" for frame in place)
+    return f"{type(error).__name__}: {error}{where}"
 
 
 async def _inflict(world: World, faults: list[Fault]) -> None:
