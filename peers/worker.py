@@ -193,8 +193,7 @@ class Worker:
 
         def met() -> bool:
             group = [known for known in membership.peers.values() if known.stage == self.stage]
-            tried = all(known.linked or known.failures for known in group)  # Records outlive their peers.
-            return tried and any(known.linked for known in group)
+            return bool(group) and all(known.linked for known in group)
 
         await self._look_up()
         await self._until(met, self.loop.time() + MEET_SECONDS)

@@ -96,8 +96,8 @@ class GroupRounds:
         self.offers = offers or Offers(rules)
         self.dropped_late = 0
         """Contributions that came, or were made here, after their round had settled or been sealed."""
-        self._progress_at = now
-        self._progress_dirty = True
+        self._left_at = float("inf")
+        self._progress_at, self._progress_dirty = now, True
         self._effects: list[Effect] = []
 
     @property
@@ -291,21 +291,22 @@ class GroupRounds:
         )
 
     def _follow(self, now: float) -> None:
-        """Close rounds that half of the group has left, or somebody if half of the tokens are there: one peer
-        must not drive the others through empty rounds."""
-        last = self.settled + 1 + kept_rounds(self.rules)
+        """Close rounds that half of the group has left, or somebody if half of the tokens are there or some
+        time ago: one peer must not drive the others through empty rounds, nor leave the idle behind."""
         rounds = [view.round for view in self._allies().values()]
-        while self.current < last:
+        while self.current < self.settled + 1 + kept_rounds(self.rules):
             left = [round > self.current for round in rounds]
+            self._left_at = min(self._left_at, now) if any(left) else float("inf")
             enough = 2 * self._tokens_of_group() >= self.rules.target_tokens
-            if not (self._agreement().is_half(left) or (any(left) and enough)):
+            late = now >= self._left_at + self.rules.deadline_seconds
+            if not (self._agreement().is_half(left) or (any(left) and (enough or late))):
                 return
             self._close(now)
 
     def _close(self, now: float) -> None:
         number = self.current
         self.rounds.setdefault(number, RoundSet()).closed_at = now
-        self.current, self.opened_at = number + 1, now
+        self.current, self.opened_at, self._left_at = number + 1, now, float("inf")
         if self.tokens and not self._is_sealed(number):
             self.contributed.add(number)
             self.pending.add(number)

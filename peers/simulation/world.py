@@ -206,7 +206,7 @@ class World:
                 checkpoints=folder,
             ),
             Random(f"{self.seed}/{name}/{life}"), note,
-            lambda event, line: note("said", what=event, line=line), part,
+            lambda event, line: note("said", what=event, line=line.replace(str(folder), name)), part,
         )  # fmt: skip
 
     async def crash(self, member: Member) -> None:
