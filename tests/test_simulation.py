@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from random import SystemRandom
 
 import pytest
 
@@ -19,8 +18,9 @@ from peers.simulation.invariants import check
 from peers.simulation.play import Options, Seen, play
 from peers.simulation.report import log_digest
 
-FRESH = 20
-"""Schedules with new seeds, each time; scripts/soak plays thousands."""
+FIRST_SEED, SCHEDULES = 3000, 12
+"""Always the same ones: what a change breaks must be told from what was never seen before. New seeds are
+played by `scripts/soak simulate`, which names those that fail; they belong into failing_seeds.txt."""
 SWARMNET = (sys.executable, "-m", "peers.cli", "simulate")
 PLACE = Path(__file__).parent
 
@@ -39,9 +39,8 @@ def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_fresh_schedules_violate_nothing():
-    seed = SystemRandom().randrange(10**6, 10**9)
-    done = simulate("--seed", str(seed), "--schedules", str(FRESH), "--jobs", "2")
+def test_schedules_of_faults_violate_nothing():
+    done = simulate("--seed", str(FIRST_SEED), "--schedules", str(SCHEDULES), "--jobs", "2")
     assert done.returncode == 0, f"add the seed to failing_seeds.txt:\n{done.stdout}\n{done.stderr}"
 
 
