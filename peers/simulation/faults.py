@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 from peers.simulation.world import Disturbance, Member, World
 from peers.snapshots import Snapshot, Snapshots
 from protocols.memory_ways import Conditions
+from swarmnet.identifiers import PeerId
 
 
 class Fault(Protocol):
@@ -105,7 +106,7 @@ class Partition:
     async def heal(self, world: World) -> None:
         world.unblock(self._ways(world))
 
-    def _ways(self, world: World) -> list[tuple]:  # type: ignore[type-arg]
+    def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
         peers = [[world.members[name].peer for name in side] for side in self.sides]
         return [(a, b) for side in peers for other in peers if side is not other for a in side for b in other]
 
@@ -140,7 +141,7 @@ class Flap:
     async def heal(self, world: World) -> None:
         world.unblock(self._ways(world))
 
-    def _ways(self, world: World) -> list[tuple]:  # type: ignore[type-arg]
+    def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
         me = world.members[self.name].peer
         first = [m.peer for name, m in world.members.items() if name.startswith("p") and m.peer != me]
         return [(me, other) for other in first] + [(other, me) for other in first]
