@@ -28,6 +28,8 @@ KEYS = (
 LOSS_ROUNDS = 40
 """Losses are means over the microbatches of so many rounds: one microbatch scatters by 0.15 nats."""
 KILL_P50_SECONDS, KILL_P99_SECONDS, FROZEN_SECONDS = 1.5, 5.0, 5.0
+OPEN_ROUNDS = 4
+"""The window: so far apart two peers that are in step may be."""
 SPREADS = 3.0
 """Standard deviations of the undisturbed losses within which the disturbed one must lie."""
 
@@ -70,6 +72,8 @@ class Life:
     unlinked: list[tuple[float, str]] = field(default_factory=list)
     in_step: list[float] = field(default_factory=list)
     resynchronised: list[str] = field(default_factory=list)
+    stood_still: list[float] = field(default_factory=list)
+    """Seconds of every time."""
 
 
 def read(folder: Path) -> list[Life]:
@@ -119,6 +123,8 @@ def _take(life: Life, event: event_log.Event) -> None:
             life.rerouted.append((event.time, frozenset(fields["tried"])))
         case "unlinked":
             life.unlinked.append((event.time, fields["peer"]))
+        case "stood_still":
+            life.stood_still.append(fields["seconds"])
         case "in_step":
             life.in_step.append(event.time)
 
@@ -218,6 +224,24 @@ def kills_to_commit(lives: Sequence[Life], faults: Sequence[Fault]) -> list[floa
     return waits
 
 
+def thawed_to_in_step(lives: Sequence[Life], fault: Fault) -> float | None:
+    """Seconds from the thaw until the peer had settled all but OPEN_ROUNDS of what its stage had by then."""
+    if fault.until is None:
+        return None
+    others = sorted(
+        (at, round) for life in lives if life.stage == fault.stage and life.peer != fault.peer
+        for round, at in life.settled_at.items()
+    )  # fmt: skip
+    own = sorted((at, r) for life in lives if life.peer == fault.peer for r, at in life.settled_at.items())
+    newest, index = -1, 0
+    for at, round in own:
+        while index < len(others) and others[index][0] <= at:
+            newest, index = max(newest, others[index][1]), index + 1
+        if at > fault.until and round >= newest - OPEN_ROUNDS:
+            return at - fault.until
+    return None
+
+
 def rerouted_from(lives: Sequence[Life], fault: Fault, until: float) -> list[float]:
     """For every microbatch that the hurt peer held, seconds until it was sent to another one."""
     return [
@@ -289,6 +313,12 @@ def build(lives: Sequence[Life], faults: Sequence[Fault], calm: Sequence[Sequenc
             str(stage): progress_gap(lives, stage) for stage in sorted({life.stage for life in lives})
         },
         "p2pd_killed_to_in_step_seconds": _back(lives, faults),
+        "thawed_to_in_step_seconds": [
+            thawed_to_in_step(lives, fault) for fault in faults if fault.kind == "freeze"
+        ],
+        "stood_still": {
+            life.name: life.stood_still for life in lives if life.stood_still
+        },
         "microbatches": {
             "committed": len(commits), "repeated_across_peers": len(commits) - len(set(commits)),
         },

@@ -7,7 +7,7 @@ the file's own digest is checked when it is read. A tensor with a larger weight 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,8 @@ class Checkpoint:
     chain: bytes
     """The value of the chain of settled sets there (swarmnet/branches.py)."""
     tensors: dict[str, Tensor]
+    signed: tuple[bytes, ...] = ()
+    """What peers of the group have signed of the weights after that round (signed_digests.py)."""
 
     def units(self, layout: Layout) -> Tensor:
         """int32 [layout.size]. Raises CheckpointError if tensors are missing or shaped otherwise."""
@@ -67,8 +69,9 @@ def state_digest(round: int, units: Tensor) -> bytes:
 
 
 def write(
-    folder: Path, manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout
-) -> Path:
+    folder: Path, manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
+    signed: Sequence[bytes] = (),
+) -> Path:  # fmt: skip
     """Write `stage-S-round-R.safetensors` and keep the stage's newest KEPT. DiskError."""
     tensors = {}
     for entry in layout.entries:
@@ -85,6 +88,7 @@ def write(
         "round": str(round),
         "digest": state_digest(round, units).hex(),
         "chain": chain.hex(),
+        "signed": " ".join(data.hex() for data in signed),
     }
     metadata["content"] = _content(metadata, tensors)
     path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
@@ -105,6 +109,7 @@ def read(path: Path) -> Checkpoint:
         checkpoint = Checkpoint(
             RunId(metadata["run"]), metadata["manifest"], int(metadata["stage"]), int(metadata["round"]),
             bytes.fromhex(metadata["digest"]), bytes.fromhex(metadata["chain"]), tensors,
+            tuple(bytes.fromhex(data) for data in metadata.get("signed", "").split()),
         )  # fmt: skip
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is no checkpoint that can be used ({error})") from None
@@ -140,6 +145,12 @@ def set_aside(folder: Path, stage: int, round: int) -> list[Path]:
 
 def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int, bytes, Tensor]:
     """(round, chain, units) of one file. CheckpointError if it is damaged or of another run or stage."""
+    checkpoint, units = restore_signed(path, run_id, stage, layout)
+    return checkpoint.round, checkpoint.chain, units
+
+
+def restore_signed(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[Checkpoint, Tensor]:
+    """As `restore`: all that the file holds, and its units."""
     checkpoint = read(path)
     if checkpoint.run_id != run_id or checkpoint.stage != stage:
         raise CheckpointError(
@@ -149,7 +160,7 @@ def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int,
     units = checkpoint.units(layout)
     if state_digest(checkpoint.round, units) != checkpoint.digest:
         raise CheckpointError(f"{path} is damaged: its weights do not have the digest that it names")
-    return checkpoint.round, checkpoint.chain, units
+    return checkpoint, units
 
 
 @dataclass(frozen=True, slots=True)

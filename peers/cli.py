@@ -13,7 +13,15 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from peers import commands_chaos, commands_model, commands_run, commands_simulate
+from peers import (
+    commands_chaos,
+    commands_model,
+    commands_moving,
+    commands_paths,
+    commands_plan,
+    commands_run,
+    commands_simulate,
+)
 from peers.errors import ConfigError, UserError
 
 ERROR_EXIT = 2
@@ -69,6 +77,7 @@ def application() -> typer.Typer:
         "generate": commands_model.generate,
         "evaluate": commands_model.evaluate,
         "simulate": commands_simulate.simulate,
+        "plan": commands_plan.plan,
         "version": version,
     }
     for name, command in commands.items():
@@ -80,6 +89,10 @@ def application() -> typer.Typer:
     bench = _group("Measure; each figure beside a baseline from the same run.")
     bench.command("contribution")(commands_model.bench_contribution)
     bench.command("transfer")(commands_model.bench_transfer)
+    bench.command("group")(commands_model.bench_group)
+    bench.command("moving")(commands_moving.bench_moving)
+    bench.command("routing")(commands_plan.bench_routing)
+    bench.command("paths")(commands_paths.bench_paths)
     app.add_typer(bench, name="bench")
     return app
 

@@ -34,12 +34,13 @@ def simulate(
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Settled by every stage, at least.")] = 50,
     kind: Annotated[list[str] | None, typer.Option(help="Only faults of this kind. Repeatable.")] = None,
+    real: Annotated[bool, typer.Option("--real", help="Compute with a real, tiny model: slower.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
 ) -> None:
     """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
     counted twice, and all agree in the end. Exit code 1 if not."""
-    from peers.simulation.faults import KINDS
     from peers.simulation.play import Options
+    from peers.simulation.schedules import KINDS
 
     wrong = sorted(set(kind or ()) - KINDS.keys())
     if wrong:
@@ -51,13 +52,13 @@ def simulate(
     if peers is not None and peers < 2 * (stages or 1):
         raise UserError(f"{peers} peers for {stages or 1} stages: each needs two, one to spare")
     options = [
-        Options(seed + number, peers, stages, rules, tuple(kind or ()), rounds=rounds)
+        Options(seed + number, peers, stages, rules, tuple(kind or ()), real, rounds)
         for number in range(schedules)
     ]
     results = []
     for result in _played(options, jobs):
         results.append(result)
-        _show(result, _again(result, run_file, peers, stages, rounds, kind))
+        _show(result, _again(result, run_file, peers, stages, rounds, kind) + " --real" * real)
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
     if report is not None:

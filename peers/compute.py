@@ -49,7 +49,9 @@ class Compute(Protocol):
 class ThreadCompute:
     """One thread. `failed` holds the exception that escaped from some work."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = 1.0) -> None:
+        """`share` of the time it works at most: after each piece it pauses for the rest."""
+        self.pause = 1.0 / share - 1.0
         self.loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[BaseException] = self.loop.create_future()
         self._queue: PriorityQueue[tuple[int, int, Callable[[], Any], Callable[[Any, float], None]]]
@@ -79,10 +81,13 @@ class ThreadCompute:
     def _run_next(self) -> None:
         _, _, work, done = self._queue.get_nowait()
         self._began = start = time.perf_counter()
+        used = time.thread_time()
         try:
             result = work()
         finally:
             self._began = None
+        if self.pause:
+            time.sleep(self.pause * (time.thread_time() - used))  # Not of what others took of the core.
         self.loop.call_soon_threadsafe(self._deliver, done, result, time.perf_counter() - start)
 
     def _deliver(self, done: Callable[[Any, float], None], result: object, seconds: float) -> None:

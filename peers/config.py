@@ -109,6 +109,8 @@ class PeerFile(BaseModel):
     """The peer's private key (Ed25519). Made at the first start. Two peers must not share one."""
     stage: StageWish = "auto"
     """The stage to hold; auto: the one that needs a peer most."""
+    moves: bool | Literal["auto"] = "auto"
+    """Leave for another stage when that needs a peer more; auto: if the stage is auto."""
     listen: Annotated[tuple[Multiaddr, ...], Field(min_length=1)] = ("/ip4/0.0.0.0/tcp/0",)
     """Where to accept other peers. Port 0 takes any free one."""
     announce: tuple[Multiaddr, ...] = ()
@@ -119,14 +121,17 @@ class PeerFile(BaseModel):
     """Ask the router to forward a port (UPnP)."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Compute threads."""
+    work_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of the time, how much to compute for the run at most, where the machine has other things to do."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """auto: cuda where torch sees a GPU, else cpu."""
     metrics: MetricsFile = MetricsFile()
     """Where this peer can be watched."""
-    in_flight: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Microbatches of its own that a peer of the first stage keeps under way."""
-    slots: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Microbatches a peer takes from others at a time."""
+    in_flight: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Most microbatches of its own that a peer of the first stage keeps under way. It keeps as many as its
+    answers show to pay, and never more than an eighth of the memory holds."""
+    slots: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Most microbatches a peer takes from others at a time. Never more than an eighth of the memory holds."""
     checkpoint_seconds: Annotated[Seconds, Field(ge=0)] = 300.0
     """Time between two checkpoints in the state folder; 0: only when leaving."""
     drain_seconds: Annotated[Seconds, Field(ge=0)] = 20.0
@@ -137,6 +142,10 @@ class PeerFile(BaseModel):
     """Where this machine keeps a data source of the run, by the source's name."""
     text_limit: Annotated[ByteCount, Field(ge=1 << 16, json_schema_extra={"default": "64MiB"})] = 64 << 20
     """How much text to keep in memory; of a longer one, a random part."""
+
+    @property
+    def may_move(self) -> bool:
+        return self.stage == "auto" if self.moves == "auto" else self.moves
 
     @model_validator(mode="after")
     def _worker_needs_run(self) -> PeerFile:

@@ -1,14 +1,11 @@
 """Carries out what `Pipeline` decides: computes, sends and keeps the bodies of microbatches.
 
-Compute work runs in the compute thread and touches only the stage's compute; everything else runs on the
-event loop. A microbatch that cannot be computed (wrong shape, not finite) is an ordinary outcome: `_Trouble`.
+Computing is `MicrobatchWork`'s, in the compute thread; everything here runs on the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Protocol
@@ -18,15 +15,18 @@ import torch
 from torch import Tensor
 
 from peers.compute import BACKWARD, FORWARD, Compute
+from peers.microbatch_work import Bodies, Computed, MicrobatchWork, Trouble, memory_bytes
 from peers.neighbourhood import Neighbourhood
-from peers.stage_part import Computes
+from peers.stage_part import StagePart
 from peers.timer import Timer
 from peers.timings import Timings
-from protocols.messages import Act, Busy, Cancel, Grad, Message, Nack
+from protocols.messages import Act, Busy, Cancel, Credit, Grad, Message, Nack, Path
 from swarmnet import hidden
+from swarmnet.flow import Flow, graphs_that_fit
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.ledger import Ledger
 from swarmnet.manifest import Manifest
+from swarmnet.paths import IllegalPath
 from swarmnet.pipeline import Pipeline
 from swarmnet.pipeline_events import (
     ActArrived,
@@ -53,13 +53,16 @@ from swarmnet.pipeline_events import (
     Tick,
 )
 from swarmnet.router import Router
-from swarmnet.stage import StageError
+from swarmnet.ways import Ways
 
 LABEL_BYTES = 4
 NACK_CODES = frozenset(
-    {"committed", "deadline", "malformed", "not_finite", "not_ready", "wrong_stage", "gone", "cancelled"}
-)
+    {"committed", "deadline", "malformed", "not_finite", "not_ready", "wrong_stage", "illegal_path",
+     "other_path", "gone", "cancelled"}
+)  # fmt: skip
 """Whatever else a peer writes is counted as "other": codes become names of metrics."""
+LOOK_SECONDS = 1.0
+"""As often as peers beat: nothing is known sooner."""
 SMOOTHING = 0.1
 """Weight of a new measurement of the own service time."""
 
@@ -71,47 +74,6 @@ class Text(Protocol):
         """inputs_BT and labels_BT, int64: a pure function of the key."""
 
 
-@dataclass(slots=True)
-class _Bodies:
-    """Everything kept for one microbatch, until Forget."""
-
-    inputs: Tensor | None = None
-    labels: Tensor | None = None
-    output: bytes = b""
-    """Encoded hidden states and labels, for the next peer and for another if that one fails."""
-    shape: tuple[int, int, int] = (0, 0, 0)
-    gradient: bytes = b""
-    """Encoded gradient that came from below."""
-    answer: bytes = b""
-    """Encoded gradient for the peer above."""
-    loss_sum: float = 0.0
-    tokens: int = 0
-    seconds: float = 0.0
-    """Compute spent here and below."""
-    own_seconds: float = 0.0
-    """Compute spent here."""
-    answered: float = 0.0
-    """From sending its output to the gradient: compute, queues and network below."""
-    arrived_at: float | None = None
-    """When it came from above; None once its gradient was handed up."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Trouble:
-    """Why a microbatch was not computed."""
-
-    code: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Computed:
-    encoded: bytes
-    shape: tuple[int, int, int]
-    loss_sum: float = 0.0
-    tokens: int = 0
-
-
 class DataPath:
     """One stage's part in the way of microbatches."""
 
@@ -120,7 +82,7 @@ class DataPath:
         manifest: Manifest,
         stage: int,
         compute: Compute,
-        stage_compute: Computes,
+        part: StagePart,
         neighbourhood: Neighbourhood,
         text: Text | None,
         chance: Random,
@@ -129,63 +91,88 @@ class DataPath:
         committed: Callable[[int], None],
         note: Callable[..., None],
     ) -> None:
-        """`text` for the first stage. `committed(tokens)` tells the update path on the event loop."""
+        """`text` for the first stage. At most `in_flight` microbatches of its own and `slots` of others are
+        under way here, and fewer if memory holds no more. `committed(tokens)` tells the update path."""
         self.manifest = manifest
         self.stage = stage
         self.is_last = stage == len(manifest.stages) - 1
         self.compute = compute
-        self.stage_compute = stage_compute
+        self.stage_compute = part.compute
+        self.work = MicrobatchWork(manifest, stage, part.compute)
+        fitting = graphs_that_fit(manifest, stage, memory_bytes(part.device))
         self.neighbourhood = neighbourhood
         self.text = text
-        self.in_flight = in_flight
+        self.flow = Flow(min(in_flight, fitting))
         self.committed = committed
         self.note = note
         self.ledger = Ledger()
         self.timings = Timings()
         below = len(manifest.stages) - 1 - stage
         self.router = Router(chance)
-        self.pipeline = Pipeline(below, self.router, self._next_peers, slots, self.ledger)
-        self.bodies: dict[MicrobatchId, _Bodies] = {}
+        slots = slots if self.is_last else min(slots, fitting)  # The last stage keeps no graphs.
+        self.ways = Ways(manifest.path_rules(), stage, neighbourhood.membership.live)
+        self.pipeline = Pipeline(below, self.router, self._candidates, slots, self.ledger)
+        self.bodies: dict[MicrobatchId, Bodies] = {}
         self.next_counter = 0
-        self.gathered_tokens = 0
-        """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
         self.service_seconds = 0.0
         self.loss: float | None = None
         """Nats per token of the newest microbatch whose loss passed here."""
         self.serving = False
-        self.loop = asyncio.get_running_loop()
-        self._timer = Timer(lambda: self.feed(Tick()))
+        self.missing: tuple[int, ...] = ()
+        """Stages without a live peer that microbatches here wait for: they cannot be left out."""
+        self._look_at = 0.0
+        self.clock = neighbourhood.clock
+        self._timer = Timer(lambda: self.feed(Tick()), self.clock)
 
-    def _next_peers(self) -> list[PeerId]:
-        return self.neighbourhood.membership.live(self.stage + 1)
+    def _candidates(self, key: MicrobatchId | None) -> list[PeerId]:
+        job = self.pipeline.jobs.get(key) if key is not None else None
+        return self.ways.candidates(key, job.tried if job is not None else ())
 
     # -- the machine ----------------------------------------------------------------------------------
 
     def feed(self, event: Event) -> None:
         """Give the pipeline an event and do what it says."""
-        for effect in self.pipeline.handle(event, self.loop.time()):
+        for effect in self.pipeline.handle(event, self.clock.time()):
             self._carry_out(effect)
         self._timer.arm(self.pipeline.next_deadline())
 
     def pump(self) -> None:
         """Start microbatches while this origin has room for them ahead."""
+        self._look_ahead()
         if self.text is None:
             return
+        live = self.neighbourhood.membership.live
+        self.flow.aim(len(self.manifest.stages), 1 + len(live(self.stage)), len(live(self.stage + 1)))
         while (
             self.serving
-            and self.pipeline.started_here < self.in_flight
-            and self.pipeline.has_room_ahead(self.loop.time())
+            and self.pipeline.started_here < self.flow.window
+            and self.pipeline.has_room_ahead(self.clock.time())
         ):
             key = MicrobatchId(self.neighbourhood.transport.peer, self.next_counter)
             self.next_counter += 1
             inputs_BT, labels_BT = self.text.microbatch(key)
-            self.bodies[key] = _Bodies(inputs=inputs_BT, labels=labels_BT)
+            self.bodies[key] = Bodies(inputs=inputs_BT, labels=labels_BT, started_at=self.clock.time())
+            self.ways.start(key)
             self.feed(Start(key))
+
+    def _look_ahead(self) -> None:
+        """Once a second, while this peer serves: say which stages have nobody, and when that is over."""
+        now = self.clock.time()
+        if not self.serving or now < self._look_at:
+            return
+        self._look_at = now + LOOK_SECONDS
+        missing = self.ways.missing()
+        if missing != self.missing:
+            self.missing = missing
+            if missing:
+                self.note("waiting", code="stage_missing", stages=list(missing))
+            else:
+                self.note("waiting_over", code="stage_missing")
 
     def finished(self) -> bool:
         """Whether nothing is under way here, or all that is waits for a next stage that has left."""
         waits = all(job.phase in ("unrouted", "done") for job in self.pipeline.jobs.values())
-        return not self.pipeline.under_way or (waits and not self._next_peers())
+        return not self.pipeline.under_way or (waits and not self.ways.candidates(None))
 
     def close(self) -> None:
         self._timer.close()
@@ -194,34 +181,49 @@ class DataPath:
         post = self.neighbourhood.post
         match effect:
             case ComputeForward(key):
-                work = partial(self._forward, key, self.bodies[key])
+                self.bodies[key].submitted_at = self.clock.time()
+                work = partial(self.work.forward, key, self.bodies[key])
                 self.compute.submit(FORWARD, work, partial(self._forwarded, key))
             case ComputeBackward(key):
-                work = partial(self._backward, key, self.bodies[key])
+                self.bodies[key].submitted_at = self.clock.time()
+                work = partial(self.work.backward, key, self.bodies[key])
                 self.compute.submit(BACKWARD, work, partial(self._backwarded, key))
             case SendAct(key, peer, attempt, deadline):
                 kept = self.bodies[key]
                 if attempt > 1:
                     tried = sorted(self.pipeline.jobs[key].tried - {peer})
                     self.note("rerouted", counter=key.counter, to=peer, tried=tried)
-                post(peer, "data", Act(*key, attempt, self.stage + 1, deadline, kept.shape), kept.output)
+                stage = self.neighbourhood.membership.peers[peer].stage
+                path = Path.of(self.ways.header_for(key, stage))
+                post(peer, "data", Act(*key, attempt, stage, deadline, kept.shape, path), kept.output)
             case SendGrad(key, peer, attempt):
                 kept = self.bodies[key]
                 if kept.arrived_at is not None:
-                    self.timings.add("handed up", self.loop.time() - kept.arrived_at)
+                    self.timings.add("handed up", self.clock.time() - kept.arrived_at)
                     kept.arrived_at = None
-                grad = Grad(*key, attempt, kept.loss_sum, kept.tokens, kept.seconds, kept.shape)
+                queued = kept.queued + kept.queued_below
+                grad = Grad(
+                    *key, attempt, kept.loss_sum, kept.tokens, kept.seconds, queued, kept.shape
+                )  # fmt: skip
                 post(peer, "data", grad, kept.answer)
+                self._tell(peer)
             case SendBusy(key, peer, attempt):
                 post(peer, "data", Busy(*key, attempt))
+                self._tell(peer)
             case SendNack(key, peer, attempt, code, reason):
                 post(peer, "data", Nack(*key, attempt, code, reason))
             case SendCancel(key, peer, attempt):
                 post(peer, "data", Cancel(*key, attempt))
             case Forget(key):
                 self.bodies.pop(key, None)
+                self.ways.forget(key)
                 drop = partial(self.stage_compute.drop, key)
                 self.compute.submit(BACKWARD, drop, lambda _result, _seconds: None)
+
+    def _tell(self, peer: PeerId) -> None:
+        """What this peer can do for one of the stage above."""
+        credit = Credit(self.pipeline.grant(peer), self.service_seconds, self.compute.queued)
+        self.neighbourhood.post(peer, "data", credit)
 
     # -- messages -------------------------------------------------------------------------------------
 
@@ -240,9 +242,12 @@ class DataPath:
                 self.feed(NackArrived(peer, key, attempt, code))
             case Cancel(origin, counter, _):
                 self.feed(CancelArrived(peer, MicrobatchId(PeerId(origin), counter)))
+            case Credit(slots, service_seconds, waiting):
+                self.router.told(peer, slots, service_seconds, waiting)
         self.pump()
 
     def unlinked(self, peer: PeerId) -> None:
+        self._look_at = 0.0  # Perhaps nobody is left whose beats would make it look again.
         self.feed(PeerLost(peer))
         self.pump()
 
@@ -255,35 +260,50 @@ class DataPath:
             if trouble is not None:
                 self.neighbourhood.refused(peer, code, reason)
             return
+        if self.ways.came_otherwise(key, act.path.header()):
+            reason = "it is here by another way: a gradient for that one is none for this one"
+            self.neighbourhood.post(peer, "data", Nack(*key, act.attempt, "other_path", reason))
+            return
         if key not in self.pipeline.jobs:
+            self.ways.arrive(key, act.path.header())
             split = hidden.encoded_bytes(act.shape, self.manifest.hidden_codec)
             labels = torch.from_numpy(np.frombuffer(body, np.int32, offset=split).astype(np.int64))
-            self.bodies[key] = _Bodies(
+            self.bodies[key] = Bodies(
                 labels=labels.view(act.shape[:2]), output=body[:split], shape=act.shape,
-                arrived_at=self.loop.time(),
+                arrived_at=self.clock.time(),
             )  # fmt: skip
         self.feed(ActArrived(peer, key, act.attempt, act.deadline_seconds))
         if key not in self.pipeline.jobs:
             self.bodies.pop(key, None)  # Refused: busy, or known.
+            self.ways.forget(key)
 
-    def _unfit(self, peer: PeerId, act: Act, body: bytes) -> _Trouble | None:
+    def _unfit(self, peer: PeerId, act: Act, body: bytes) -> Trouble | None:
         data, model = self.manifest.data, self.manifest.model
         fits = act.shape == (data.microbatch_sequences, data.sequence_tokens, model.width)
-        known = self.neighbourhood.membership.peers.get(peer)
-        from_above = known is not None and known.stage == self.stage - 1 and self.stage > 0
-        if act.stage != self.stage or not from_above:
-            return _Trouble("wrong_stage", f"this peer takes microbatches for stage {self.stage} from above")
+        membership = self.neighbourhood.membership
+        known = membership.peers.get(peer)
+        beside = known is not None and known.stage != self.stage and membership.concerns_us(known.stage)
+        if act.stage != self.stage or self.stage == 0 or known is None or not beside:
+            return Trouble("wrong_stage", f"this peer takes microbatches for stage {self.stage} from above")
+        header = act.path.header()
+        if header.visited[-2:-1] != (known.stage,):
+            reason = f"visited {list(header.visited[:8])}, and its sender holds stage {known.stage}"
+            return Trouble("illegal_path", reason)
+        try:
+            self.ways.check(header)
+        except IllegalPath as error:
+            return Trouble("illegal_path", str(error))
         if not fits:
-            return _Trouble("malformed", f"hidden states of shape {act.shape}")
+            return Trouble("malformed", f"hidden states of shape {act.shape}")
         split = hidden.encoded_bytes(act.shape, self.manifest.hidden_codec)
         if len(body) != split + data.microbatch_sequences * data.sequence_tokens * LABEL_BYTES:
-            return _Trouble("malformed", f"a body of {len(body)} bytes")
+            return Trouble("malformed", f"a body of {len(body)} bytes")
         labels = np.frombuffer(body, np.int32, offset=split)
         if labels.min() < 0 or labels.max() >= model.vocabulary:
             # Else only the last stage would find it, and the honest peer that asked it would get the blame.
-            return _Trouble("malformed", "labels outside the vocabulary")
+            return Trouble("malformed", "labels outside the vocabulary")
         if not 0.0 < act.deadline_seconds < 3600.0:
-            return _Trouble("malformed", f"a deadline of {act.deadline_seconds} s")
+            return Trouble("malformed", f"a deadline of {act.deadline_seconds} s")
         return None
 
     def _grad(self, peer: PeerId, grad: Grad, body: bytes) -> None:
@@ -297,47 +317,19 @@ class DataPath:
                 self.neighbourhood.refused(peer, "malformed", reason)
                 self.feed(NackArrived(peer, key, grad.attempt, "malformed"))
                 return
-            kept.answered = self.loop.time() - self.pipeline.jobs[key].sent_at
+            kept.answered = self.clock.time() - self.pipeline.jobs[key].sent_at
             self.timings.add("answered", kept.answered)
             kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
             kept.seconds = max(0.0, grad.path_seconds)
+            kept.queued_below = min(max(0.0, grad.queue_seconds), kept.answered)
         self.feed(GradArrived(peer, key, grad.attempt, max(0.0, grad.path_seconds)))
-
-    # -- compute: these two run in the compute thread -------------------------------------------------
-
-    def _forward(self, key: MicrobatchId, kept: _Bodies) -> _Computed | _Trouble:
-        codec = self.manifest.hidden_codec
-        try:
-            inputs = kept.inputs
-            if inputs is None:
-                inputs = hidden.decode(kept.output, kept.shape, codec)
-            if not self.is_last:
-                output_BTD = self.stage_compute.forward(key, inputs)
-                return _Computed(hidden.encode(output_BTD, codec), _shape(output_BTD))
-            assert kept.labels is not None, "the last stage got its labels with the ACT"
-            finished = self.stage_compute.finish(key, inputs, kept.labels)
-        except (StageError, hidden.HiddenError) as error:
-            return _Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
-        self.gathered_tokens += finished.tokens
-        gradient = finished.hidden_gradient
-        encoded = b"" if gradient is None else hidden.encode(gradient, codec)
-        return _Computed(encoded, kept.shape, finished.loss_sum, finished.tokens)
-
-    def _backward(self, key: MicrobatchId, kept: _Bodies) -> _Computed | _Trouble:
-        codec = self.manifest.hidden_codec
-        try:
-            gradient = self.stage_compute.backward(key, hidden.decode(kept.gradient, kept.shape, codec))
-        except (StageError, hidden.HiddenError) as error:
-            return _Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
-        self.gathered_tokens += kept.tokens
-        return _Computed(b"" if gradient is None else hidden.encode(gradient, codec), kept.shape)
 
     # -- and their results come back on the event loop ------------------------------------------------
 
-    def _forwarded(self, key: MicrobatchId, result: _Computed | _Trouble, seconds: float) -> None:
-        kept = self.bodies.get(key)
+    def _forwarded(self, key: MicrobatchId, result: Computed | Trouble, seconds: float) -> None:
+        kept = self._computed(key, seconds)
         self.timings.add("last" if self.is_last else "forward", seconds)
-        if isinstance(result, _Trouble):
+        if isinstance(result, Trouble):
             self._failed(key, result)
         elif self.is_last:
             if kept is not None:
@@ -357,10 +349,10 @@ class DataPath:
             self.feed(ForwardDone(key))
         self.pump()
 
-    def _backwarded(self, key: MicrobatchId, result: _Computed | _Trouble, seconds: float) -> None:
-        kept = self.bodies.get(key)
+    def _backwarded(self, key: MicrobatchId, result: Computed | Trouble, seconds: float) -> None:
+        kept = self._computed(key, seconds)
         self.timings.add("backward", seconds)
-        if isinstance(result, _Trouble):
+        if isinstance(result, Trouble):
             self._failed(key, result)
         else:
             tokens, loss_sum = (kept.tokens, kept.loss_sum) if kept else (0, 0.0)
@@ -370,25 +362,36 @@ class DataPath:
             self._measured(seconds + (kept.own_seconds if kept is not None else 0.0))
             below = kept.seconds - seconds - kept.own_seconds if kept is not None else 0.0
             answered = kept.answered if kept is not None else 0.0
-            self._note_commit(key, loss_sum, tokens, answered=answered, below=below)
+            queued = kept.queued_below if kept is not None else 0.0
+            self._note_commit(
+                key, loss_sum, tokens, answered=answered, below=below, queued=queued,
+                under_way=self.pipeline.started_here,
+            )  # fmt: skip
+            if kept is not None and kept.started_at is not None:
+                total = self.clock.time() - kept.started_at
+                queue = kept.queued + kept.queued_below
+                self.flow.done(total, kept.seconds, queue, self.pipeline.started_here)
             self.feed(BackwardDone(key, tokens))
             self.committed(tokens)
         self.pump()
 
-    def _failed(self, key: MicrobatchId, trouble: _Trouble) -> None:
+    def _computed(self, key: MicrobatchId, seconds: float) -> Bodies | None:
+        """Its bodies, unless nobody wants it any more."""
+        kept = self.bodies.get(key)
+        if kept is not None:
+            kept.queued += max(0.0, self.clock.time() - kept.submitted_at - seconds)
+        return kept
+
+    def _failed(self, key: MicrobatchId, trouble: Trouble) -> None:
         self.note("microbatch_failed", origin=key.origin, counter=key.counter, reason=trouble.reason)
         self.feed(Failed(key, trouble.code, trouble.reason))
 
     def _note_commit(self, key: MicrobatchId, loss_sum: float, tokens: int, **below: float) -> None:
-        """`below`: how long the answer took (seconds), and how much of that was compute."""
+        """`below`: seconds until the answer, what of them was compute and waiting for compute, and how many
+        microbatches of this origin were under way."""
         self.loss = loss_sum / tokens if tokens else None
         self.note("committed", origin=key.origin, counter=key.counter, tokens=tokens, loss=self.loss, **below)
 
     def _measured(self, seconds: float) -> None:
         known = self.service_seconds
         self.service_seconds = seconds if not known else known + SMOOTHING * (seconds - known)
-
-
-def _shape(hidden_BTD: Tensor) -> tuple[int, int, int]:
-    batch, tokens, width = hidden_BTD.shape
-    return batch, tokens, width

@@ -40,7 +40,7 @@ SAMPLE_TOKENS = 240
 PROMPT = "def "
 LOOPBACK = {
     "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "metrics": {"listen": "127.0.0.1:0"},
-    "log": "json", "drain_seconds": DRAIN_SECONDS,
+    "log": "json", "drain_seconds": DRAIN_SECONDS, "moves": False,
 }  # fmt: skip
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import perf_counter
+from typing import Protocol
 
 from peers import checkpoint
 from peers.compute import UPDATE, Compute
@@ -29,6 +30,14 @@ def aligned(snapshot_rounds: int, wanted_rounds: float) -> int:
     return every
 
 
+class KeepsStatements(Protocol):
+    """What the group has signed of its settled weights (signed_digests.py) is kept beside them."""
+
+    def of_round(self, round: int) -> list[bytes]: ...
+
+    def restore(self, kept: Iterable[bytes]) -> None: ...
+
+
 class Disk:
     """`folder` None keeps nothing."""
 
@@ -41,6 +50,7 @@ class Disk:
         compute: Compute,
         note: Callable[..., None],
         say: Callable[[str, str], None],
+        digests: KeepsStatements,
     ) -> None:
         self.folder = folder
         self.signed = signed
@@ -49,6 +59,7 @@ class Disk:
         self.compute = compute
         self.note = note
         self.say = say
+        self.digests = digests
         self.saved: tuple[Path, int] | None = None
         """The newest checkpoint's file and round."""
         self.saved_bytes = 0
@@ -60,17 +71,19 @@ class Disk:
         for path in checkpoint.files(self.folder, self.stage) if self.folder is not None else ():
             began = perf_counter()
             try:
-                round, chain, units = checkpoint.restore(
+                held, units = checkpoint.restore_signed(
                     path, self.signed.run_id, self.stage, self.part.layout
                 )
             except checkpoint.CheckpointError as error:
                 self.say("checkpoint_unusable", f"{error}; an older one or the swarm's state is used")
                 continue
             self.timings.add("load", perf_counter() - began)
+            self.digests.restore(held.signed)
+            round = held.round
             self.say("restored", f"has the weights of round {round} in its own checkpoint")
             if self.saved is None:
                 self.saved, self.saved_bytes = (path, round), path.stat().st_size
-            found.append(Weights(units, round, chain))
+            found.append(Weights(units, round, held.chain))
         return found
 
     def forget_after(self, round: int) -> None:
@@ -121,7 +134,7 @@ class Disk:
         try:
             path = await asyncio.to_thread(
                 checkpoint.write, self.folder, manifest, self.stage, round, weights.chain, weights.units,
-                self.part.layout,
+                self.part.layout, self.digests.of_round(round),
             )  # fmt: skip
         except checkpoint.DiskError as error:
             self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")

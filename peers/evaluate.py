@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import log
+from math import exp, log
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from swarmnet.model import forward, whole
 SCORED_BYTES = 64 * 1024
 """2.3 seconds of one core at 0.8M parameters (measured); enough to tell runs apart."""
 
+OVERFLOW_NATS = 700.0
+"""Their exponential is beyond a float."""
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -30,6 +33,26 @@ class Score:
     """Of what was scored. Scores compare only where this and the window are equal."""
     window: int
     """Tokens predicted per window; their mean context is half of it."""
+    perplexity: float
+    """Per token: e to the mean loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """A text cut for scoring."""
+
+    scored: bytes
+    window: int
+    pairs: tuple[tuple[Tensor, Tensor], ...]
+    """inputs_BT and labels_BT, int64."""
+
+    def score(self, nats: float) -> Score:
+        """By the loss summed over all labels."""
+        tokens = sum(labels_BT.numel() for _, labels_BT in self.pairs)
+        bits = nats / log(2) / len(self.scored)
+        mean = nats / tokens
+        perplexity = exp(mean) if mean < OVERFLOW_NATS else float("inf")
+        return Score(bits, len(self.scored), fingerprint(self.scored), self.window, perplexity)
 
 
 def bits_per_byte(
@@ -45,6 +68,21 @@ def bits_per_byte(
 
     Raises TextError if there is no text.
     """
+    windows = cut(text, tokenizer, window=window, batch=batch, limit=limit)
+    nats = 0.0
+    with torch.no_grad():
+        for inputs_BT, labels_BT in windows.pairs:
+            logits_BTV = logits_of(inputs_BT)
+            nats += functional.cross_entropy(
+                logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum"
+            ).item()
+    return windows.score(nats)
+
+
+def cut(
+    text: bytes, tokenizer: Tokenizer | None = None, *, window: int, batch: int, limit: int = SCORED_BYTES
+) -> Windows:
+    """The windows of a text (an excerpt of at most `limit` bytes). Raises TextError if there is no text."""
     tokenizer = tokenizer or ByteTokenizer()
     scored = excerpt(text, limit)
     if not scored:
@@ -56,14 +94,7 @@ def bits_per_byte(
     pairs = [(inputs_NT[at : at + batch], labels_NT[at : at + batch]) for at in range(0, full, batch)]
     if full * window < len(tokens) - 1:
         pairs.append((tokens[None, full * window : -1], tokens[None, full * window + 1 :]))
-    nats = 0.0
-    with torch.no_grad():
-        for inputs_BT, labels_BT in pairs:
-            logits_BTV = logits_of(inputs_BT)
-            nats += functional.cross_entropy(
-                logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum"
-            ).item()
-    return Score(nats / log(2) / len(scored), len(scored), fingerprint(scored), window)
+    return Windows(scored, window, tuple(pairs))
 
 
 def score_weights(

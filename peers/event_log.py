@@ -1,7 +1,8 @@
 """What happened, one JSON object per line in the peer's state folder; invariants are checked from it later.
 
 Buffered: the file is written when enough lines or enough time have gathered. After a crash it may end in
-the middle of a line: the reader leaves that one out, the next start cuts it off.
+the middle of a line: the reader leaves that one out, the next start cuts it off. A full disk is no reason to
+stop training: lines wait for room, and when too many do the oldest are left out, which the log then says.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 from peers.errors import UserError
 
 _RESERVED = frozenset({"time", "monotonic", "event"})
+LONGEST_WAITING_BYTES = 4 << 20
+"""Some minutes of a busy peer's events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,13 @@ class EventLog:
         self._flush_count = flush_count
         self._flush_seconds = flush_seconds
         self._limit_bytes = limit_bytes
+        self.trouble: Callable[[str], None] = lambda text: None
+        """Told once when the disk refuses, and once when it takes again."""
         self._lines: list[str] = []
         self._oldest = 0.0
+        self._waiting = b""
+        self._refused = False
+        self._lost = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         _cut_torn_line(path)
         self._file = path.open("ab", buffering=0)
@@ -67,15 +75,39 @@ class EventLog:
             self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
-        if not self._lines:
+        """Hand everything to the operating system, as far as it takes it."""
+        if not self._lines and not self._waiting:
             return
-        self._file.write(("\n".join(self._lines) + "\n").encode())
+        self._waiting += "".join(f"{line}\n" for line in self._lines).encode()
         self._lines.clear()
-        if self._file.tell() >= self._limit_bytes:
-            self._file.close()
-            self._path.replace(self._path.with_name(self._path.name + ".old"))
-            self._file = self._path.open("ab", buffering=0)
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+            if self._file.tell() >= self._limit_bytes:
+                self._path.replace(self._path.with_name(self._path.name + ".old"))
+                self._file.close()
+                self._file = self._path.open("ab", buffering=0)
+        except OSError as error:
+            self._refuse(error)
+        else:
+            self._take_again()
+
+    def _refuse(self, error: OSError) -> None:
+        """What is beyond the longest that waits is lost; a line of which a part is written is not cut."""
+        if len(self._waiting) > LONGEST_WAITING_BYTES:
+            begun = self._waiting.find(b"\n") + 1
+            until = self._waiting.find(b"\n", len(self._waiting) - LONGEST_WAITING_BYTES // 2) + 1
+            self._lost += self._waiting.count(b"\n", begun, until)
+            self._waiting = self._waiting[:begun] + self._waiting[until:]
+        if not self._refused:
+            self._refused = True
+            self.trouble(f"{self._path}: cannot be written: {error.strerror}; training goes on, events wait")
+
+    def _take_again(self) -> None:
+        if self._refused:
+            lost, self._refused, self._lost = self._lost, False, 0
+            self.record("log_written_again", lost=lost)
+            self.trouble(f"{self._path} is written again; events lost meanwhile: {lost}")
 
     def close(self) -> None:
         if not self._file.closed:

@@ -28,7 +28,7 @@ Metric = TypeVar("Metric")
 
 PREFIX = "swarmnet_"
 
-KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "control", "other")
+KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "inference", "control", "other")
 """What bytes are for: `Message.kind` in protocols/messages.py."""
 
 REFUSALS = (

@@ -8,11 +8,13 @@ transport.py): this side sends on links it opened, and receives on links that ot
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from peers.clock import Clock
+from peers.lanes import DIAL_SECONDS, Lanes, Traffic
 from peers.strangers import Strangers
 from peers.timer import Timer
 from peers.timings import Timings
@@ -30,17 +32,12 @@ from protocols.messages import (
     Refuse,
 )
 from protocols.records import SignedRecord, open_record
-from protocols.transport import Body, Link, Transport
+from protocols.transport import Body, Transport
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.manifest import WIRE_VERSION
-from swarmnet.membership import BEAT_SECONDS, Membership
-from swarmnet.membership import Known as KnownPeer
+from swarmnet.membership import BEAT_SECONDS, SILENT_SECONDS, Membership
 
-DIAL_SECONDS = 8.0
-"""p2pd answers within 2 ms when refused, in 5 s when an address is silent (measured)."""
 RECORDS_TOLD = 32
-MOST_WAITING = 64
-"""Long bodies that wait for their lane to open; who asks for more at once asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +49,7 @@ class Load:
     slots: int
     service_seconds: float
     round: int
+    moving_to: int = -1
 
 
 class Listener(Protocol):
@@ -62,23 +60,17 @@ class Listener(Protocol):
     def linked(self, peer: PeerId, stage: int) -> None:
         """A neighbour can be sent to."""
 
-    def unlinked(self, peer: PeerId, reason: str) -> None:
-        """It is lost, silent, or has left."""
+    def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
+        """It is lost, silent, or has left; or neither side needs the link any more: `released`."""
+
+    def counted(self, peers: int) -> None:
+        """So many are known of the own group, this peer included."""
 
     def beat(self, peer: PeerId) -> None:
         """It said how it is: it may have become ready."""
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
         """Anything that is not about the neighbourhood itself."""
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Bytes on the wire by message kind, framing included."""
-
-    sent: Counter[str] = field(default_factory=Counter)
-    received: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -112,23 +104,25 @@ class Neighbourhood:
         """The own signed record; empty until the peer knows its stage."""
         self.traffic = Traffic()
         self.timings = Timings()
-        self.loop = asyncio.get_running_loop()
-        self._links: dict[tuple[PeerId, Lane], Link] = {}
-        self._opening: set[tuple[PeerId, Lane]] = set()
-        self._waiting: dict[PeerId, list[tuple[Message, Body]]] = {}
+        self.clock = Clock(lambda seconds: note("stood_still", seconds=round(seconds, 3)))
+        """By which silence and patience are measured, here and in the peer's other parts."""
+        self._loop = asyncio.get_running_loop()
+        self._lanes = Lanes(transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, note)
         self._greeted: set[PeerId] = set()
+        self._mute: dict[PeerId, asyncio.Event] = {}
+        """Dropped for their silence; set when something is heard of them again."""
         self._echoes: dict[PeerId, _Echo] = {}
         self._beats: dict[int, float] = {}
         self._sequence = 0
         self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._timer = Timer(self._beat)
-        self._silence = Timer(self._drop_silent)
+        self._timer = Timer(self._beat)  # The others do not know that we stood still.
+        self._silence = Timer(self._drop_silent, self.clock)
         self._closed = False
 
     def start(self) -> None:
         self.transport.listen(self)
-        self._timer.arm(self.loop.time())
+        self._timer.arm(self._loop.time())
         self._drop_silent()
 
     async def close(self, reason: str) -> None:
@@ -136,15 +130,8 @@ class Neighbourhood:
         self._closed = True
         self._timer.close()
         self._silence.close()
-        for (peer, lane), link in self._links.items():
-            if lane == "group":
-                self._post(link, Bye(reason))
-                self.note("bye_sent", peer=peer)
-        drains = [link.drained(0, 0.5) for link in self._links.values()]
-        await asyncio.gather(*drains, return_exceptions=True)  # PeerGone: it left first.
-        for link in self._links.values():
-            link.close()
-        self._links.clear()
+        self.clock.close()
+        await self._lanes.close(Bye(reason))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -153,33 +140,11 @@ class Neighbourhood:
 
     def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool:
         """Send if there is a link on that lane; False if not (the caller's deadline will tell it)."""
-        link = self._links.get((peer, lane))
-        if link is None or link.closed:
-            if lane != "bulk" or (peer, "group") not in self._links:
-                return False
-            waiting = self._waiting.setdefault(peer, [])
-            if len(waiting) >= MOST_WAITING:
-                return False
-            waiting.append((message, body))
-            if len(waiting) == 1:
-                self._spawn(self._open_bulk(peer))
-            return True
-        return self._post(link, message, body)
+        return self._lanes.post(peer, lane, message, body)
 
-    def _post(self, link: Link, message: Message, body: Body = b"") -> bool:
-        try:
-            self.traffic.sent[message.kind] += link.post(message, body)
-        except WireError as error:
-            self.note("post_failed", peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
-            return False
-        return True
-
-    async def _open_bulk(self, peer: PeerId) -> None:
-        """The lane for long bodies is opened when first needed; what was posted meanwhile waits here."""
-        opened = await self._open(peer, "bulk")
-        for message, body in self._waiting.pop(peer, []):
-            if opened:
-                self.post(peer, "bulk", message, body)
+    def queued_bytes(self, peer: PeerId, lane: Lane) -> int:
+        """What waits to be sent to a peer on that lane."""
+        return self._lanes.queued_bytes(peer, lane)
 
     # -- links ----------------------------------------------------------------------------------------
 
@@ -197,14 +162,14 @@ class Neighbourhood:
         record = signed.record
         self.membership.recorded(
             signed.peer, record.stage, record.role, tuple(record.addresses), signed.sequence, data,
-            self.loop.time(),
+            self.clock.time(),
         )  # fmt: skip
         self._dial_due()
 
     def _dial_due(self) -> None:
         if self._closed or not self.record:
             return
-        for peer in self.membership.to_dial(self.loop.time()):
+        for peer in self.membership.to_dial(self.clock.time()):
             self.membership.dialing(peer, True)
             self._spawn(self._dial(peer))
 
@@ -215,61 +180,69 @@ class Neighbourhood:
             self.membership.dialing(peer, False)
 
     async def _link(self, peer: PeerId) -> None:
-        """Open the lanes that this neighbour is for."""
-        known = self.membership.peers[peer]
+        """Open the lanes that this neighbour is for. It may have closed its own while we waited for a word
+        of it, and ours ended with them."""
+        known = self.membership.peers.get(peer)
+        if known is None:  # It said Bye before we came to this.
+            return
         lanes: Sequence[Lane] = ("group",) if known.stage == self.membership.stage else ("group", "data")
-        for lane in lanes:
-            if not await self._open(peer, lane):
-                self._unlink(peer, "not reached")
+        for attempt in (1, 2):
+            for lane in lanes:
+                if not await self._lanes.open(peer, lane):
+                    self._unlink(peer, "not reached")
+                    return
+            if attempt == 1 and not await self._speaks(peer):
+                self._unlink(peer, "still silent")
                 return
         if peer in self.membership.peers:
-            self.membership.linked(peer, self.loop.time())
+            self.membership.linked(peer, self.clock.time())
             self.note("linked", peer=peer, stage=known.stage)
             self.listener.linked(peer, known.stage)
+            self._count()
             told = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
             self.post(peer, "group", Known(told))
             self._beat_to(peer)
 
-    async def _open(self, peer: PeerId, lane: Lane) -> bool:
-        """A link on one lane, greeted. False if the peer was not reached."""
-        if self._stands(peer, lane):
-            return True
-        known: KnownPeer | None = self.membership.peers.get(peer)
-        self._opening.add((peer, lane))
-        try:
-            link = await self.transport.open(peer, lane, DIAL_SECONDS, known.addresses if known else ())
-        except WireError as error:
-            self.note("dial_failed", peer=peer, lane=lane, reason=str(error))
-            return False
-        finally:
-            self._opening.discard((peer, lane))
-        if self._closed or self._stands(peer, lane):
-            link.close()
-            return not self._closed
-        self._links[(peer, lane)] = link
-        return self._post(link, Hello(WIRE_VERSION, run_bytes(self.run_id), self.record))
+    def _count(self) -> None:
+        self.listener.counted(len(self.membership.group()))
 
-    def _stands(self, peer: PeerId, lane: Lane) -> bool:
-        link = self._links.get((peer, lane))
-        return link is not None and not link.closed
+    async def _speaks(self, peer: PeerId) -> bool:
+        """Whether a peer that had fallen silent says something: on a connection that stands libp2p opens
+        streams to a process that is stopped, or beyond a partition, at once."""
+        heard = self._mute.get(peer)
+        if heard is None:
+            return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SILENT_SECONDS):
+                await heard.wait()
+        return heard.is_set()
+
+    def _greeting(self) -> Hello:
+        return Hello(WIRE_VERSION, run_bytes(self.run_id), self.record)
+
+    def _addresses(self, peer: PeerId) -> Sequence[str]:
+        known = self.membership.peers.get(peer)
+        return known.addresses if known is not None else ()
 
     def _unlink(self, peer: PeerId, reason: str, left: bool = False) -> None:
         """Forget all links to a peer and tell the roles; it is dialled again unless it has left."""
-        for lane in ("group", "data", "bulk"):
-            link = self._links.pop((peer, lane), None)
-            if link is not None:
-                link.close()
+        self._lanes.drop(peer)
         known = self.membership.peers.get(peer)
         was_linked = known is not None and known.linked
+        released = not left and was_linked and not self.membership.needs(peer)
         self._echoes.pop(peer, None)
         if left:
+            self._mute.pop(peer, None)
             self._greeted.discard(peer)
             self.membership.left(peer)
+        elif released:
+            self.membership.released(peer)
         else:
-            self.membership.unlinked(peer, self.loop.time())
+            self.membership.unlinked(peer, self.clock.time())
         if was_linked:
-            self.note("unlinked", peer=peer, reason=reason)
-            self.listener.unlinked(peer, reason)
+            self.note("unlinked", peer=peer, reason=reason, released=released)
+            self.listener.unlinked(peer, reason, released)
+            self._count()
 
     # -- Receiver -------------------------------------------------------------------------------------
 
@@ -286,7 +259,7 @@ class Neighbourhood:
         if peer not in self._greeted:
             self.traffic.refused["malformed"] += 1
             return
-        self.membership.heard(peer, self.loop.time())
+        self._hears(peer)
         match message:
             case Beat():
                 self._beaten(peer, message)
@@ -302,14 +275,14 @@ class Neighbourhood:
                 self.listener.message(peer, message, body)
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
-        if self._closed or (peer, lane) in self._opening:
-            return
-        if lane == "bulk":  # Opened for one snapshot, and again for the next.
-            link = self._links.get((peer, lane))
-            if link is not None and link.closed:
-                del self._links[(peer, lane)]
-            return
-        self._unlink(peer, reason)
+        if not self._closed and self._lanes.ended(peer, lane):
+            self._unlink(peer, reason)
+
+    def _hears(self, peer: PeerId) -> None:
+        self.membership.heard(peer, self.clock.time())
+        mute = self._mute.pop(peer, None)
+        if mute is not None:
+            mute.set()
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self.traffic.refused[code] += 1
@@ -326,12 +299,16 @@ class Neighbourhood:
             self._spawn(self._strangers.answer(peer, Refuse(code, reason)))
             return
         self._greeted.add(peer)
+        self._hears(peer)
         if hello.record and self.learn(hello.record) != peer:
             self.traffic.refused["bad_signature"] += 1
             self._greeted.discard(peer)
             return
         known = self.membership.peers.get(peer)
-        if known is not None and not known.linked and not known.dialing:
+        if known is None:
+            return
+        known.wants_us = True
+        if not known.linked and not known.dialing:
             known.dial_at = 0.0  # It reached us, so it is there: no back-off.
             self._dial_due()
 
@@ -339,21 +316,25 @@ class Neighbourhood:
 
     def _beat(self) -> None:
         """Once a second: tell the neighbours how we are."""
-        now = self.loop.time()
+        now = self._loop.time()
         self._timer.arm(now + BEAT_SECONDS)
         self._sequence += 1
         self._beats = {s: at for s, at in self._beats.items() if s > self._sequence - 32}
         self._beats[self._sequence] = now
-        for peer, lane in list(self._links):
-            if lane == "group":
-                self._beat_to(peer)
-        self.membership.forget_old(now)
+        self.beat_now()
+        self.membership.forget_old(self.clock.time())
+        for peer in [peer for peer in self._mute if peer not in self.membership.peers]:
+            del self._mute[peer]
+        for peer in self.membership.surplus(self.clock.time()):
+            self._unlink(peer, "neither side needs this link: nearer neighbours are there")
+        self._count()
         self._dial_due()
 
     def _drop_silent(self) -> None:
         """At the very moment: what a silent peer holds has waited long enough."""
-        now = self.loop.time()
+        now = self.clock.time()
         for peer in self.membership.silent(now):
+            self._mute[peer] = asyncio.Event()
             self._unlink(peer, "silent")
         self._silence.arm(self.membership.next_silence(now))
 
@@ -364,19 +345,25 @@ class Neighbourhood:
             peer,
             "group",
             Beat(
-                self._sequence, echo.sequence, self.loop.time() - echo.at if echo.sequence >= 0 else 0.0,
+                self._sequence, echo.sequence, self._loop.time() - echo.at if echo.sequence >= 0 else 0.0,
                 load.stage, load.ready, load.slots, load.service_seconds, load.round,
+                peer in self.membership.wanted(),
+                load.moving_to,
             ),
         )  # fmt: skip
 
+    @property
+    def next_beat(self) -> int:
+        """Sequence of the next one."""
+        return self._sequence + 1
+
     def beat_now(self) -> None:
         """Readiness changed: do not let the neighbours wait for the next beat."""
-        for peer, lane in list(self._links):
-            if lane == "group":
-                self._beat_to(peer)
+        for peer in self._lanes.peers():
+            self._beat_to(peer)
 
     def _beaten(self, peer: PeerId, beat: Beat) -> None:
-        now = self.loop.time()
+        now = self._loop.time()
         known = self.membership.peers.get(peer)
         if known is not None and known.stage != beat.stage:
             self.refused(peer, "malformed", f"a beat of stage {beat.stage}, its record says {known.stage}")
@@ -385,7 +372,12 @@ class Neighbourhood:
         sent_at = self._beats.get(beat.echo)
         if sent_at is not None:
             self.timings.add("round trip", max(0.0, now - sent_at - beat.echo_delay))
-        self.membership.beat(peer, beat.stage, beat.ready, beat.round, beat.service_seconds, now)
+        lived = self.clock.time()
+        self.membership.beat(
+            peer, beat.stage, beat.ready, beat.round, beat.service_seconds, lived, beat.moving_to, beat.echo
+        )
+        if known is not None:
+            known.wants_us = beat.wanted
         self.listener.beat(peer)
 
     # -- tasks ----------------------------------------------------------------------------------------
@@ -394,6 +386,6 @@ class Neighbourhood:
         if self._closed:
             work.close()
             return
-        task = self.loop.create_task(work)
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

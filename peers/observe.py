@@ -200,7 +200,7 @@ class Observer:
             network.received(kind).inc(growth.of("received", count, kind))
         for code, count in by_code(traffic.refused).items():
             network.refused(code).inc(growth.of("refused", count, code))
-        now = neighbourhood.loop.time()
+        now = neighbourhood.clock.time()
         states = Counter(_state_of(known, now) for known in neighbourhood.membership.peers.values())
         for state in ("active", "joining", "suspect", "gone"):
             network.peers(state).set(states[state])
@@ -272,11 +272,14 @@ class Observer:
 
 
 def _waits_for(worker: Worker, neighbourhood: Neighbourhood) -> int | None:
-    """The stage below, else above, of which nobody is there."""
-    beside = [stage for stage in (worker.stage + 1, worker.stage - 1)
-              if 0 <= stage < len(worker.manifest.stages)]  # fmt: skip
-    lacking = [stage for stage in beside if not neighbourhood.membership.live(stage)]
-    return lacking[0] if lacking and worker.state == "training" else None
+    """A stage below, else above, of which nobody is there and that cannot be left out."""
+    if worker.state != "training" or worker.data is None:
+        return None
+    membership, missing = neighbourhood.membership, worker.data.ways.missing()
+    if missing:
+        return missing[0]
+    above = range(max(0, worker.stage - membership.reach), worker.stage)
+    return worker.stage - 1 if above and not any(membership.live(stage) for stage in above) else None
 
 
 def _state_of(known: Known, now: float) -> str:

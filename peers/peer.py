@@ -18,7 +18,6 @@ from random import Random
 
 import torch
 import uvloop
-from torch import Tensor
 
 from peers.compute import ThreadCompute, set_threads
 from peers.config import PeerFile
@@ -30,44 +29,29 @@ from peers.joining import PeerCache, find_manifest, join_directory
 from peers.metrics import Metrics
 from peers.observe import DirectoryObserver, Observer, Pulse
 from peers.run_file import SignedManifest
+from peers.settings import Settings
 from peers.stage_part import real_part
 from peers.status import Report, Status, hear_libraries, open_report
 from peers.supervision import FAULT, Fault, Watchdog, hear_loop, reason, unless_failed
-from peers.text import TextError, load_corpus
-from peers.worker import Settings, Worker
+from peers.text import Corpus, TextError, load_corpus
+from peers.worker import Worker
 from protocols.daemon import CannotStart, DaemonOptions
 from protocols.dht import DhtDirectory
 from protocols.errors import WireError
 from protocols.identity import Identity, IdentityError, load_or_create
 from protocols.p2pd import P2pdTransport
-from swarmnet.identifiers import MicrobatchId
 from swarmnet.manifest import Data, Source
-from swarmnet.sampling import window_starts, windows
 
 MANIFEST_SECONDS = 60.0
 """How often a bootstrap with a run stores its manifest again; it lives 600 s in the directory."""
 BOOTSTRAP_SECONDS = 5.0
 """How often a bootstrap says how many nodes it knows."""
 RESTART_SECONDS = 1.0
+"""Before a p2pd is started again that died soon after its start."""
 LONGEST_RESTART_SECONDS = 30.0
 """While p2pd, which had run before, cannot be started."""
 SAVE_SECONDS = 10.0
 """How long a new p2pd waits for the weights to be on disk."""
-
-
-class Corpus:
-    """Text of one peer as tokens (data_path.Text)."""
-
-    def __init__(self, signed: SignedManifest, tokens: Tensor) -> None:
-        self.signed = signed
-        self.tokens = tokens
-
-    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
-        data, seed = self.signed.manifest.data, self.signed.manifest.seed
-        starts = window_starts(
-            self.signed.run_id, seed, key, len(self.tokens), data.microbatch_sequences, data.sequence_tokens
-        )
-        return windows(self.tokens, starts, data.sequence_tokens)
 
 
 class P2pdEnded(Exception):
@@ -105,12 +89,14 @@ class Peer:
         self.report = report
         self.metrics = Metrics()
         self.log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
+        self.log.trouble = partial(report.say, "event_log", level="warning")
         self.worker: Worker | None = None
         self.observer: Observer | None = None
         self.pulse = Pulse()
         self.compute: ThreadCompute | None = None
         self.listen = config.listen
         """With the ports that p2pd got: after a restart it is found where it was."""
+        self.stage, self.moved = None if config.stage == "auto" else config.stage, 0
         self._stop = asyncio.Event()
         self._signals = 0
 
@@ -148,19 +134,21 @@ class Peer:
         """One after another, until told to stop: each lasts as long as its p2pd."""
         pause = RESTART_SECONDS
         while True:
+            began = time.monotonic()
             try:
                 await self._session()
                 return
             except P2pdEnded as error:
                 self.metrics.network.daemon_restarts.inc()
-                self.say("p2pd_ended", f"{error}; starting it again in {RESTART_SECONDS:g} s")
-                pause = RESTART_SECONDS
+                ran_well = time.monotonic() > began + LONGEST_RESTART_SECONDS
+                pause = 0.0 if ran_well else RESTART_SECONDS
+                self.say("p2pd_ended", f"{error}; starting it again in {pause:g} s")
             except CannotStart as error:
                 if self.listen == self.config.listen:
                     raise  # It never ran: a person must look at the addresses.
                 self.say("p2pd_not_started", f"{error}; trying again in {pause:g} s")
                 self.listen = self.config.listen
-                pause = min(LONGEST_RESTART_SECONDS, 2 * pause)
+                pause = min(LONGEST_RESTART_SECONDS, max(RESTART_SECONDS, 2 * pause))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stop.wait()
@@ -302,16 +290,23 @@ class Peer:
         signed = await find_manifest(config.run, directory, config.state / "run.json", self.say)
         self._known_as(signed.run_id)
         name, owner = signed.manifest.name, signed.manifest.owner
-        stages = len(signed.manifest.stages)
-        self.say("run", f"run {name} ({signed.run_id[:16]}...), stages: {stages}, owner: {owner}")
+        told = f"run {name} ({signed.run_id[:16]}...), stages: {len(signed.manifest.stages)}, owner: {owner}"
+        self.say("run", told)
         set_threads(config.threads)
-        compute = self.compute = ThreadCompute()
+        while await self._stage(signed, transport, directory, cache):
+            pass
+
+    async def _stage(
+        self, signed: SignedManifest, transport: P2pdTransport, directory: CountedDirectory, cache: PeerCache
+    ) -> bool:
+        """Hold one stage, until told to stop; True if it moves on to another."""
+        compute = self.compute = ThreadCompute(self.config.work_share)
         hear_loop(asyncio.get_running_loop(), compute.failed)
         self.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
         worker = self.worker = Worker(
             signed, self.identity, transport, directory, compute, partial(self._text, signed),
             self._settings(), Random(self.identity.peer_id), self.log.record, self.say,
-            partial(real_part, device=device_of(config.device)),
+            partial(real_part, device=device_of(self.config.device)),
         )  # fmt: skip
         observer = self.observer = Observer(worker, self.metrics, self.report, self.log)
         observing = asyncio.create_task(observer.run(), name="observer")
@@ -328,13 +323,18 @@ class Peer:
             self.log.flush()
             if worker.neighbourhood is not None:
                 known = worker.neighbourhood.membership.peers.items()
-                cache.write((peer, seen.addresses) for peer, seen in known)
+                with contextlib.suppress(UserError):  # A full disk, which was said before.
+                    cache.write((peer, seen.addresses) for peer, seen in known)
             self.worker = None
+            held = worker.stage if worker.stage >= 0 else self.stage  # Also after its p2pd has died.
+            self.stage = held if worker.goes_to is None else worker.goes_to
+            self.moved += worker.goes_to is not None
+        return worker.goes_to is not None
 
     def _settings(self) -> Settings:
         config = self.config
         return Settings(
-            stage=None if config.stage == "auto" else config.stage,
+            stage=self.stage, moves=config.may_move, moved=self.moved,
             in_flight=config.in_flight, slots=config.slots, checkpoint_seconds=config.checkpoint_seconds,
             drain_seconds=config.drain_seconds, checkpoints=config.state / "checkpoints",
             version=version("swarmnet"),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from random import Random
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
 from peers.run_file import SignedManifest
 from protocols.errors import WireError
 from protocols.identity import Identity
 from protocols.messages import PeerRecord
-from protocols.records import ANNOUNCE_SECONDS, open_record, seal_record
+from protocols.records import ANNOUNCE_SECONDS, SignedRecord, seal_record
 from protocols.transport import Directory, Transport
 from swarmnet.identifiers import PeerId
-from swarmnet.membership import choose_stage
 
 OPERATION_SECONDS = 10.0
 """Deadline of one directory operation: two silent nodes on the way cost hivemind 6 s (measured)."""
@@ -44,27 +43,22 @@ class Presence:
         self.directory = directory
         self.version = version
         self.note = note
+        self._news = asyncio.Event()
 
-    async def choose_stage(self, chance: Random) -> tuple[int, list[int]]:
-        """The stage that needs a newcomer most, and how many peers each stage has now."""
-        counts = [await self._count(stage) for stage in range(len(self.signed.manifest.stages))]
-        chosen = choose_stage(len(counts), dict(enumerate(counts)), {}, chance)
-        return chosen, counts
+    async def reached(self, records: Mapping[PeerId, SignedRecord]) -> set[PeerId]:
+        """Which of these peers answer, MOST_ASKED of each stage. A record outlives its peer."""
+        stages: dict[int, list[PeerId]] = {}
+        for peer, signed in records.items():
+            stages.setdefault(signed.record.stage, []).append(peer)
+        asked = [peer for peers in stages.values() for peer in peers[:MOST_ASKED]]
+        answers = await asyncio.gather(*(self._answers(peer, records[peer]) for peer in asked))
+        return {peer for peer, answered in zip(asked, answers, strict=True) if answered}
 
-    async def _count(self, stage: int) -> int:
-        """Peers of a stage that can be reached: a record outlives its peer by up to two minutes."""
-        records = await self.look_up(stage)
-        found = await asyncio.gather(
-            *(self._answers(peer, record) for peer, record in list(records.items())[:MOST_ASKED])
-        )
-        return sum(found)
-
-    async def _answers(self, peer: PeerId, data: bytes) -> bool:
+    async def _answers(self, peer: PeerId, signed: SignedRecord) -> bool:
         if peer == self.transport.peer:
             return False
         try:
-            addresses = open_record(data, self.signed.run_id).record.addresses
-            link = await self.transport.open(peer, "group", ANSWER_SECONDS, addresses)
+            link = await self.transport.open(peer, "group", ANSWER_SECONDS, signed.record.addresses)
         except WireError:
             return False
         link.close()
@@ -78,11 +72,11 @@ class Presence:
             self.note("look_up_failed", stage=stage, reason=str(error))
             return {}
 
-    def record(self, stage: int, round: int, tokens_per_second: float) -> bytes:
+    def record(self, stage: int, round: int, tokens_per_second: float, moving_to: int = -1) -> bytes:
         """The own record as it is now, signed."""
         record = PeerRecord(
             self.transport.peer, stage, "worker", list(self.transport.addresses), round, tokens_per_second,
-            self.version,
+            self.version, moving_to,
         )  # fmt: skip
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 
@@ -98,7 +92,14 @@ class Presence:
             except WireError as error:
                 self.note("announce_failed", reason=str(error))
                 stored = False
-            await asyncio.sleep(ANNOUNCE_SECONDS if stored else AGAIN_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANNOUNCE_SECONDS if stored else AGAIN_SECONDS):
+                    await self._news.wait()
+            self._news.clear()
+
+    def announce_now(self) -> None:
+        """The record has changed: do not wait for its turn."""
+        self._news.set()
 
     async def look_forever(self, look: Callable[[], Awaitable[None]]) -> None:
         """Call `look` now and then, more often at first."""

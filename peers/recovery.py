@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from peers.compute import UPDATE, Compute
 from peers.disk import Disk
@@ -16,6 +17,14 @@ from swarmnet.round_events import Resynchronise
 
 AGAIN_SECONDS = 1.0
 """Between two attempts to get the state from the group."""
+
+
+def newest_wish(held: Resynchronise | None, wish: Resynchronise) -> Resynchronise:
+    """What to go by while the state is not there yet. More peers are in sight by then than at first, so a
+    later wish names whom to ask; but a history that was given up stays given up, now to an unknown one."""
+    if held is None or held.fork_round is None or wish.fork_round is not None:
+        return wish
+    return replace(wish, fork_round=held.fork_round, exact=False)
 
 
 class Recovery:
@@ -69,8 +78,10 @@ class Recovery:
             if weights is None:
                 return self.disk.first_weights() if forked else own
             self.note("fetched", round=weights.settled_round, bytes=self.states.fetched_bytes)
-            self.disk.forget_after(weights.settled_round)
-            self.states.snapshots.forget_after(weights.settled_round)
+            # Of a history that was given up the weights after this very round are others, too.
+            last = weights.settled_round - 1 if forked else weights.settled_round
+            self.disk.forget_after(last)
+            self.states.snapshots.forget_after(last)
             self.states.snapshots.hold(weights)
             return weights
         return own

@@ -21,18 +21,12 @@ from peers.files import write_atomically
 from peers.validation import validate
 from peers.yaml_lines import Location, Typed, overlay, read
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import Manifest, ManifestError, check
+from swarmnet.manifest import MANIFEST_LIMIT, Manifest, ManifestError, check, owner_statement
 
 if TYPE_CHECKING:
     from protocols.identity import Identity
 
-STATEMENT_PREFIX = b"swarmnet manifest v1"
-"""Keeps a signature over a run id from meaning anything else."""
-
 SIGNATURE_BYTES = 64
-
-MANIFEST_LIMIT = 16 * 1024
-"""Bytes of the longest canonical manifest with its signature: what the directory stores."""
 
 
 class RunFileError(UserError):
@@ -53,17 +47,12 @@ class SignedManifest:
 
     manifest: Manifest
     signature: bytes
-    """64 bytes, the owner's, over `statement(run_id)`."""
+    """64 bytes, the owner's, over `owner_statement(run_id)`."""
     run_id: RunId
 
     def wire(self) -> bytes:
         """The canonical manifest, then the signature: what MANIFEST_IS and the directory carry."""
         return self.manifest.canonical() + self.signature
-
-
-def statement(run_id: RunId) -> bytes:
-    """What the owner signs."""
-    return STATEMENT_PREFIX + bytes.fromhex(run_id)
 
 
 def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None = None) -> Manifest:
@@ -98,7 +87,7 @@ def publish(
     """Sign the run and write `<name>.run.json` beside the run file (or `out`), all or nothing."""
     manifest = replace(load_manifest(run_file, PeerId(""), overrides), owner=PeerId(identity.peer_id))
     run_id = manifest.run_id()
-    signed = SignedManifest(manifest, identity.sign(statement(run_id)), run_id)
+    signed = SignedManifest(manifest, identity.sign(owner_statement(run_id)), run_id)
     if len(signed.wire()) > MANIFEST_LIMIT:
         raise ConfigError([f"{run_file}: is {len(signed.wire())} bytes when published; "
                            f"the limit is {MANIFEST_LIMIT}: shorten the list of sources"])  # fmt: skip
@@ -182,7 +171,7 @@ def _checked(canonical: bytes, signature: bytes, run_id: RunId | None) -> Signed
     actual = manifest.run_id()
     if run_id is not None and actual != run_id:
         raise ValueError(f"it is run {actual}, not {run_id}")
-    if not verify(manifest.owner, statement(actual), signature):
+    if not verify(manifest.owner, owner_statement(actual), signature):
         raise ValueError(f"the signature is not the owner's ({manifest.owner}); get the file again")
     check(manifest)
     return SignedManifest(manifest, signature, actual)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -45,12 +45,16 @@ from swarmnet.fetch import (
 )
 from swarmnet.identifiers import PeerId
 from swarmnet.round_sets import kept_rounds
+from swarmnet.settled_digests import Root
 
 OFFER_SECONDS = 2.0
 """How long a newcomer waits for the slowest neighbour to say what it has."""
 ASK_AGAIN_SECONDS = 0.25
-CARRIERS = 4
-"""At 50 ms and 1 % loss four connections fill a holder's 10 Mbit/s; each is a p2pd of 60 MB meanwhile."""
+MORE_HOLDERS_SECONDS = 2.0
+"""How often others are asked while a state is fetched: 103 MB take 25 s from four holders on home lines."""
+CARRIERS = 6
+"""At 50 ms and 1 % loss a connection carries 2.7 Mbit/s on average, but not evenly: six keep a holder's
+10 Mbit/s full (86 to 91 % of it measured), four do not (79 %). Each is a p2pd of 60 MB meanwhile."""
 CARRIED_BYTES = 8 << 20
 """A smaller state is there before carriers would have been of use."""
 _root_decoder: msgspec.msgpack.Decoder[SnapshotRoot] = msgspec.msgpack.Decoder(SnapshotRoot)
@@ -77,9 +81,11 @@ class StatePath:
         """What the weights of this stage take, known from the manifest."""
         self.note = note
         self.say = say
-        self.loop = asyncio.get_running_loop()
+        self.clock = neighbourhood.clock
         self.settled_now: Callable[[], Standing] = lambda: NOT_BEGUN
         """Where this peer stands, once it has begun."""
+        self.signed: Callable[[], Mapping[PeerId, Collection[Root]]] = dict
+        """To which roots peers have put their names (signed_digests.py)."""
         self.fetched_bytes = 0
         self.chunks_refused = 0
         """Chunks whose hash was wrong."""
@@ -92,7 +98,7 @@ class StatePath:
         self._data = bytearray()
         self._fetched = asyncio.Event()
         self._carriers: Carries | None = None
-        self._timer = Timer(self._tick)
+        self._timer = Timer(self._tick, self.clock)
         neighbourhood.transport.serve_chunks(self._chunk)
 
     def close(self) -> None:
@@ -112,7 +118,7 @@ class StatePath:
                 self._arrived(peer, digest, index, body)
             case NoChunk(digest, index):
                 if self._root is not None and self._root.digest == digest and self._fetch is not None:
-                    self._do(self._fetch.drop(peer, f"no longer has chunk {index}", self.loop.time()))
+                    self._do(self._fetch.drop(peer, f"no longer has chunk {index}", self.clock.time()))
 
     def _state(self) -> State:
         now = self.settled_now()
@@ -135,8 +141,8 @@ class StatePath:
         share, which may be older than `have`. Raises NoState when nobody offers a way."""
         self._offers, self._asked = {}, set(holders)
         self._offered.clear()
-        until = self.loop.time() + OFFER_SECONDS
-        while self._offers.keys() < self._asked and self.loop.time() < until:
+        until = self.clock.time() + OFFER_SECONDS
+        while self._offers.keys() < self._asked and self.clock.time() < until:
             for holder in sorted(self._asked - self._offers.keys()):  # It may not have had a link to us yet.
                 self.neighbourhood.post(holder, "group", AskState())
             with suppress(TimeoutError):
@@ -154,7 +160,7 @@ class StatePath:
         named = {
             peer: [(root.round, root.digest) for root in offered] for peer, offered in roots.items()
         }  # fmt: skip
-        chosen = choose_root(named) if begun else self._choose_disk(named)
+        chosen = choose_root(named, self.signed()) if begun else self._choose_disk(named)
         if chosen is None and begun:
             raise NoState(f"{len(roots)} peers of the stage agree on no snapshot yet")
         if chosen is None:
@@ -173,13 +179,19 @@ class StatePath:
         me = self.neighbourhood.transport.peer
         own = [(snapshot.root.round, snapshot.root.digest) for snapshot in self.snapshots.held]
         disks = {peer: roots for peer, roots in {me: own, **named}.items() if roots}
-        return choose_restart(disks)
+        return choose_restart(disks, self.signed())
 
     def _offer(self, peer: PeerId, state: State) -> None:
-        if peer in self._asked and state.stage == self.snapshots.stage:
-            self._offers[peer] = state
-            if self._offers.keys() >= self._asked:
-                self._offered.set()
+        if peer not in self._asked or state.stage != self.snapshots.stage:
+            return
+        self._offers[peer] = state
+        if self._offers.keys() >= self._asked:
+            self._offered.set()
+        fetch, root = self._fetch, self._root
+        if fetch is not None and root is not None:  # It says so late, but it may still be of help.
+            for offered in self._roots(peer, state):
+                if offered.digest == root.digest and tuple(offered.chunks) == fetch.hashes:
+                    self._do(fetch.add(peer, self.clock.time()))
 
     def _roots(self, peer: PeerId, offer: State) -> list[SnapshotRoot]:
         """The roots that a peer has signed itself and that fit this stage."""
@@ -214,13 +226,17 @@ class StatePath:
         carriers = self._carriers = await self._open_carriers(root.size)
         at_once = carriers.lanes_per_holder if carriers is not None else ASKED_AT_ONCE
         self._fetch = SnapshotFetch(hashes, holders, at_once)
-        began = self.loop.time()
+        began = self.clock.time()
         self.note("fetching", round=root.round, size=root.size, holders=len(holders))
         size = amount(root.size)
         self.say("weights", f"fetches the weights of round {root.round}: {size}, holders: {len(holders)}")
         try:
-            self._do(self._fetch.start(self.loop.time()))
-            await self._fetched.wait()  # Ends: holders that stall are dropped, without holders it is stuck.
+            self._do(self._fetch.start(self.clock.time()))
+            while not self._fetched.is_set():  # Holders that stall are dropped; without holders it is stuck.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(MORE_HOLDERS_SECONDS):
+                        await self._fetched.wait()
+                self._ask_others(self._fetch)
         finally:
             fetch, self._fetch, self._root, self._carriers = self._fetch, None, None, None
             if carriers is not None:
@@ -232,8 +248,16 @@ class StatePath:
         digest = hashlib.sha256(root.round.to_bytes(8, "little", signed=True) + bytes(self._data)).digest()
         if digest != root.digest:
             raise NoState(f"the chunks of the snapshot of round {root.round} do not make up its digest")
-        self.timings.add("fetch", self.loop.time() - began)
+        self.timings.add("fetch", self.clock.time() - began)
         return Weights(units, root.round, root.chain)
+
+    def _ask_others(self, fetch: SnapshotFetch) -> None:
+        """Whoever of the group was reached meanwhile may hold the same snapshot."""
+        for peer, known in self.neighbourhood.membership.peers.items():
+            new = peer not in fetch.holders and peer not in fetch.dropped
+            if known.linked and known.stage == self.snapshots.stage and new:
+                self._asked.add(peer)
+                self.neighbourhood.post(peer, "group", AskState())
 
     async def _open_carriers(self, size: int) -> Carries | None:
         """More connections for a state that is worth them; without them it only takes longer."""
@@ -247,7 +271,7 @@ class StatePath:
 
     def _progressed(self, peer: PeerId) -> None:
         if self._fetch is not None:
-            self._fetch.progressed(peer, self.loop.time())
+            self._fetch.progressed(peer, self.clock.time())
 
     def _carried(self, peer: PeerId, digest: bytes, index: int, chunk: bytes | None) -> None:
         """From a carrier; where its connection fails, the one that stands is asked."""
@@ -270,9 +294,9 @@ class StatePath:
         size = chunk_bytes(root.size)
         if len(body) != min(size, root.size - index * size):
             self.neighbourhood.refused(peer, "malformed", f"chunk {index} has {len(body)} bytes")
-            self._do(fetch.drop(peer, f"chunk {index} has {len(body)} bytes", self.loop.time()))
+            self._do(fetch.drop(peer, f"chunk {index} has {len(body)} bytes", self.clock.time()))
             return
-        wanted, effects = fetch.chunk(peer, index, received, self.loop.time())
+        wanted, effects = fetch.chunk(peer, index, received, self.clock.time())
         if wanted:
             self._data[index * size : index * size + len(body)] = body
             self.fetched_bytes += len(body)
@@ -280,11 +304,11 @@ class StatePath:
 
     def _tick(self) -> None:
         if self._fetch is not None:
-            self._do(self._fetch.tick(self.loop.time()))
+            self._do(self._fetch.tick(self.clock.time()))
 
     def unlinked(self, peer: PeerId) -> None:
         if self._fetch is not None:
-            self._do(self._fetch.drop(peer, "gone", self.loop.time()))
+            self._do(self._fetch.drop(peer, "gone", self.clock.time()))
 
     def _do(self, effects: Sequence[Ask | Dropped]) -> None:
         fetch, root = self._fetch, self._root

@@ -15,7 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from peers.run_file import SignedManifest
+from swarmnet.identifiers import MicrobatchId
 from swarmnet.manifest import Data, Source
+from swarmnet.sampling import window_starts, windows
 
 STANDARD_LIBRARY = "python-stdlib"
 HELD_OUT = (
@@ -252,3 +255,18 @@ def _pieces(text: bytes, length: int) -> Iterator[bytes]:
         stop = len(text) if line_end < 0 else line_end + 1
         yield text[start:stop]
         start = stop
+
+
+class Corpus:
+    """Text of one peer as tokens (data_path.Text)."""
+
+    def __init__(self, signed: SignedManifest, tokens: Tensor) -> None:
+        self.signed = signed
+        self.tokens = tokens
+
+    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
+        data, seed = self.signed.manifest.data, self.signed.manifest.seed
+        starts = window_starts(
+            self.signed.run_id, seed, key, len(self.tokens), data.microbatch_sequences, data.sequence_tokens
+        )
+        return windows(self.tokens, starts, data.sequence_tokens)

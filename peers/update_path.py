@@ -6,15 +6,22 @@ machine decided it; everything else runs on the event loop.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from peers.compute import UPDATE, Compute
+from peers.giving import Giving
 from peers.neighbourhood import Neighbourhood
 from peers.snapshots import Weights
 from peers.timer import Timer
+from peers.update_messages import (
+    REFERENCES_PER_MESSAGE,
+    read_progress,
+    read_reference,
+    write_announces,
+    write_progress,
+)
 from peers.update_work import Add, Made, Operation, Settled, UpdateWork
 from protocols.envelope import ENVELOPE_BYTES, Kind, open_envelope
 from protocols.errors import Malformed, WireError
@@ -25,11 +32,9 @@ from protocols.messages import (
     ChainIs,
     Contribution,
     Message,
-    OpenRound,
     Progress,
     Want,
 )
-from protocols.messages import Reference as WireReference
 from swarmnet import round_events as rounds_
 from swarmnet.branches import START, SettledSet
 from swarmnet.identifiers import ContributionId, PeerId
@@ -47,13 +52,12 @@ from swarmnet.round_events import (
     ContributionArrived,
     Event,
     GiveBack,
+    GroupCounted,
     IdsAsked,
     Leave,
     MakeContribution,
     NeighbourJoined,
     NeighbourLeft,
-    OpenSet,
-    ProgressArrived,
     Reference,
     RemoveContribution,
     Resynchronise,
@@ -65,9 +69,6 @@ from swarmnet.round_events import (
 )
 from swarmnet.round_sets import kept_rounds
 from swarmnet.rounds import GroupRounds
-
-REFERENCES_PER_MESSAGE = 256
-"""A reference takes about 90 bytes; a message header holds 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +102,25 @@ class UpdatePath:
         self.neighbourhood = neighbourhood
         self.resynchronise = resynchronise
         self.note = note
-        self.loop = asyncio.get_running_loop()
+        self.clock = neighbourhood.clock
         self.me = neighbourhood.transport.peer
         self.rounds = GroupRounds(
-            manifest.rounds, self.me, work.replica.settled_round, self.loop.time(), chain_value, offers
+            manifest.rounds, self.me, work.replica.settled_round, self.clock.time(), chain_value, offers
         )
         self.stored: dict[ContributionId, _Stored] = {}
         self.outcomes: dict[str, int] = {}
         """What became of contributions that came in, for the metrics."""
         self.counts = work.counts
+        self.settled: Callable[[Settled], None] = lambda settled: None
+        """Told of every settled round, on the event loop."""
         self.digest = b""
         """Of the newest settled weights."""
         self.accepted_by: set[PeerId] = set()
         """Neighbours that have pulled a contribution of ours."""
+        queued = partial(neighbourhood.queued_bytes, lane="group")
+        self.giving = Giving(self._send, queued, self.clock)
         self._closed = False
-        self._timer = Timer(lambda: self.feed(Tick()))
+        self._timer = Timer(lambda: self.feed(Tick()), self.clock)
 
     def start(self) -> None:
         self.work.stage_compute.publish(self.work.replica.live_floats(ahead=False))
@@ -131,6 +136,7 @@ class UpdatePath:
     def close(self) -> None:
         self._closed = True
         self._timer.close()
+        self.giving.close()
 
     # -- the machine ----------------------------------------------------------------------------------
 
@@ -139,7 +145,7 @@ class UpdatePath:
         if self._closed:
             return
         operations: list[Operation] = []
-        for effect in self.rounds.handle(event, self.loop.time()):
+        for effect in self.rounds.handle(event, self.clock.time()):
             self._carry_out(effect, operations)
         if operations:
             self.compute.submit(UPDATE, partial(self.work.run, operations), self._worked)
@@ -158,13 +164,13 @@ class UpdatePath:
                 operations.append(Add(reference.round, reference.peer, payload))
             case ApplyRound(round, contributors, waited):
                 operations.append(effect)
-                self.counts.applied(effect, self.rounds, self.loop.time())
+                self.counts.applied(effect, self.rounds, self.clock.time())
                 self.note("applied", round=round, contributors=len(contributors), waited=round_off(waited))
             case SettleRound(round):
                 operations.append(effect)
                 self._forget_bodies(round - kept_rounds(self.manifest.rounds))
             case SendProgress():
-                progress = _wire_progress(effect)
+                progress = write_progress(effect)
                 for peer in effect.peers:
                     post(peer, "group", progress)
             case SendChain(peer, first, before, sets):
@@ -173,7 +179,7 @@ class UpdatePath:
             case rounds_.AskChain(peer, last):
                 post(peer, "group", AskChain(last))
             case SendAnnounce(peers, references, complete):
-                for message in _announces(references, complete):
+                for message in write_announces(references, complete):
                     for peer in peers:
                         post(peer, "group", message)
             case rounds_.Want(peer, ids):
@@ -202,18 +208,20 @@ class UpdatePath:
                 self.digest = result.digest
                 ids = [reference.id.hex() for reference in result.references]
                 self.note("settled", round=result.round, digest=result.digest, ids=ids)
+                self.settled(result)
 
     # -- messages -------------------------------------------------------------------------------------
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
         match message:
             case Progress():
-                self.feed(_progress(peer, message))
+                self.feed(read_progress(peer, message))
             case Announce(references, complete):
-                known = tuple(_reference(reference) for reference in references)
+                known = tuple(read_reference(reference) for reference in references)
                 self.feed(Announced(peer, known, tuple(complete)))
             case Want(ids):
-                self._give(peer, ids)
+                wanted = (ContributionId(identity) for identity in ids[:REFERENCES_PER_MESSAGE])
+                self.giving.wanted(peer, [identity for identity in wanted if identity in self.stored])
             case AskChain(last):
                 self.feed(ChainAsked(peer, last))
             case ChainIs():
@@ -249,18 +257,25 @@ class UpdatePath:
     def joined(self, peer: PeerId) -> None:
         self.feed(NeighbourJoined(peer))
 
-    def left(self, peer: PeerId) -> None:
-        self.feed(NeighbourLeft(peer))
+    def left(self, peer: PeerId, released: bool) -> None:
+        """`released`: it is there still, only not a neighbour any more."""
+        self.giving.left(peer)
+        self.feed(NeighbourLeft(peer, released))
 
-    def _give(self, peer: PeerId, ids: list[bytes]) -> None:
-        for identity in dict.fromkeys(ids[:REFERENCES_PER_MESSAGE]):
-            stored = self.stored.get(ContributionId(identity))
-            if stored is None:
-                continue
-            self.neighbourhood.post(peer, "group", Contribution(), stored.data)
-            if stored.reference.peer == self.me and peer not in self.accepted_by:
-                self.accepted_by.add(peer)
-                self.note("first_pull", peer=peer, round=stored.reference.round)
+    def counted(self, peers: int) -> None:
+        """So many are known of the group, this peer included."""
+        if peers != self.rounds.open_round.peers:
+            self.feed(GroupCounted(peers))
+
+    def _send(self, peer: PeerId, identity: ContributionId) -> None:
+        """A contribution that this neighbour wants, unless it is settled and forgotten by now."""
+        stored = self.stored.get(identity)
+        if stored is None:
+            return
+        self.neighbourhood.post(peer, "group", Contribution(), stored.data)
+        if stored.reference.peer == self.me and peer not in self.accepted_by:
+            self.accepted_by.add(peer)
+            self.note("first_pull", peer=peer, round=stored.reference.round)
 
     def _take(self, peer: PeerId, body: bytes) -> None:
         """A contribution from anybody: verified by its maker's signature, not by who sent it."""
@@ -308,47 +323,6 @@ class UpdatePath:
 
     def _count(self, outcome: str) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
-
-
-def _progress(peer: PeerId, message: Progress) -> ProgressArrived:
-    sets = tuple(OpenSet(s.round, s.sealed, s.count, s.digest) for s in message.sets)
-    return ProgressArrived(
-        peer, message.round, max(0, message.tokens), frozenset(message.contributed), message.settled,
-        message.in_step, message.anchor_round, message.anchor, sets,
-    )  # fmt: skip
-
-
-def _wire_progress(effect: SendProgress) -> Progress:
-    sets = [OpenRound(entry.round, entry.sealed, entry.count, entry.digest) for entry in effect.sets]
-    return Progress(
-        effect.round, effect.tokens, list(effect.contributed), effect.settled, effect.in_step,
-        effect.anchor_round, effect.anchor, sets,
-    )  # fmt: skip
-
-
-def _reference(reference: WireReference) -> Reference:
-    return Reference(
-        reference.round, PeerId(reference.peer), ContributionId(reference.id), reference.size
-    )
-
-
-def _announces(references: tuple[Reference, ...], complete: tuple[int, ...]) -> list[Announce]:
-    """Split so that each fits in a header, a round that is `complete` never in two."""
-    messages: list[Announce] = []
-    by_round: dict[int, list[WireReference]] = {number: [] for number in complete}
-    for reference in references:
-        wire = WireReference(reference.round, reference.peer, reference.id, reference.size)
-        by_round.setdefault(reference.round, []).append(wire)
-    told: list[WireReference] = []
-    whole: list[int] = []
-    for number, of_round in by_round.items():
-        if told and len(told) + len(of_round) > REFERENCES_PER_MESSAGE:
-            messages.append(Announce(told, whole))
-            told, whole = [], []
-        told = told + of_round
-        whole = whole + ([number] if number in complete else [])
-    messages.append(Announce(told, whole))
-    return messages
 
 
 def round_off(seconds: float) -> float:

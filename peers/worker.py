@@ -10,19 +10,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from peers.compute import Compute
 from peers.data_path import DataPath, Text
 from peers.disk import Disk
+from peers.inference import Inference
+from peers.meeting import met
+from peers.moving import Moving, first_stage
 from peers.neighbourhood import Load, Neighbourhood
 from peers.presence import Presence
-from peers.recovery import Recovery
+from peers.recovery import Recovery, newest_wish
 from peers.round_counts import RoundCounts
 from peers.run_file import SignedManifest
+from peers.settings import Settings
+from peers.signed_digests import SignedDigests
 from peers.snapshots import Snapshots, Standing
 from peers.stage_part import MakePart, real_part
 from peers.state_path import StatePath
@@ -30,17 +33,12 @@ from peers.update_path import UpdatePath
 from peers.update_work import Settled, UpdateWork
 from protocols.identity import Identity
 from protocols.messages import (
-    Act,
-    AskChunk,
+    DATA_MESSAGES,
+    STATE_MESSAGES,
+    AskForward,
     AskState,
-    Busy,
-    Cancel,
-    Chunk,
-    Grad,
     Message,
-    Nack,
-    NoChunk,
-    State,
+    Statements,
 )
 from protocols.transport import Directory, Transport
 from swarmnet.identifiers import PeerId
@@ -55,24 +53,6 @@ LOOK_AGAIN_SECONDS = 0.2
 """What a condition that no message makes true costs a peer that leaves, at most."""
 STEP_SECONDS = 60.0
 """A peer that is not in step after so long fetches the state anew."""
-
-DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel)
-STATE_MESSAGES = (AskState, State, AskChunk, Chunk, NoChunk)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What one peer brings along, besides the run."""
-
-    stage: int | None = None
-    """None: the one that needs a peer most."""
-    in_flight: int = 4
-    slots: int = 4
-    checkpoint_seconds: float = 300.0
-    drain_seconds: float = 20.0
-    checkpoints: Path | None = None
-    """Folder; None keeps nothing on disk."""
-    version: str = ""
 
 
 class Worker:
@@ -112,6 +92,8 @@ class Worker:
         self.data: DataPath | None = None
         self.update: UpdatePath | None = None
         self.states: StatePath | None = None
+        self.goes_to: int | None = None
+        """The stage that it leaves this one for, if it does; the next worker takes that up."""
         self._leaving = asyncio.Event()
         self._behind = asyncio.Event()
         self._given_up: Resynchronise | None = None
@@ -123,11 +105,13 @@ class Worker:
 
     def leave(self) -> None:
         """Finish what is under way, hand over the last contribution, say goodbye."""
+        self.goes_to = None
         self._leaving.set()
         self._changed.set()
 
     async def run(self) -> None:
-        self.stage = self.settings.stage if self.settings.stage is not None else await self._choose_stage()
+        wish = self.settings.stage
+        self.stage = await first_stage(self.presence, self.chance, self.say) if wish is None else wish
         self._assemble(await self.load_text() if self.stage == 0 else None)
         self._tasks = [
             self.loop.create_task(self.presence.announce_forever(self.stage, self._record), name="announce"),
@@ -152,36 +136,39 @@ class Worker:
         if error is not None and not self.compute.failed.done():
             self.compute.failed.set_result(error)
 
-    async def _choose_stage(self) -> int:
-        stage, counts = await self.presence.choose_stage(self.chance)
-        now = ", ".join(f"stage {number}: {count}" for number, count in enumerate(counts))
-        self.say("stage", f"takes stage {stage}, which has the fewest peers (now {now})")
-        return stage
-
     def _assemble(self, text: Text | None) -> None:
         manifest, me = self.manifest, self.transport.peer
         self.part = self.make_part(manifest, self.stage)
-        self.disk = Disk(
-            self.settings.checkpoints, self.signed, self.stage, self.part, self.compute, self.note, self.say
-        )
-        membership = Membership(me, self.stage, self.chance)
+        membership = Membership(me, self.stage, self.chance, manifest.path_rules().reach)
         self.neighbourhood = Neighbourhood(
             self.transport, self.signed.run_id, membership, self, self.signed.wire(), self.note
         )
+        self.digests = SignedDigests(
+            self.identity, self.signed, self.stage, self.neighbourhood, self._resynchronise, self.note
+        )
+        self.disk = Disk(
+            self.settings.checkpoints, self.signed, self.stage, self.part, self.compute, self.note, self.say,
+            self.digests,
+        )  # fmt: skip
         self.snapshots = Snapshots(self.identity, self.signed.run_id, self.stage, manifest.rounds)
         self.states = StatePath(
             self.snapshots, self.neighbourhood, self.part.layout.size * 4, self.note, self.say
         )
+        self.states.signed = self.digests.roots
         self.recovery = Recovery(
             self.disk, self.states, self.neighbourhood, self.compute, self._leaving, self.note, self.say
         )
         self.data = DataPath(
-            manifest, self.stage, self.compute, self.part.compute, self.neighbourhood, text, self.chance,
+            manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
             self.settings.slots, self.settings.in_flight, self._committed, self.note,
         )  # fmt: skip
+        self.inference = Inference(
+            manifest, self.stage, self.snapshots, self.part, self.compute, self.neighbourhood, self.note
+        )
         # A peer that restarts keeps its identity and must not name its microbatches as before: the others
         # would take them for done. Nobody starts a thousand in a second.
         self.data.next_counter = int(self.presence.directory.now() * 1000)
+        self.moving = Moving(self.presence, self.neighbourhood, self, self.chance, self.note, self.say)
         self._record()
         self.neighbourhood.start()
         self.note("assembled", stage=self.stage, parameters=self.part.layout.parameters)
@@ -190,13 +177,8 @@ class Worker:
         """Find the group before deciding that there is none: a second history must not be started."""
         assert self.neighbourhood is not None
         membership = self.neighbourhood.membership
-
-        def met() -> bool:
-            group = [known for known in membership.peers.values() if known.stage == self.stage]
-            return bool(group) and all(known.linked for known in group)
-
         await self._look_up()
-        await self._until(met, self.loop.time() + MEET_SECONDS)
+        await self._until(lambda: met(membership), self.loop.time() + MEET_SECONDS)
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait until `condition()` holds, looking when something happened and now and then anyway: compute
@@ -224,22 +206,26 @@ class Worker:
         replica = Replica(self.part.layout, self.part.method, units, weights.settled_round)
         work = UpdateWork(
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
-            replica, self.data, self.manifest.sync.lookahead, self._settled, RoundCounts(),
+            replica, self.data.work, self.manifest.sync.lookahead, self._settled, RoundCounts(),
         )  # fmt: skip
         offers = Offers(self.manifest.rounds)
         if old is not None:
             old.close()
             work.own, offers = old.work.own, old.rounds.offers
             if given_up is not None:
-                offers.give_up(given_up, old.rounds.histories.allies())
+                offers.replaced(given_up, old.rounds.histories, weights.settled_round, weights.chain)
+        offers.jumped(weights.settled_round)
         update = self.update = UpdatePath(
             self.manifest, work, self.compute, self.neighbourhood, weights.chain, offers, self._resynchronise,
             self.note,
         )  # fmt: skip
         rounds = update.rounds
         began = weights.settled_round
+        update.settled = self.digests.settled
+        self.digests.took_up(weights)
         self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
         update.start()
+        update.counted(len(self.neighbourhood.membership.group()))
         for peer in self.recovery.group():
             update.joined(peer)
         await self._in_step()
@@ -264,17 +250,16 @@ class Worker:
             self.say("trains", f"in step with its stage, at round {rounds.current}: takes part from now on")
             self.neighbourhood.beat_now()
             self.data.pump()
+            if self.settings.moves and self.states is not None:
+                self.moving.begin(self.states.fetched_bytes, self.states.state_bytes, self.settings.moved)
 
     async def _until_leaving_or_behind(self) -> None:
         saving = self.disk.save_forever(self.settings.checkpoint_seconds, self.snapshots)
         waits: list[asyncio.Task[Any]] = [
-            self.loop.create_task(work)
-            for work in (self._leaving.wait(), self._behind.wait(), saving)
+            self.loop.create_task(work) for work in (self._leaving.wait(), self._behind.wait(), saving)
         ]
         try:
-            done, _ = await asyncio.wait(
-                [*waits, self.compute.failed], return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait([*waits, self.compute.failed], return_when=asyncio.FIRST_COMPLETED)
             if self.compute.failed in done:
                 raise self.compute.failed.result()
             for task in done:
@@ -303,6 +288,8 @@ class Worker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.moving.close()
+        self.inference.close()
         if self.data is not None:
             self.data.close()
         if self.update is not None:
@@ -317,19 +304,19 @@ class Worker:
 
     def _record(self) -> bytes:
         round = self.update.rounds.current if self.update is not None else 0
-        speed = 0.0
-        if self.data is not None and self.data.service_seconds:
-            tokens = self.manifest.data.sequence_tokens * self.manifest.data.microbatch_sequences
-            speed = tokens / self.data.service_seconds
-        record = self.presence.record(self.stage, round, speed)
+        tokens = self.manifest.data.sequence_tokens * self.manifest.data.microbatch_sequences
+        seconds = self.load().service_seconds
+        speed = tokens / seconds if seconds > 0 else 0.0
+        record = self.presence.record(self.stage, round, speed, self.moving.moving_to)
         if self.neighbourhood is not None:
             self.neighbourhood.record = record
         return record
 
     async def _look_up(self) -> None:
-        """Learn who holds this stage and the ones next to it."""
+        """Learn who holds this stage and the ones that microbatches come from or go to."""
         assert self.neighbourhood is not None
-        for stage in range(max(0, self.stage - 1), min(len(self.manifest.stages), self.stage + 2)):
+        reach, stages = self.neighbourhood.membership.reach, len(self.manifest.stages)
+        for stage in range(max(0, self.stage - reach), min(stages, self.stage + reach + 1)):
             for record in (await self.presence.look_up(stage)).values():
                 self.neighbourhood.learn(record)
 
@@ -341,23 +328,30 @@ class Worker:
             return Load(self.stage, False, 0, 0.0, 0)
         ready = data.serving and update.rounds.in_step
         free = max(0, data.pipeline.slots - data.pipeline.under_way)
-        return Load(self.stage, ready, free, data.service_seconds, update.rounds.current)
+        round, moving_to = update.rounds.current, self.moving.moving_to
+        return Load(self.stage, ready, free, data.service_seconds, round, moving_to)
 
     def linked(self, peer: PeerId, stage: int) -> None:
         self._changed.set()
         if self.update is not None and stage == self.stage:
             self.update.joined(peer)
 
-    def unlinked(self, peer: PeerId, reason: str) -> None:
+    def counted(self, peers: int) -> None:
+        if self.update is not None:
+            self.update.counted(peers)
+
+    def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
         self._changed.set()
         if self.data is not None:
             self.data.unlinked(peer)
         if self.update is not None:
-            self.update.left(peer)
+            self.update.left(peer, released)
         if self.states is not None:
             self.states.unlinked(peer)
+        self.moving.gone(peer)
 
     def beat(self, peer: PeerId) -> None:
+        self.moving.beaten(peer)
         if self.data is not None:
             self.data.pump()
 
@@ -367,8 +361,14 @@ class Worker:
             if self.data is not None:
                 self.data.message(peer, message, body)
         elif isinstance(message, STATE_MESSAGES):
+            if isinstance(message, AskState):
+                self.digests.tell(peer)
             if self.states is not None:
                 self.states.message(peer, message, body)
+        elif isinstance(message, Statements):
+            self.digests.message(peer, message)
+        elif isinstance(message, AskForward):
+            self.inference.message(peer, message, body)
         elif self.update is not None and peer in self.update.rounds.neighbours:
             self.update.message(peer, message, body)
 
@@ -387,13 +387,11 @@ class Worker:
         )
 
     def _resynchronise(self, wish: Resynchronise) -> None:
+        self._given_up = newest_wish(self._given_up, wish)
         if self._behind.is_set():
-            if wish.fork_round is not None:
-                self._given_up = wish  # More peers may be in sight by now.
             return
         if self.data is not None:
             self.data.serving = False
         self.say("behind", f"fetches the state again: {wish.reason}")
-        self._given_up = wish
         self._behind.set()
         self._changed.set()

@@ -16,6 +16,7 @@ import contextlib
 import shutil
 import struct
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,10 +37,11 @@ REQUEST_SECONDS = 20.0
 ANSWER_SECONDS = 60.0
 """Longest wait for one chunk to be written or read; who stalls earlier is the fetch's business."""
 DIAL_SECONDS = 8.0
-PART_BYTES = 32 * 1024
+PART_BYTES = 16 * 1024
 """So much must come to count as progress: whoever drips bytes stalls."""
-LANES_PER_HOLDER = 2
-"""Streams per carrier and holder: while one chunk is on its way, the next one is asked for."""
+ASKED_PER_STREAM = 2
+"""While one chunk is on its way the next is asked for: the stream never waits for a round trip. Chunks of one
+connection come one after the other; two at once would both be half done when everything else is."""
 _REQUEST, _LENGTH = struct.Struct(">32sH"), struct.Struct(">I")
 
 
@@ -108,8 +110,8 @@ class Carriers:
 
     @property
     def lanes_per_holder(self) -> int:
-        """How many chunks are on their way at once from one holder."""
-        return len(self._daemons) * LANES_PER_HOLDER
+        """How many chunks are asked of one holder at once."""
+        return len(self._daemons) * ASKED_PER_STREAM
 
     def ask(self, holder: PeerId, addresses: Sequence[str], digest: bytes, index: int) -> None:
         """`arrived` will be called once."""
@@ -117,51 +119,53 @@ class Carriers:
         if queue is None:
             queue = self._asked[holder] = asyncio.Queue()
             for daemon in self._daemons:
-                for _ in range(LANES_PER_HOLDER):
-                    lane = self._fetch(daemon, holder, tuple(addresses), queue)
-                    self._lanes.append(asyncio.create_task(lane, name=f"carrier {holder}"))
+                lane = self._fetch(daemon, holder, tuple(addresses), queue)
+                self._lanes.append(asyncio.create_task(lane, name=f"carrier {holder}"))
         queue.put_nowait((digest, index))
 
     async def _fetch(
         self, daemon: Daemon, holder: PeerId, addresses: Sequence[str],
         queue: asyncio.Queue[tuple[bytes, int]],
     ) -> None:  # fmt: skip
-        """One stream to one holder, opened again for the next chunk when it broke."""
+        """One stream to one holder, opened again for the next chunks when it broke."""
         stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        asked: deque[tuple[bytes, int]] = deque()
         try:
             while True:
-                digest, index = await queue.get()
-                chunk = None
+                fresh = [] if asked else [await queue.get()]
+                while len(asked) + len(fresh) < ASKED_PER_STREAM and not queue.empty():
+                    fresh.append(queue.get_nowait())
+                asked += fresh
                 try:
                     if stream is None:
                         await daemon.connect(holder, addresses, DIAL_SECONDS)
                         stream = await daemon.open_stream(holder, CHUNKS_PROTOCOL, DIAL_SECONDS)
+                    stream[1].write(b"".join(_REQUEST.pack(*request) for request in fresh))
                     async with asyncio.timeout(ANSWER_SECONDS):
-                        chunk = await self._read(*stream, holder, digest, index)
+                        chunk = await self._read(stream[0], holder)
                 except (PeerGone, Unreachable, *DAEMON_ERRORS):
                     if stream is not None:
                         stream[1].transport.abort()
                     stream = None
-                self._arrived(holder, digest, index, chunk)
+                    while asked:
+                        self._arrived(holder, *asked.popleft(), None)
+                else:
+                    self._arrived(holder, *asked.popleft(), chunk)
         finally:
             if stream is not None:
                 stream[1].transport.abort()
 
-    async def _read(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, holder: PeerId, digest: bytes,
-        index: int,
-    ) -> bytes | None:  # fmt: skip
-        writer.write(_REQUEST.pack(digest, index))
-        await writer.drain()
+    async def _read(self, reader: asyncio.StreamReader, holder: PeerId) -> bytes | None:
+        """The next chunk; None if the holder does not have it."""
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        if not 0 < length <= CHUNK_LIMIT:
-            return None
+        if length > CHUNK_LIMIT:
+            raise PeerGone(f"{holder} announces a chunk of {length} bytes")
         parts = []
         while length:
             parts.append(await reader.readexactly(min(PART_BYTES, length)))
             length -= len(parts[-1])
             self._progressed(holder)
-        return b"".join(parts)
+        return b"".join(parts) or None
 
     async def close(self) -> None:
         for lane in self._lanes:

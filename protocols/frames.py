@@ -192,6 +192,8 @@ class FrameReader:
                     if len(self._head) == self._wanted:
                         head, self._head = self._head, b""
                         self._wanted = self._parser.send(memoryview(head))
+                elif whole := self._whole(view, at):
+                    at += whole
                 else:
                     part = view[at : at + self._wanted]
                     at += self._wanted
@@ -201,6 +203,33 @@ class FrameReader:
             self._partial.clear()
             raise
         return self._ready
+
+    def _whole(self, view: memoryview, at: int) -> int:
+        """Take a message that is all in one piece that is all here, as most are; the bytes it took. 0: the
+        piece is another one, or something is wrong with it, which the parser finds and names."""
+        if self._wanted != _PIECE.size or self._partial or self.closed:
+            return 0
+        if len(view) - at < _PIECE.size + _FIRST.size:
+            return 0
+        flags, top, low = _PIECE.unpack_from(view, at)
+        header_bytes, body_bytes = _FIRST.unpack_from(view, at + _PIECE.size)
+        content: int = _FIRST.size + header_bytes + body_bytes + CHECK_BYTES
+        if flags & ~_PRIORITY != _BEGIN | _END or content != top << 16 | low or content > PIECE_LIMIT:
+            return 0
+        start = at + _PIECE.size + _FIRST.size
+        end = start + header_bytes + body_bytes
+        if end + CHECK_BYTES > len(view) or not header_bytes:
+            return 0
+        if hashlib.sha256(view[start:end]).digest()[:CHECK_BYTES] != view[end : end + CHECK_BYTES]:
+            return 0
+        header = bytes(view[start : start + header_bytes])
+        guard.check(header, HEADER_LIMIT)
+        message = decode(header)
+        if message.priority != flags & _PRIORITY or body_bytes > self._limit(message):
+            return 0
+        self.messages += 1
+        self._ready.append((message, bytes(view[start + header_bytes : end]), content + _PIECE.size))
+        return content + _PIECE.size
 
     def _parse(self) -> Generator[int, memoryview, None]:
         """Yields how many bytes it needs next: n exactly, -n up to n."""

@@ -29,6 +29,14 @@ _LENGTH = {0xC4: (1, _BYTES), 0xC5: (2, _BYTES), 0xC6: (4, _BYTES), 0xD9: (1, _B
            0xDB: (4, _BYTES), 0xDC: (2, _ITEMS), 0xDD: (4, _ITEMS), 0xDE: (2, _PAIRS), 0xDF: (4, _PAIRS),
            0xC7: (1, _EXTENSION), 0xC8: (2, _EXTENSION), 0xC9: (4, _EXTENSION)}  # fmt: skip
 _FIXED_EXTENSION = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
+_WHOLE = bytes(
+    1 + (first & 0x1F if 0xA0 <= first <= 0xBF else _SKIP.get(first, 0))
+    if first <= 0x7F or first >= 0xE0 or 0xA0 <= first <= 0xBF or first in _SKIP else 0
+    for first in range(256)
+)  # fmt: skip
+"""Bytes of an item that its leading byte alone tells; 0: look closer. Most items of a header are such."""
+_SHORT_BYTES = 0xC4
+"""Ids, digests and keys: nearly all of the others."""
 
 
 def _head(data: bytes, at: int) -> tuple[int, int, int]:
@@ -86,6 +94,13 @@ def check(
             raise Malformed("ends in the middle")
         items += 1
         left -= 1
+        first = data[at]
+        whole = _WHOLE[first] or (first == _SHORT_BYTES and at + 1 < end and 2 + data[at + 1])
+        if whole:
+            at += whole
+            if at > end:
+                raise Malformed("a string, or number, runs over the end")
+            continue
         at, counted, count = _head(data, at)
         if counted == _BYTES:
             at += count

@@ -60,6 +60,7 @@ class Identity:
         return _PRIVATE_KEY + self._key.private_bytes_raw() + self.public_key
 
 
+@lru_cache(maxsize=_KEPT_KEYS)
 def peer_id_of(public_key: bytes) -> PeerId:
     return PeerId(base58.b58encode(_PEER_ID + public_key).decode())
 

@@ -85,7 +85,7 @@ class MemoryLink(QueuedLink):
             self._timers.at(free, self.send)
             return
         taken: list[bytes] = []
-        while (piece := self._take()) is not None:
+        while self.queued_bytes and (piece := self._take()) is not None:
             taken.append(self._damaged(piece) if self._damage else piece)
             if speed != float("inf"):
                 break
@@ -93,7 +93,8 @@ class MemoryLink(QueuedLink):
             return
         data = b"".join(taken)
         done = now + len(data) / speed
-        line.busy_until = uplink.busy_until = done
+        line.busy_until = now + len(data) / line.bytes_per_second
+        uplink.busy_until = now + len(data) / uplink.bytes_per_second  # A slow line leaves it to others.
         self.arrive(done + self.way.conditions.latency_seconds, lambda: self._receive(data))
         if self.queued_bytes:
             self._scheduled = True

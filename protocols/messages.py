@@ -7,12 +7,33 @@ sender's. docs/wire.md holds the table. Durations in seconds, sizes in bytes.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import Meta, Struct
 
 from protocols.errors import Malformed
+from protocols.inference_messages import AskForward as AskForward
+from protocols.inference_messages import Declined as Declined
+from protocols.inference_messages import Forwarded as Forwarded
+from protocols.message_fields import (
+    Count,
+    Digest,
+    Identifier,
+    Level,
+    Name,
+    Nats,
+    Number,
+    NumberOrNone,
+    Reason,
+    RoundNumber,
+    Seconds,
+    SetDigest,
+    Shape,
+    StageNumber,
+)
+from protocols.message_fields import Message as Message
+from swarmnet.paths import Header
 
 Lane = Literal["data", "group", "bulk"]
 """What a link is for: microbatches; rounds and membership; snapshots and other long bodies."""
@@ -20,34 +41,8 @@ Lane = Literal["data", "group", "bulk"]
 HEADER_LIMIT = 64 * 1024
 """Largest message header in bytes: 4 MB of MessagePack can become 296 MB of objects, 64 KiB cannot hurt."""
 
-# What no honest peer exceeds; the decoder refuses the rest, so handlers meet no surprise. NaN is refused by
-# every bound on a float.
-Name = Annotated[str, Meta(max_length=64)]
-"""A peer id, or a code."""
-Reason = Annotated[str, Meta(max_length=1000)]
-Number = Annotated[int, Meta(ge=0, lt=2**62)]
-NumberOrNone = Annotated[int, Meta(ge=-1, lt=2**62)]
-RoundNumber = Annotated[int, Meta(ge=-1, lt=2**32)]
-"""-1: before the first. Envelopes have 32 bits for it."""
-Count = Annotated[int, Meta(ge=0, lt=2**15)]
-"""Contributions of a round: a tally holds as many votes (votes.VoteTally)."""
-StageNumber = Annotated[int, Meta(ge=-1, lt=2**15)]
-Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
-Nats = Annotated[float, Meta(ge=0.0, le=1e15)]
-Shape = tuple[Number, Number, Number]
-Identifier = Annotated[bytes, Meta(max_length=16)]
-"""ContributionId."""
-Digest = Annotated[bytes, Meta(max_length=32)]
-SetDigest = Annotated[bytes, Meta(max_length=8)]
-
-
-class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t"):
-    """`kind` groups bytes in the metrics; `priority`: smaller overtakes larger on one link."""
-
-    kind: ClassVar[str] = "control"
-    priority: ClassVar[int] = 0
-    body: ClassVar[bool] = False
-    """Whether a body may follow. A body on any other message is malformed."""
+MOST_STATEMENTS = 256
+"""In one message: 160 bytes each."""
 
 
 class Hello(Message, frozen=True, tag=1):
@@ -88,10 +83,34 @@ class Beat(Message, frozen=True, tag=4):
     service_seconds: Seconds
     """Own compute per microbatch, forward and backward together."""
     round: RoundNumber
+    wanted: bool
+    """The receiver is among those that the sender keeps links to (swarmnet/neighbours.py); a link that
+    neither side wants ends after a while."""
+    moving_to: StageNumber = -1
+    """The stage that the sender would move to (swarmnet/moving.py); -1: it stays."""
 
 
 class Bye(Message, frozen=True, tag=5):
     reason: Reason
+
+
+class Path(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How far a microbatch has come (swarmnet/paths.py, Header); whoever receives it checks it."""
+
+    visited: Annotated[tuple[StageNumber, ...], Meta(max_length=1024)] = ()
+    """Stages in the order of visit, the receiver's included."""
+    frontier: StageNumber = 0
+    """The highest of them."""
+    swaps_left: StageNumber = 0
+    hops_left: StageNumber = 0
+    """Stages still to visit."""
+
+    @classmethod
+    def of(cls, header: Header) -> Self:
+        return cls(header.visited, header.frontier, header.swaps_left, header.hops_left)
+
+    def header(self) -> Header:
+        return Header(self.visited, self.frontier, self.swaps_left, self.hops_left)
 
 
 class Act(Message, frozen=True, tag=10):
@@ -109,6 +128,7 @@ class Act(Message, frozen=True, tag=10):
     deadline_seconds: Seconds
     """How long the sender waits for GRAD from now on; each hop passes on less."""
     shape: Shape
+    path: Path = Path()
 
 
 class Grad(Message, frozen=True, tag=11):
@@ -125,6 +145,8 @@ class Grad(Message, frozen=True, tag=11):
     tokens: Number
     path_seconds: Seconds
     """What the stages from here down spent computing."""
+    queue_seconds: Seconds
+    """How long it waited for that on these stages."""
     shape: Shape
 
 
@@ -156,9 +178,14 @@ class Cancel(Message, frozen=True, tag=14):
 
 
 class Credit(Message, frozen=True, tag=15):
-    """How many microbatches the sender of this takes from the receiver, in all, at a time."""
+    """What the sender can do for the receiver; follows every Grad and Busy (swarmnet/router.py)."""
 
     slots: Number
+    """Microbatches that it takes from the receiver, in all, at a time."""
+    service_seconds: Seconds
+    """Own compute per microbatch, forward and backward together; 0: not measured yet."""
+    waiting: Number
+    """Pieces of work that wait for its compute."""
 
 
 class Reference(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -174,8 +201,12 @@ class OpenRound(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     """What the sender holds of one open round."""
 
     round: RoundNumber
-    sealed: bool
-    """The sender makes nothing more for it; it still takes what other peers' sets hold."""
+    gathered: Level
+    """1: the sender's own contribution is made (or it makes none) and it pulls nothing; k + 1: all its
+    neighbours are at k or more (docs/consistency.md)."""
+    sealed: Level
+    """1: the sender makes nothing more for it, and only takes what other peers' sets hold; k + 1: all its
+    neighbours are at k or more with the same set. 0: it may still make something."""
     count: Count
     digest: SetDigest
     """First 8 bytes of SHA-256 over the sorted ids."""
@@ -247,6 +278,14 @@ class ChainIs(Message, frozen=True, tag=26):
     """The chain's value before `first`."""
     counts: list[Count]
     digests: bytes
+
+
+class Statements(Message, frozen=True, tag=27):
+    """Signed words on settled weights, of the sender or of others: envelopes around the value of the chain of
+    settled sets after a round (8 bytes) and the digest of the settled weights there (32)."""
+
+    kind: ClassVar[str] = "update"
+    statements: list[Annotated[bytes, Meta(max_length=160)]]
 
 
 class AskState(Message, frozen=True, tag=30):
@@ -327,13 +366,20 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     round: RoundNumber
     tokens_per_second: float
     version: str
+    moving_to: StageNumber = -1
+    """As in Beat."""
 
 
 AnyMessage = (
     Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit | Progress | Announce
-    | Want | Contribution | AskIds | AskChain | ChainIs | AskState | State | AskChunk | Chunk | NoChunk
-    | AskManifest | ManifestIs
+    | Want | Contribution | AskIds | AskChain | ChainIs | Statements | AskState | State | AskChunk | Chunk
+    | NoChunk | AskManifest | ManifestIs | AskForward | Forwarded | Declined
 )  # fmt: skip
+
+DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit)
+"""Of the data path."""
+STATE_MESSAGES = (AskState, State, AskChunk, Chunk, NoChunk)
+"""Of the state path."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

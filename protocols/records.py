@@ -22,6 +22,7 @@ from protocols.errors import BadSignature, Malformed, TooLarge, WrongRun
 from protocols.identity import SIGNATURE_BYTES, Identity, verify
 from protocols.messages import PeerRecord
 from swarmnet.identifiers import PeerId, RunId
+from swarmnet.manifest import MANIFEST_LIMIT, owner_statement
 
 RECORD_SECONDS = 120.0
 """A record's life. Long enough to outlive a partition of 40 s and libp2p's dial back-off of 15 s after it
@@ -30,14 +31,12 @@ ANNOUNCE_SECONDS = 30.0
 """How often a peer announces itself: at most a third of the life, so that two in a row may be lost."""
 RECORD_LIMIT = 4096
 """Of a stored record in bytes, run id and envelope included."""
-MANIFEST_LIMIT = 16 * 1024
 MANIFEST_SECONDS = 600.0
 """A stored manifest's life; whoever has it stores it again, its content cannot change."""
 SKEW_SECONDS = 3.0
 """Clocks may differ by so much from the swarm's (hivemind's own bound)."""
 RECORD_BYTES = RECORD_LIMIT - RUN_ID_BYTES
 _ADDRESSES, _TEXT = 16, 256
-_MANIFEST_DOMAIN = b"swarmnet manifest v1"
 _decoder: msgspec.msgpack.Decoder[PeerRecord] = msgspec.msgpack.Decoder(PeerRecord)
 
 
@@ -101,7 +100,11 @@ def sign_manifest(identity: Identity, canonical: bytes) -> bytes:
     """The canonical manifest with its owner's signature over the run id."""
     if len(canonical) + SIGNATURE_BYTES > MANIFEST_LIMIT:
         raise TooLarge(f"a manifest of {len(canonical)} bytes; at most {MANIFEST_LIMIT - SIGNATURE_BYTES}")
-    return canonical + identity.sign(_MANIFEST_DOMAIN + hashlib.sha256(canonical).digest())
+    return canonical + identity.sign(owner_statement(_run_of(canonical)))
+
+
+def _run_of(canonical: bytes) -> RunId:
+    return RunId(hashlib.sha256(canonical).hexdigest())
 
 
 class _Owner(msgspec.Struct):
@@ -117,14 +120,14 @@ def open_manifest(signed: bytes, run_id: RunId) -> bytes:
     if len(signed) <= SIGNATURE_BYTES:
         raise Malformed(f"a manifest of {len(signed)} bytes")
     canonical, signature = bytes(signed[:-SIGNATURE_BYTES]), bytes(signed[-SIGNATURE_BYTES:])
-    digest = hashlib.sha256(canonical).digest()
-    if digest != run_bytes(run_id):
-        raise WrongRun(f"this is the manifest of the run {digest.hex()[:16]}..., not of {run_id[:16]}...")
+    found = _run_of(canonical)
+    if found != run_id:
+        raise WrongRun(f"this is the manifest of the run {found[:16]}..., not of {run_id[:16]}...")
     try:
         owner = PeerId(msgspec.json.decode(canonical, type=_Owner).owner)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"the manifest names no owner: {error}") from None
-    if not verify(owner, _MANIFEST_DOMAIN + digest, signature):
+    if not verify(owner, owner_statement(run_id), signature):
         raise BadSignature(f"the manifest of the run {run_id[:16]}... is not signed by its owner {owner}")
     return canonical
 

@@ -20,15 +20,9 @@ from protocols.envelope import RUN_ID_BYTES
 from protocols.errors import Malformed
 from protocols.hivemind_parts import DictionaryDHTValue, MSGPackSerializer, PeerID
 from protocols.identity import SIGNATURE_BYTES
-from protocols.records import (
-    MANIFEST_LIMIT,
-    RECORD_LIMIT,
-    manifest_key,
-    open_manifest,
-    open_record,
-    stage_key,
-)
+from protocols.records import RECORD_LIMIT, manifest_key, open_manifest, open_record, stage_key
 from swarmnet.identifiers import RunId
+from swarmnet.manifest import MANIFEST_LIMIT
 
 DICTIONARY, PLAIN = b"", b"\xc0"
 """hivemind's two reserved subkeys: a whole dictionary, a value without subkey."""

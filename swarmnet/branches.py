@@ -4,7 +4,8 @@ A settled round is (how many contributions, digest of their set), chained by a h
 chain value at a round means the same sets up to there, and so the same weights. Histories part when a
 partition outlasts the patience of `settle_seconds`; when it heals, every peer decides by the same rule:
 
-1. the branch that more than half of the peers in sight (itself included) are on;
+1. the branch that more than half of the peers in sight (itself included) are on; where not the whole
+   group is in sight, more than two thirds, for the sight of two peers then differs by chance;
 2. else the one that is ahead by more than AHEAD_ROUNDS: it holds more tokens;
 3. else, at the first round in which they differ, the larger set; of equally large ones the smaller digest.
 
@@ -99,14 +100,16 @@ def first_difference(chain: Chain, first: int, theirs: Sequence[SettledSet]) -> 
 
 
 def theirs_stands(
-    fork: Fork, my_settled: int, their_settled: int, my_supporters: int, their_supporters: int, in_sight: int
-) -> bool:
+    fork: Fork, my_settled: int, their_settled: int, my_supporters: int, their_supporters: int, in_sight: int,
+    all_in_sight: bool = True,
+) -> bool:  # fmt: skip
     """Whether this peer must give up its own branch (the rule at the top of this file).
 
     `supporters` count the peers in sight on each branch, this one included in its own; `in_sight` all."""
-    if 2 * my_supporters > in_sight:
+    majority = in_sight / 2 if all_in_sight else in_sight * 2 / 3
+    if my_supporters > majority:
         return False
-    if 2 * their_supporters > in_sight:
+    if their_supporters > majority:
         return True
     if abs(my_settled - their_settled) > AHEAD_ROUNDS:
         return their_settled > my_settled

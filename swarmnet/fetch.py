@@ -9,17 +9,20 @@ No IO: the methods return what the caller must do. Times in seconds on the calle
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarmnet.identifiers import PeerId
+from swarmnet.settled_digests import Root
 
-SMALLEST_CHUNK_BYTES = 256 * 1024
-MOST_CHUNKS = 1024
-"""Their hashes (32 bytes each) must fit in one message header of 64 KiB."""
+SMALLEST_CHUNK_BYTES = 128 * 1024
+"""0.4 s of what 1 % loss leaves a connection at 50 ms: so long the last one may be behind the others."""
+MOST_CHUNKS = 900
+"""The hashes of two snapshots (34 bytes each) must fit in one message header of 64 KiB."""
 ASKED_AT_ONCE = 4
-"""Chunks under way per holder: 1 MiB covers 10 Mbit/s at 800 ms."""
-STALL_SECONDS = 3.0
+"""Chunks under way per holder: 512 KiB covers 10 Mbit/s at 400 ms."""
+STALL_SECONDS = 2.5
+"""A holder without progress for so long is dropped: three seconds are allowed from its last sign."""
 AGREEMENT = 2 / 3
 """The share of the asked peers that must name a snapshot (docs/design.md, state)."""
 
@@ -32,23 +35,37 @@ def chunk_bytes(size: int) -> int:
     return chunk
 
 
-def choose_root(offers: Mapping[PeerId, Sequence[tuple[int, bytes]]]) -> tuple[int, bytes] | None:
-    """The newest (round, digest) that enough of the peers name; None: no agreement."""
-    named: dict[tuple[int, bytes], int] = {}
-    for roots in offers.values():
-        for root in set(roots):
-            named[root] = named.get(root, 0) + 1
-    agreed = [root for root, count in named.items() if count >= AGREEMENT * len(offers)]
+def choose_root(
+    offers: Mapping[PeerId, Collection[Root]], signed: Mapping[PeerId, Collection[Root]] | None = None
+) -> Root | None:
+    """The newest root that somebody offers and enough of the peers name; None: no agreement. `signed`: what
+    peers have put their names to before, though they may hold it no more; who offers nothing has no voice."""
+    named = _named(offers, signed or {})
+    agreed = [root for root, peers in named.items() if len(peers) >= AGREEMENT * len(offers)]
     return max(agreed, default=None)
 
 
-def choose_restart(disks: Mapping[PeerId, Sequence[tuple[int, bytes]]]) -> tuple[int, bytes] | None:
-    """Where a group goes on of which nobody trains: the newest (round, digest) that two thirds of the disks
-    hold, else the one that most of them hold, the newest of these. None: all disks are empty.
+def choose_restart(
+    disks: Mapping[PeerId, Collection[Root]], signed: Mapping[PeerId, Collection[Root]] | None = None
+) -> Root | None:
+    """Where a group goes on of which nobody trains: the newest root that two thirds of the disks' owners
+    name, else the one that most of them name, the newest of these: what one peer settled alone comes after
+    what several agreed on. None: all disks are empty.
 
     Every peer gets the same answer from the same disks."""
-    named = Counter(root for roots in disks.values() for root in set(roots))
-    return choose_root(disks) or max(named, key=lambda root: (named[root], root), default=None)
+    named = _named(disks, signed or {})
+    most = max(named, key=lambda root: (len(named[root]), root), default=None)
+    return choose_root(disks, signed) or most
+
+
+def _named(
+    offers: Mapping[PeerId, Collection[Root]], signed: Mapping[PeerId, Collection[Root]]
+) -> dict[Root, set[PeerId]]:
+    """Of every root that is offered, who of those who offer any names it."""
+    return {
+        root: {peer for peer in offers if root in offers[peer] or root in signed.get(peer, ())}
+        for roots in offers.values() for root in roots
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +98,7 @@ class SnapshotFetch:
         self.hashes = tuple(hashes)
         self.missing = set(range(len(hashes)))
         self.holders = {peer: _Holder() for peer in holders}
+        self.dropped: set[PeerId] = set()
 
     @property
     def stuck(self) -> bool:
@@ -89,6 +107,13 @@ class SnapshotFetch:
     def start(self, now: float) -> list[Ask | Dropped]:
         for holder in self.holders.values():
             holder.active_at = now
+        return self._ask(now)
+
+    def add(self, peer: PeerId, now: float) -> list[Ask | Dropped]:
+        """One more holder, unless it was dropped."""
+        if peer in self.holders or peer in self.dropped:
+            return []
+        self.holders[peer] = _Holder(active_at=now)
         return self._ask(now)
 
     def chunk(self, peer: PeerId, index: int, digest: bytes, now: float) -> tuple[bool, list[Ask | Dropped]]:
@@ -112,6 +137,7 @@ class SnapshotFetch:
         """The holder lied, left or does not have it."""
         if self.holders.pop(peer, None) is None:
             return []
+        self.dropped.add(peer)
         return [Dropped(peer, reason), *self._ask(now)]
 
     def tick(self, now: float) -> list[Ask | Dropped]:
@@ -120,6 +146,7 @@ class SnapshotFetch:
                    if holder.asked and now >= holder.active_at + STALL_SECONDS]  # fmt: skip
         for peer in stalled:
             del self.holders[peer]
+        self.dropped.update(stalled)
         dropped = [Dropped(peer, f"sent nothing for {STALL_SECONDS:g} s") for peer in stalled]
         return [*dropped, *(self._ask(now) if stalled else ())]
 
@@ -130,16 +157,23 @@ class SnapshotFetch:
         )
 
     def _ask(self, now: float) -> list[Ask | Dropped]:
-        """Fill every holder's slots; near the end, chunks are asked of a second holder rather than none."""
+        """Fill every holder's slots. When nothing fresh is left, a holder that has done all of its own is
+        asked for what one other still owes, what was asked last first: lines in use stay with their own."""
         effects: list[Ask | Dropped] = []
-        under_way = {index for holder in self.holders.values() for index in holder.asked}
+        asked_at = {index: at for holder in self.holders.values() for index, at in holder.asked.items()}
+        owed_by = Counter(index for holder in self.holders.values() for index in holder.asked)
+        fresh = sorted(self.missing - asked_at.keys(), reverse=True)
         for peer, holder in self.holders.items():
-            fresh = sorted(self.missing - under_way)
-            second = sorted((self.missing & under_way) - holder.asked.keys()) if not fresh else []
-            for index in (fresh or second)[: self.asked_at_once - len(holder.asked)]:
-                if not holder.asked:
-                    holder.active_at = now
-                holder.asked[index] = now
-                under_way.add(index)
+            idle = not holder.asked
+            indices = [fresh.pop() for _ in range(min(self.asked_at_once - len(holder.asked), len(fresh)))]
+            if idle and not indices:
+                late = [index for index in self.missing if owed_by[index] == 1]
+                late.sort(key=lambda index: (-asked_at[index], -index))
+                indices = late[: self.asked_at_once]
+            if idle and indices:
+                holder.active_at = now
+            for index in indices:
+                owed_by[index] += 1
+                holder.asked[index] = asked_at[index] = now
                 effects.append(Ask(peer, index))
         return effects

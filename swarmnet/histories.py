@@ -37,10 +37,15 @@ class Histories:
         self.rules = rules
         self.chain = chain
         self.neighbours = neighbours
-
-    def allies(self) -> dict[PeerId, NeighbourView]:
+        self.allies: dict[PeerId, NeighbourView] = {}
         """The neighbours whose history is ours."""
-        return {peer: view for peer, view in self.neighbours.items() if view.relation == "same"}
+        self.all_in_sight = True
+        """Whether the whole group is linked to this peer."""
+
+    def left(self, peer: PeerId) -> NeighbourView | None:
+        """A neighbour is gone: what was known of it."""
+        self.allies.pop(peer, None)
+        return self.neighbours.pop(peer, None)
 
     def progress(self, event: ProgressArrived, now: float) -> list[Effect]:
         """Take in a neighbour's Progress; ask or resynchronise where the histories differ."""
@@ -52,6 +57,10 @@ class Histories:
         view.settled = event.settled
         view.sets = {entry.round: entry for entry in event.sets}
         view.relate(self.chain, event.anchor_round, event.anchor)
+        if view.relation == "same":
+            self.allies[event.peer] = view
+        else:
+            self.allies.pop(event.peer, None)
         reached = event.anchor_round <= self.chain.round
         view.out_of_reach_since = float("inf") if reached else min(view.out_of_reach_since, now)
         if self._out_of_reach(view, now):
@@ -117,10 +126,17 @@ class Histories:
         unheard = any(their.relation == "unknown" for their in self.neighbours.values())
         if unheard and now < self.listens_until:
             return []  # Who just took up this history would give it up again before its allies are heard.
-        others = [other for other, their in self.neighbours.items() if their.fork == fork]
-        known = sum(their.relation != "unknown" for their in self.neighbours.values())
+        others = {
+            other: their.fork
+            for other, their in self.neighbours.items()
+            if their.relation == "forked" and (their.fork == fork or their.is_with(view, fork.round))
+        }
+        fork = next((other for other in others.values() if other is not None and other.exact), fork)
+        # Who has not come as far as the fork is on neither side: both would count it as theirs.
+        mine = sum(their.settled >= fork.round for their in self.allies.values())
+        forked = sum(their.relation == "forked" for their in self.neighbours.values())
         if not theirs_stands(
-            fork, self.chain.round, view.settled, 1 + len(self.allies()), len(others), 1 + known
+            fork, self.chain.round, view.settled, 1 + mine, len(others), 1 + mine + forked, self.all_in_sight
         ):
             return []
         reason = f"{len(others)} neighbours have another history since round {fork.round}, and it stands"

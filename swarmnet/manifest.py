@@ -13,8 +13,16 @@ from math import cos, pi
 from typing import Literal
 
 from swarmnet.identifiers import PeerId, RunId
+from swarmnet.paths import Rules
 
 WIRE_VERSION = 1
+MANIFEST_LIMIT = 16 * 1024
+"""Bytes of the longest canonical manifest with its signature: what the directory stores."""
+
+
+def owner_statement(run_id: RunId) -> bytes:
+    """What a run's owner signs. The words before keep that signature from meaning anything else."""
+    return b"swarmnet manifest v1" + bytes.fromhex(run_id)
 
 
 class ManifestError(ValueError):
@@ -98,6 +106,17 @@ class Rounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Paths:
+    """Which stages a microbatch may leave out or take in another order (SkipPipe, arXiv:2502.19913)."""
+
+    skip_ratio: float = 0.0
+    """Largest share of the stages that a microbatch leaves out, rounded down. The first and the last are
+    never left out."""
+    swaps: int = 0
+    """How often a microbatch may go back to the stage before the furthest it has reached."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sync:
     """How contributions are made and applied."""
 
@@ -147,6 +166,7 @@ class Manifest:
     model: ModelShape = field(default_factory=ModelShape)
     data: Data = field(default_factory=Data)
     rounds: Rounds = field(default_factory=Rounds)
+    paths: Paths = field(default_factory=Paths)
     sync: Sync = field(default_factory=Sync)
 
     def canonical(self) -> bytes:
@@ -154,6 +174,9 @@ class Manifest:
 
     def run_id(self) -> RunId:
         return RunId(hashlib.sha256(self.canonical()).hexdigest())
+
+    def path_rules(self) -> Rules:
+        return Rules.of(len(self.stages), self.paths.skip_ratio, self.paths.swaps)
 
     def span(self, stage: int) -> Span:
         first = sum(self.stages[:stage])
@@ -172,7 +195,7 @@ class Span:
 
 def check(manifest: Manifest) -> None:
     """Raise ManifestError where fields contradict one another."""
-    model, rounds, sync = manifest.model, manifest.rounds, manifest.sync
+    model, rounds, sync, paths = manifest.model, manifest.rounds, manifest.sync, manifest.paths
     problems = [
         (manifest.wire_version != WIRE_VERSION,
          f"wire_version is {manifest.wire_version}, this program speaks {WIRE_VERSION}"),
@@ -193,6 +216,13 @@ def check(manifest: Manifest) -> None:
         (not manifest.data.sources, "data.sources is empty"),
         (rounds.target_tokens < 1 or rounds.window < 1 or rounds.snapshot_rounds < 1,
          "rounds: target_tokens, window and snapshot_rounds must be at least 1"),
+        (not 0.0 <= paths.skip_ratio < 1.0, f"paths.skip_ratio is {paths.skip_ratio}; it must lie in [0, 1)"),
+        (0.0 < paths.skip_ratio < 1.0 and manifest.path_rules().most_skipped == 0,
+         f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages leaves none out"),
+        (not 0 <= paths.swaps <= len(manifest.stages),
+         f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages"),
+        (paths.swaps > 0 and len(manifest.stages) < 4,
+         "paths.swaps: two stages can only be swapped between the first and the last, so there must be 4"),
         (not 0 < sync.kept <= 4096 or sync.kept & (sync.kept - 1) != 0,
          f"sync.kept is {sync.kept}; it must be a power of two up to 4096"),
         (not 0 <= sync.momentum < 1, "sync.momentum must lie in [0, 1)"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from swarmnet.identifiers import PeerId
+from swarmnet.neighbours import choose_neighbours, choose_some
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 4.0
@@ -19,6 +20,13 @@ FIRST_REDIAL_SECONDS = 0.5
 LONGEST_REDIAL_SECONDS = 8.0
 """libp2p's own dial back-off grows with attempts: after a partition frequent retries take longer."""
 FORGET_SECONDS = 600.0
+MOST_ADJACENT = 32
+"""Peers of each stage next to ours that we link to: enough to choose from, whatever the stage's size."""
+GONE_FAILURES = 2
+"""Dials that must fail before others take a peer's place among the neighbours: its record outlives it."""
+RELEASE_SECONDS = 10.0
+"""A link that neither side needs any more is kept so long: until records have settled and what was on its way
+over it has arrived."""
 MOST_PEERS = 4096
 """Keys cost nothing to make: beyond this many, whoever is not linked and was met longest ago is forgotten."""
 
@@ -38,19 +46,35 @@ class Known:
     ready: bool = False
     round: int = 0
     service_seconds: float = 0.0
+    moving_to: int = -1
+    """The stage it has announced that it would move to; -1: none."""
+    has_seen: int = -1
+    """Sequence of the newest of our beats that it has seen."""
     failures: int = 0
     dial_at: float = 0.0
     dialing: bool = False
+    wants_us: bool = False
+    """It keeps its link to us."""
+    unneeded_since: float = float("inf")
+
+    @property
+    def present(self) -> bool:
+        """Not known to be gone."""
+        return self.linked or self.failures < GONE_FAILURES
 
 
 class Membership:
-    def __init__(self, me: PeerId, stage: int, chance: Random) -> None:
+    def __init__(self, me: PeerId, stage: int, chance: Random, reach: int = 1) -> None:
+        """`reach`: stages between neighbours on a path, 1 where none is left out (paths.Rules)."""
         self.me = me
         self.stage = stage
+        self.reach = reach
         self.chance = chance
         self.peers: dict[PeerId, Known] = {}
         self._left: dict[PeerId, int] = {}
         """Sequence of the last record of peers that said Bye: the directory keeps it for a while."""
+        self._wanted: frozenset[PeerId] | None = None
+        """Kept until something changes who is present."""
 
     # -- what happens ---------------------------------------------------------------------------------
 
@@ -71,6 +95,7 @@ class Membership:
         else:
             known.stage, known.role, known.addresses = stage, role, addresses
             known.sequence, known.record, known.recorded_at = sequence, record, now
+        self._wanted = None
         return True
 
     def heard(self, peer: PeerId, now: float) -> None:
@@ -79,10 +104,14 @@ class Membership:
             known.heard_at = now
 
     def beat(
-        self, peer: PeerId, stage: int, ready: bool, round: int, service_seconds: float, now: float
-    ) -> None:
+        self, peer: PeerId, stage: int, ready: bool, round: int, service_seconds: float, now: float,
+        moving_to: int = -1, has_seen: int = -1,
+    ) -> None:  # fmt: skip
         known = self.peers.get(peer)
         if known is not None:
+            known.moving_to, known.has_seen = moving_to, has_seen
+            if known.stage != stage:
+                self._wanted = None
             known.heard_at, known.stage, known.ready = now, stage, ready
             known.round, known.service_seconds = round, service_seconds
 
@@ -94,20 +123,29 @@ class Membership:
     def linked(self, peer: PeerId, now: float) -> None:
         known = self.peers[peer]
         known.linked, known.failures, known.heard_at = True, 0, now
+        known.unneeded_since = float("inf")
+        self._wanted = None
 
     def unlinked(self, peer: PeerId, now: float) -> None:
         """A dial failed, a link broke, or it fell silent: try again later, with growing patience."""
         known = self.peers.get(peer)
         if known is None:
             return
-        known.linked = known.ready = False
+        known.linked = known.ready = known.wants_us = False
         pause = min(LONGEST_REDIAL_SECONDS, FIRST_REDIAL_SECONDS * 2**known.failures)
         known.dial_at = now + pause * self.chance.uniform(0.8, 1.2)
         known.failures += 1
+        self._wanted = None
+
+    def released(self, peer: PeerId) -> None:
+        """Its link has ended because neither side needs it."""
+        known = self.peers[peer]
+        known.linked = known.ready = known.wants_us = False
 
     def left(self, peer: PeerId) -> None:
         """It said Bye: nothing to wait for, until it signs a newer record."""
         known = self.peers.pop(peer, None)
+        self._wanted = None
         if known is not None:
             self._left[peer] = known.sequence
             if len(self._left) > MOST_PEERS:
@@ -116,8 +154,41 @@ class Membership:
     # -- what follows ---------------------------------------------------------------------------------
 
     def concerns_us(self, stage: int) -> bool:
-        """Our own group and the stages next to it."""
-        return stage >= 0 and abs(stage - self.stage) <= 1
+        """Our own group and the stages that microbatches come from or go to."""
+        return stage >= 0 and abs(stage - self.stage) <= self.reach
+
+    def group(self) -> list[PeerId]:
+        """The own group as far as known, this peer included, without those that seem gone."""
+        return [self.me, *self._present(self.stage)]
+
+    def wanted(self) -> frozenset[PeerId]:
+        """Whom this peer keeps links to: its neighbours in the group, and some of the stages next to it."""
+        if self._wanted is None:
+            wanted = choose_neighbours(self.me, self._present(self.stage))
+            for away in range(1, self.reach + 1):
+                for stage in (self.stage - away, self.stage + away):
+                    wanted |= choose_some(self.me, self._present(stage), MOST_ADJACENT)
+            self._wanted = wanted
+        return self._wanted
+
+    def needs(self, peer: PeerId) -> bool:
+        """Whether this peer or the other one keeps their link."""
+        return peer in self.wanted() or (peer in self.peers and self.peers[peer].wants_us)
+
+    def surplus(self, now: float) -> list[PeerId]:
+        """Linked peers whose link neither side has needed for RELEASE_SECONDS."""
+        surplus = []
+        for peer, known in self.peers.items():
+            if not known.linked or self.needs(peer):
+                known.unneeded_since = float("inf")
+                continue
+            known.unneeded_since = min(known.unneeded_since, now)
+            if now >= known.unneeded_since + RELEASE_SECONDS:
+                surplus.append(peer)
+        return surplus
+
+    def _present(self, stage: int) -> list[PeerId]:
+        return [peer for peer, known in self.peers.items() if known.stage == stage >= 0 and known.present]
 
     def live(self, stage: int) -> list[PeerId]:
         """Peers of a stage that are linked and take part."""
@@ -135,6 +206,7 @@ class Membership:
             and not known.dialing
             and known.dial_at <= now
             and self.concerns_us(known.stage)
+            and (known.failures >= GONE_FAILURES or self.needs(peer))
         ]
 
     def silent(self, now: float) -> list[PeerId]:
@@ -154,6 +226,7 @@ class Membership:
         for peer, known in list(self.peers.items()):
             if not known.linked and max(known.recorded_at, known.heard_at) + FORGET_SECONDS <= now:
                 del self.peers[peer]
+                self._wanted = None
 
     def _make_room(self) -> bool:
         unlinked = [(known.heard_at, known.recorded_at, peer) for peer, known in self.peers.items()
@@ -161,20 +234,10 @@ class Membership:
         if not unlinked:
             return False
         del self.peers[min(unlinked)[2]]
+        self._wanted = None
         return True
 
     def records(self, most: int) -> list[bytes]:
         """Records to tell a newcomer: those heard last come first."""
         newest = sorted(self.peers.values(), key=lambda known: -known.heard_at)
         return [known.record for known in newest if known.record][:most]
-
-
-def choose_stage(stages: int, counts: dict[int, int], capacity: dict[int, float], chance: Random) -> int:
-    """The stage that needs a newcomer most: fewest peers, then least capacity (tokens/second), then chance.
-
-    The first of an empty swarm starts at stage 0. SWARM's rule (queue lengths) comes with moving.
-    """
-    fewest = min(counts.get(stage, 0) for stage in range(stages))
-    thin = [stage for stage in range(stages) if counts.get(stage, 0) == fewest]
-    weakest = min(capacity.get(stage, 0.0) for stage in thin)
-    return chance.choice([stage for stage in thin if capacity.get(stage, 0.0) <= weakest * 1.05])

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from swarmnet.histories import Histories
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
 from swarmnet.round_events import AskIds, Effect, GiveBack, Reference, Resynchronise
@@ -27,6 +28,11 @@ MOST_TAKEN = 4096
 MOST_PEERS = 4096
 DOUBTED_ROUNDS = 128
 """Looked up again where it is not known since when histories differ."""
+LEARNED_ROUNDS = 64
+"""Sets before a fetched state that are asked for: whoever meets this peer first after a partition may have
+contributed to them, and would be told by nobody else that it counted (simulated)."""
+LEARN_ASKS = 10
+"""Times they are asked for."""
 MOST_REFERENCES = 16384
 """Of settled sets remembered, for those who ask: about 2 MB."""
 
@@ -50,6 +56,9 @@ class Offers:
         self._sets: OrderedDict[int, tuple[Reference, ...]] = OrderedDict()
         self._references = 0
         self._asked: dict[int, _Asked] = {}
+        self._unlearned: set[int] = set()
+        self._settled = -1
+        """As `decide` was told last."""
         self._doubted: set[ContributionId] = set()
         """Open ones that stay settled if nobody remembers the set."""
         self._agreed: OrderedDict[PeerId, int] = OrderedDict()
@@ -59,6 +68,15 @@ class Offers:
         self._agreed[peer] = round
         if len(self._agreed) > MOST_PEERS:
             self._agreed.popitem(last=False)
+
+    def replaced(self, wish: Resynchronise, own: Histories, settled: int, chain: bytes) -> None:
+        """The state after round `settled`, of the history with this chain value there, has taken the place of
+        the own one. It may be of the own history after all: those who were to be followed gave theirs up
+        meanwhile. Then nothing until there is in doubt, and this peer may be the last who knows the sets."""
+        if wish.fork_round is not None and settled >= wish.fork_round and own.chain.at(settled) == chain:
+            self.undo(settled + 1)
+        else:
+            self.give_up(wish, own.allies)
 
     def give_up(self, wish: Resynchronise, allies: Container[PeerId]) -> None:
         """The state is fetched anew; `allies` were on the own history to its end. Where it is not known from
@@ -72,7 +90,14 @@ class Offers:
         self.undo(1 + agreed)
         # Who agreed may have given that history up since: what its sets hold is looked up again.
         self._doubted.update(name for name, of in self.taken.items() if of > agreed - DOUBTED_ROUNDS)
+        self._doubted.update(name for name, of in self.open.items() if of <= agreed and self._holds(of, name))
         self.undo(1 + agreed - DOUBTED_ROUNDS)
+
+    def jumped(self, settled: int) -> None:
+        """The state after `settled` was fetched or read from a disk: the newest sets up to there that are
+        not known are learned from allies."""
+        first = max(0, settled + 1 - LEARNED_ROUNDS)
+        self._unlearned = {round for round in range(first, settled + 1) if round not in self._sets}
 
     def made(self, round: int, identity: ContributionId) -> None:
         self.open[identity] = round
@@ -81,6 +106,7 @@ class Offers:
         """The set of a round of the own history."""
         self._forget(round)
         self._asked.pop(round, None)
+        self._unlearned.discard(round)
         self._sets[round] = references
         self._references += len(references)
         while self._references > MOST_REFERENCES and len(self._sets) > 1:
@@ -117,6 +143,7 @@ class Offers:
 
     def decide(self, settled: int, allies: Sequence[PeerId], now: float) -> list[Effect]:
         """What is known by now, `settled` being the newest settled round."""
+        self._settled = settled
         effects: list[Effect] = []
         asks: dict[PeerId, set[int]] = {}
         for identity, round in list(self.open.items()):
@@ -133,18 +160,24 @@ class Offers:
             del self.open[identity]
             doubted = identity in self._doubted
             self._doubted.discard(identity)
-            held = references is not None and any(entry.id == identity for entry in references)
-            if held or (forgotten and doubted):
+            if self._holds(round, identity) or (forgotten and doubted):
                 self.taken[identity] = round
                 if len(self.taken) > MOST_TAKEN:
                     self.taken.popitem(last=False)
             else:
                 effects.append(GiveBack(round, identity))
+        for round in list(self._unlearned):
+            ally = self._to_ask(round, allies, now)
+            if ally is not None:
+                asks.setdefault(ally, set()).add(round)
+            if self._asked[round].times >= LEARN_ASKS:
+                self._unlearned.discard(round)
         return effects + [AskIds(ally, tuple(sorted(rounds))) for ally, rounds in asks.items()]
 
     def next_deadline(self) -> float:
         """When to decide again if nothing else happens."""
-        undecided = set(self.open.values())
+        due = {round for round in self.open.values() if round + self.delay <= self._settled}
+        undecided = due | self._unlearned
         return min(
             (asked.at + ASK_SECONDS for round, asked in self._asked.items() if round in undecided),
             default=float("inf"),
@@ -159,6 +192,10 @@ class Offers:
             return None
         asked.times += 1
         return allies[asked.times % len(allies)] if asked.times <= MOST_ASKS else None
+
+    def _holds(self, round: int, identity: ContributionId) -> bool:
+        """Whether the set of a round is known and has this contribution."""
+        return any(entry.id == identity for entry in self._sets.get(round, ()))
 
     def _forget(self, round: int) -> None:
         self._references -= len(self._sets.pop(round, ()))

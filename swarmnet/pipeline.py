@@ -52,11 +52,18 @@ SHORTEST_DEADLINE_SECONDS = 2.0
 """Times the stages below: a hop must be able to give up and try another before the one above gives up."""
 DEADLINE_FACTOR = 5.0
 """Patience in smoothed answer times. Answers scatter by about 2x on a loaded machine."""
+LEAST_SHARE = 0.5
+"""Of the usual answer time: with less left than this another try would be computed in vain."""
+SLOWEST_FACTOR, SLOWEST_DECAY = 2.0, 0.98
+"""Answers through a slow peer are rare and take ten times the average: patience is twice the slowest lately,
+which is forgotten by half in 35 answers."""
 HOP_MARGIN = 0.9
 """What a hop leaves its successor of the time that it has itself."""
 MOST_ATTEMPTS = 4
 RETRY_SECONDS = 0.1
 """How often a microbatch that nobody has room for is offered again."""
+HAS_IT = frozenset({"committed", "other_path"})
+"""Refusals of a peer that is well: it did this microbatch before."""
 KEEP_SECONDS = 30.0
 """How long a committed microbatch's GRAD is kept for a repeated ACT."""
 
@@ -85,13 +92,14 @@ class Job:
 
 
 class Pipeline:
-    """The machine. `candidates()` names the live peers of the next stage; the last stage has none."""
+    """The machine. `candidates(key)` names the live peers that a microbatch may go to next (None: one that
+    would be started now); the last stage has none."""
 
     def __init__(
         self,
         stages_below: int,
         router: Router,
-        candidates: Callable[[], Collection[PeerId]],
+        candidates: Callable[[MicrobatchId | None], Collection[PeerId]],
         slots: int,
         ledger: Ledger,
     ) -> None:
@@ -103,6 +111,8 @@ class Pipeline:
         self.jobs: dict[MicrobatchId, Job] = {}
         self.answer_seconds: float | None = None
         """Smoothed time from sending an ACT to its GRAD."""
+        self.slowest_seconds = 0.0
+        """The longest of those lately."""
         self._effects: list[Effect] = []
 
     @property
@@ -120,7 +130,18 @@ class Pipeline:
             return True
         if any(job.phase == "unrouted" for job in self.jobs.values()):
             return False
-        return self.router.choose(self.candidates(), now) is not None
+        return self.router.has_room(self.candidates(None), now)
+
+    def grant(self, peer: PeerId) -> int:
+        """How many microbatches `peer` of the stage above may have under way here (CREDIT): what it has,
+        and its share of the free slots among all that have some."""
+        taken: dict[PeerId, int] = {}
+        for job in self.jobs.values():
+            if job.upstream is not None and job.phase != "done":
+                taken[job.upstream] = taken.get(job.upstream, 0) + 1
+        own = taken.get(peer, 0)
+        free = self.slots - self.under_way
+        return max(1, own + -(-free // max(1, len(taken) + (not own))))
 
     def expects_answer(self, key: MicrobatchId, peer: PeerId) -> bool:
         """Whether a GRAD of this microbatch from this peer would be taken."""
@@ -150,7 +171,8 @@ class Pipeline:
                     self._reroute(key, "busy", now)
             case NackArrived(peer, key, attempt, code):
                 if self._is_current(peer, key, attempt):
-                    self.router.failed(peer, now)
+                    if code not in HAS_IT:
+                        self.router.failed(peer, now)
                     self._reroute(key, code, now)
             case CancelArrived(peer, key):
                 job = self.jobs.get(key)
@@ -200,14 +222,15 @@ class Pipeline:
             self.ledger.drop("cancelled")
             self._forget(key)
             return
-        if job.deadline <= now or job.failures >= MOST_ATTEMPTS:
+        hopeless = job.attempt > 0 and job.deadline - now < LEAST_SHARE * (self.answer_seconds or 0.0)
+        if job.deadline <= now or hopeless or job.failures >= MOST_ATTEMPTS:
             self._abandon(key, "deadline", "no peer of the next stage did it in time", now)
             return
-        peer = self.router.choose(self.candidates(), now, avoid=job.tried)
+        peer = self.router.choose(self.candidates(key), now, avoid=job.tried)
         if peer is None:
             job.phase, job.retry_at = "unrouted", now + RETRY_SECONDS
             return
-        patience = min(self._patience(), (job.deadline - now) * HOP_MARGIN)
+        patience = min(self._patience(peer), (job.deadline - now) * HOP_MARGIN)
         job.phase, job.next, job.sent_at = "waiting", peer, now
         job.attempt += 1
         job.tried.add(peer)
@@ -221,18 +244,20 @@ class Pipeline:
             self.ledger.late_answers += 1
             return
         job = self.jobs[key]
-        self.router.answered(peer, path_seconds)
+        took = now - job.sent_at
         if peer == job.next:
-            took = now - job.sent_at
+            self.router.answered(peer, path_seconds, took)
             self.answer_seconds = (
                 took if self.answer_seconds is None else 0.9 * self.answer_seconds + 0.1 * took
             )
+            self.slowest_seconds = max(took, SLOWEST_DECAY * self.slowest_seconds)
             self.router.ended(peer)
         elif job.phase == "waiting" and job.next is not None:
             self.router.ended(job.next)
             self._effects.append(SendCancel(key, job.next, job.attempt))
         job.phase, job.next_deadline = "backward", float("inf")
         self._effects.append(ComputeBackward(key))
+        self._offer(now)
 
     def _committed(self, key: MicrobatchId, tokens: int, now: float) -> None:
         job = self.jobs[key]
@@ -255,6 +280,7 @@ class Pipeline:
         for key, job in list(self.jobs.items()):
             if job.phase == "waiting" and now >= job.next_deadline:
                 if job.next is not None:
+                    self.router.overdue(job.next, now - job.sent_at)
                     self.router.failed(job.next, now)
                     self._effects.append(SendCancel(key, job.next, job.attempt))
                 self._reroute(key, "deadline", now)
@@ -265,6 +291,11 @@ class Pipeline:
                     self._route(key, now)
             elif job.phase == "done" and now >= job.done_at + KEEP_SECONDS:
                 self._forget(key)
+
+    def _offer(self, now: float) -> None:
+        """Somebody below has room again: microbatches that wait for a route go first."""
+        for key in [key for key, job in self.jobs.items() if job.phase == "unrouted"]:
+            self._route(key, now)
 
     # -- what they have in common ---------------------------------------------------------------------
 
@@ -306,8 +337,14 @@ class Pipeline:
         self.jobs.pop(key, None)
         self._effects.append(Forget(key))
 
-    def _patience(self) -> float:
-        """How long to wait for GRAD before another peer is tried."""
-        if self.answer_seconds is None:
+    def _patience(self, peer: PeerId | None = None) -> float:
+        """How long to wait for GRAD before another peer is tried; a slow peer gets the time it needs."""
+        slow = self.router.expected_seconds(peer) if peer is not None else None
+        if self.answer_seconds is None or (peer is not None and slow is None):
             return FIRST_DEADLINE_SECONDS
-        return max(SHORTEST_DEADLINE_SECONDS * self.stages_below, DEADLINE_FACTOR * self.answer_seconds)
+        expected = max(self.answer_seconds, slow or 0.0)
+        return max(
+            SHORTEST_DEADLINE_SECONDS * self.stages_below,
+            DEADLINE_FACTOR * expected,
+            SLOWEST_FACTOR * self.slowest_seconds,
+        )

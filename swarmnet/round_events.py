@@ -23,8 +23,10 @@ class OpenSet:
     """What a peer holds of a round that it has closed."""
 
     round: int
-    sealed: bool
-    """It makes nothing more for it."""
+    gathered: int
+    """Level of "what is made for it is made" around the peer (agreement.py); 0: not here yet."""
+    sealed: int
+    """Level of "has sealed this set"; 0: it may still make something for it."""
     count: int
     digest: bytes
 
@@ -111,6 +113,15 @@ class NeighbourJoined:
 @dataclass(frozen=True, slots=True)
 class NeighbourLeft:
     peer: PeerId
+    released: bool = False
+    """It is there still: both sides have nearer neighbours now (neighbours.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCounted:
+    """So many peers are known of the group, this one included."""
+
+    peers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +136,7 @@ class Tick:
 
 Event = (
     Committed | Contributed | ProgressArrived | ChainArrived | ChainAsked | Announced | ContributionArrived
-    | IdsAsked | NeighbourJoined
-    | NeighbourLeft | Leave | Tick
+    | IdsAsked | NeighbourJoined | NeighbourLeft | GroupCounted | Leave | Tick
 )  # fmt: skip
 
 

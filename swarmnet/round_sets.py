@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,12 +29,37 @@ class RoundSet:
 
     held: dict[PeerId, Reference] = field(default_factory=dict)
     closed_at: float = float("inf")
-    sealed: bool = False
+    gathered: int = 0
+    """What was made within so many hops, less one, is held here (agreement.Agreement.gathered)."""
+    sealed: int = 0
+    """Everybody within so many hops, less one, has sealed this very set (agreement.Agreement.sealed)."""
     sealed_at: float = float("inf")
-    digest: bytes = field(default_factory=lambda: set_digest(()))
+    _digest: bytes | None = None
 
-    def update_digest(self) -> None:
-        self.digest = set_digest(reference.id for reference in self.held.values())
+    def add(self, reference: Reference) -> None:
+        self.held[reference.peer] = reference
+        self._changed()
+
+    def remove(self, maker: PeerId) -> None:
+        del self.held[maker]
+        self._changed()
+
+    def seal(self, now: float) -> None:
+        """Nothing more is made for it here."""
+        if not self.sealed:
+            self.sealed, self.sealed_at = 1, now
+
+    def _changed(self) -> None:
+        """What others said about the set before holds no longer."""
+        self._digest = None
+        self.sealed = min(self.sealed, 1)
+
+    @property
+    def digest(self) -> bytes:
+        """Computed when it is asked for: a round of hundreds changes as often before anybody asks."""
+        if self._digest is None:
+            self._digest = set_digest(reference.id for reference in self.held.values())
+        return self._digest
 
 
 DIFFERENCE_SECONDS = 0.3
@@ -65,8 +90,12 @@ class NeighbourView:
     relation: Relation = "unknown"
     fork: Fork | None = None
     """Where its history parts from ours, once that is known."""
+    links: dict[int, bytes] = field(default_factory=dict)
+    """The values of its chain that it told last, by round."""
     differs_since: dict[int, float] = field(default_factory=dict)
-    """Round -> since when its set there is another one than here."""
+    """Round -> since when its set there is another one than here, and both have stood still."""
+    _compared: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    """What differed: our digest and its, of rounds in `differs_since` that it has not settled."""
 
     def tokens_for(self, round: int) -> int:
         """What it has gathered for `round`, as far as it told."""
@@ -77,19 +106,22 @@ class NeighbourView:
     def relate(self, chain: Chain, anchor_round: int, anchor: bytes) -> None:
         """Compare histories: the neighbour's chain has the value `anchor` after `anchor_round`, and what it
         settled later is in `sets`. Too far apart to compare leaves the relation as it was."""
-        value, settled = anchor, []
+        links, settled = {anchor_round: anchor}, []
         for number in range(anchor_round + 1, self.settled + 1):
             entry = self.sets.get(number)
             if entry is None:
                 return
             settled.append(SettledSet(entry.count, entry.digest))
+            links[number] = link(links[number - 1], settled[-1])
+        before = max(self.links, default=-1)
+        if self.fork is not None and links.get(before) != self.links.get(before):
+            self.fork = None  # It has taken up another history since.
+        self.links = links
         shared = min(chain.round, self.settled)
         mine = chain.at(shared)
         if mine is None or shared < anchor_round:
             return
-        for entry_of_round in settled[: shared - anchor_round]:
-            value = link(value, entry_of_round)
-        if value == mine:
+        if links[shared] == mine:
             self.relation, self.fork = "same", None
             return
         if self.relation != "forked":
@@ -98,24 +130,33 @@ class NeighbourView:
         if chain.at(anchor_round) == anchor:
             self.fork = first_difference(chain, anchor_round + 1, settled)
 
+    def is_with(self, other: NeighbourView, since: int) -> bool:
+        """Whether these two have the same history, by what they told of a round not before `since`."""
+        shared = max(self.links.keys() & other.links.keys(), default=-1)
+        return shared >= since and self.links[shared] == other.links[shared]
+
     def compare(self, rounds: Mapping[int, RoundSet], now: float) -> None:
         """Remember since when the neighbour's set of a round that is open here is another one."""
-        behind = now - DIFFERENCE_SECONDS  # What it has settled will not change: ask at once.
-        self.differs_since = {
-            number: self.differs_since.get(number, behind if number <= self.settled else now)
-            for number, theirs in self.sets.items()
-            if number in rounds
-            and rounds[number].digest != theirs.digest
-            and (theirs.count or number <= self.settled)
-        }
+        since: dict[int, float] = {}
+        compared: dict[int, tuple[bytes, bytes]] = {}
+        for number, theirs in self.sets.items():
+            mine = rounds.get(number)
+            if mine is None or mine.digest == theirs.digest:
+                continue
+            pair = mine.digest, theirs.digest
+            if number <= self.settled:  # It will not change there: ask at once.
+                since[number] = self.differs_since.get(number, now - DIFFERENCE_SECONDS)
+            elif theirs.count:
+                compared[number] = pair
+                since[number] = self.differs_since[number] if pair == self._compared.get(number) else now
+        self.differs_since, self._compared = since, compared
 
-    def due(self, now: float) -> tuple[int, ...]:
-        """The rounds whose ids are to be asked for now; they are due again after as long."""
-        due = tuple(
-            number for number, since in self.differs_since.items() if now >= since + DIFFERENCE_SECONDS
-        )
-        self.differs_since.update(dict.fromkeys(due, now))
-        return due
+    def due(self, now: float, pulling: Callable[[int], bool]) -> tuple[int, ...]:
+        """The rounds whose ids are to be asked for now; they are due again after as long. Not those of which
+        contributions are on their way (`pulling`)."""
+        late = [number for number, since in self.differs_since.items() if now >= since + DIFFERENCE_SECONDS]
+        self.differs_since.update(dict.fromkeys(late, now))
+        return tuple(number for number in late if not pulling(number))
 
     def next_deadline(self) -> float:
         return min(self.differs_since.values(), default=float("inf")) + DIFFERENCE_SECONDS

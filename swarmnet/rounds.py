@@ -4,16 +4,17 @@ A round is the *set* of contributions made for it, at most one per peer (of two 
 peer the smaller id counts, so that everybody picks the same). Its life on a peer:
 
     current  --enough tokens, time up, or others went on-->  closed: own contribution made and announced
-    closed   --expected contributions in, or deadline-->      applied: its step is in the live weights
+    closed   --what the group makes is in, or deadline-->     applied: its step is in the live weights
     applied  --`window` later rounds applied-->               sealed: this peer makes nothing more for it
-    sealed   --every live neighbour sealed the same set-->    settled: final
+    sealed   --the whole group sealed the same set-->         settled: final
 
 Between closed and settled a late contribution still enters and corrects. New contributions enter the group
-only through peers that have not sealed the round, and a round settles where all neighbours have sealed and
-name the same set: so no settled set can still grow, unless a neighbour was silent for `settle_seconds`
-(docs/consistency.md). Contributions travel by announce and pull; whatever an announcement missed is found
-by comparing the digests of sets that every Progress carries. A peer that is behind (newcomer, thawed) needs
-nothing else to catch up: it adopts the settled sets of its neighbours, round by round.
+only through peers that have not sealed the round, and a round settles where the whole group has sealed and
+names the same set (as far as neighbours tell: agreement.py): so no settled set can still grow, unless one
+was silent for `settle_seconds` (docs/consistency.md). Contributions travel by announce and pull; whatever an
+announcement missed is found by comparing the digests of sets that every Progress carries. A peer that is
+behind (newcomer, thawed) needs nothing else to catch up: it adopts the settled sets of its neighbours, round
+by round.
 
 No IO: `handle(event, now)` returns what the caller must do, in that order; `next_deadline()` says when to
 come with a Tick. Times in seconds on the caller's clock.
@@ -25,11 +26,14 @@ from collections.abc import Iterable
 
 from swarmnet.agreement import Agreement
 from swarmnet.branches import START, Chain, SettledSet
+from swarmnet.current_round import CurrentRound
+from swarmnet.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
 from swarmnet.histories import Histories
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Rounds
+from swarmnet.neighbours import hops, links
 from swarmnet.offers import Offers
-from swarmnet.pulls import Pulls
+from swarmnet.pulls import SHARE_SLACK, Pulls
 from swarmnet.round_events import (
     AddContribution,
     Announced,
@@ -43,6 +47,7 @@ from swarmnet.round_events import (
     Effect,
     Event,
     GiveBack,
+    GroupCounted,
     IdsAsked,
     Leave,
     MakeContribution,
@@ -59,16 +64,12 @@ from swarmnet.round_events import (
 )
 from swarmnet.round_sets import PARTING_SECONDS, NeighbourView, RoundSet, kept_rounds
 
-PROGRESS_SECONDS = 0.05
-"""At most this often the own token count is told to the neighbours; a commit takes about as long."""
-QUIET_PROGRESS_SECONDS = 1.0
-"""Progress is repeated this often even when nothing changed: it is the anti-entropy."""
 CONTRIBUTED_ROUNDS = 64
 """So far back a peer tells to which rounds it contributed."""
 
 
 class GroupRounds:
-    """The machine. `settled` is the last settled round (-1: none), `current` takes gradients."""
+    """The machine. `settled` is the last settled round (-1: none), `applied` the last applied one."""
 
     def __init__(
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
@@ -80,10 +81,9 @@ class GroupRounds:
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
         self.histories = Histories(rules, Chain(settled, chain_value), self.neighbours, now)
+        self.agreement = Agreement(rules, self._allies)
         self.applied = settled
-        self.current = settled + 1
-        self.tokens = 0
-        self.opened_at = now
+        self.open_round = CurrentRound(rules, settled + 1, self._allies, now)
         self.contributed: set[int] = set()
         self.pending: set[int] = set()
         """Rounds for which MakeContribution was returned and Contributed has not come back."""
@@ -96,8 +96,9 @@ class GroupRounds:
         self.offers = offers or Offers(rules)
         self.dropped_late = 0
         """Contributions that came, or were made here, after their round had settled or been sealed."""
-        self._left_at = float("inf")
-        self._progress_at, self._progress_dirty = now, True
+        self.gossip = Gossip(now)
+        self._differing_until = float("inf")
+        """No set of a neighbour has differed long enough before."""
         self._effects: list[Effect] = []
 
     @property
@@ -111,16 +112,19 @@ class GroupRounds:
         return self.chain.round
 
     @property
+    def current(self) -> int:
+        """The round that takes gradients."""
+        return self.open_round.number
+
+    @property
     def in_step(self) -> bool:
         """Whether what the neighbours of our history have settled is applied here. One may claim what it
         likes: only half of the group or more can say that this peer is behind."""
-        return not self._agreement().is_half(view.settled > self.applied for view in self._allies().values())
+        return not self.agreement.is_half(view.settled > self.applied for view in self._allies.values())
 
+    @property
     def _allies(self) -> dict[PeerId, NeighbourView]:
-        return self.histories.allies()
-
-    def _agreement(self) -> Agreement:
-        return Agreement(self.rules, self._allies())
+        return self.histories.allies
 
     # -- in and out -----------------------------------------------------------------------------------
 
@@ -129,8 +133,8 @@ class GroupRounds:
         self._effects = []
         match event:
             case Committed(tokens):
-                self.tokens += tokens
-                self._progress_dirty = True
+                self.open_round.tokens += tokens
+                self.gossip.committed(self.open_round.tokens, self.open_round.share)
             case Contributed(round, reference):
                 self._contributed(round, reference)
             case ProgressArrived():
@@ -149,14 +153,16 @@ class GroupRounds:
                 if peer not in self.neighbours:  # Nothing settles against those who were not heard yet.
                     self.neighbours[peer] = NeighbourView()
                     self.parted[peer] = now + self.rules.settle_seconds
-                self._progress_at = now - QUIET_PROGRESS_SECONDS
-            case NeighbourLeft(peer):
-                view = self.neighbours.pop(peer, None)
-                if view is not None and view.relation == "same":
+                self.gossip.at_once(now)
+            case NeighbourLeft(peer, released):
+                view = self.histories.left(peer)
+                if view is not None and view.relation == "same" and not released:
                     self.parted[peer] = now + PARTING_SECONDS
                 self.pulls.left(peer, now)
+            case GroupCounted(peers):
+                self._counted(max(1, peers))
             case Leave():
-                if self.tokens:
+                if self.open_round.tokens:
                     self._close(now)
             case Tick():
                 pass
@@ -165,40 +171,40 @@ class GroupRounds:
 
     def next_deadline(self) -> float:
         """When to call `handle` with Tick if nothing else happens."""
-        times = [self._progress_due(), self.pulls.next_deadline(), self.offers.next_deadline()]
-        if self._tokens_of_group() and self._may_close():
-            times.append(self.opened_at + self.rules.longest_seconds)
+        times = [self.gossip.next_deadline(), self.pulls.next_deadline(), self.offers.next_deadline()]
+        if self.open_round.tokens_of_group() and self._may_close():
+            times.append(self.open_round.next_deadline())
         for number in (self.applied + 1, self.settled + 1):
             state = self.rounds.get(number)
             if state is not None and number not in self.pending:
-                times.append(self._agreement().patience_ends(number, state, number <= self.applied))
-        times += self.parted.values()
-        times += [view.next_deadline() for view in self.neighbours.values()]
-        return min(times)
+                times.append(self.agreement.patience_ends(number, state, number <= self.applied))
+        return min(*times, *self.parted.values(), self._differing_until)
 
     def handed_over(self) -> bool:
         """Whether the own contributions that are not settled are in a set that some neighbour names too."""
-        mine = [number for number, state in self.rounds.items() if self.me in state.held]
-        return not self.pending and all(
-            not self.neighbours
-            or any(
-                number in view.sets and view.sets[number].digest == self.rounds[number].digest
-                for view in self.neighbours.values()
-            )
-            for number in mine
-        )
+        mine = {number: state.digest for number, state in self.rounds.items() if self.me in state.held}
+        told = [view.sets for view in self.neighbours.values()]
+        shared = (any(n in sets and sets[n].digest == digest for sets in told) for n, digest in mine.items())
+        return not self.pending and (not told or all(shared))
 
     def takes(self, reference: Reference) -> bool:
         """Whether this contribution would enter a set now: of an open round that is not far ahead, and
         with a smaller id than the one of the same maker that is held."""
         return self.settled < reference.round <= self.current + self.rules.window and self._counts(reference)
 
+    def _counted(self, peers: int) -> None:
+        self.agreement = Agreement(self.rules, self._allies, hops(peers))
+        self.pulls.fair_share = SHARE_SLACK * peers / links(peers)
+        self.open_round.peers = peers
+        all_in_sight = self.agreement.hops == 1
+        self.open_round.all_in_sight = self.histories.all_in_sight = all_in_sight
+
     # -- events ---------------------------------------------------------------------------------------
 
     def _contributed(self, round: int, reference: Reference | None) -> None:
         """The own contribution is ready. A round sealed meanwhile takes none: it would split the sets."""
         self.pending.discard(round)
-        self._progress_dirty = True
+        self.gossip.changed(URGENT_SECONDS)
         if reference is None or self._is_sealed(round):
             self.contributed.discard(round)
             if reference is not None:
@@ -218,45 +224,44 @@ class GroupRounds:
         if neighbour.relation == "same":
             self.parted.pop(event.peer, None)
             self.offers.agree(event.peer, min(self.settled, event.settled))
-            self._progress_dirty |= news
+            if news:
+                self.gossip.changed(URGENT_SECONDS)
             self._follow(now)
             neighbour.compare(self.rounds, now)
+            self._differing_until = min(self._differing_until, neighbour.next_deadline())
 
     def _announced(
         self, peer: PeerId, references: tuple[Reference, ...], complete: tuple[int, ...], now: float
     ) -> None:
-        if peer not in self._allies():
+        if peer not in self._allies:
             return
+        self.gossip.knows(peer, references)
         missing = [reference for reference in references if self.takes(reference)]
         self._effects += self.pulls.offered(peer, missing, now)
         self.offers.told(complete, references)
-        for number in complete:
-            state = self.rounds.get(number)
-            if state is None:
-                continue
+        for number in [round for round in complete if round in self.rounds]:
+            state = self.rounds[number]
             settled = {reference.peer for reference in references if reference.round == number}
             for maker in [maker for maker in state.held if maker not in settled]:
-                del state.held[maker]
-                state.update_digest()
+                state.remove(maker)
                 self.dropped_late += 1
                 self._effects.append(RemoveContribution(number, maker))
 
     def _arrived(self, peer: PeerId, reference: Reference, now: float) -> None:
         """A contribution, verified and checked by the caller. From anybody, asked for or not."""
-        self.pulls.arrived(reference.id)
+        holders = (peer, reference.peer, *self.pulls.arrived(reference.id))
         if reference.round <= self.settled:
             self.dropped_late += 1
             return
         if reference.round > self.current + self.rules.window or not self._counts(reference):
             return
         self._hold(reference)
-        others = tuple(
+        others = (
             other
-            for other, neighbour in self._allies().items()
-            if other not in (peer, reference.peer) and neighbour.settled < reference.round
+            for other, neighbour in self._allies.items()
+            if other not in holders and neighbour.settled < reference.round
         )
-        if others:
-            self._effects.append(SendAnnounce(others, (reference,)))
+        self.gossip.relay(reference, others, now)
 
     def _tell_ids(self, peer: PeerId, rounds: Iterable[int]) -> None:
         references, complete = self.offers.answer(rounds, self.rounds, self.settled)
@@ -275,10 +280,9 @@ class GroupRounds:
         state = self.rounds.setdefault(reference.round, RoundSet())
         if reference.peer in state.held:
             self._effects.append(RemoveContribution(reference.round, reference.peer))
-        state.held[reference.peer] = reference
-        state.update_digest()
+        state.add(reference)
         self._effects.append(AddContribution(reference))
-        self._progress_dirty = True
+        self.gossip.changed(CALM_SECONDS)
 
     def _is_sealed(self, number: int) -> bool:
         """Whether nothing new may be made for a round: sealed or settled here or at a neighbour."""
@@ -287,114 +291,109 @@ class GroupRounds:
             return True
         return any(
             view.settled >= number or (number in view.sets and view.sets[number].sealed)
-            for view in self._allies().values()
+            for view in self._allies.values()
         )
 
     def _follow(self, now: float) -> None:
-        """Close rounds that half of the group has left, or somebody if half of the tokens are there or some
-        time ago: one peer must not drive the others through empty rounds, nor leave the idle behind."""
-        rounds = [view.round for view in self._allies().values()]
         while self.current < self.settled + 1 + kept_rounds(self.rules):
-            left = [round > self.current for round in rounds]
-            self._left_at = min(self._left_at, now) if any(left) else float("inf")
-            enough = 2 * self._tokens_of_group() >= self.rules.target_tokens
-            late = now >= self._left_at + self.rules.deadline_seconds
-            if not (self._agreement().is_half(left) or (any(left) and (enough or late))):
+            state = self.rounds.get(self.current)
+            if not self.open_round.is_left(self.agreement, state is not None and bool(state.held), now):
                 return
             self._close(now)
 
     def _close(self, now: float) -> None:
         number = self.current
         self.rounds.setdefault(number, RoundSet()).closed_at = now
-        self.current, self.opened_at, self._left_at = number + 1, now, float("inf")
-        if self.tokens and not self._is_sealed(number):
+        if self.open_round.tokens and not self._is_sealed(number):
             self.contributed.add(number)
             self.pending.add(number)
-            self._effects.append(MakeContribution(number, self.tokens))
-            self.tokens = 0  # What is too late for this round stays, and counts in the next one.
+            self._effects.append(MakeContribution(number, self.open_round.tokens))
+            self.open_round.tokens = 0
+        self.open_round.go_on(now)
         self.contributed = {recent for recent in self.contributed if recent > number - CONTRIBUTED_ROUNDS}
-        for neighbour in self.neighbours.values():
-            if neighbour.round < self.current:
-                neighbour.tokens = 0
-        self._progress_at = now - QUIET_PROGRESS_SECONDS
+        self.gossip.at_once(now)
 
     def _advance(self, now: float) -> None:
-        if self._full(now):
+        if self.open_round.full(now) and self._may_close():
             self._close(now)
+        self.parted = {peer: until for peer, until in self.parted.items() if until > now}
+        self._raise_levels()
+        applied = self.applied
         while self._may_apply(self.applied + 1, now):
             self.applied += 1
             state = self.rounds[self.applied]
             self._effects.append(ApplyRound(self.applied, tuple(state.held), now - state.closed_at))
             old = self.rounds.get(self.applied - self.rules.window)
-            if old is not None and not old.sealed:
-                old.sealed, old.sealed_at = True, now
-            self._progress_dirty = True
-        self.parted = {peer: until for peer, until in self.parted.items() if until > now}
+            if old is not None:
+                old.seal(now)
+            self.gossip.changed(URGENT_SECONDS)
+        if self.applied > applied:
+            self._raise_levels()
         while self._may_settle(self.settled + 1, now):
-            self._settle(self.settled + 1)
-        self._effects += self.offers.decide(self.settled, tuple(self._allies()), now)
+            self._settle(self.settled + 1, now)
+        self._effects += self.offers.decide(self.settled, tuple(self._allies), now)
         self._effects += self.pulls.again(now)
-        self._effects += [
-            AskIds(peer, due) for peer, view in self.neighbours.items() if (due := view.due(now))
-        ]
+        self._ask_ids(now)
+        self._effects += self.gossip.relays(self._allies, self.settled, now)
         self._tell_progress(now)
 
-    def _settle(self, number: int) -> None:
+    def _settle(self, number: int, now: float) -> None:
         state = self.history[number] = self.rounds.pop(number)
         self.chain.append(SettledSet(len(state.held), state.digest))
-        state.sealed = True
+        state.seal(now)
         self.history.pop(number - kept_rounds(self.rules), None)
         self.pulls.forget_until(number)
         references = tuple(reference for _, reference in sorted(state.held.items()))
         self.offers.settled(number, references)
         self._effects.append(SettleRound(number, references, self.chain.value))
-        self._progress_dirty = True
-
-    def _tokens_of_group(self) -> int:
-        return self.tokens + sum(view.tokens_for(self.current) for view in self._allies().values())
+        self.gossip.changed(URGENT_SECONDS)
 
     def _may_close(self) -> bool:
         return self.in_step and self.current <= self.settled + kept_rounds(self.rules)
-
-    def _full(self, now: float) -> bool:
-        """Whether the group has the round's tokens, or its time is up."""
-        tokens = self._tokens_of_group()
-        if not tokens or not self._may_close():
-            return False
-        return tokens >= self.rules.target_tokens or now >= self.opened_at + self.rules.longest_seconds
 
     def _may_apply(self, number: int, now: float) -> bool:
         state = self.rounds.get(number)
         if state is None or number >= self.current or number in self.pending:
             return False
-        return self._agreement().may_apply(number, state, self.pulls.of_round(number), now)
+        return self.agreement.may_apply(number, state, now)
 
     def _may_settle(self, number: int, now: float) -> bool:
         state = self.rounds.get(number)
         if state is None or number > self.applied or number in self.pending:
             return False
-        pulling = self.pulls.of_round(number) or any(until > now for until in self.parted.values())
-        return self._agreement().may_settle(number, state, pulling, now)
+        return self.agreement.may_settle(number, state, now)
 
-    def _progress_due(self) -> float:
-        return self._progress_at + (PROGRESS_SECONDS if self._progress_dirty else QUIET_PROGRESS_SECONDS)
+    def _raise_levels(self) -> None:
+        for number, state in self.rounds.items():
+            if number >= self.current or number in self.pending or self.pulls.of_round(number):
+                continue
+            if self.agreement.raise_levels(number, state, bool(self.parted)):
+                self.gossip.changed(URGENT_SECONDS)
+
+    def _ask_ids(self, now: float) -> None:
+        """Where sets differ for some time, an announcement was lost."""
+        if now < self._differing_until:
+            return
+        for peer, view in self.neighbours.items():
+            if due := view.due(now, self.pulls.of_round):
+                self._effects.append(AskIds(peer, due))
+        self._differing_until = min(
+            (view.next_deadline() for view in self.neighbours.values()), default=float("inf")
+        )
 
     def _tell_progress(self, now: float) -> None:
-        if now < self._progress_due():
-            return
-        self._progress_at, self._progress_dirty = now, False
-        if not self.neighbours:
+        if not self.gossip.tells(self.open_round.tokens, now) or not self.neighbours:
             return
         anchor, value = self.histories.anchor()
         sets = tuple(
-            OpenSet(number, state.sealed, len(state.held), state.digest)
+            OpenSet(number, state.gathered, state.sealed, len(state.held), state.digest)
             for rounds in (self.history, self.rounds)
             for number, state in rounds.items()
             if anchor < number < self.current
         )
         self._effects.append(
             SendProgress(
-                tuple(self.neighbours), self.current, self.tokens, tuple(sorted(self.contributed)),
+                tuple(self.neighbours), self.current, self.open_round.tokens, tuple(sorted(self.contributed)),
                 self.settled, self.in_step, anchor, value, sets,
             )
         )  # fmt: skip

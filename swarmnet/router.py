@@ -1,8 +1,14 @@
-"""Whom to send the next microbatch to (SWARM, arXiv:2301.11913, section 3.2, done with in-flight counts).
+"""Whom to send the next microbatch to: a virtual-time queue over the peers of the next stage.
 
-Each peer of the next stage has a measured service time; the next microbatch goes where it would be done
-soonest: `(in flight + 1) * service seconds` is smallest. Near-ties are drawn by chance, so that senders
-that measure alike do not all choose alike. Peers that fail are left alone for a while that doubles.
+SWARM (arXiv:2301.11913, section 3.2) lets every sender keep a virtual clock per peer: sending moves the
+peer's clock on by what a microbatch costs there, and the next one goes to the peer whose clock is least. So
+each peer gets work in proportion to its speed, evenly in time, and no two senders need to talk. The public
+reference charges the time from request to answer, which is network and queues more than speed: a distant peer
+that pipelines well gets too little, a near slow one too much. Here the charge is what a microbatch keeps the
+peer busy, *told by the peer* (which alone can see it under concurrency) and multiplied by how many wait
+there; the network costs nothing but microbatches in flight, which credits bound.
+
+Everything is local: what was sent, what came back, and three numbers that each peer tells of itself.
 """
 
 from __future__ import annotations
@@ -15,22 +21,47 @@ from swarmnet.identifiers import PeerId
 
 SMOOTHING = 0.2
 """Weight of a new measurement; SWARM's 0.1 takes 20 microbatches to see a peer slow down."""
-TIE = 1.15
-"""Scores within this factor of the best count as equal: measured times scatter by about as much."""
+TIE = 0.1
+"""Clocks that differ by less than this share of a charge are equal, and chance decides: else senders that
+began together would go on sending to the same peer at the same time."""
+OVERDUE = 0.4
+"""Share of a missed deadline that is taken as the time an answer takes: five times that, the next deadline
+(pipeline.DEADLINE_FACTOR), is twice as long."""
+CATCH_UP = 4.0
+"""A peer that was left out for a while gets at most so many microbatches at once afterwards."""
+FIRST_SLOTS = 1
+"""In flight to a peer that has told nothing: one, to hear. Many senders meet a slow peer at the same time."""
+MOST_SLOTS = 1024
 FIRST_BACK_OFF_SECONDS = 1.0
 LONGEST_BACK_OFF_SECONDS = 10.0
 """libp2p's dial back-off after a partition grows beyond retries more frequent than this."""
+BUSY_SECONDS, LONGEST_BUSY_SECONDS = 0.1, 2.0
+"""A full peer has room again after about one microbatch; every further refusal in a row doubles the pause,
+for each costs the sending of a body."""
 
 
 @dataclass(slots=True)
 class Estimate:
-    """What is known of one peer. `service_seconds` is None until something was measured."""
+    """What is known of one peer."""
 
-    service_seconds: float | None = None
+    compute_seconds: float | None = None
+    """How long a microbatch keeps it busy, forward and backward; None until it was told."""
+    waiting: float = 0.0
+    """Smoothed count of microbatches that wait for its compute, as it tells."""
+    answer_seconds: float | None = None
+    """Smoothed time from sending to the answer: network, queues and everything below."""
+    path_seconds: float = 0.0
+    """Smoothed part of that which was compute, there and below; the rest is network and queues."""
+    clock: float = 0.0
+    """Virtual time at which it would have done all it was sent."""
+    heard: bool = False
+    """Whether it ever told anything."""
     in_flight: int = 0
-    slots: int = 4
+    slots: int = FIRST_SLOTS
     """How many it takes from us at a time (CREDIT)."""
     failures: int = 0
+    refusals: int = 0
+    """BUSY in a row."""
     blocked_until: float = 0.0
 
 
@@ -40,6 +71,8 @@ class Router:
     def __init__(self, chance: Random) -> None:
         self.chance = chance
         self.peers: dict[PeerId, Estimate] = {}
+        self.clock = 0.0
+        """Virtual time: the clock of the peer that was sent to last."""
 
     def choose(
         self, candidates: Iterable[PeerId], now: float, avoid: Collection[PeerId] = ()
@@ -48,33 +81,72 @@ class Router:
         usable = [
             (peer, estimate)
             for peer in candidates
-            for estimate in (self.peers.setdefault(peer, Estimate()),)
+            for estimate in (self._estimate(peer),)
             if estimate.in_flight < estimate.slots and estimate.blocked_until <= now
         ]
-        usable = [entry for entry in usable if entry[0] not in avoid] or usable
+        if avoid:
+            usable = [entry for entry in usable if entry[0] not in avoid] or usable
         if not usable:
             return None
-        known = [e.service_seconds for _, e in usable if e.service_seconds is not None]
-        unknown = min(known, default=1.0)  # A new peer is tried at once, as good as the best.
-        scores = {
-            peer: (estimate.in_flight + 1)
-            * (unknown if estimate.service_seconds is None else estimate.service_seconds)
-            for peer, estimate in usable
-        }
-        best = min(scores.values())
-        return self.chance.choice([peer for peer, score in scores.items() if score <= best * TIE])
+        unknown = self._cost_of_unknown()
+        best, first = None, float("inf")
+        due = []
+        for peer, estimate in usable:
+            cost = self._cost(estimate, unknown)
+            done = estimate.clock + cost
+            due.append((done - TIE * cost, peer))
+            if done < first:
+                best, first = peer, done
+        tied = [peer for earliest, peer in due if earliest <= first]
+        return self.chance.choice(tied) if len(tied) > 1 else best
+
+    def has_room(self, candidates: Iterable[PeerId], now: float) -> bool:
+        """Whether anybody would take one more."""
+        for peer in candidates:
+            estimate = self.peers.get(peer)
+            if estimate is None or (estimate.in_flight < estimate.slots and estimate.blocked_until <= now):
+                return True
+        return False
 
     def sent(self, peer: PeerId) -> None:
-        self.peers[peer].in_flight += 1
+        estimate = self._estimate(peer)
+        estimate.in_flight += 1
+        cost = self._cost(estimate, self._cost_of_unknown())
+        self.clock = max(self.clock, estimate.clock)
+        estimate.clock = max(estimate.clock, self.clock - CATCH_UP * cost) + cost
 
-    def answered(self, peer: PeerId, service_seconds: float) -> None:
-        """It did one in `service_seconds` of its own and its successors' compute."""
-        estimate = self.peers.setdefault(peer, Estimate())
-        known = estimate.service_seconds
-        estimate.service_seconds = (
-            service_seconds if known is None else known + SMOOTHING * (service_seconds - known)
-        )
-        estimate.failures = 0
+    def answered(self, peer: PeerId, path_seconds: float, answer_seconds: float) -> None:
+        """It came back `answer_seconds` after it was sent; `path_seconds` of that were compute."""
+        estimate = self._estimate(peer)
+        known = estimate.answer_seconds
+        if known is None:
+            estimate.answer_seconds, estimate.path_seconds = answer_seconds, path_seconds
+        else:
+            estimate.answer_seconds = known + SMOOTHING * (answer_seconds - known)
+            estimate.path_seconds += SMOOTHING * (path_seconds - estimate.path_seconds)
+        estimate.failures = estimate.refusals = 0
+
+    def told(self, peer: PeerId, slots: int, compute_seconds: float, waiting: int) -> None:
+        """What a peer that was sent something says of itself (CREDIT): how many it takes from us at a time,
+        its compute per microbatch (0: not measured yet), and how many pieces of work wait for that."""
+        estimate = self.peers.get(peer)
+        if estimate is None:
+            return
+        estimate.slots = max(0, min(slots, MOST_SLOTS))
+        weight = SMOOTHING if estimate.heard else 1.0
+        estimate.waiting += weight * (min(waiting, MOST_SLOTS) - estimate.waiting)
+        estimate.heard = True
+        if compute_seconds > 0:
+            estimate.compute_seconds = compute_seconds
+
+    def overdue(self, peer: PeerId, waited: float) -> None:
+        """Nothing came for so long. It may be slower than known: the next one gets more time."""
+        estimate = self._estimate(peer)
+        estimate.answer_seconds = max(estimate.answer_seconds or 0.0, OVERDUE * waited)
+
+    def expected_seconds(self, peer: PeerId) -> float | None:
+        """How long an answer from there takes, as far as is known."""
+        return self._estimate(peer).answer_seconds
 
     def ended(self, peer: PeerId) -> None:
         """One microbatch less is under way there, however it ended."""
@@ -84,14 +156,32 @@ class Router:
 
     def failed(self, peer: PeerId, now: float) -> None:
         """It refused, was lost or missed a deadline: leave it alone for a while that doubles."""
-        estimate = self.peers.setdefault(peer, Estimate())
+        estimate = self._estimate(peer)
         pause = min(LONGEST_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2**estimate.failures)
         estimate.blocked_until = now + pause * self.chance.uniform(0.8, 1.2)
         estimate.failures += 1
 
     def busy(self, peer: PeerId, now: float) -> None:
-        """It is full, not broken: a short pause."""
-        self.peers.setdefault(peer, Estimate()).blocked_until = now + 0.1
+        """It is full, not broken: a short pause, longer if it goes on."""
+        estimate = self._estimate(peer)
+        estimate.blocked_until = now + min(LONGEST_BUSY_SECONDS, BUSY_SECONDS * 2**estimate.refusals)
+        estimate.refusals += 1
 
     def forget(self, peer: PeerId) -> None:
         self.peers.pop(peer, None)
+
+    def _estimate(self, peer: PeerId) -> Estimate:
+        """A peer not seen before begins at the present virtual time: it is tried at once."""
+        estimate = self.peers.get(peer)
+        if estimate is None:
+            estimate = self.peers[peer] = Estimate(clock=self.clock)
+        return estimate
+
+    def _cost(self, estimate: Estimate, unknown: float) -> float:
+        seconds = unknown if estimate.compute_seconds is None else estimate.compute_seconds
+        return seconds * (1.0 + estimate.waiting)
+
+    def _cost_of_unknown(self) -> float:
+        """A peer that has told nothing counts as good as the best."""
+        known = [e.compute_seconds for e in self.peers.values() if e.compute_seconds is not None]
+        return min(known, default=1.0)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from peers.compute import InlineCompute
-from peers.run_file import SignedManifest, statement
-from peers.worker import Settings, Worker
+from peers.run_file import SignedManifest
+from peers.settings import Settings
+from peers.worker import Worker
 from protocols.identity import Identity
 from protocols.memory import Conditions, MemoryNetwork
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.manifest import Data, Manifest, ModelShape, Rounds, Sync
+from swarmnet.manifest import Data, Manifest, ModelShape, Rounds, Sync, owner_statement
 from swarmnet.sampling import window_starts, windows
 
 OWNER = Identity.from_seed(b"the owner of the run")
@@ -60,7 +61,7 @@ def tiny_manifest(stages: tuple[int, ...] = (1, 1, 1), **changes: Any) -> Manife
 
 def sign(manifest: Manifest) -> SignedManifest:
     run_id = manifest.run_id()
-    return SignedManifest(manifest, OWNER.sign(statement(run_id)), run_id)
+    return SignedManifest(manifest, OWNER.sign(owner_statement(run_id)), run_id)
 
 
 def corpus(tokens: int = 20_000, seed: int = 0) -> Tensor:
@@ -161,16 +162,28 @@ class Swarm:
         async def text() -> Sampled:
             return self.text
 
-        worker = Worker(
-            signed or self.signed, identity,
-            self.network.transport(identity.peer_id), self.network.directory(identity.peer_id),
-            InlineCompute(compute or COST_SECONDS.__getitem__), text,
-            Settings(**{"stage": stage, "checkpoint_seconds": 0.0, **settings}),
-            Random(f"{self.seed}/{name}"), note, lambda event, line: said.append((event, line)),
-        )  # fmt: skip
-        task = self.loop.create_task(worker.run(), name=name)
-        self.members[name] = Member(name, identity, worker, task, said=said)
-        return self.members[name]
+        transport = self.network.transport(identity.peer_id)
+        directory = self.network.directory(identity.peer_id)
+
+        def worker(settings: Settings) -> Worker:
+            return Worker(
+                signed or self.signed, identity, transport, directory,
+                InlineCompute(compute or COST_SECONDS.__getitem__), text, settings,
+                Random(f"{self.seed}/{name}"), note, lambda event, line: said.append((event, line)),
+            )  # fmt: skip
+
+        async def life() -> None:
+            """One worker, and another wherever it moves to."""
+            await member.worker.run()
+            while member.worker.goes_to is not None:
+                held, target = member.worker.settings, member.worker.goes_to
+                member.worker = worker(replace(held, stage=target, moved=held.moved + 1))
+                await member.worker.run()
+
+        first = worker(Settings(**{"stage": stage, "checkpoint_seconds": 0.0, **settings}))
+        task = self.loop.create_task(life(), name=name)
+        member = self.members[name] = Member(name, identity, first, task, said=said)
+        return member
 
     async def crash(self, name: str) -> None:
         """SIGKILL: it says nothing more, and neither do its timers."""

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from swarmnet.agreement import Agreement
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
-from swarmnet.round_events import OpenSet
+from swarmnet.round_events import OpenSet, Reference
 from swarmnet.round_sets import NeighbourView, RoundSet
 
 RULES = Rounds(settle_seconds=3.0)
 
 
 def ally(in_step: bool, digest: bytes | None) -> NeighbourView:
-    sets = {} if digest is None else {5: OpenSet(5, True, 0, digest)}
+    sets = {} if digest is None else {5: OpenSet(5, 1, 1, 0, digest)}
     return NeighbourView(round=9, in_step=in_step, sets=sets, relation="same")
 
 
 def settles(now: float, *allies: NeighbourView) -> bool:
-    state = RoundSet(closed_at=0.0, sealed=True, sealed_at=1.0)
-    views = {PeerId(f"p{number}"): view for number, view in enumerate(allies)}
-    return Agreement(RULES, views).may_settle(5, state, False, now)
+    state = RoundSet(closed_at=0.0)
+    state.seal(1.0)
+    agreement = Agreement(RULES, {PeerId(f"p{number}"): view for number, view in enumerate(allies)})
+    state.sealed = agreement.sealed(5, state)
+    return agreement.may_settle(5, state, now)
 
 
 def test_a_round_settles_when_all_who_are_in_step_have_sealed_the_same_set():
@@ -34,3 +36,63 @@ def test_one_who_catches_up_is_not_waited_for_but_half_of_the_group_is_for_a_whi
     assert settles(1.5, ally(True, same), ally(True, same), ally(False, None))
     assert not settles(1.5, ally(True, same), ally(False, None), ally(False, None))
     assert settles(4.1, ally(True, same), ally(False, None), ally(False, None))
+
+
+def told(sealed: int = 0, gathered: int = 0, digest: bytes | None = None, settled: int = -1) -> NeighbourView:
+    sets = {5: OpenSet(5, gathered, sealed, 0, RoundSet().digest if digest is None else digest)}
+    return NeighbourView(round=9, in_step=True, sets=sets, relation="same", settled=settled)
+
+
+def levels(hops: int, *allies: NeighbourView) -> tuple[int, int]:
+    """(gathered, sealed) of a peer that has sealed round 5."""
+    state = RoundSet(closed_at=0.0)
+    state.seal(1.0)
+    views = {PeerId(f"p{number}"): view for number, view in enumerate(allies)}
+    agreement = Agreement(RULES, views, hops)
+    agreement.raise_levels(5, state, parted=False)
+    return state.gathered, state.sealed
+
+
+def test_a_level_is_one_more_than_the_least_that_neighbours_tell_and_ends_beyond_the_farthest_peer():
+    assert levels(4, told(2, 2), told(3, 3)) == (3, 3)
+    assert levels(4, told(9, 9), told(9, 9)) == (5, 5)
+    assert levels(4, told(0, 0), told(3, 3)) == (2, 1), "who told nothing of its own makes none: it went on"
+
+
+def test_another_set_is_no_agreement_however_high_its_level():
+    assert levels(4, told(5, 5, b"another"), told(5, 5)) == (5, 1)
+
+
+def test_who_has_settled_a_round_holds_up_no_level_of_what_is_gathered():
+    assert levels(4, told(0, 0, settled=5), told(3, 3))[0] == 4
+
+
+def test_a_set_that_changes_is_sealed_by_this_peer_alone_again():
+    state = RoundSet(closed_at=0.0)
+    state.seal(1.0)
+    state.sealed = state.gathered = 4
+    state.add(Reference(5, PeerId("maker"), ContributionId(b"i" * 16), 10))
+    assert (state.gathered, state.sealed) == (4, 1)
+
+
+def test_a_lost_ally_holds_up_the_agreement_but_not_what_is_gathered():
+    state = RoundSet(closed_at=0.0)
+    state.seal(1.0)
+    agreement = Agreement(RULES, {PeerId("p"): told(1, 1)}, 1)
+    assert agreement.raise_levels(5, state, parted=True)
+    assert (state.gathered, state.sealed) == (2, 1)
+    assert agreement.raise_levels(5, state, parted=False)
+    assert (state.gathered, state.sealed) == (2, 2)
+    assert not agreement.raise_levels(5, state, parted=False), "nothing more to reach"
+
+
+def test_a_neighbour_that_counts_the_same_set_differently_from_one_progress_to_the_next_does_no_harm():
+    view = told(digest=b"another!")
+    rounds = {5: RoundSet()}
+    view.compare(rounds, 0.0)
+    assert view.due(9.0, lambda _: False) == (), "an empty set is none to ask for"
+    view.sets = {5: OpenSet(5, 0, 0, 3, b"another!")}
+    view.compare(rounds, 10.0)
+    assert view.due(10.1, lambda _: False) == ()
+    view.compare(rounds, 10.2)
+    assert view.due(10.4, lambda _: False) == (5,)

@@ -21,13 +21,14 @@ import pytest
 from swarm import Swarm, shared_rounds, tiny_manifest
 
 from peers import checkpoint
-from peers.run_file import SignedManifest, load_signed, published_text, statement
+from peers.run_file import SignedManifest, load_signed, published_text
 from peers.stage_part import real_part
 from peers.virtual_time import run as run_virtual
 from protocols.identity import Identity
 from protocols.memory import Conditions
 from protocols.messages import Chunk
 from swarmnet.branches import START
+from swarmnet.manifest import owner_statement
 
 OWNER = Identity.from_seed(b"the owner of the run")
 LONGEST_SECONDS = 60.0
@@ -119,7 +120,7 @@ def publish(path="tiny.run.json", **changes):
     """A published run of one stage."""
     manifest = replace(tiny_manifest((3,)), **changes)
     run_id = manifest.run_id()
-    signed = SignedManifest(manifest, OWNER.sign(statement(run_id)), run_id)
+    signed = SignedManifest(manifest, OWNER.sign(owner_statement(run_id)), run_id)
     Path(path).write_text(published_text(signed))
     return signed
 
@@ -337,11 +338,13 @@ def test_holders_that_send_a_wrong_chunk_are_named_and_it_is_fetched_from_anothe
         await swarm.until(lambda: swarm.of("in_step", "d"), 30.0)
         await swarm.during(5.0)
         assert swarm.of("fetched", "d")
-        assert newcomer.worker.states.chunks_refused == 2
+        assert newcomer.worker.states.chunks_refused >= 2, "what was asked for before counts too"
         said = [text for event, text in newcomer.said if event == "holder"]
         for liar in ("a", "b"):
             peer = swarm.members[liar].peer
-            assert any(text.startswith(f"{peer} sent chunk 0 with a wrong hash") for text in said)
+            told = [text for text in said if text.startswith(f"{peer} sent chunk ")]
+            assert len(told) == 1
+            assert "a wrong hash" in told[0]
         await swarm.close()
 
     swarm = Swarm(tiny_manifest((3,)))

@@ -124,6 +124,19 @@ def test_a_frozen_peer_is_routed_around_when_its_last_microbatch_went_elsewhere(
     assert chaos_report.frozen_to_reroute(chaos_report.read(tmp_path), frozen) == 4.0
 
 
+def test_a_thawed_peer_is_in_step_once_it_has_settled_nearly_what_its_stage_has(tmp_path):
+    frozen = Fault("freeze", "f", "f", 0, 10.0, until=20.0)
+    log = Log(tmp_path, "f").settled(3, [], 9.0).settled(4, [], 21.0)
+    log.settled(9, [], 22.0).settled(12, [], 23.0)
+    other = Log(tmp_path, "a").settled(4, [], 10.0).settled(14, [], 20.5)
+    lives = chaos_report.read(tmp_path)
+    assert chaos_report.thawed_to_in_step(lives, frozen) == 3.0
+    other.settled(40, [], 22.5)
+    assert chaos_report.thawed_to_in_step(chaos_report.read(tmp_path), frozen) is None
+    log("stood_still", 20.1, seconds=10.0)
+    assert [life.stood_still for life in chaos_report.read(tmp_path)] == [[], [10.0]]
+
+
 @pytest.mark.parametrize(
     ("values", "share", "expected"),
     [([3.0, 1.0, 2.0, 4.0], 0.5, 2.0), ([3.0, 1.0, 2.0, 4.0], 0.99, 4.0), ([7.0], 0.5, 7.0), ([], 0.5, None)],

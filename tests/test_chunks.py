@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from test_transport_contract import DEADLINE
 
-from protocols.chunks import CHUNKS_PROTOCOL, LANES_PER_HOLDER, PART_BYTES
+from protocols.chunks import ASKED_PER_STREAM, CHUNKS_PROTOCOL, PART_BYTES
 from protocols.daemon import LOOPBACK, DaemonOptions
 from protocols.identity import create
 from protocols.p2pd import P2pdTransport
@@ -55,7 +55,7 @@ async def test_chunks_come_over_connections_of_their_own_and_those_not_held_are_
     answers = Answers()
     carriers = await newcomer.carriers(2, answers.arrived, answers.parts.append)
     try:
-        assert carriers.lanes_per_holder == 2 * LANES_PER_HOLDER
+        assert carriers.lanes_per_holder == 2 * ASKED_PER_STREAM
         for index in range(len(CHUNKS) + 1):
             carriers.ask(holder.peer, holder.addresses, DIGEST, index)
         carriers.ask(holder.peer, holder.addresses, b"x" * 32, 7)

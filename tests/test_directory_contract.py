@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from peers import run_file
 from protocols.daemon import LOOPBACK, Daemon
 from protocols.dht import DhtDirectory, split_multiaddr
 from protocols.envelope import Kind, seal
@@ -247,12 +246,6 @@ async def test_a_peer_whose_clock_is_a_day_off_joins_and_uses_the_swarms_time(tm
             late.identity.peer_id,
         }
     await world.end()
-
-
-def test_the_owner_signs_what_the_run_file_says_it_signs():
-    owner = Identity.from_seed(b"a")
-    signature = sign_manifest(owner, b"{}")[-64:]
-    assert signature == owner.sign(run_file.statement(RunId(hashlib.sha256(b"{}").hexdigest())))
 
 
 def test_a_multiaddr_is_split_into_peer_and_address():

@@ -100,3 +100,52 @@ def test_a_crash_at_any_byte_loses_only_the_end(tmp_path, clock, cut):
     path.write_bytes(whole[:cut])
     read = [event.fields["number"] for event in event_log.read(path)]
     assert read == list(range(whole[:cut].count(b"\n")))
+
+
+class Full:
+    """A file on a disk with room for so many bytes more."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        taken = self.file.write(data[: self.room])
+        self.room -= taken
+        return taken
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def test_on_a_full_disk_events_wait_for_room_and_it_is_said_once(tmp_path, clock):
+    told = []
+    log = EventLog(tmp_path / "events.jsonl", clock, clock, flush_count=1)
+    log.trouble = told.append
+    log.record("before")
+    full = log._file = Full(log._file, 30)
+    for number in range(5):
+        log.record("during", number=number)
+    assert len(told) == 1
+    assert "No space left on device; training goes on" in told[0]
+    full.room = 10**9
+    log.record("after")
+    log.close()
+    assert names(log._path) == ["before", *["during"] * 5, "after", "log_written_again"]
+    assert told[1].endswith("events lost meanwhile: 0")
+
+
+def test_of_too_many_that_wait_the_oldest_whole_lines_are_left_out_and_counted(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(event_log, "LONGEST_WAITING_BYTES", 2000)
+    log = EventLog(tmp_path / "events.jsonl", clock, clock, flush_count=1)
+    full = log._file = Full(log._file, 30)
+    for number in range(100):
+        log.record("during", number=number)
+    full.room = 10**9
+    log.close()
+    *kept, again = event_log.read(log._path)
+    assert kept[0].fields["number"] == 0, "a part of it was written before the disk was full"
+    numbers = [event.fields["number"] for event in kept[1:]]
+    assert numbers == list(range(numbers[0], 100))
+    assert again.fields["lost"] == 100 - len(kept) > 50

@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peers.snapshots import SNAPSHOTS_KEPT
+from protocols.envelope import ENVELOPE_BYTES
+from protocols.messages import HEADER_LIMIT, SnapshotRoot, State, encode
 from swarmnet.fetch import (
     ASKED_AT_ONCE,
     MOST_CHUNKS,
@@ -76,13 +80,32 @@ def test_a_holder_that_sends_nothing_is_dropped_and_one_that_sends_slowly_is_not
     assert fetch.holders.keys() == {B}
 
 
-def test_near_the_end_a_second_holder_is_asked_rather_than_none():
-    fetch = SnapshotFetch(hashes(2), [A, B])
-    first = asks(fetch.start(0.0))
-    assert {(ask.peer, ask.index) for ask in first} == {(A, 0), (A, 1), (B, 0), (B, 1)}
-    assert fetch.chunk(A, 0, fetch.hashes[0], 0.1)[0]
-    assert not fetch.chunk(B, 0, fetch.hashes[0], 0.2)[0], "once is enough"
-    assert fetch.missing == {1}
+def test_near_the_end_a_holder_without_work_of_its_own_is_asked_for_what_another_owes():
+    fetch = SnapshotFetch(hashes(3), [A, B], asked_at_once=2)
+    assert {(ask.peer, ask.index) for ask in asks(fetch.start(0.0))} == {(A, 0), (A, 1), (B, 2)}
+    assert asks(fetch.chunk(A, 0, fetch.hashes[0], 0.1)[1]) == [], "A has one of its own still to send"
+    assert asks(fetch.chunk(B, 2, fetch.hashes[2], 0.2)[1]) == [Ask(B, 1)]
+    assert fetch.chunk(B, 1, fetch.hashes[1], 0.3)[0]
+    assert not fetch.missing
+    assert not fetch.chunk(A, 1, fetch.hashes[1], 0.4)[0], "once is enough"
+
+
+def test_a_holder_that_comes_late_takes_its_share_and_one_that_was_dropped_does_not_come_back():
+    fetch = SnapshotFetch(hashes(9), [A, B], asked_at_once=2)
+    fetch.start(0.0)
+    assert len(asks(fetch.add(C, 0.5))) == 2
+    assert fetch.add(C, 0.6) == []
+    fetch.chunk(A, 0, WRONG, 0.7)
+    assert fetch.add(A, 0.8) == []
+    (dropped,) = [effect for effect in fetch.tick(STALL_SECONDS) if isinstance(effect, Dropped)]
+    assert (dropped.peer, fetch.add(B, 4.0)) == (B, [])
+    assert fetch.holders.keys() == {C}
+
+
+def test_no_chunk_is_asked_of_three_holders():
+    fetch = SnapshotFetch(hashes(1), [A, B, C])
+    assert [ask.peer for ask in asks(fetch.start(0.0))] == [A, B]
+    assert asks(fetch.drop(A, "gone", 0.1)) == [Ask(C, 0)]
 
 
 def test_chunks_of_strangers_are_judged_by_their_hash():
@@ -149,3 +172,13 @@ def test_any_mixture_of_holders_ends_complete_or_stuck(seed, chunks, holders):
             take(fetch.chunk(ask.peer, ask.index, fetch.hashes[ask.index] if honest else WRONG, now)[1])
     assert not fetch.missing or fetch.stuck
     assert not fetch.missing or "honest" not in kinds.values()
+
+
+def test_the_roots_of_two_snapshots_of_any_size_fit_in_one_header():
+    """A holder names both to a newcomer (State)."""
+    newest = 2**32 - 1
+    for size in (1 << 20, 103 << 20, MOST_CHUNKS * SMALLEST_CHUNK_BYTES, 128 << 20, 7 << 30):
+        chunks = hashes(-(-size // chunk_bytes(size)))
+        root = msgspec.msgpack.encode(SnapshotRoot(newest, 99, size, WRONG, b"x" * 8, chunks))
+        roots = [b"e" * ENVELOPE_BYTES + root] * SNAPSHOTS_KEPT
+        assert len(encode(State(99, newest, newest, WRONG, roots, newest))) < HEADER_LIMIT

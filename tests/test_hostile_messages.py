@@ -92,7 +92,7 @@ def bounded(swarm: Swarm) -> None:
         assert data.stage_compute.open <= data.pipeline.slots
         assert len(data.ledger.rerouted) < 12
         assert len(worker.neighbourhood.membership.peers) < 80
-        assert sum(map(len, worker.neighbourhood._waiting.values())) <= 64
+        assert sum(map(len, worker.neighbourhood._lanes.waiting.values())) <= 64
         assert len(worker.neighbourhood._tasks) < 50
 
 
@@ -216,7 +216,7 @@ def test_gradients_and_beats_that_lie_about_numbers_are_refused():
     async def story(swarm: Swarm, liar: Liar) -> None:
         victim = swarm.members["c"].worker
         peer = victim.transport.peer
-        beat = Beat(1, -1, 0.0, 2, True, 8, 0.001, 0)
+        beat = Beat(1, -1, 0.0, 2, True, 8, 0.001, 0, True)
         await liar.say(peer, beat)
         await swarm.until(lambda: liar.heard["Act"] > 0, 20.0)
         before = refusals(swarm, "c")
@@ -224,7 +224,7 @@ def test_gradients_and_beats_that_lie_about_numbers_are_refused():
         for field, value in lies.items():
             count = liar.heard["Act"]
             act = next(m for m in reversed(liar.messages) if isinstance(m, Act))
-            grad = Grad(act.origin, act.counter, act.attempt, 100.0, 32, 0.01, ACT_SHAPE)
+            grad = Grad(act.origin, act.counter, act.attempt, 100.0, 32, 0.01, 0.0, ACT_SHAPE)
             lie = msgspec.structs.replace(grad, **{field: value})
             await liar.say(peer, lie, bytes(BODY_BYTES), "data")
             await swarm.during(0.1)
@@ -250,7 +250,7 @@ def test_codes_that_a_peer_invents_do_not_become_names_of_metrics():
     async def story(swarm: Swarm, liar: Liar) -> None:
         victim = swarm.members["c"].worker
         for number in range(30):
-            await liar.say(victim.transport.peer, Beat(number, -1, 0.0, 2, True, 8, 0.0001, 0))
+            await liar.say(victim.transport.peer, Beat(number, -1, 0.0, 2, True, 8, 0.0001, 0, True))
             await swarm.during(0.3)
             for act in [m for m in liar.messages if isinstance(m, Act)]:
                 nack = Nack(act.origin, act.counter, act.attempt, f"code{number}", "")
@@ -291,7 +291,7 @@ def test_a_peer_that_lies_about_rounds_neither_drives_the_others_on_nor_holds_th
             for worker in workers:
                 peer = worker.transport.peer
                 if number % 10 == 0:
-                    await liar.say(peer, Beat(number, -1, 0.0, 1, True, 0, 0.0, 0))
+                    await liar.say(peer, Beat(number, -1, 0.0, 1, True, 0, 0.0, 0, True))
                 await liar.say(peer, LIES[lie](worker.update.rounds))
             await swarm.during(0.1)
         rounds = workers[0].update.rounds.current - first

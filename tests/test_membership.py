@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from random import Random
 
 from hypothesis import given
@@ -16,7 +15,6 @@ from swarmnet.membership import (
     MOST_PEERS,
     SILENT_SECONDS,
     Membership,
-    choose_stage,
 )
 
 ME, A, B = PeerId("me"), PeerId("a"), PeerId("b")
@@ -149,14 +147,6 @@ def test_newcomers_are_told_of_those_heard_last_first():
         record(membership, PeerId(f"p{number}"))
         membership.heard(PeerId(f"p{number}"), float(number))
     assert membership.records(2) == [b"record of p4", b"record of p3"]
-
-
-def test_the_thinnest_stage_is_chosen_then_the_weakest_then_by_chance():
-    assert choose_stage(3, {0: 2, 1: 1, 2: 2}, {}, Random(1)) == 1
-    assert choose_stage(3, {}, {}, Random(1)) in range(3)
-    assert choose_stage(3, {0: 1, 1: 1, 2: 1}, {0: 50.0, 1: 10.0, 2: 50.0}, Random(1)) == 1
-    drawn = Counter(choose_stage(2, {0: 1, 1: 1}, {}, Random(seed)) for seed in range(100))
-    assert min(drawn.values()) > 25
 
 
 @given(

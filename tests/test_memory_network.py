@@ -84,6 +84,19 @@ def test_an_uplink_is_shared_by_all_links_of_a_peer():
     run(scenario())
 
 
+def test_a_slow_line_does_not_hold_up_what_goes_to_others():
+    async def scenario():
+        network, (_, heard, other) = world(3)
+        network.set(PEERS[0], PEERS[1], Conditions(bytes_per_second=1e5))
+        (await link(network, 0, 1)).post(CHUNK, bytes(500_000))
+        (await link(network, 0, 2)).post(CHUNK, bytes(500_000))
+        await asyncio.sleep(10)
+        assert heard.times() == [pytest.approx(5.0, abs=0.1)]
+        assert other.times() == [pytest.approx(0.0, abs=0.1)]
+
+    run(scenario())
+
+
 def test_urgent_messages_overtake_on_a_slow_line():
     async def scenario():
         network, (_, heard) = world(2, Conditions(bytes_per_second=1e6))

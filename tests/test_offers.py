@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from swarmnet.branches import Chain, SettledSet
+from swarmnet.histories import Histories
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
-from swarmnet.offers import ASK_SECONDS, MOST_ASKS, Offers
+from swarmnet.offers import ASK_SECONDS, LEARN_ASKS, LEARNED_ROUNDS, MOST_ASKS, Offers
 from swarmnet.round_events import AskIds, GiveBack, Reference, Resynchronise
 
 RULES = Rounds(window=2)
@@ -114,3 +116,70 @@ def test_where_nobody_knows_the_fork_what_was_last_agreed_upon_decides():
     offers.told(range(10), [reference(3, 3), reference(9, 9)])
     gone = offers.decide(50, ALLIES, 0.5)
     assert sorted(effect.round for effect in gone) == [0, 1, 2, 4, 5, 6, 7, 8]
+
+
+def test_what_was_agreed_upon_but_not_decided_yet_stays_settled_if_nobody_remembers():
+    offers = Offers(RULES)
+    for round in (8, 9):
+        offers.made(round, mine(round))
+        offers.settled(round, (reference(round, round),))
+    assert offers.decide(9, ALLIES, 0.0) == [], "too early to decide"
+    offers.agree(PeerId("gone"), 8)
+    offers.give_up(Resynchronise((PeerId("newcomer"),), "far behind"), ())
+    effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
+    assert [effect.round for effect in effects if isinstance(effect, GiveBack)] == [9]
+    assert list(offers.taken.values()) == [8]
+
+
+def test_a_newcomer_learns_the_sets_before_its_snapshot_and_can_tell_them():
+    offers = Offers(RULES)
+    offers.jumped(99)
+    (ask,) = offers.decide(99, ALLIES, 0.0)
+    assert ask.rounds == tuple(range(100 - LEARNED_ROUNDS, 100))
+    offers.told((98, 99), (reference(98, 98),))
+    assert offers.answer((97, 98, 99), {}, 99) == ((reference(98, 98),), (98, 99))
+    (ask,) = offers.decide(99, ALLIES, offers.next_deadline())
+    assert ask.rounds == tuple(range(100 - LEARNED_ROUNDS, 98)), "what is known by now is not asked for"
+
+
+def test_what_no_ally_can_tell_a_newcomer_is_asked_for_only_so_often():
+    offers = Offers(RULES)
+    offers.jumped(5)
+    asks = [ask for second in range(99) for ask in offers.decide(5, ALLIES, float(second))]
+    assert len(asks) == LEARN_ASKS
+    assert offers.next_deadline() == float("inf")
+    offers.jumped(-1)
+    assert offers.decide(5, ALLIES, 100.0) == [], "who starts from the seed lacks nothing"
+
+
+def test_a_contribution_whose_round_is_not_old_enough_sets_no_timer_though_its_set_was_asked_for():
+    offers = Offers(RULES)
+    offers.jumped(3)
+    offers.made(3, mine(3))
+    now = 0.0
+    for _ in range(LEARN_ASKS):
+        assert offers.decide(3, ALLIES, now)
+        now = offers.next_deadline()
+    assert offers.decide(3, ALLIES, now) == []
+    assert offers.next_deadline() == float("inf"), "a timer that finds nothing due would spin"
+
+
+def test_who_was_to_follow_others_and_fetched_its_own_history_gives_up_only_what_came_after():
+    chain = Chain()
+    offers = Offers(RULES)
+    for round in range(6):
+        offers.made(round, mine(round))
+        offers.settled(round, (reference(round, round),))
+        chain.append(SettledSet(1, bytes([round] * 8)))
+    assert offers.decide(5 + DELAY, ALLIES, 0.0) == []
+    assert len(offers.taken) == 6
+    own = Histories(RULES, chain, {}, 0.0)
+    wish = Resynchronise((PeerId("a"),), "their history stands", fork_round=2)
+    value = chain.at(4)
+    assert value is not None
+    offers.replaced(wish, own, 4, value)
+    assert set(offers.open.values()) == {5}
+    assert set(offers.taken.values()) == {0, 1, 2, 3, 4}
+    assert offers.answer((3,), {}, 4)[1] == (3,), "and tells others the sets"
+    offers.replaced(wish, own, 4, b"another!")
+    assert set(offers.open.values()) == {2, 3, 4, 5}

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from peers.errors import ConfigError, UserError
 from peers.run_file import (
-    MANIFEST_LIMIT,
     RunFileError,
     SignedManifest,
     from_wire,
@@ -18,11 +17,10 @@ from peers.run_file import (
     load_signed,
     parse,
     publish,
-    statement,
 )
 from protocols.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import Manifest
+from swarmnet.manifest import MANIFEST_LIMIT, Manifest, owner_statement
 
 OWNER = Identity.from_seed(b"owner")
 STRANGER = Identity.from_seed(b"stranger")
@@ -30,7 +28,7 @@ STRANGER = Identity.from_seed(b"stranger")
 
 def sign(manifest, identity=OWNER):
     run_id = manifest.run_id()
-    return SignedManifest(manifest, identity.sign(statement(run_id)), run_id)
+    return SignedManifest(manifest, identity.sign(owner_statement(run_id)), run_id)
 
 
 @pytest.fixture

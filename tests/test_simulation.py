@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from peers.simulation.clock import GATE, Gate, GatedLoop, Spinning
-from peers.simulation.faults import KINDS, schedule
+from peers.simulation.faults import Partition
 from peers.simulation.invariants import check
 from peers.simulation.play import Options, Seen, play
 from peers.simulation.report import log_digest
+from peers.simulation.schedules import KINDS, schedule
 
 FIRST_SEED, SCHEDULES = 3000, 12
 """Always the same ones: what a change breaks must be told from what was never seen before. New seeds are
@@ -83,6 +84,12 @@ def quiet() -> Seen:
     return seen
 
 
+@pytest.fixture(scope="module")
+def restarted() -> Seen:
+    """A small world one of whose stages is killed and comes back."""
+    return play(Options(1, peers=4, stages=2, kinds=("restart",), rounds=20))
+
+
 def tampered(seen: Seen, event: str, number: int, **fields: object) -> list[str]:
     """The rules that are violated if the log's `number`th such event (from behind) said something else."""
     places = [place for place, note in enumerate(seen.notes) if note.event == event]
@@ -131,6 +138,89 @@ def test_the_checker_finds_a_contribution_that_is_settled_and_came_back(quiet):
     payload = next(note for note in quiet.notes if note.event == "payload")
     notes = [*quiet.notes, replace(payload, event="returned")]
     assert "nothing settled twice" in [violation.rule for violation in check(replace_notes(quiet, notes))]
+
+
+def test_the_checker_finds_that_what_all_held_was_left_out_though_its_maker_is_gone(quiet):
+    last = [note for note in quiet.notes if note.event == "settled"][-9]
+    stage = quiet.living[f"{last.name}.{last.life}"]
+    round, holders = last.fields["round"], [me for me, held in quiet.living.items() if held == stage]
+    gone = [
+        replace(last, time=0.0, name="gone", event=event, fields=fields)
+        for event, fields in (
+            ("assembled", {"stage": stage}),
+            ("payload", {"round": round, "payload": b"votes"}),
+            ("made", {"round": round, "id": b"\1" * 16}),
+        )
+    ]
+    names = [me.partition(".")[0] for me in holders]
+    taken = [replace(last, time=0.0, name=name, event="took", fields=gone[2].fields) for name in names]
+    start = max(place for place, note in enumerate(quiet.notes) if note.event == "assembled") + 1
+    notes = [*quiet.notes[:start], *gone, *taken, *quiet.notes[start:]]
+    rules = [violation.rule for violation in check(replace_notes(quiet, notes))]
+    assert rules == ["what everybody held is settled"]
+    one_less = [note for note in notes if note is not taken[0]]
+    assert check(replace_notes(quiet, one_less)) == [], "somebody may have settled without knowing of it"
+
+
+def test_a_stage_that_is_killed_as_a_whole_goes_on_from_its_disks(restarted):
+    killed = next(note for note in restarted.notes if note.event == "stage_killed")
+    names = {me.partition(".")[0] for me in killed.fields["lives"]}
+    first = {
+        note.name: note.fields["round"]
+        for note in reversed(restarted.notes)
+        if note.event == "settled" and note.name in names and note.time > killed.time
+    }
+    assert first.keys() == names
+    assert min(first.values()) > 0, "not from the seed"
+    assert check(restarted) == []
+
+
+def test_the_checker_finds_a_stage_that_forgot_what_its_disks_hold(restarted):
+    place = next(place for place, note in enumerate(restarted.notes) if note.event == "stage_killed")
+    killed, before = restarted.notes[place], restarted.notes[:place]
+    newest = {
+        f"{note.name}.{note.life}": note
+        for note in before
+        if note.event == "settled" and f"{note.name}.{note.life}" in killed.fields["lives"]
+    }
+    round = min(note.fields["round"] for note in newest.values())
+    saved = [replace(note, event="saved", fields={"round": round}) for note in newest.values()]
+    notes = [*before, *saved, *restarted.notes[place:]]
+    rules = [violation.rule for violation in check(replace_notes(restarted, notes))]
+    assert rules == ["no settled round is lost"]
+
+
+@pytest.mark.parametrize("cut", [4, 5], ids=["half and half", "five and three"])
+def test_a_swarm_that_was_in_two_for_a_minute_is_on_one_history_20_s_later(cut):
+    names = tuple(f"p{number}" for number in (0, 1, 4, 5, 2, 3, 6, 7))
+    parted = Partition(10.0, 70.0, (names[:cut], names[cut:]))
+    seen = play(Options(1, peers=8, stages=2, faults=(parted,), rounds=100))
+    assert check(seen) == [], "and what the side that gave way had made is settled or came back"
+    parted_then = {
+        (note.name, note.fields["round"]): note.fields["digest"]
+        for note in seen.notes
+        if note.event == "settled" and note.time < parted.until
+    }
+    assert any(parted_then["p0", round] != digest for (name, round), digest in parted_then.items()
+               if name == "p6" and ("p0", round) in parted_then), "there were two"  # fmt: skip
+    for stage in (0, 1):
+        digests: dict[int, set[bytes]] = {}
+        for note in seen.notes:
+            late = note.event == "settled" and note.time > parted.until + 20.0
+            if late and seen.living[f"{note.name}.{note.life}"] == stage:
+                digests.setdefault(note.fields["round"], set()).add(note.fields["digest"])
+        assert digests
+        assert all(len(found) == 1 for found in digests.values())
+
+
+def test_schedules_hold_with_a_real_model_too():
+    seen = play(Options(2, peers=4, stages=2, real=True, rounds=20))
+    assert check(seen) == []
+    settled = [note for note in seen.notes if note.event == "settled"]
+    wrong = replace(settled[-9], fields={**settled[-9].fields, "digest": b"\1" * 32})
+    notes = [wrong if note is settled[-9] else note for note in seen.notes]
+    rules = {violation.rule for violation in check(replace(seen, notes=notes, healed_at=-100.0))}
+    assert rules == {"one digest soon after the last heal"}
 
 
 def test_the_checker_finds_a_microbatch_committed_twice(quiet):

@@ -35,7 +35,7 @@ def learn(
 
     def stop(note: Note) -> None:
         if note.event == "committed" and note.name == "0" and swarm.committed(0) == MICROBATCHES:
-            swarm.members["0"].worker.data.in_flight = 0
+            swarm.members["0"].worker.data.text = None
 
     async def story() -> tuple[int, dict[str, Tensor]]:
         swarm.open()

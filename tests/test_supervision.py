@@ -107,9 +107,9 @@ async def test_a_p2pd_that_hangs_is_noticed_killed_and_started_again(run_json):
     assert peer.process.returncode == 0
 
 
-def run_with(folder: Path, sabotage: str, seconds: float = 90.0) -> subprocess.CompletedProcess[str]:
-    """Run the peer in a process that first does `sabotage` to itself."""
-    keys = {"run": "run.json", "state": "alone", "stage": 0, **QUIET}
+def run_with(folder: Path, sabotage: str, **more: object) -> subprocess.CompletedProcess[str]:
+    """Run the peer in a process that first does `sabotage` to itself; `more` keys of its peer file."""
+    keys = {"run": "run.json", "state": "alone", "stage": 0, **QUIET, **more}
     file = folder / "alone.yaml"
     file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items()))
     program = textwrap.dedent(sabotage) + textwrap.dedent(f"""
@@ -117,7 +117,7 @@ def run_with(folder: Path, sabotage: str, seconds: float = 90.0) -> subprocess.C
         main(["run", {str(file)!r}])
     """)
     return subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=seconds,
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=90.0,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
@@ -186,6 +186,42 @@ def test_a_blocked_event_loop_ends_the_peer_with_all_stacks(run_json):
     """)  # fmt: skip
     assert_ended_with(done, "the event loop has not turned")
     assert "time.sleep(3600)" in done.stderr or "in <lambda>" in done.stderr
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+def test_a_peer_whose_disk_is_full_says_so_trains_on_and_saves_again_when_there_is_room(run_json):
+    done = run_with(run_json, """
+        import os, resource, signal, threading, time
+        from pathlib import Path
+        limit = resource.RLIMIT_FSIZE  # A write beyond it fails as on a full disk.
+        hard = resource.getrlimit(limit)[1]
+        def story():
+            folder = Path("STATE/checkpoints")
+            while not list(folder.glob("*.safetensors")):
+                time.sleep(0.1)
+            resource.setrlimit(limit, (4096, hard))
+            time.sleep(6.0)
+            before = sorted(path.name for path in folder.iterdir())
+            resource.setrlimit(limit, (hard, hard))
+            (folder.parent / "before").write_text(" ".join(before))
+            while sorted(path.name for path in folder.glob("*.safetensors")) == before:
+                time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGTERM)
+        threading.Thread(target=story, daemon=True).start()
+    """.replace("STATE", str(run_json / "alone")), checkpoint_seconds=1)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    warnings = [line["text"] for line in said if line["event"] in ("event_log", "checkpoint_failed")]
+    assert any("cannot be written" in text and "older checkpoint is intact" in text for text in warnings)
+    assert any("training goes on, events wait" in text for text in warnings)
+    assert any("events lost meanwhile: 0" in text for text in warnings)
+    state = run_json / "alone"
+    kept = (state / "before").read_text().split()
+    assert all(name.endswith(".safetensors") for name in kept)
+    settled = [event.fields["round"] for event in event_log.read(state / "events.jsonl")
+               if event.name == "settled"]  # fmt: skip
+    assert settled == list(range(settled[-1] + 1)), "no round is missing in its log"
 
 
 # -- the parts --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from protocols import dht, envelope, frames, gate, guard, messages, p2pd, records, stored
+from swarmnet.manifest import MANIFEST_LIMIT
 
 PAGE = Path(__file__).parent.parent / "docs" / "wire.md"
 WIRE = PAGE.read_text()
@@ -52,7 +53,7 @@ def test_every_test_that_the_trap_table_names_exists():
         ("items", str(guard.ITEM_LIMIT)),
         ("record", f"{records.RECORD_LIMIT} bytes, {records.RECORD_SECONDS:g} s"),
         ("announced every", f"{records.ANNOUNCE_SECONDS:g} s"),
-        ("manifest", f"{records.MANIFEST_LIMIT} bytes, {records.MANIFEST_SECONDS:g} s"),
+        ("manifest", f"{MANIFEST_LIMIT} bytes, {records.MANIFEST_SECONDS:g} s"),
         ("clock", f"{records.SKEW_SECONDS:g} s"),
         ("streams", f"{p2pd.STREAMS_PER_PEER} per peer, {p2pd.STREAMS} in all"),
         ("first message", f"{p2pd.FIRST_MESSAGE_SECONDS:g} s"),

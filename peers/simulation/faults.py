@@ -1,13 +1,12 @@
-"""What goes wrong in a world, drawn from a seed: each fault is data that can be injected and healed.
+"""What goes wrong in a world: each fault is data that can be injected and healed.
 
-A fault never takes the last peer of a stage that trains: then it does nothing (`declined` in the log).
+A fault never takes the last peer of a stage that trains: then it does nothing (`declined` in the log). Only
+`Restart` takes a whole stage, and brings it back. Which faults a seed makes: schedules.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Literal, Protocol
 
 from peers.simulation.world import Disturbance, Member, World
@@ -55,6 +54,37 @@ class Crash:
             old = world.members[self.name]
             stage = old.worker.stage if old.worker.stage >= 0 else None
             world.start(self.name, stage, old.life + 1, self.back == "old disk")
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """All peers of the stage that `name` holds are killed at once and come back together, with their disks
+    but for `lost` of them."""
+
+    at: float
+    until: float
+    name: str
+    lost: int
+
+    async def inject(self, world: World) -> bool:
+        member = _member(world, self.name)
+        if member is None or member.worker.stage < 0:
+            return False
+        stage = member.worker.stage
+        killed = world.living(stage)
+        world.killed[self] = [member.name for member in killed]
+        world.note("world", 0, "stage_killed", stage=stage, lives=[f"{m.name}.{m.life}" for m in killed])
+        for member in killed:
+            await world.crash(member)
+        return True
+
+    async def heal(self, world: World) -> None:
+        names = [name for name in world.killed[self] if _member(world, name) is None]
+        lost, stage = names[: min(self.lost, len(names) - 1)], world.members[self.name].worker.stage
+        for name in names:
+            old = world.members[name]
+            world.start(name, old.worker.stage, old.life + 1, name not in lost)
+        world.note("world", 0, "stage_back", stage=stage, names=names, lost=lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,90 +309,3 @@ class DirectoryOutage:
 
     async def heal(self, world: World) -> None:
         world.directory_silent = False
-
-
-Draw = Callable[[Random, float, Sequence[str]], list[Fault]]
-
-
-def _crash(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    back: Literal["never", "old disk", "empty disk"]
-    back = chance.choice(["never", "old disk", "old disk", "empty disk", "empty disk"])
-    pause = chance.choice([0.05, 1.0, 3.0, 8.0, 20.0])
-    return [Crash(at, at if back == "never" else at + pause, chance.choice(names), back)]
-
-
-def _freeze(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    return [Freeze(at, at + chance.choice([0.5, 2.0, 5.0, 12.0, 30.0]), chance.choice(names))]
-
-
-def _slow(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    return [Slow(at, at + chance.uniform(2.0, 25.0), chance.choice(names))]
-
-
-def _partition(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    shuffled = chance.sample(names, len(names))
-    cuts = sorted(chance.sample(range(1, len(names)), chance.choice([1, 1, 2])))
-    sides = [tuple(shuffled[a:b]) for a, b in zip([0, *cuts], [*cuts, len(names)], strict=True)]
-    return [Partition(at, at + chance.choice([1.0, 3.5, 6.0, 12.0, 25.0, 45.0]), tuple(sides))]
-
-
-def _one_way(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    source, target = chance.sample(names, 2)
-    return [OneWay(at, at + chance.choice([1.0, 5.0, 15.0, 45.0]), source, target)]
-
-
-def _flap(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    name, faults, time = chance.choice(names), [], at
-    for _ in range(chance.randrange(2, 6)):
-        until = time + chance.uniform(0.3, 6.0)
-        faults.append(Flap(time, until, name))
-        time = until + chance.uniform(0.3, 4.0)
-    return list[Fault](faults)
-
-
-def _noise(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    kind = chance.choice(["lost", "repeated", "reordered", "corrupted", "latency_seconds"])
-    most = {"lost": 0.2, "repeated": 0.3, "reordered": 0.3, "corrupted": 0.01, "latency_seconds": 2.0}[kind]
-    conditions = Conditions(**{kind: chance.uniform(most / 10, most)})
-    these = () if chance.random() < 0.4 else tuple(chance.sample(names, chance.randrange(1, 4)))
-    return [Noise(at, at + chance.uniform(2.0, 20.0), these, conditions)]
-
-
-def _skew(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    return [Skew(at, at + chance.uniform(5.0, 60.0), chance.choice(names), chance.uniform(-200.0, 200.0))]
-
-
-def _join(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    first = Join(at, f"n{chance.randrange(10**6)}")
-    return [first] if chance.random() < 0.6 else [first, Join(at, f"n{chance.randrange(10**6)}")]
-
-
-def _leave(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    return [Leave(at, chance.choice(names))]
-
-
-def _lie(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    return [Lie(at, at, chance.choice(names), chance.random() < 0.5)]
-
-
-def _outage(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    return [DirectoryOutage(at, at + chance.uniform(2.0, 40.0))]
-
-
-KINDS: dict[str, tuple[Draw, int]] = {
-    "crash": (_crash, 6), "freeze": (_freeze, 5), "slow": (_slow, 2), "partition": (_partition, 4),
-    "one way": (_one_way, 2), "flap": (_flap, 2), "noise": (_noise, 4), "skew": (_skew, 1),
-    "join": (_join, 4), "leave": (_leave, 2), "lie": (_lie, 1), "outage": (_outage, 1),
-}  # fmt: skip
-"""Name -> how such a fault is drawn, and how often."""
-
-
-def schedule(seed: int, names: Sequence[str], seconds: float, kinds: Sequence[str] = ()) -> list[Fault]:
-    """2 to 10 faults in the first `seconds`, by time. `kinds`: only these."""
-    chance = Random(f"faults {seed}")
-    chosen = [name for name in KINDS if not kinds or name in kinds]
-    weights = [KINDS[name][1] for name in chosen]
-    faults: list[Fault] = []
-    for kind in chance.choices(chosen, weights, k=chance.randrange(2, 11)):
-        faults += KINDS[kind][0](chance, chance.uniform(4.0, seconds), names)
-    return sorted(faults, key=lambda fault: fault.at)

@@ -1,164 +1,43 @@
-"""What must hold of every schedule, checked offline from the peers' event logs.
-
-The logs make a tree per stage: a node is (round, digest of the settled weights), its contents the ids that
-were settled there. The initial weights and the payloads are known, so the digest of every node is computed
-anew from its parent's weights and its set: a contribution that was lost or counted twice does not fit.
-"""
+"""What must hold of every schedule, checked offline from the peers' event logs (read by trees.py)."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-import numpy as np
-
-from peers.simulation.play import Seen
-from peers.simulation.stub import SIZE, fingerprint, first_units
-from peers.simulation.world import Note
+from peers.checkpoint import KEPT
+from peers.simulation.faults import Flap, Noise, OneWay, Partition
+from peers.simulation.play import HEAL_SECONDS, Seen
+from peers.simulation.trees import Key, Stage, Violation, read, stages_of, who
+from swarmnet.fetch import AGREEMENT
 from swarmnet.round_sets import kept_rounds
 
-HEAL_SECONDS = 20.0
-"""After the last heal, all peers of a stage are on one history (issue: 20 s after a partition)."""
-CALLBACKS_PER_SECOND = 40_000
-"""Of a whole world; busy ones take some 3,000. A loop that spins takes as many as it can."""
-
-Weights = np.ndarray[tuple[int], np.dtype[np.int32]]
-Key = tuple[int, str]
-"""(round, digest) of settled weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    rule: str
-    text: str
-
-
-@dataclass(slots=True)
-class Made:
-    """One contribution, as its maker's log tells it."""
-
-    who: str
-    """name.life"""
-    round: int
-    id: str
-    time: float
-    payload: bytes
-    returned: int = 0
-
-
-@dataclass(slots=True)
-class Node:
-    ids: tuple[str, ...]
-    parent: Key | None = None
-    """None: the initial weights."""
-    weights: Weights = field(default_factory=lambda: np.zeros(SIZE, np.int32))
-
-
-@dataclass(slots=True)
-class Stage:
-    """What the logs tell of one stage."""
-
-    made: dict[str, Made] = field(default_factory=dict)
-    nodes: dict[Key, Node] = field(default_factory=dict)
-    settled: dict[str, list[tuple[float, Key]]] = field(default_factory=lambda: defaultdict(list))
-    """name.life -> what it settled when."""
+CALLBACKS_PER_PEER = 2_500
+"""In a second; busy worlds take some 200. A loop that spins takes as many as it can."""
+UNDISTURBED_SECONDS = 10.0
+"""A stage that comes back has found itself again after so long, if nothing else is in its way."""
 
 
 def check(seen: Seen) -> list[Violation]:
     """Everything that is violated; empty: all held."""
     found = [Violation("no exception escapes", f"{name}: {error}") for name, error in seen.escaped]
     found += list(_progress(seen)) + list(_bounded(seen)) + list(_committed(seen))
-    if not seen.options.real:
-        stages, problems = read(seen)
-        found += problems
-        for number, stage in stages.items():
-            found += [Violation(v.rule, f"stage {number}: {v.text}") for v in _of_stage(seen, number, stage)]
+    stages, problems = read(seen)
+    found += problems
+    rules = _of_real_stage if seen.options.real else _of_stage
+    for number, stage in stages.items():
+        found += [Violation(v.rule, f"stage {number}: {v.text}") for v in rules(seen, number, stage)]
     return found
 
 
-# -- reading ----------------------------------------------------------------------------------------------
-
-
-def stages_of(notes: list[Note]) -> dict[str, int]:
-    """name.life -> the stage that it held."""
-    return {who(note): note.fields["stage"] for note in notes if note.event == "assembled"}
-
-
-def who(note: Note) -> str:
-    return f"{note.name}.{note.life}"
-
-
-def _hex(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
-
-
-def read(seen: Seen) -> tuple[dict[int, Stage], list[Violation]]:
-    """The stages' trees, and what contradicts itself while they are built."""
-    stage_of = stages_of(seen.notes)
-    stages: dict[int, Stage] = defaultdict(Stage)
-    problems: list[Violation] = []
-    payloads: dict[tuple[str, int], bytes] = {}
-    made_by_payload: dict[bytes, Made] = {}
-    for note in seen.notes:
-        me = who(note)
-        if me not in stage_of:
-            continue
-        stage = stages[stage_of[me]]
-        if note.event == "payload":
-            payloads[(me, note.fields["round"])] = note.fields["payload"]
-        elif note.event == "made":
-            round, name = note.fields["round"], _hex(note.fields["id"])
-            made = Made(me, round, name, note.time, payloads[(me, round)])
-            stage.made[name] = made_by_payload[made.payload] = made
-        elif note.event == "returned" and note.fields["payload"] in made_by_payload:
-            made_by_payload[note.fields["payload"]].returned += 1
-        elif note.event == "settled":
-            key = (note.fields["round"], _hex(note.fields["digest"]))
-            ids = tuple(note.fields["ids"])
-            stage.settled[me].append((note.time, key))
-            known = stage.nodes.setdefault(key, Node(ids))
-            if set(known.ids) != set(ids):
-                problems.append(Violation("one digest, one set", f"{me} round {key[0]}"))
-    for stage in stages.values():
-        problems += list(_weigh(stage))
-    return dict(stages), problems
-
-
-def _weigh(stage: Stage) -> Iterator[Violation]:
-    """Find every node's parent by its weights."""
-    by_round: dict[int, list[Key]] = defaultdict(list)
-    for key in sorted(stage.nodes):
-        node = stage.nodes[key]
-        unknown = [name for name in node.ids if name not in stage.made]
-        if unknown:
-            yield Violation("only what was made is settled", f"round {key[0]}: {unknown}")
-            continue
-        step = np.zeros(SIZE, np.int32)
-        for name in node.ids:
-            step += fingerprint(stage.made[name].payload)
-        candidates: list[Key | None] = list(by_round[key[0] - 1]) if key[0] else [None]
-        for parent in candidates:
-            before = first_units().numpy() if parent is None else stage.nodes[parent].weights
-            weights = before + step
-            if _digest(key[0], weights) == key[1]:
-                node.parent, node.weights = parent, weights
-                break
-        else:
-            yield Violation(
-                "settled weights are the sum of the settled sets",
-                f"round {key[0]}, digest {key[1][:12]}: no weights before it and its {len(node.ids)} fit",
-            )
-        by_round[key[0]].append(key)
-
-
-def _digest(round: int, weights: Weights) -> str:
-    data = round.to_bytes(8, "little", signed=True) + weights.astype("<i4").tobytes()
-    return hashlib.sha256(data).hexdigest()
-
-
-# -- rules ------------------------------------------------------------------------------------------------
+def _of_real_stage(seen: Seen, number: int, stage: Stage) -> Iterator[Violation]:
+    """Without the tree: who is there in the end has settled the same weights since the last heal."""
+    digests: dict[int, tuple[str, str]] = {}
+    for me in (me for me, held in seen.living.items() if held == number):
+        for time, (round, digest) in stage.settled[me]:
+            other, first = digests.setdefault(round, (me, digest))
+            if time > seen.healed_at + HEAL_SECONDS and first != digest:
+                yield Violation("one digest soon after the last heal", f"{me} and {other} at round {round}")
 
 
 def _of_stage(seen: Seen, number: int, stage: Stage) -> Iterator[Violation]:
@@ -176,8 +55,10 @@ def _of_stage(seen: Seen, number: int, stage: Stage) -> Iterator[Violation]:
         wrong = [key[0] for time, key in stage.settled[me] if time > healed and final.get(key[0]) != key]
         wrong = [round for round in wrong if round in final]
         if wrong:
-            yield Violation("one digest 20 s after the last heal", f"{me} settled {wrong} on another history")
+            yield Violation("one digest soon after the last heal", f"{me} settled {wrong} on another history")
     yield from _contributions(seen, stage, final)
+    yield from _held(stage, final)
+    yield from _restarts(seen, number, stage, final)
 
 
 def _path(stage: Stage, key: Key | None) -> dict[int, Key]:
@@ -190,7 +71,8 @@ def _path(stage: Stage, key: Key | None) -> dict[int, Key]:
 
 
 def _contributions(seen: Seen, stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
-    """Every contribution is in the final history once, or came back to its maker, or its maker is gone."""
+    """Every contribution is in the final history once, or came back to its maker, or its maker is gone. Of
+    the newest, made after the last heal, it may be open yet."""
     counts = Counter(name for key in final.values() for name in stage.nodes[key].ids)
     decided = max(final) - 2 * seen.rules.window - 2
     for name, count in counts.items():
@@ -204,8 +86,61 @@ def _contributions(seen: Seen, stage: Stage, final: dict[int, Key]) -> Iterator[
             yield Violation("nothing settled twice", f"{where} is settled and came back")
         elif made.id in counts or made.returned or made.who not in seen.living:
             continue
-        elif made.round <= decided:
+        elif made.round <= decided or made.time <= seen.healed_at:
             yield Violation("nothing vanishes", f"{where} is neither settled nor did it come back")
+
+
+def _held(stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
+    """What everybody held who settled a round is in its set, also if its maker is gone; of two by one maker
+    the smaller."""
+    for key in final.values():
+        ids = stage.nodes[key].ids
+        makers = {stage.made[name].who.partition(".")[0] for name in ids}
+        for name in stage.held.get(key, set()).difference(ids):
+            made = stage.made.get(name)
+            if made is not None and made.who.partition(".")[0] not in makers:
+                text = f"{name[:12]} of {made.who}, round {key[0]}"
+                yield Violation("what everybody held is settled", text)
+
+
+def _restarts(seen: Seen, number: int, stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
+    """A stage that was killed as a whole goes on from the newest round that two thirds of its disks hold,
+    unless the way between its peers was disturbed, or somebody else took the stage up meanwhile."""
+    stage_of, killed_at = stages_of(seen.notes), -1.0
+    for note in seen.notes:
+        if note.name == "world" and note.fields.get("stage") == number and note.event == "stage_killed":
+            killed_at = note.time
+        elif note.name == "world" and note.fields.get("stage") == number and note.event == "stage_back":
+            until = note.time + UNDISTURBED_SECONDS
+            others = [
+                other
+                for other in seen.notes
+                if other.event == "assembled" and killed_at < other.time < until
+                and stage_of[who(other)] == number and other.name not in note.fields["names"]
+            ]  # fmt: skip
+            disks = [_disk(stage, name, killed_at) for name in note.fields["names"]
+                     if name not in note.fields["lost"]]  # fmt: skip
+            if others or not disks or _disturbed(seen, killed_at, until):
+                continue
+            named = Counter(key for disk in disks for key in disk)
+            shared = [key for key, count in named.items() if count >= AGREEMENT * len(disks)]
+            newest = max(shared, default=None)
+            if newest is not None and final.get(newest[0]) != newest:
+                text = f"round {newest[0]} was on two thirds of the disks at {killed_at:.2f}, and is lost"
+                yield Violation("no settled round is lost", text)
+
+
+def _disk(stage: Stage, name: str, at: float) -> set[Key]:
+    """What a peer's disk holds at a time."""
+    saved = sorted({key for time, key in stage.saved[name] if time <= at})
+    return set(saved[-KEPT:])
+
+
+def _disturbed(seen: Seen, since: float, until: float) -> bool:
+    return any(
+        isinstance(fault, (Flap, Noise, OneWay, Partition)) and fault.at < until and fault.until > since
+        for fault in seen.faults
+    )
 
 
 def _committed(seen: Seen) -> Iterator[Violation]:
@@ -225,7 +160,7 @@ def _progress(seen: Seen) -> Iterator[Violation]:
         yield Violation("progress after the last heal", "; ".join(seen.standing))
     last = 0
     for sample in seen.samples:
-        if sample.callbacks - last > CALLBACKS_PER_SECOND:
+        if sample.callbacks - last > CALLBACKS_PER_PEER * seen.peers:
             text = f"{sample.callbacks - last} callbacks before {sample.time:.0f} s"
             yield Violation("nothing spins", text)
         last = sample.callbacks

@@ -10,17 +10,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from peers.lanes import DIAL_SECONDS
 from peers.simulation.clock import GatedLoop
-from peers.simulation.faults import Fault, schedule
+from peers.simulation.faults import Fault
+from peers.simulation.schedules import schedule
 from peers.simulation.world import Member, Note, World
 from protocols.identity import Identity
+from swarmnet.identifiers import ContributionId
 from swarmnet.manifest import Data, Manifest, ModelShape, Rounds, Sync
+from swarmnet.membership import LONGEST_REDIAL_SECONDS
 
 FAULT_SECONDS = 50.0
+HEAL_SECONDS = 20.0 + DIAL_SECONDS + 1.2 * LONGEST_REDIAL_SECONDS
+"""After the last heal, all peers of a stage are on one history: 20 s from when their links stand again. A
+dial that was under way at the heal fails only at its deadline; the next comes after the longest pause."""
 CALM_SECONDS = 60.0
-"""After the last fault is healed: at most so long until everybody has settled NEW_ROUNDS."""
+"""From then on: at most so long until everybody has settled NEW_ROUNDS."""
 LONGEST_SECONDS = 240.0
-"""Until LEAST_ROUNDS are settled; slow worlds take so long without being stuck."""
+"""Until LEAST_ROUNDS are settled and all that was made before the last heal is decided; slow worlds, and
+those whose longest history gave way, take so long without being stuck."""
 LEAST_ROUNDS = 50
 NEW_ROUNDS = 14
 """Settled by every peer after the last heal: what was open before is settled then, and it is decided what
@@ -38,6 +46,8 @@ class Options:
     kinds: tuple[str, ...] = ()
     real: bool = False
     rounds: int = LEAST_ROUNDS
+    faults: tuple[Fault, ...] | None = None
+    """None: from the seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +122,7 @@ async def _play(options: Options, folder: Path) -> Seen:
     names = [f"p{number}" for number in range(peers)]
     microbatches = max(2, peers // stages)
     manifest = small_manifest(stages, microbatches, options.rules, options.seed)
-    faults = schedule(options.seed, names, FAULT_SECONDS, options.kinds)
+    faults = list(options.faults or schedule(options.seed, names, FAULT_SECONDS, options.kinds))
     world = World(manifest, options.seed, folder, options.real)
     seen = Seen(options, stages, peers, manifest.rounds, faults)
     for number, name in enumerate(names):
@@ -162,31 +172,59 @@ async def _calm(world: World, seen: Seen) -> None:
     """Wait until every living peer has settled enough new rounds, or time is up."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    now = [max(world.settled(stage).values(), default=-1) for stage in range(seen.stages)]
-    for seconds, least in (
-        (CALM_SECONDS, [settled + NEW_ROUNDS for settled in now]),
-        (LONGEST_SECONDS, [max(seen.options.rounds, settled + NEW_ROUNDS) for settled in now]),
-    ):
-        while not world.escaped:
-            seen.standing = [
-                f"{member.name} (stage {stage}, {member.worker.state}): {_standing(member)} of {rounds}"
-                for stage, rounds in enumerate(least)
-                for member in world.living()
-                if member.worker.stage in (stage, -1) and (_standing(member) < rounds or _undecided(member))
-            ]
-            if not seen.standing:
-                break
-            if loop.time() > began + seconds:
-                return
-            await asyncio.sleep(0.5)
-    seen.calm = not world.escaped
+    newest, open_then = _newest(world, seen), _open(world)
+    while loop.time() <= began + HEAL_SECONDS + CALM_SECONDS and not world.escaped:
+        if loop.time() <= began + HEAL_SECONDS:  # The longest of two histories may give way until then.
+            standing = _newest(world, seen)
+        least = [min(then, now) + NEW_ROUNDS for then, now in zip(newest, standing, strict=True)]
+        seen.standing = _short_of(world, least, {})
+        if not seen.standing:
+            break
+        await asyncio.sleep(0.5)
+    else:
+        return
+    least = [max(seen.options.rounds, then + NEW_ROUNDS) for then in newest]
+    while loop.time() <= began + LONGEST_SECONDS and not world.escaped:
+        seen.standing = _short_of(world, least, open_then)
+        if not seen.standing:
+            seen.calm = True
+            return
+        await asyncio.sleep(0.5)
 
 
-def _undecided(member: Member) -> bool:
-    """Whether it is still open what became of a contribution that is old enough."""
+def _newest(world: World, seen: Seen) -> list[int]:
+    """Newest settled round of each stage."""
+    return [max(world.settled(stage).values(), default=-1) for stage in range(seen.stages)]
+
+
+def _open(world: World) -> dict[str, set[ContributionId]]:
+    """name.life -> own contributions of which it is not decided what became of them."""
+    return {
+        f"{member.name}.{member.life}": set(member.worker.update.rounds.offers.open)
+        for member in world.living()
+        if member.worker.update is not None
+    }
+
+
+def _short_of(world: World, least: list[int], undecided: dict[str, set[ContributionId]]) -> list[str]:
+    """Who has not settled `least` of its stage, or has not decided what is `undecided`, for people."""
+    short = []
+    for member in world.living():
+        stage, standing = member.worker.stage, _standing(member)
+        rounds = least[stage] if stage >= 0 else 0
+        if standing < rounds or _undecided(member, undecided):
+            short.append(f"{member.name} (stage {stage}, {member.worker.state}): {standing} of {rounds}")
+    return short
+
+
+def _undecided(member: Member, these: dict[str, set[ContributionId]]) -> bool:
+    """Whether it is still open what became of one of these, or of another contribution that is old enough."""
     assert member.worker.update is not None
     rounds = member.worker.update.rounds
-    return any(round + rounds.offers.delay < rounds.settled for round in rounds.offers.open.values())
+    return any(
+        name in these.get(f"{member.name}.{member.life}", ()) or round + rounds.offers.delay < rounds.settled
+        for name, round in rounds.offers.open.items()
+    )
 
 
 def _standing(member: Member) -> int:

@@ -6,8 +6,9 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 
-from peers.simulation.invariants import Violation, check
+from peers.simulation.invariants import check
 from peers.simulation.play import Options, Seen, play
+from peers.simulation.trees import Violation
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +20,19 @@ import torch
 from torch import Tensor
 
 from peers.compute import InlineCompute
-from peers.run_file import SignedManifest, statement
+from peers.run_file import SignedManifest
+from peers.settings import Settings
 from peers.simulation.clock import GATE, Gate, GatedLoop
 from peers.simulation.stub import stub_part
 from peers.stage_part import StagePart, real_part
-from peers.worker import Settings, Worker
+from peers.worker import Worker
 from protocols.errors import Unreachable
 from protocols.identity import Identity
 from protocols.memory import MemoryNetwork
 from protocols.memory_directory import MemoryDirectory
 from protocols.memory_ways import Conditions
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.manifest import Manifest
+from swarmnet.manifest import Manifest, owner_statement
 
 CHECKPOINT_SECONDS = 7.0
 SHARES = (0.01, 1.0, 1.0, 0.01)
@@ -135,7 +136,7 @@ class World:
         """`disk` is a folder for the peers' checkpoints. `manifest.owner` is replaced by the world's own."""
         self.owner = Identity.from_seed(b"the owner of the run")
         run_id = manifest.run_id()
-        self.signed = SignedManifest(manifest, self.owner.sign(statement(run_id)), run_id)
+        self.signed = SignedManifest(manifest, self.owner.sign(owner_statement(run_id)), run_id)
         self.manifest = manifest
         self.seed = seed
         self.chance = Random(f"world {seed}")
@@ -150,6 +151,8 @@ class World:
         self.notes: list[Note] = []
         self.escaped: list[tuple[str, BaseException]] = []
         self.directory_silent = False
+        self.killed: dict[Hashable, list[str]] = {}
+        """Fault -> names of the peers that it keeps down."""
         self.disturbances: list[Disturbance] = []
         self._latency: dict[tuple[str, str], float] = {}
         self._blocks: Counter[tuple[PeerId, PeerId]] = Counter()

@@ -1,0 +1,248 @@
+"""How fast contributions reach a whole group, and what that costs: hundreds of `GroupRounds` on one clock.
+
+The machines are the real ones, and so are the sizes of their messages; peers, contributions, lines and time
+are stubs: a link has a delay, no loss and room for everything, so what is measured is hops and patience, not
+bandwidth.
+Deterministic from its seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from peers.update_messages import read_progress, read_reference, write_announces, write_progress
+from protocols.frames import wire_bytes
+from protocols.messages import AskIds as WireAskIds
+from protocols.messages import Contribution, Message, encode
+from protocols.messages import Want as WireWant
+from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.manifest import Rounds
+from swarmnet.neighbours import choose_neighbours, hops
+from swarmnet.round_events import (
+    Announced,
+    AskIds,
+    Committed,
+    Contributed,
+    ContributionArrived,
+    Effect,
+    Event,
+    GroupCounted,
+    IdsAsked,
+    MakeContribution,
+    NeighbourJoined,
+    Reference,
+    SendAnnounce,
+    SendProgress,
+    SettleRound,
+    Tick,
+    Want,
+)
+from swarmnet.rounds import GroupRounds
+
+MICROBATCH_TOKENS = 256
+MICROBATCH_SECONDS = 1.0
+"""A peer commits one about so often: between half of it and one and a half."""
+SHARE_MICROBATCHES = 4
+"""Each peer's share of a round: rounds of about four seconds."""
+MAKE_SECONDS = 0.1
+"""From closing a round to the own contribution."""
+LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.01, 0.1
+"""One way, drawn for each pair: 20 to 200 ms of round trip, a country to the other side of the world."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A Want that arrived: the bodies are asked for."""
+
+    peer: PeerId
+    ids: tuple[ContributionId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One group. Times in seconds from a contribution's making; bytes per peer and round."""
+
+    peers: int
+    links: float
+    """Per peer, mean."""
+    hops: int
+    rounds: int
+    """Settled by everybody, all with equal sets."""
+    delivered_p50: float
+    delivered_p999: float
+    """Until one other peer holds it: 999 of 1,000 (contribution, peer) pairs."""
+    everywhere_p999: float
+    """Until all peers hold it: 999 of 1,000 contributions."""
+    settled_seconds: float
+    """From closing a round to settling it, median."""
+    twice: int
+    """Bodies that came to a peer that held them."""
+    sent_ratio: float
+    most_sent_ratio: float
+    """What a peer sends, by what all contributions weigh together: mean, and of the peer that sends most."""
+    corrections: float
+    """Share of the contributions that came after their round was applied."""
+
+
+class StubGroup:
+    """`peers` machines, linked as `swarmnet.neighbours` says."""
+
+    def __init__(self, peers: int, contribution_bytes: int, seed: int) -> None:
+        self.chance = Random(seed)
+        self.contribution_bytes = contribution_bytes
+        self.rules = Rounds(
+            target_tokens=peers * SHARE_MICROBATCHES * MICROBATCH_TOKENS, deadline_seconds=5.0, window=2
+        )
+        self.now = 0.0
+        self.queue: list[tuple[float, int, PeerId, Event | Wanted]] = []
+        self.sequence = 0
+        names = [PeerId(f"12D3KooW{hashlib.sha256(bytes([seed]) + n.to_bytes(4)).hexdigest()[:44]}")
+                 for n in range(peers)]  # fmt: skip
+        self.machines = {name: GroupRounds(self.rules, name, -1, 0.0) for name in names}
+        self.links = {name: choose_neighbours(name, names) for name in names}
+        self.timers = dict.fromkeys(names, float("inf"))
+        self.delays: dict[tuple[PeerId, PeerId], float] = {}
+        self.last_due: dict[tuple[PeerId, PeerId], float] = {}
+        self.sent = dict.fromkeys(names, 0)
+        self.made_at: dict[ContributionId, float] = {}
+        self.held_by: dict[ContributionId, dict[PeerId, float]] = {}
+        self.references: dict[ContributionId, Reference] = {}
+        self.settled: dict[int, dict[PeerId, tuple[tuple[ContributionId, ...], float]]] = {}
+        self.closed: dict[int, float] = {}
+        self.late = self.twice = 0
+        for name in names:
+            self.handle(name, GroupCounted(peers))
+            for other in self.links[name]:
+                self.handle(name, NeighbourJoined(other))
+            first = self.chance.uniform(0, MICROBATCH_SECONDS)
+            self.post_at(first, name, Committed(MICROBATCH_TOKENS))
+
+    def post_at(self, due: float, receiver: PeerId, event: Event | Wanted) -> None:
+        self.sequence += 1
+        heapq.heappush(self.queue, (due, self.sequence, receiver, event))
+
+    def send(
+        self, sender: PeerId, receiver: PeerId, message: Message, event: Event | Wanted, body: int = 0
+    ) -> None:
+        """In the order of sending on each link, as on a stream."""
+        self.sent[sender] += wire_bytes(len(encode(message)), body)
+        pair = (sender, receiver)
+        if pair not in self.delays:
+            self.delays[pair] = self.delays[pair[::-1]] = self.chance.uniform(
+                LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS
+            )
+        due = max(self.now + self.delays[pair] * self.chance.uniform(1.0, 1.2), self.last_due.get(pair, 0.0))
+        self.last_due[pair] = due
+        self.post_at(due, receiver, event)
+
+    def handle(self, name: PeerId, event: Event) -> None:
+        machine = self.machines[name]
+        for effect in machine.handle(event, self.now):
+            self.carry_out(name, effect)
+        due = machine.next_deadline()
+        if due < self.timers[name]:
+            self.timers[name] = due
+            self.post_at(due, name, Tick())
+
+    def carry_out(self, me: PeerId, effect: Effect) -> None:
+        match effect:
+            case MakeContribution(round):
+                self.closed.setdefault(round, self.now)
+                identity = ContributionId(hashlib.sha256(f"{me}/{round}".encode()).digest()[:16])
+                self.references[identity] = Reference(round, me, identity, self.contribution_bytes)
+                self.made_at[identity] = self.now + MAKE_SECONDS
+                self.held_by[identity] = {}
+                self.post_at(self.now + MAKE_SECONDS, me, Contributed(round, self.references[identity]))
+            case SendProgress():
+                progress = write_progress(effect)
+                for peer in effect.peers:
+                    self.send(me, peer, progress, read_progress(me, progress))
+            case SendAnnounce(peers, references, complete):
+                for message in write_announces(references, complete):
+                    told = tuple(read_reference(entry) for entry in message.references)
+                    for peer in peers:
+                        self.send(me, peer, message, Announced(me, told, tuple(message.complete)))
+            case Want(peer, ids):
+                self.send(me, peer, WireWant(list(ids)), Wanted(me, ids))
+            case AskIds(peer, rounds):
+                self.send(me, peer, WireAskIds(list(rounds)), IdsAsked(me, rounds))
+            case SettleRound(round, references, _):
+                names = tuple(reference.id for reference in references)
+                self.settled.setdefault(round, {})[me] = (names, self.now)
+
+    def run(self, seconds: float) -> None:
+        while self.queue and self.queue[0][0] <= seconds:
+            self.now, _, name, event = heapq.heappop(self.queue)
+            if isinstance(event, Tick):
+                if self.timers[name] == self.now:
+                    self.timers[name] = float("inf")
+                    self.handle(name, event)
+            elif isinstance(event, Wanted):
+                for identity in event.ids:
+                    arrived = ContributionArrived(name, self.references[identity])
+                    self.send(name, event.peer, Contribution(), arrived, self.contribution_bytes)
+            else:
+                if isinstance(event, ContributionArrived):
+                    self.take(name, event.reference)
+                elif isinstance(event, Committed):
+                    pause = MICROBATCH_SECONDS * self.chance.uniform(0.5, 1.5)
+                    self.post_at(self.now + pause, name, event)
+                self.handle(name, event)
+
+    def take(self, name: PeerId, reference: Reference) -> None:
+        held = self.held_by[reference.id]
+        self.twice += name in held
+        held.setdefault(name, self.now)
+        self.late += self.machines[name].applied >= reference.round
+
+
+def measure(peers: int, contribution_bytes: int, seconds: float, seed: int) -> Row:
+    """Play one group for so long on its own clock. AssertionError if two peers settled different sets."""
+    group = StubGroup(peers, contribution_bytes, seed)
+    group.run(seconds)
+    whole = [number for number, of_round in group.settled.items() if len(of_round) == peers]
+    for number, of_round in group.settled.items():
+        assert len({names for names, _ in of_round.values()}) == 1, f"different sets settled as {number}"
+    pairs, everywhere = [], []
+    for identity, held in group.held_by.items():
+        if group.references[identity].round in whole:
+            times = [at - group.made_at[identity] for at in held.values()]
+            pairs += times
+            everywhere.append(max(times) if len(times) == peers - 1 else float("inf"))
+    settled = [at - group.closed[number] for number in whole for _, at in group.settled[number].values()]
+    volume = len(group.held_by) * contribution_bytes
+    return Row(
+        peers, sum(map(len, group.links.values())) / peers, hops(peers), len(whole), _share(pairs, 0.5),
+        _share(pairs, 0.999), _share(everywhere, 0.999), _share(settled, 0.5), group.twice,
+        sum(group.sent.values()) / peers / volume, max(group.sent.values()) / volume,
+        group.late / max(1, len(pairs)),
+    )  # fmt: skip
+
+
+def _share(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+
+
+def bench(sizes: Sequence[int], contribution_bytes: int, seconds: float, seed: int) -> list[Row]:
+    """One row for each size of group."""
+    return [measure(peers, contribution_bytes, seconds, seed) for peers in sizes]
+
+
+def render(rows: Sequence[Row]) -> str:
+    lines = [
+        "| peers | links | hops | rounds settled by all | one peer, p50 (s) | one peer, p99.9 (s) "
+        "| everybody, p99.9 (s) | settled after (s) | sent, mean / most | bodies twice | corrections |",
+        "|" + "---|" * 11,
+    ]
+    lines += [
+        f"| {row.peers} | {row.links:.1f} | {row.hops} | {row.rounds} | {row.delivered_p50:.2f} "
+        f"| {row.delivered_p999:.2f} | {row.everywhere_p999:.2f} | {row.settled_seconds:.1f} "
+        f"| {row.sent_ratio:.2f} / {row.most_sent_ratio:.2f} | {row.twice} | {row.corrections:.1%} |"
+        for row in rows
+    ]
+    return "\n".join(lines)

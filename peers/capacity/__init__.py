@@ -1,0 +1,1 @@
+"""What a swarm could carry: discrete events, stubbed compute, and the real routing decisions."""

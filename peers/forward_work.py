@@ -1,0 +1,128 @@
+"""The tensor side of inference: forward only, on the weights of a snapshot, in the compute thread.
+
+Snapshots, not the live weights: they change every `snapshot_rounds` only, all peers of a stage hold the same
+ones, and they are what newcomers and checkpoints hold, so an answer can be repeated by anybody. A request's
+weights therefore do not move under it, and training never waits for a reader.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from peers.microbatch_work import Trouble
+from peers.snapshots import Snapshots, units_of
+from peers.stage_part import StagePart
+from protocols.messages import AskForward
+from swarmnet import hidden
+from swarmnet.fixed_point import to_floats
+from swarmnet.manifest import Manifest
+from swarmnet.model import forward
+from swarmnet.requests import MALFORMED, NO_ROUND, NOT_FINITE, NOT_READY
+
+VERSIONS_KEPT = 2
+"""Weights of so many rounds are kept ready as floats (4 bytes a parameter each): those that a conversation
+began with, and newer ones that the next began with."""
+TOKEN_BYTES = 4
+"""Tokens and labels travel as int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    round: int
+    body: bytes
+    loss_sum: float = 0.0
+
+
+class ForwardWork:
+    def __init__(self, manifest: Manifest, stage: int, part: StagePart, snapshots: Snapshots) -> None:
+        self.manifest = manifest
+        self.span = manifest.span(stage)
+        self.part = part
+        self.snapshots = snapshots
+        self._versions: OrderedDict[int, tuple[bytes, dict[str, Tensor]]] = OrderedDict()
+        """Round -> digest and weights; used last comes last."""
+
+    def body_bytes(self, ask: AskForward) -> int:
+        """Length of the body of an honest request."""
+        tokens = ask.sequences * ask.tokens * TOKEN_BYTES
+        shape = (ask.sequences, ask.tokens, self.manifest.model.width)
+        inputs = tokens if self.span.has_embedding else hidden.encoded_bytes(shape, self._codec(ask))
+        return inputs + (tokens if ask.scores and self.span.has_head else 0)
+
+    def run(self, ask: AskForward, body: bytes) -> Answer | Trouble:
+        """The answer to a request whose shape and length are in order."""
+        version = self._version(ask.round)
+        if isinstance(version, Trouble):
+            return version
+        round, weights = version
+        try:
+            inputs, labels_BT = self._inputs(ask, body)
+            with torch.no_grad():
+                output = forward(weights, self.manifest.model, self.span, inputs.to(self.part.device))
+            if not self.span.has_head:
+                return Answer(round, hidden.encode(output, self._codec(ask)))
+            if labels_BT is None:
+                return Answer(round, hidden.encode(output[:, -1], "fp32"))
+        except hidden.HiddenError as error:
+            return Trouble(MALFORMED, str(error))
+        labels_N = labels_BT.to(output.device).flatten()
+        loss_sum = functional.cross_entropy(output.flatten(0, 1), labels_N, reduction="sum").item()
+        if not isfinite(loss_sum):
+            return Trouble(NOT_FINITE, "the loss is not finite")
+        return Answer(round, b"", loss_sum)
+
+    def forget(self) -> None:
+        """Free the weights; they are made ready again when somebody asks."""
+        self._versions.clear()
+
+    def _codec(self, ask: AskForward) -> hidden.Codec:
+        return "fp32" if ask.exact else self.manifest.hidden_codec
+
+    def _inputs(self, ask: AskForward, body: bytes) -> tuple[Tensor, Tensor | None]:
+        """Tokens or hidden states, and labels if there are any. Raises HiddenError."""
+        size = ask.sequences * ask.tokens * TOKEN_BYTES
+        labels = self._tokens(ask, body[-size:]) if ask.scores and self.span.has_head else None
+        rest = body if labels is None else body[:-size]
+        if self.span.has_embedding:
+            return self._tokens(ask, rest), labels
+        shape = (ask.sequences, ask.tokens, self.manifest.model.width)
+        return hidden.decode(rest, shape, self._codec(ask)), labels
+
+    def _tokens(self, ask: AskForward, data: bytes) -> Tensor:
+        """int64 [B, T]."""
+        values = np.frombuffer(data, "<i4")
+        if values.min() < 0 or values.max() >= self.manifest.model.vocabulary:
+            raise hidden.HiddenError("tokens outside the vocabulary")
+        return torch.from_numpy(values.astype(np.int64)).view(ask.sequences, ask.tokens)
+
+    def _version(self, wanted: int) -> tuple[int, dict[str, Tensor]] | Trouble:
+        """The weights of a round (-1: the newest snapshot's)."""
+        held = {snapshot.root.round: snapshot for snapshot in self.snapshots.held}
+        if wanted < 0 and not held:
+            return Trouble(NOT_READY, "no snapshot has been made yet")
+        round = max(held) if wanted < 0 else wanted
+        snapshot, known = held.get(round), self._versions.get(round)
+        if snapshot is None and known is None:
+            return Trouble(NO_ROUND, f"holds the weights of rounds {sorted({*held, *self._versions})}")
+        if snapshot is not None and (known is None or known[0] != snapshot.root.digest):
+            known = (snapshot.root.digest, self._views(units_of(snapshot.data)))
+        assert known is not None
+        self._versions[round] = known
+        self._versions.move_to_end(round)
+        while len(self._versions) > VERSIONS_KEPT:
+            self._versions.popitem(last=False)
+        return round, known[1]
+
+    def _views(self, units: Tensor) -> dict[str, Tensor]:
+        flat = to_floats(units).to(self.part.device)
+        return {
+            entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
+            for entry in self.part.layout.entries
+        }

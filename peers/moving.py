@@ -1,0 +1,234 @@
+"""Carries out what `Mover` decides: looks in the directory, announces, and leaves the stage for another.
+
+A move is a polite leave and a new worker: what is under way is finished, the last contribution handed over,
+Bye said, and then a worker of the other stage begins on the same transport, fetches its state and starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Protocol
+
+from peers.neighbourhood import Load, Neighbourhood
+from peers.presence import OPERATION_SECONDS, Presence
+from peers.timer import Timer
+from protocols.errors import WireError
+from protocols.records import SignedRecord, open_record
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Manifest
+from swarmnet.membership import Membership
+from swarmnet.moving import (
+    AnnounceMove,
+    Go,
+    GroupBeat,
+    GroupPeerGone,
+    Look,
+    Looked,
+    MoveEvent,
+    Mover,
+    MoveRules,
+    Seen,
+    Starving,
+    Tick,
+    Withdraw,
+    choose_stage,
+    stage_work,
+    view_of,
+)
+
+GUESSED_BYTES_PER_SECOND = 1_250_000
+"""Until one was fetched: a home line's 10 Mbit/s, the slower direction of those the swarm is made for."""
+GUESSED_SECONDS = 5.0
+"""What leaving, meeting the group and catching up take besides (docs/benchmarks/moving.md)."""
+CHANGED = 1.25
+"""A speed that has changed by this factor is announced without waiting for the next time."""
+
+Say = Callable[[str, str], None]
+Note = Callable[..., None]
+
+
+class Serves(Protocol):
+    """What moving must know of the worker."""
+
+    @property
+    def stage(self) -> int: ...
+
+    def load(self) -> Load: ...
+
+    def task_ended(self, task: asyncio.Task[None]) -> None: ...
+
+    goes_to: int | None
+
+    def leave(self) -> None: ...
+
+
+async def first_stage(presence: Presence, chance: Random, say: Say) -> int:
+    """The stage that needs a newcomer most, counting the peers that can be reached."""
+    manifest = presence.signed.manifest
+    stages = len(manifest.stages)
+    records = await _records(presence, stages) or {}
+    reached = await presence.reached(records)
+    seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in reached]
+    rules = MoveRules(stage_work(manifest))
+    stage = choose_stage(view_of(seen, rules.work), rules, chance)
+    counts = [sum(record.stage == number for _, record in seen) for number in range(stages)]
+    now = ", ".join(f"stage {number}: {count}" for number, count in enumerate(counts))
+    say("stage", f"takes stage {stage}, which has the least capacity (peers now: {now})")
+    return stage
+
+
+class Moving:
+    """One worker's `Mover`; nothing happens before `begin`."""
+
+    def __init__(
+        self, presence: Presence, neighbourhood: Neighbourhood, worker: Serves, chance: Random, note: Note,
+        say: Say,
+    ) -> None:  # fmt: skip
+        self.presence = presence
+        self.neighbourhood = neighbourhood
+        self.worker = worker
+        self.chance = chance
+        self.note = note
+        self.say = say
+        self.moving_to = -1
+        """Announced; -1: none."""
+        self.rules = MoveRules(stage_work(presence.signed.manifest))
+        self._clock = neighbourhood.clock
+        self._created = self._clock.time()
+        self._mover: Mover | None = None
+        self._timer = Timer(lambda: self._feed(Tick()), self._clock)
+        self._announced_after = 0
+        """Sequence of the first beat that carries the announcement."""
+        self._announced_rate = 0.0
+        self._looking: asyncio.Task[None] | None = None
+
+    def begin(self, fetched_bytes: int, state_bytes: int, moved: int) -> None:
+        """The worker takes part from now on; it had to fetch so much for that, and has moved so often."""
+        if self._mover is not None:
+            return
+        now = self._clock.time()
+        took = now - self._created
+        rests_until = now + self.rules.cool_down(took, moved) if fetched_bytes else now
+        download = took if fetched_bytes else GUESSED_SECONDS + state_bytes / GUESSED_BYTES_PER_SECOND
+        me, stage = self.neighbourhood.transport.peer, self.worker.stage
+        self._mover = Mover(me, stage, self.rules, self.chance, rests_until, download)
+        self._timer.arm(self._mover.next_deadline())
+
+    def close(self) -> None:
+        self._timer.close()
+        self._mover = None
+        if self._looking is not None:
+            self._looking.cancel()
+
+    # -- what happens ---------------------------------------------------------------------------------
+
+    def beaten(self, peer: PeerId) -> None:
+        """A neighbour said how it is."""
+        known = self.neighbourhood.membership.peers.get(peer)
+        if known is not None and known.stage == self.worker.stage:
+            stays = known.ready and known.moving_to < 0
+            self._feed(GroupBeat(peer, known.has_seen >= self._announced_after, stays))
+
+    def gone(self, peer: PeerId) -> None:
+        """A neighbour left, or was lost."""
+        self._feed(GroupPeerGone(peer))
+        here, membership = self.worker.stage, self.neighbourhood.membership
+        beside = [stage for stage in (here - 1, here + 1) if 0 <= stage < len(self.rules.work)]
+        if any(not membership.live(stage) for stage in beside):
+            self._feed(Starving())
+
+    def _feed(self, event: MoveEvent) -> None:
+        mover = self._mover
+        if mover is None:
+            return
+        for effect in mover.handle(event, self._clock.time()):
+            match effect:
+                case Look():
+                    self._looking = asyncio.get_running_loop().create_task(self._look())
+                    self._looking.add_done_callback(self.worker.task_ended)
+                case AnnounceMove(stage):
+                    self._announce(stage)
+                    self.note("moving", stage=stage)
+                case Withdraw(reason):
+                    self._announce(-1)
+                    self.note("not_moving", reason=reason)
+                case Go(stage):
+                    here = self.worker.stage
+                    self.say("moves", f"leaves stage {here} for stage {stage}, which has less capacity")
+                    self.worker.leave()
+                    self.worker.goes_to = stage
+        self._timer.arm(mover.next_deadline())
+
+    def _announce(self, stage: int) -> None:
+        self.moving_to = stage
+        self._announced_after = self.neighbourhood.next_beat
+        self.presence.announce_now()
+
+    async def _look(self) -> None:
+        """What the directory says of all stages, and what neighbours have said of themselves since."""
+        rate, manifest = _rate(self.worker.load().service_seconds), self.presence.signed.manifest
+        if not self._announced_rate / CHANGED <= rate <= self._announced_rate * CHANGED:
+            self._announced_rate = rate
+            self.presence.announce_now()
+        records = await _records(self.presence, len(self.rules.work))
+        view = None
+        if records is not None:
+            now, membership = self.presence.directory.now(), self.neighbourhood.membership
+            seen = {
+                peer: _seen(signed, manifest, now)
+                for peer, signed in records.items()
+                if not _lost(membership, peer)
+            }
+            seen.update(_linked(membership))
+            seen[membership.me] = Seen(self.worker.stage, rate, self.moving_to)
+            view = view_of(seen.items(), self.rules.work)
+            self.note("looked", capacities=[round(capacity, 3) for capacity in view.capacities], rate=rate)
+        self._feed(Looked(view, rate))
+
+
+def _lost(membership: Membership, peer: PeerId) -> bool:
+    """Whether it was a neighbour, and is not there any more."""
+    known = membership.peers.get(peer)
+    if known is None or known.linked or not known.failures:
+        return False
+    return membership.concerns_us(known.stage)
+
+
+def _linked(membership: Membership) -> Iterable[tuple[PeerId, Seen]]:
+    for peer, known in membership.peers.items():
+        if known.linked:
+            yield peer, Seen(known.stage, _rate(known.service_seconds), known.moving_to)
+
+
+def _rate(service_seconds: float) -> float:
+    """Microbatches per second; 0: not measured yet."""
+    return 1.0 / service_seconds if service_seconds > 0 else 0.0
+
+
+def _seen(signed: SignedRecord, manifest: Manifest, now: float) -> Seen:
+    tokens = manifest.data.sequence_tokens * manifest.data.microbatch_sequences
+    record = signed.record
+    age = max(0.0, now - signed.sequence / 1e6)
+    return Seen(record.stage, record.tokens_per_second / tokens, record.moving_to, age)
+
+
+async def _records(presence: Presence, stages: int) -> dict[PeerId, SignedRecord] | None:
+    """The newest record of every peer of every stage; None if the directory is silent about one: a stage of
+    which nothing is known must not pass for an empty one."""
+    newest: dict[PeerId, SignedRecord] = {}
+    run = presence.signed.run_id
+    asked = [presence.directory.look_up(run, stage, OPERATION_SECONDS) for stage in range(stages)]
+    try:
+        for records in await asyncio.gather(*asked):
+            for data in records.values():
+                signed = open_record(data, run)
+                known = newest.get(signed.peer)
+                if known is None or known.sequence < signed.sequence:
+                    newest[signed.peer] = signed
+            await asyncio.sleep(0)  # Between many signatures the loop has other work.
+    except WireError as error:
+        presence.note("look_up_failed", reason=str(error))
+        return None
+    return newest

@@ -1,0 +1,25 @@
+"""What one peer brings along, besides the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one peer brings along, besides the run."""
+
+    stage: int | None = None
+    """None: the one that needs a peer most."""
+    in_flight: int = 4
+    slots: int = 4
+    checkpoint_seconds: float = 300.0
+    drain_seconds: float = 20.0
+    checkpoints: Path | None = None
+    """Folder; None keeps nothing on disk."""
+    moves: bool = False
+    """Leaves its stage for one that needs it more (moving.py)."""
+    moved: int = 0
+    """How often it has done so."""
+    version: str = ""

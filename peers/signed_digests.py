@@ -1,0 +1,151 @@
+"""Signed words on settled weights: made every few rounds, told to the group, kept beside the checkpoints.
+
+A statement is an envelope around the chain's value and the digest of the settled weights after a round. They
+say which snapshot a group agrees on, after a restart of everything too, and tell a peer whose weights went
+wrong that they did: it then fetches the group's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from peers.checkpoint import state_digest
+from peers.neighbourhood import Neighbourhood
+from peers.run_file import SignedManifest
+from peers.snapshots import Weights
+from peers.update_work import Settled
+from protocols.envelope import Kind, open_envelope, seal
+from protocols.errors import Malformed, WireError
+from protocols.identity import Identity
+from protocols.messages import MOST_STATEMENTS, Statements
+from swarmnet.branches import START
+from swarmnet.identifiers import PeerId
+from swarmnet.round_events import Resynchronise
+from swarmnet.settled_digests import Root, SettledDigests, Statement
+
+CHAIN_BYTES, DIGEST_BYTES = len(START), 32
+
+
+class SignedDigests:
+    def __init__(
+        self,
+        identity: Identity,
+        signed: SignedManifest,
+        stage: int,
+        neighbourhood: Neighbourhood,
+        wrong: Callable[[Resynchronise], None],
+        note: Callable[..., None],
+    ) -> None:
+        """Signs for every snapshot. `wrong` is called when the own weights are not what the group has."""
+        self.identity = identity
+        self.run_id = signed.run_id
+        self.stage = stage
+        self.every_rounds = signed.manifest.rounds.snapshot_rounds
+        self.neighbourhood = neighbourhood
+        self.wrong = wrong
+        self.note = note
+        self.digests = SettledDigests(identity.peer_id)
+        self._signed: dict[Statement, bytes] = {}
+        self._statements: dict[bytes, Statement] = {}
+        self._told: tuple[int, tuple[PeerId, ...]] = (-1, ())
+        """The newest difference that was noted."""
+
+    def settled(self, settled: Settled) -> None:
+        """A round settled here: say so if it is its turn."""
+        if (settled.round + 1) % self.every_rounds == 0:
+            for peer in self.digests.peers() - self.neighbourhood.membership.peers.keys():
+                self._forget(self.digests.forget(peer))
+            self._say(settled.round, settled.chain, settled.digest)
+            self._compare(settled.round)
+
+    def took_up(self, weights: Weights) -> None:
+        """This peer goes on from these weights: what it said of a history that it gave up no longer holds."""
+        round = weights.settled_round
+        self._forget(self.digests.forget(self.identity.peer_id, round))
+        if round >= 0 and (round + 1) % self.every_rounds == 0:
+            self._say(round, weights.chain, state_digest(round, weights.units))
+
+    def _say(self, round: int, chain: bytes, digest: bytes) -> None:
+        data = seal(self.identity, self.run_id, Kind.SETTLED, self.stage, round, round, chain + digest)
+        self._keep(Statement(self.identity.peer_id, round, chain, digest), data)
+        for peer in self._group():
+            self.neighbourhood.post(peer, "group", Statements([data]))
+
+    def tell(self, peer: PeerId) -> None:
+        """Everything that is held, the newest first, to a peer that chooses a state."""
+        statements = [self._signed[statement] for statement in self.digests.all()]
+        self.neighbourhood.post(peer, "group", Statements(statements[:MOST_STATEMENTS]))
+
+    def message(self, peer: PeerId, message: Statements) -> None:
+        """From a neighbour, its own or those of others; only words of peers that are known here are kept."""
+        try:
+            rounds = {self._take(data) for data in message.statements[:MOST_STATEMENTS]}
+        except WireError as error:
+            self.neighbourhood.refused(peer, error.code, str(error))
+            return
+        for round in rounds - {None}:
+            assert round is not None
+            self._compare(round)
+
+    def restore(self, kept: Iterable[bytes]) -> None:
+        """From the own disk. What is not in order there is left out."""
+        for data in kept:
+            try:
+                self._keep(self._open(data), data)
+            except WireError as error:
+                self.note("statement_unusable", reason=str(error))
+
+    def of_round(self, round: int) -> list[bytes]:
+        """To keep beside a checkpoint of that round."""
+        return [self._signed[statement] for statement in self.digests.of_round(round)][:MOST_STATEMENTS]
+
+    def roots(self) -> dict[PeerId, frozenset[Root]]:
+        """What each peer has put its name to."""
+        return self.digests.roots()
+
+    def _take(self, data: bytes) -> int | None:
+        """The round of a statement that is news. Raises WireError."""
+        if data in self._statements:
+            return None
+        statement = self._open(data)
+        known = self.neighbourhood.membership.peers.get(statement.peer)
+        mine = statement.peer == self.identity.peer_id  # From before this peer's disk was lost.
+        if not mine and (known is None or known.stage != self.stage):
+            return None
+        self._keep(statement, data)
+        return statement.round
+
+    def _open(self, data: bytes) -> Statement:
+        envelope = open_envelope(data, self.run_id, Kind.SETTLED, CHAIN_BYTES + DIGEST_BYTES)
+        payload = bytes(envelope.payload)
+        if envelope.stage != self.stage or len(payload) != CHAIN_BYTES + DIGEST_BYTES:
+            raise Malformed(f"a settled digest of stage {envelope.stage} with {len(payload)} bytes")
+        return Statement(envelope.sender, envelope.round, payload[:CHAIN_BYTES], payload[CHAIN_BYTES:])
+
+    def _keep(self, statement: Statement, data: bytes) -> None:
+        self._signed[statement], self._statements[data] = data, statement
+        self._forget(self.digests.take(statement))
+
+    def _forget(self, statements: Iterable[Statement]) -> None:
+        for statement in statements:
+            self._statements.pop(self._signed.pop(statement, b""), None)
+
+    def _group(self) -> list[PeerId]:
+        peers = self.neighbourhood.membership.peers.items()
+        return [peer for peer, known in peers if known.linked and known.stage == self.stage]
+
+    def _compare(self, round: int) -> None:
+        """Look whether the weights after a round are the group's."""
+        group = self._group()
+        differing = self.digests.differing(round, group)
+        if not differing or (round, differing) == self._told:
+            return
+        self._told = (round, differing)
+        right = self.digests.against(round, group)
+        code = "in_minority" if right else "digests_differ"
+        self.note("digest_differs", code=code, round=round, peers=list(differing))
+        if right:
+            reason = f"{len(right)} peers agree on other weights after round {round}: this peer's are wrong"
+            first = max(0, round + 1 - self.every_rounds)
+            self.note("resynchronise", peers=list(right), reason=reason, fork_round=first)
+            self.wrong(Resynchronise(right, reason, first))

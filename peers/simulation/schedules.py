@@ -1,0 +1,123 @@
+"""Which faults a seed makes, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Literal
+
+from peers.simulation.faults import (
+    Crash,
+    DirectoryOutage,
+    Fault,
+    Flap,
+    Freeze,
+    Join,
+    Leave,
+    Lie,
+    Noise,
+    OneWay,
+    Partition,
+    Restart,
+    Skew,
+    Slow,
+)
+from protocols.memory_ways import Conditions
+
+Draw = Callable[[Random, float, Sequence[str]], list[Fault]]
+
+
+def _crash(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    back: Literal["never", "old disk", "empty disk"]
+    back = chance.choice(["never", "old disk", "old disk", "empty disk", "empty disk"])
+    pause = chance.choice([0.05, 1.0, 3.0, 8.0, 20.0])
+    return [Crash(at, at if back == "never" else at + pause, chance.choice(names), back)]
+
+
+def _freeze(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    return [Freeze(at, at + chance.choice([0.5, 2.0, 5.0, 12.0, 30.0]), chance.choice(names))]
+
+
+def _slow(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    return [Slow(at, at + chance.uniform(2.0, 25.0), chance.choice(names))]
+
+
+def _partition(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    shuffled = chance.sample(names, len(names))
+    cuts = sorted(chance.sample(range(1, len(names)), chance.choice([1, 1, 2])))
+    sides = [tuple(shuffled[a:b]) for a, b in zip([0, *cuts], [*cuts, len(names)], strict=True)]
+    return [Partition(at, at + chance.choice([1.0, 3.5, 6.0, 12.0, 25.0, 45.0]), tuple(sides))]
+
+
+def _one_way(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    source, target = chance.sample(names, 2)
+    return [OneWay(at, at + chance.choice([1.0, 5.0, 15.0, 45.0]), source, target)]
+
+
+def _flap(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    name, faults, time = chance.choice(names), [], at
+    for _ in range(chance.randrange(2, 6)):
+        until = time + chance.uniform(0.3, 6.0)
+        faults.append(Flap(time, until, name))
+        time = until + chance.uniform(0.3, 4.0)
+    return list[Fault](faults)
+
+
+def _noise(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    kind = chance.choice(["lost", "repeated", "reordered", "corrupted", "latency_seconds"])
+    most = {"lost": 0.2, "repeated": 0.3, "reordered": 0.3, "corrupted": 0.01, "latency_seconds": 2.0}[kind]
+    conditions = Conditions(**{kind: chance.uniform(most / 10, most)})
+    these = () if chance.random() < 0.4 else tuple(chance.sample(names, chance.randrange(1, 4)))
+    return [Noise(at, at + chance.uniform(2.0, 20.0), these, conditions)]
+
+
+def _skew(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    return [Skew(at, at + chance.uniform(5.0, 60.0), chance.choice(names), chance.uniform(-200.0, 200.0))]
+
+
+def _join(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    first = Join(at, f"n{chance.randrange(10**6)}")
+    return [first] if chance.random() < 0.6 else [first, Join(at, f"n{chance.randrange(10**6)}")]
+
+
+def _leave(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    return [Leave(at, chance.choice(names))]
+
+
+def _lie(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    return [Lie(at, at, chance.choice(names), chance.random() < 0.5)]
+
+
+def _outage(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    return [DirectoryOutage(at, at + chance.uniform(2.0, 40.0))]
+
+
+def _restart(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    pause = chance.choice([0.5, 2.0, 8.0])
+    return [Restart(at, at + pause, chance.choice(names), chance.choice([0, 0, 1]))]
+
+
+KINDS: dict[str, tuple[Draw, int]] = {
+    "crash": (_crash, 6), "freeze": (_freeze, 5), "slow": (_slow, 2), "partition": (_partition, 4),
+    "one way": (_one_way, 2), "flap": (_flap, 2), "noise": (_noise, 4), "skew": (_skew, 1),
+    "join": (_join, 4), "leave": (_leave, 2), "lie": (_lie, 1), "outage": (_outage, 1),
+    "restart": (_restart, 0),
+}  # fmt: skip
+"""Name -> how such a fault is drawn, and how often among the others."""
+RESTART_SHARE = 0.2
+"""Of the schedules a stage is restarted in: drawn apart from the others, whose seeds mean something."""
+
+
+def schedule(seed: int, names: Sequence[str], seconds: float, kinds: Sequence[str] = ()) -> list[Fault]:
+    """2 to 10 faults in the first `seconds`, by time, and sometimes a restart. `kinds`: only these."""
+    chance = Random(f"faults {seed}")
+    chosen = [name for name in KINDS if not kinds or name in kinds]
+    weights = [KINDS[name][1] for name in chosen]
+    faults: list[Fault] = []
+    if any(weights):
+        for kind in chance.choices(chosen, weights, k=chance.randrange(2, 11)):
+            faults += KINDS[kind][0](chance, chance.uniform(4.0, seconds), names)
+    chance = Random(f"kills {seed}")
+    if "restart" in chosen and (chosen == ["restart"] or chance.random() < RESTART_SHARE):
+        faults += _restart(chance, chance.uniform(15.0, seconds), names)
+    return sorted(faults, key=lambda fault: fault.at)

@@ -1,0 +1,174 @@
+"""The trees of settled weights that the peers' event logs tell of, one per stage.
+
+A node is (round, digest of the settled weights), its contents the ids that were settled there. The initial
+weights and the payloads are known, so the digest of every node is computed anew from its parent's weights and
+its set: a contribution that was lost or counted twice does not fit. (Real weights are no sums of payloads:
+their nodes have no parents.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from peers.simulation.play import Seen
+from peers.simulation.stub import SIZE, fingerprint, first_units
+from peers.simulation.world import Note
+
+Weights = np.ndarray[tuple[int], np.dtype[np.int32]]
+Key = tuple[int, str]
+"""(round, digest) of settled weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    rule: str
+    text: str
+
+
+@dataclass(slots=True)
+class Made:
+    """One contribution, as its maker's log tells it."""
+
+    who: str
+    """name.life"""
+    round: int
+    id: str
+    time: float
+    payload: bytes
+    returned: int = 0
+
+
+@dataclass(slots=True)
+class Node:
+    ids: tuple[str, ...]
+    parent: Key | None = None
+    """None: the initial weights."""
+    weights: Weights = field(default_factory=lambda: np.zeros(SIZE, np.int32))
+
+
+@dataclass(slots=True)
+class Stage:
+    """What the logs tell of one stage."""
+
+    made: dict[str, Made] = field(default_factory=dict)
+    nodes: dict[Key, Node] = field(default_factory=dict)
+    settled: dict[str, list[tuple[float, Key]]] = field(default_factory=lambda: defaultdict(list))
+    """name.life -> what it settled when."""
+    held: dict[Key, set[str]] = field(default_factory=dict)
+    """Ids of a node's round that everybody held who settled the node."""
+    saved: dict[str, list[tuple[float, Key]]] = field(default_factory=lambda: defaultdict(list))
+    """Name -> what it saved when, by whichever process."""
+
+
+def stages_of(notes: list[Note]) -> dict[str, int]:
+    """name.life -> the stage that it held."""
+    return {who(note): note.fields["stage"] for note in notes if note.event == "assembled"}
+
+
+def who(note: Note) -> str:
+    return f"{note.name}.{note.life}"
+
+
+def _hex(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def read(seen: Seen) -> tuple[dict[int, Stage], list[Violation]]:
+    """The stages' trees, and what contradicts itself while they are built."""
+    stage_of = stages_of(seen.notes)
+    stages: dict[int, Stage] = defaultdict(Stage)
+    problems: list[Violation] = []
+    readers: dict[str, _Reader] = {}
+    made_by_payload: dict[bytes, Made] = {}
+    for note in seen.notes:
+        me = who(note)
+        if me not in stage_of:
+            continue
+        if me not in readers:
+            readers[me] = _Reader(me, note.name, stages[stage_of[me]], made_by_payload)
+        problems += readers[me].take(note)
+    if not seen.options.real:
+        for stage in stages.values():
+            problems += list(_weigh(stage))
+    return dict(stages), problems
+
+
+class _Reader:
+    """Reads one process' log into its stage."""
+
+    def __init__(self, me: str, name: str, stage: Stage, made_by_payload: dict[bytes, Made]) -> None:
+        self.me, self.name, self.stage = me, name, stage
+        self._made_by_payload = made_by_payload
+        self._payloads: dict[int, bytes] = {}
+        self._held: dict[int, set[str]] = defaultdict(set)
+        self._keys: dict[int, Key] = {}
+
+    def take(self, note: Note) -> Iterator[Violation]:
+        fields = note.fields
+        match note.event:
+            case "payload":
+                self._payloads[fields["round"]] = fields["payload"]
+            case "made":
+                round, name = fields["round"], _hex(fields["id"])
+                made = Made(self.me, round, name, note.time, self._payloads.get(round, b""))
+                self.stage.made[name] = self._made_by_payload[made.payload] = made
+                self._held[made.round].add(name)
+            case "took":
+                self._held[fields["round"]].add(_hex(fields["id"]))
+            case "given_back":
+                self._held[fields["round"]].discard(_hex(fields["id"]))
+            case "resynchronise":
+                self._held.clear()  # The state is fetched anew, and with it what is open.
+            case "returned" if fields["payload"] in self._made_by_payload:
+                self._made_by_payload[fields["payload"]].returned += 1
+            case "saved" if fields["round"] in self._keys:
+                self.stage.saved[self.name].append((note.time, self._keys[fields["round"]]))
+            case "settled":
+                yield from self._settled(note)
+
+    def _settled(self, note: Note) -> Iterator[Violation]:
+        key = self._keys[note.fields["round"]] = (note.fields["round"], _hex(note.fields["digest"]))
+        ids = tuple(note.fields["ids"])
+        self.stage.settled[self.me].append((note.time, key))
+        held = self._held.pop(key[0], set())
+        self.stage.held[key] = self.stage.held.get(key, held) & held
+        known = self.stage.nodes.setdefault(key, Node(ids))
+        if set(known.ids) != set(ids):
+            yield Violation("one digest, one set", f"{self.me} round {key[0]}")
+
+
+def _weigh(stage: Stage) -> Iterator[Violation]:
+    """Find every node's parent by its weights."""
+    by_round: dict[int, list[Key]] = defaultdict(list)
+    for key in sorted(stage.nodes):
+        node = stage.nodes[key]
+        unknown = [name for name in node.ids if name not in stage.made]
+        if unknown:
+            yield Violation("only what was made is settled", f"round {key[0]}: {unknown}")
+            continue
+        step = np.zeros(SIZE, np.int32)
+        for name in node.ids:
+            step += fingerprint(stage.made[name].payload)
+        candidates: list[Key | None] = list(by_round[key[0] - 1]) if key[0] else [None]
+        for parent in candidates:
+            before = first_units().numpy() if parent is None else stage.nodes[parent].weights
+            weights = before + step
+            if _digest(key[0], weights) == key[1]:
+                node.parent, node.weights = parent, weights
+                break
+        else:
+            yield Violation(
+                "settled weights are the sum of the settled sets",
+                f"round {key[0]}, digest {key[1][:12]}: no weights before it and its {len(node.ids)} fit",
+            )
+        by_round[key[0]].append(key)
+
+
+def _digest(round: int, weights: Weights) -> str:
+    data = round.to_bytes(8, "little", signed=True) + weights.astype("<i4").tobytes()
+    return hashlib.sha256(data).hexdigest()

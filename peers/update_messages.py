@@ -1,0 +1,55 @@
+"""The rounds' events and effects as messages on the wire, and back."""
+
+from __future__ import annotations
+
+from protocols.messages import Announce, OpenRound, Progress
+from protocols.messages import Reference as WireReference
+from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.round_events import OpenSet, ProgressArrived, Reference, SendProgress
+
+REFERENCES_PER_MESSAGE = 256
+"""A reference takes about 90 bytes; a message header holds 64 KiB."""
+
+
+def read_progress(peer: PeerId, message: Progress) -> ProgressArrived:
+    sets = tuple(OpenSet(s.round, s.gathered, s.sealed, s.count, s.digest) for s in message.sets)
+    return ProgressArrived(
+        peer, message.round, max(0, message.tokens), frozenset(message.contributed), message.settled,
+        message.in_step, message.anchor_round, message.anchor, sets,
+    )  # fmt: skip
+
+
+def write_progress(effect: SendProgress) -> Progress:
+    sets = [
+        OpenRound(entry.round, entry.gathered, entry.sealed, entry.count, entry.digest)
+        for entry in effect.sets
+    ]
+    return Progress(
+        effect.round, effect.tokens, list(effect.contributed), effect.settled, effect.in_step,
+        effect.anchor_round, effect.anchor, sets,
+    )  # fmt: skip
+
+
+def read_reference(reference: WireReference) -> Reference:
+    return Reference(
+        reference.round, PeerId(reference.peer), ContributionId(reference.id), reference.size
+    )
+
+
+def write_announces(references: tuple[Reference, ...], complete: tuple[int, ...]) -> list[Announce]:
+    """Split so that each fits in a header, a round that is `complete` never in two."""
+    messages: list[Announce] = []
+    by_round: dict[int, list[WireReference]] = {number: [] for number in complete}
+    for reference in references:
+        wire = WireReference(reference.round, reference.peer, reference.id, reference.size)
+        by_round.setdefault(reference.round, []).append(wire)
+    told: list[WireReference] = []
+    whole: list[int] = []
+    for number, of_round in by_round.items():
+        if told and len(told) + len(of_round) > REFERENCES_PER_MESSAGE:
+            messages.append(Announce(told, whole))
+            told, whole = [], []
+        told = told + of_round
+        whole = whole + ([number] if number in complete else [])
+    messages.append(Announce(told, whole))
+    return messages

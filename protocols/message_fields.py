@@ -1,0 +1,38 @@
+"""What messages are made of: their base, and the bounds of their fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+
+# What no honest peer exceeds; the decoder refuses the rest, so handlers meet no surprise. NaN is refused by
+# every bound on a float.
+Name = Annotated[str, Meta(max_length=64)]
+"""A peer id, or a code."""
+Reason = Annotated[str, Meta(max_length=1000)]
+Number = Annotated[int, Meta(ge=0, lt=2**62)]
+NumberOrNone = Annotated[int, Meta(ge=-1, lt=2**62)]
+RoundNumber = Annotated[int, Meta(ge=-1, lt=2**32)]
+"""-1: before the first. Envelopes have 32 bits for it."""
+Count = Annotated[int, Meta(ge=0, lt=2**15)]
+"""Contributions of a round: a tally holds as many votes (votes.VoteTally)."""
+Level = Annotated[int, Meta(ge=0, lt=64)]
+"""Hops, plus one: swarmnet.neighbours.hops stays below 32 for any number of peers."""
+StageNumber = Annotated[int, Meta(ge=-1, lt=2**15)]
+Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
+Nats = Annotated[float, Meta(ge=0.0, le=1e15)]
+Shape = tuple[Number, Number, Number]
+Identifier = Annotated[bytes, Meta(max_length=16)]
+"""ContributionId."""
+Digest = Annotated[bytes, Meta(max_length=32)]
+SetDigest = Annotated[bytes, Meta(max_length=8)]
+
+
+class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t"):
+    """`kind` groups bytes in the metrics; `priority`: smaller overtakes larger on one link."""
+
+    kind: ClassVar[str] = "control"
+    priority: ClassVar[int] = 0
+    body: ClassVar[bool] = False
+    """Whether a body may follow. A body on any other message is malformed."""

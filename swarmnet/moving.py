@@ -1,0 +1,365 @@
+"""Which stage a peer serves: a newcomer's choice, and moving from the least loaded stage to the most loaded.
+
+SWARM's rebalancing (arXiv:2301.11913, section 3.2) compares queue lengths and moves one peer each period.
+Every microbatch passes every stage, so the stage with the longest queue is the one with the least *capacity*,
+the sum of what its peers can do per second. Capacity is what decides here: unlike a queue it does not end at
+a number of slots, it says how many peers a stage lacks, and so several may move at once without overshoot.
+
+One peer sees only what others publish, some time ago (`View`). It announces that it would move, waits, looks
+again, and goes if that is still right when everybody who announced goes as well, in an order that all compute
+alike. Before it leaves, a peer of its stage that stays must have shown that it knows (`GroupBeat`): of peers
+that leave together, the last to announce finds none that stays, so a move never empties a stage.
+Times in seconds on the caller's clock, capacities in microbatches per second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from statistics import median
+
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Manifest
+
+PERIOD_SECONDS_PER_PEER = 0.75
+"""Looking costs a peer all records of the run; at 400 peers this is the 300 s that SWARM recommends. Fewer
+peers look as often per swarm, and the same bytes per peer and second."""
+SHORTEST_PERIOD_SECONDS = 15.0
+LONGEST_PERIOD_SECONDS = 300.0
+STARVING_SECONDS = (1.0, 5.0)
+"""When the stage above or below has nobody: drawn, so that not all who notice it come at once."""
+TIE = 1.05
+"""Stages within this factor of the least capacity are equally poor: speeds scatter by as much."""
+FRESH_SECONDS = 45.0
+"""Peers sign a record every 30 s, and one is listed for 120 s: of a peer that died, mostly too long. One that
+is a little late and not counted does less harm."""
+FASTEST = 16.0
+"""Times the median speed: more than the spread of honest peers, and an end to what a liar can claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRules:
+    """How eager peers are to move. `work`: compute of one microbatch at each stage, in any unit."""
+
+    work: tuple[float, ...]
+    margin: float = 0.25
+    """By how much of what a peer does the poorer of the two stages must gain: at 0 a difference of one peer
+    would be passed on for ever, at 1 only differences of two exactly known speeds would count. Of a usual
+    peer, if the one that moves is slower: its download and its absence cost as much."""
+    slack: float = 0.02
+    """By how much richer the one stage must be than the other: 10,000 peers are not for ever evening out
+    single ones."""
+    recheck_seconds: tuple[float, float] = (6.0, 16.0)
+    """From announcing to looking again, drawn. The first is longer than a record takes to be seen by all."""
+    confirm_seconds: float = 5.0
+    """How long a peer of the own stage has to show that it knows: a few beats."""
+    cool_down_seconds: float = 60.0
+    """A peer that fetched a stage stays at least so long, and ten times what that took; twice as long after
+    its first move, four times after the second, at most eight times: no peer moves for ever."""
+    horizon_seconds: float = 1800.0
+    """How long an imbalance lasts if nobody moves: newcomers, who choose by the same rule, mend it. What a
+    download takes of it is lost."""
+
+    def cool_down(self, download_seconds: float, moved: int) -> float:
+        """For a peer whose download took so long, and that has moved so often."""
+        return max(self.cool_down_seconds, 10 * download_seconds) * 2.0 ** min(moved, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One peer as its newest record shows it."""
+
+    stage: int
+    """That it serves, or fetches in order to serve."""
+    rate: float
+    """Microbatches per second at that stage; 0: not measured yet."""
+    moving_to: int = -1
+    age_seconds: float = 0.0
+    """Since it was signed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A move that was announced."""
+
+    peer: PeerId
+    source: int
+    target: int
+    leaves: float
+    """Capacity that `source` loses."""
+    brings: float
+    """Capacity that `target` gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one peer knows of all stages. `capacities` still count whoever intends to move where it is."""
+
+    capacities: tuple[float, ...]
+    intents: tuple[Intent, ...] = ()
+    peers: int = 0
+    usual: float = 0.0
+    """Median speed, in units of work per second."""
+
+
+def view_of(seen: Iterable[tuple[PeerId, Seen]], work: Sequence[float]) -> View:
+    """The stages' capacities by the fresh records. A peer that has measured nothing yet counts as the median
+    one, and none for more than FASTEST of it."""
+    peers = [
+        (peer, record)
+        for peer, record in seen
+        if 0 <= record.stage < len(work) and record.age_seconds <= FRESH_SECONDS
+    ]
+    speeds = [record.rate * work[record.stage] for _, record in peers if record.rate > 0]
+    usual = median(speeds) if speeds else 1.0
+    capacities, intents = [0.0] * len(work), []
+    for peer, record in peers:
+        speed = min(record.rate * work[record.stage] or usual, FASTEST * usual)
+        capacities[record.stage] += speed / work[record.stage]
+        if 0 <= record.moving_to < len(work) and record.moving_to != record.stage:
+            leaves, brings = speed / work[record.stage], speed / work[record.moving_to]
+            intents.append(Intent(peer, record.stage, record.moving_to, leaves, brings))
+    return View(tuple(capacities), tuple(intents), len(peers), usual)
+
+
+def worthwhile(
+    capacities: Sequence[float], intent: Intent, rules: MoveRules, download_seconds: float, usual: float
+) -> bool:
+    """Whether the poorer of the two stages is clearly better off after the move than before it."""
+    before = capacities[intent.target]
+    brings = intent.brings * max(0.0, 1.0 - download_seconds / rules.horizon_seconds)
+    after = min(capacities[intent.source] - intent.leaves, before + brings)
+    uneven = capacities[intent.source] >= (1 + rules.slack) * before
+    least = rules.margin * max(intent.brings, usual / rules.work[intent.target])
+    return uneven and after - before >= least
+
+
+def carried_out(
+    view: View, rules: MoveRules, download_seconds: float
+) -> tuple[list[float], frozenset[PeerId]]:
+    """The capacities after the announced moves, and who goes: one after another in an order that follows from
+    the names, each if it is still worthwhile then."""
+    capacities, going = list(view.capacities), set()
+    for intent in sorted(view.intents, key=_rank):
+        if worthwhile(capacities, intent, rules, download_seconds, view.usual):
+            capacities[intent.source] -= intent.leaves
+            capacities[intent.target] += intent.brings
+            going.add(intent.peer)
+    return capacities, frozenset(going)
+
+
+def _rank(intent: Intent) -> bytes:
+    return hashlib.blake2b(f"{intent.peer}/{intent.target}".encode(), digest_size=8).digest()
+
+
+def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
+    """The stage that needs a newcomer most: the one with the least capacity, once all who announced have
+    moved. In an empty swarm any: those who start it together spread."""
+    capacities, _ = carried_out(view, rules, 0.0)
+    return chance.choice(_poorest(capacities))
+
+
+def _poorest(capacities: Sequence[float]) -> list[int]:
+    least = min(capacities)
+    return [stage for stage, capacity in enumerate(capacities) if capacity <= least * TIE]
+
+
+def choose_move(
+    view: View, me: PeerId, stage: int, rate: float, rules: MoveRules, download_seconds: float, chance: Random
+) -> Intent | None:
+    """The move that this peer should announce, from one of the richest stages to one of the poorest; None:
+    stay. `rate`: what it does here, microbatches per second."""
+    others = replace(view, intents=tuple(intent for intent in view.intents if intent.peer != me))
+    capacities, _ = carried_out(others, rules, download_seconds)
+    if rate <= 0 or capacities[stage] + rate < max(capacities):
+        return None  # Whoever is at the richest stage goes first, or peers would move twice.
+    target = chance.choice(_poorest(capacities))
+    intent = Intent(me, stage, target, rate, rate * rules.work[stage] / rules.work[target])
+    if target == stage or not worthwhile(capacities, intent, rules, download_seconds, view.usual):
+        return None
+    return intent
+
+
+def period_seconds(peers: int) -> float:
+    """How often a peer of a swarm of so many looks."""
+    return min(LONGEST_PERIOD_SECONDS, max(SHORTEST_PERIOD_SECONDS, PERIOD_SECONDS_PER_PEER * peers))
+
+
+def stage_work(manifest: Manifest) -> tuple[float, ...]:
+    """Multiplications per token and stage, in those of a layer: the weights of its matrices, and attention to
+    half of the sequence. Looking up embeddings costs nothing."""
+    model = manifest.model
+    heads = model.heads * model.head_width
+    projections = model.width * (2 * heads + 2 * model.key_value_heads * model.head_width)
+    attention = manifest.data.sequence_tokens * heads
+    layer = projections + attention + 3 * model.width * model.feed_forward
+    work = [float(layers) for layers in manifest.stages]
+    work[-1] += model.width * model.vocabulary / layer
+    return tuple(work)
+
+
+# -- the machine of one peer --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time of `next_deadline()` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the directory says, asked for by `Look`; None if it did not answer. `rate`: the own, measured."""
+
+    view: View | None
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Starving:
+    """The stage above or below has no live peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBeat:
+    """A peer of the own stage said how it is. `knows`: after it had seen the own announcement; `stays`: it
+    serves, and has announced no move itself."""
+
+    peer: PeerId
+    knows: bool
+    stays: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPeerGone:
+    peer: PeerId
+
+
+MoveEvent = Tick | Looked | Starving | GroupBeat | GroupPeerGone
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Ask the directory for all stages, and come back with `Looked`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceMove:
+    """Say so in the own record and in every beat from the next one on."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """It stays after all."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Leave the stage properly and take up the other. The machine ends; a new one begins there."""
+
+    stage: int
+
+
+MoveEffect = Look | AnnounceMove | Withdraw | Go
+
+
+@dataclass(slots=True)
+class Mover:
+    """One peer's decisions, from arriving at a stage to leaving it."""
+
+    me: PeerId
+    stage: int
+    rules: MoveRules
+    chance: Random
+    rests_until: float
+    """Arrival and cool-down; the first look comes after it."""
+    download_seconds: float
+    """What fetching another stage is expected to take."""
+    phase: str = "resting"
+    """resting, looking, announced, checking, confirming, gone"""
+    intent: Intent | None = None
+    _due: float = 0.0
+    _period: float = LONGEST_PERIOD_SECONDS
+    _staying: set[PeerId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._due = self.rests_until + self.chance.uniform(0.0, SHORTEST_PERIOD_SECONDS)
+
+    def next_deadline(self) -> float:
+        """When to come with a Tick if nothing else happens."""
+        return self._due
+
+    def handle(self, event: MoveEvent, now: float) -> list[MoveEffect]:
+        """Take an event; return what must be done."""
+        match event:
+            case Tick():
+                return self._tick(now) if now >= self._due else []
+            case Looked(view, rate):
+                return self._looked(view, rate, now)
+            case Starving():
+                soon = now + self.chance.uniform(*STARVING_SECONDS)
+                if self.phase == "resting" and self.rests_until <= now and soon < self._due:
+                    self._due = soon
+            case GroupPeerGone(peer):
+                self._staying.discard(peer)
+            case GroupBeat(peer, knows, stays):
+                if not stays:
+                    self._staying.discard(peer)
+                elif knows and self.intent is not None:
+                    self._staying.add(peer)
+                    return self._confirm()
+        return []
+
+    def _tick(self, now: float) -> list[MoveEffect]:
+        if self.phase in ("resting", "announced"):
+            self.phase = "looking" if self.phase == "resting" else "checking"
+            self._due = float("inf")
+            return [Look()]
+        if self.phase == "confirming":
+            return self._rest(now, "no peer of the stage has said that it stays")
+        return []
+
+    def _looked(self, view: View | None, rate: float, now: float) -> list[MoveEffect]:
+        if self.phase not in ("looking", "checking"):
+            return []
+        if view is None:
+            return self._rest(now, "the directory does not answer")
+        self._period = period_seconds(view.peers)
+        if self.phase == "checking":
+            return self._check(view, now)
+        self.intent = choose_move(
+            view, self.me, self.stage, rate, self.rules, self.download_seconds, self.chance
+        )
+        if self.intent is None:
+            return self._rest(now, "")
+        self.phase, self._due = "announced", now + self.chance.uniform(*self.rules.recheck_seconds)
+        self._staying.clear()
+        return [AnnounceMove(self.intent.target)]
+
+    def _check(self, view: View, now: float) -> list[MoveEffect]:
+        """Everybody who announced before is in sight now."""
+        assert self.intent is not None, "only an announced move is checked"
+        others = tuple(intent for intent in view.intents if intent.peer != self.me)
+        everybody = replace(view, intents=(*others, self.intent))
+        _, going = carried_out(everybody, self.rules, self.download_seconds)
+        if self.me not in going:
+            return self._rest(now, "others move already, or it is no longer needed")
+        self.phase, self._due = "confirming", now + self.rules.confirm_seconds
+        return self._confirm()
+
+    def _confirm(self) -> list[MoveEffect]:
+        if self.phase != "confirming" or self.intent is None or not self._staying:
+            return []
+        self.phase, self._due = "gone", float("inf")
+        return [Go(self.intent.target)]
+
+    def _rest(self, now: float, reason: str) -> list[MoveEffect]:
+        announced, self.intent = self.intent, None
+        self.phase, self._due = "resting", now + self._period * self.chance.uniform(0.8, 1.2)
+        self._staying.clear()
+        return [Withdraw(reason)] if announced is not None else []

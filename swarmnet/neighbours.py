@@ -1,0 +1,67 @@
+"""Which peers of its group a peer keeps links to, and how many hops then lead to everybody.
+
+A small group is fully linked. A larger one is laid out on RINGS rings, on each in another order that a hash
+of the peers' ids gives; everybody links to the peers before and after it on each ring. Who knows the same
+peers comes to the same links on both sides, each ring alone keeps the group connected, and a union of random
+rings is an expander: its diameter grows like the logarithm of the group (Bollobas and Fernandez de la Vega,
+"The diameter of random regular graphs", Combinatorica 2, 1982).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+
+from swarmnet.identifiers import PeerId
+
+RINGS = 5
+FULL_GROUP = 2 * RINGS + 1
+"""Up to so many peers, everybody is linked to everybody: no more links than on the rings."""
+
+
+def _positions(peer: PeerId) -> tuple[bytes, ...]:
+    """Where a peer stands on each ring."""
+    digest = hashlib.sha512(peer.encode()).digest()
+    return tuple(digest[8 * ring : 8 * ring + 8] for ring in range(RINGS))
+
+
+def choose_neighbours(me: PeerId, group: Iterable[PeerId]) -> frozenset[PeerId]:
+    """The peers of `group` that `me` keeps links to: all of a small group, at most 2 * RINGS of a larger."""
+    others = [peer for peer in group if peer != me]
+    if len(others) < FULL_GROUP:
+        return frozenset(others)
+    chosen = set()
+    positions = [(_positions(peer), peer) for peer in others]
+    mine = _positions(me)
+    for ring in range(RINGS):
+        places = [(position[ring], peer) for position, peer in positions]
+        here = (mine[ring], me)
+        chosen.add(min((place for place in places if place > here), default=min(places))[1])
+        chosen.add(max((place for place in places if place < here), default=max(places))[1])
+    return frozenset(chosen)
+
+
+def choose_some(me: PeerId, others: Iterable[PeerId], most: int) -> frozenset[PeerId]:
+    """At most so many of `others`, drawn by a hash of both ids (rendezvous hashing, Thaler and Ravishankar
+    1998): every peer draws others, and who joins or leaves changes few choices."""
+    known = list(others)
+    if len(known) <= most:
+        return frozenset(known)
+    return frozenset(sorted(known, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[:most])
+
+
+def links(peers: int) -> int:
+    """Neighbours of each peer in a group of so many, at most; at least 1."""
+    return max(1, min(peers - 1, 2 * RINGS))
+
+
+def hops(peers: int) -> int:
+    """Hops within which everybody of a group of so many is reached, this peer included in the count.
+
+    The smallest d with (k - 1)**(d - 1) >= 2 n ln n for k = 2 * RINGS links each (the theorem above): one
+    more than the diameters of such rings are, which leaves room for links that are just being replaced."""
+    if peers <= FULL_GROUP:
+        return 1
+    degree = 2 * RINGS
+    return 1 + math.ceil(math.log(2 * peers * math.log(peers), degree - 1))

@@ -1,0 +1,174 @@
+"""Peers that hold a stage and answer visitors, and do nothing else: inference without a swarm that trains.
+
+Their weights are the run's initial ones, kept as the snapshots of the rounds they are told to have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+import torch
+from swarm import sign
+from torch import Tensor
+
+from peers.compute import InlineCompute
+from peers.inference import Inference
+from peers.neighbourhood import Load, Neighbourhood
+from peers.snapshots import Snapshots, Weights, units_of
+from peers.stage_part import real_part
+from peers.swarm_client import SwarmClient
+from protocols.envelope import run_bytes
+from protocols.identity import Identity
+from protocols.memory import Conditions, MemoryNetwork
+from protocols.messages import AskForward, Declined, Forwarded, Hello, PeerRecord
+from protocols.records import seal_record
+from swarmnet.branches import START
+from swarmnet.fixed_point import to_floats
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import WIRE_VERSION, Manifest
+from swarmnet.membership import Membership
+
+COMPUTE_SECONDS = 0.01
+
+
+class Holder:
+    """`Listener` of its neighbourhood."""
+
+    def __init__(self, holders: Holders, name: str, stage: int, rounds: tuple[int, ...]) -> None:
+        manifest, signed = holders.signed.manifest, holders.signed
+        self.identity, self.stage = Identity.from_seed(name.encode()), stage
+        self.transport = holders.network.transport(self.identity.peer_id)
+        self.part = real_part(manifest, stage)
+        self.snapshots = Snapshots(self.identity, signed.run_id, stage, manifest.rounds)
+        self.compute = InlineCompute(lambda _priority: COMPUTE_SECONDS)
+        membership = Membership(self.identity.peer_id, stage, Random(0))
+        self.neighbourhood = Neighbourhood(
+            self.transport, signed.run_id, membership, self, signed.wire(), lambda *_, **__: None
+        )
+        self.inference = Inference(
+            manifest,
+            stage,
+            self.snapshots,
+            self.part,
+            self.compute,
+            self.neighbourhood,
+            lambda *_, **__: None,
+        )
+        for round in rounds:
+            self.settle(round)
+        self.transport.listen(self.neighbourhood)
+
+    def settle(self, round: int) -> None:
+        """A snapshot of this round: the initial weights, changed by the round."""
+        self.snapshots.hold(Weights(self.part.first_units() * (round % 3 + 1), round, START))
+
+    def load(self) -> Load:
+        return Load(self.stage, True, 0, 0.0, 0)
+
+    def message(self, peer: PeerId, message: object, body: bytes) -> None:
+        if isinstance(message, AskForward):
+            self.inference.message(peer, message, body)
+
+    def linked(self, peer: PeerId, stage: int) -> None: ...
+
+    def unlinked(self, peer: PeerId, reason: str, released: bool) -> None: ...
+
+    def counted(self, peers: int) -> None: ...
+
+    def beat(self, peer: PeerId) -> None: ...
+
+
+class Holders:
+    """Some peers of each stage, by name, and their visitors."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stages: dict[str, int],
+        rounds: tuple[int, ...] = (4,),
+        conditions: Conditions | None = None,
+    ) -> None:
+        torch.set_num_threads(1)
+        self.loop = asyncio.get_running_loop()
+        self.signed = sign(manifest)
+        self.network = MemoryNetwork(Random(0), conditions)
+        self.peers: dict[str, Holder] = {}
+        for name, stage in stages.items():
+            self.add(name, stage, rounds)
+
+    def add(self, name: str, stage: int, rounds: tuple[int, ...] = (4,)) -> Holder:
+        holder = self.peers[name] = Holder(self, name, stage, rounds)
+        record = PeerRecord(holder.identity.peer_id, stage, "worker", ["/memory"], 0, 0.0, "0")
+        sealed = seal_record(holder.identity, self.signed.run_id, record, self.loop.time())
+        self.network.records.setdefault((self.signed.run_id, stage), {})[record.peer] = sealed
+        return holder
+
+    def crash(self, name: str) -> None:
+        self.network.crash(self.peers[name].identity.peer_id)
+
+    def visitor(self, name: str = "visitor", exact: bool = True) -> SwarmClient:
+        peer = Identity.from_seed(name.encode()).peer_id
+        client = SwarmClient(
+            self.signed, self.network.transport(peer), self.network.directory(peer), Random(name),
+            lambda event, text: said.append((event, text)), exact,
+        )  # fmt: skip
+        said: list[tuple[str, str]] = []
+        client.said = said  # for the tests
+        return client
+
+    def weights(self, rounds: dict[int, set[int]]) -> dict[str, Tensor]:
+        """The model that answered a conversation: of each stage the weights of the one round it names."""
+        found = {}
+        for stage, (round,) in rounds.items():
+            holder = next(holder for holder in self.peers.values() if holder.stage == stage)
+            held = next(held for held in holder.snapshots.held if held.root.round == round)
+            found |= named(holder.part.layout, units_of(held.data))
+        return found
+
+
+def named(layout, units: Tensor) -> dict[str, Tensor]:
+    """Parameters by name, float32."""
+    flat = to_floats(units)
+    return {e.name: flat[e.offset : e.offset + e.size].view(e.shape) for e in layout.entries}
+
+
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait until it holds; AssertionError after so many seconds."""
+    end = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < end
+        await asyncio.sleep(0.005)
+
+
+class Pushy:
+    """A visitor that asks without measure."""
+
+    def __init__(self, holders: Holders, name: str) -> None:
+        self.holders, self.heard = holders, []
+        self.transport = holders.network.transport(Identity.from_seed(name.encode()).peer_id)
+        self.transport.listen(self)
+
+    def received(self, peer, lane, message, body, wire_bytes):
+        self.heard.append(message)
+
+    def lost(self, peer, lane, reason): ...
+
+    def refused(self, peer, code, reason): ...
+
+    async def ask(self, target: str, many: int, body: bytes = bytes(16), **changes: object) -> None:
+        link = await self.transport.open(self.holders.peers[target].identity.peer_id, "data", 5.0)
+        link.post(Hello(WIRE_VERSION, run_bytes(self.holders.signed.run_id), b""))
+        fields = {"stage": 0, "round": -1, "sequences": 1, "tokens": 4, "exact": True, "scores": False}
+        for number in range(many):
+            link.post(AskForward(number, 1, **{**fields, **changes}, deadline_seconds=10.0), body)
+
+    def codes(self) -> dict[str, int]:
+        """What it was answered, and how often."""
+        found: dict[str, int] = {}
+        for message in self.heard:
+            if isinstance(message, Declined | Forwarded):
+                code = message.code if isinstance(message, Declined) else "done"
+                found[code] = found.get(code, 0) + 1
+        return found

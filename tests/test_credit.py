@@ -1,0 +1,104 @@
+"""What a pipeline grants, how long it waits for whom, and that freed room is used at once."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.ledger import Ledger
+from swarmnet.pipeline import (
+    DEADLINE_FACTOR,
+    FIRST_DEADLINE_SECONDS,
+    MOST_ATTEMPTS,
+    SHORTEST_DEADLINE_SECONDS,
+    SLOWEST_FACTOR,
+    Pipeline,
+)
+from swarmnet.pipeline_events import ActArrived, ForwardDone, GradArrived, SendAct, SendNack, Start, Tick
+from swarmnet.router import FIRST_SLOTS, Router
+
+UP, UP2, X, Y = (PeerId(name) for name in ("up", "up2", "x", "y"))
+
+
+def key(counter: int) -> MicrobatchId:
+    return MicrobatchId(PeerId("origin"), counter)
+
+
+def machine(*below: PeerId, slots: int = 8) -> Pipeline:
+    return Pipeline(1, Router(Random(1)), lambda _key: below, slots, Ledger())
+
+
+def sent(pipeline: Pipeline, counter: int, now: float) -> SendAct:
+    """Start an own microbatch and send it down."""
+    pipeline.handle(Start(key(counter)), now)
+    (act,) = pipeline.handle(ForwardDone(key(counter)), now)
+    assert isinstance(act, SendAct)
+    return act
+
+
+@given(st.lists(st.sampled_from([UP, UP2, X]), max_size=8))
+def test_free_slots_are_shared_among_those_that_have_work_here(senders):
+    pipeline = machine(slots=8)
+    for counter, sender in enumerate(senders):
+        pipeline.handle(ActArrived(sender, key(counter), 1, 60.0), 0.0)
+    free = 8 - len(senders)
+    grants = {sender: pipeline.grant(sender) for sender in set(senders)}
+    for sender, grant in grants.items():
+        assert grant >= max(1, senders.count(sender))
+    assert sum(grants.values()) <= max(8, len(senders)) + len(grants)
+    if grants:
+        assert sum(grants.values()) >= len(senders) + free
+    assert pipeline.grant(Y) >= 1
+
+
+def test_a_slow_peer_gets_the_time_that_it_needs_and_an_unknown_one_the_first_patience():
+    pipeline = machine(X)
+    assert sent(pipeline, 0, 0.0).deadline_seconds == FIRST_DEADLINE_SECONDS
+    pipeline.handle(GradArrived(X, key(0), 1, 0.2), 6.0)
+    pipeline.router.told(X, 8, 0.2, 0)
+    for counter in range(1, 60):
+        start = 10.0 * counter
+        sent(pipeline, counter, start)
+        pipeline.handle(GradArrived(X, key(counter), 1, 0.1), start + 0.2)
+    assert sent(pipeline, 100, 1000.0).deadline_seconds < DEADLINE_FACTOR * 6.0 / 2
+    assert pipeline.slowest_seconds < 6.0 / 2
+
+
+def test_one_slow_answer_makes_patience_twice_as_long_as_it_took():
+    pipeline = machine(X)
+    for counter, took in enumerate([0.1] * 30 + [3.0]):
+        sent(pipeline, counter, 10.0 * counter)
+        pipeline.handle(GradArrived(X, key(counter), 1, 0.1), 10.0 * counter + took)
+        pipeline.router.told(X, 8, 0.1, 0)
+    patience = sent(pipeline, 99, 1000.0).deadline_seconds
+    assert patience >= SLOWEST_FACTOR * 3.0 > SHORTEST_DEADLINE_SECONDS
+
+
+def test_a_microbatch_that_waited_for_room_goes_as_soon_as_an_answer_comes():
+    pipeline = machine(X)
+    for counter in range(FIRST_SLOTS):
+        sent(pipeline, counter, 0.0)
+    pipeline.handle(Start(key(7)), 0.0)
+    assert pipeline.handle(ForwardDone(key(7)), 0.0) == []
+    effects = pipeline.handle(GradArrived(X, key(0), 1, 0.1), 0.05)
+    assert [effect.key for effect in effects if isinstance(effect, SendAct)] == [key(7)]
+
+
+def test_no_try_is_begun_that_could_not_be_answered_in_time():
+    pipeline = machine(X, Y, slots=64)
+    for counter in range(12):  # Both are known, and take 4 s.
+        sent(pipeline, counter, 10.0 * counter)
+        act = pipeline.jobs[key(counter)].next
+        assert act is not None
+        pipeline.handle(GradArrived(act, key(counter), 1, 0.1), 10.0 * counter + 4.0)
+    pipeline.handle(ActArrived(UP, key(50), 1, 5.0), 200.0)
+    (act,) = pipeline.handle(ForwardDone(key(50)), 200.0)
+    assert isinstance(act, SendAct)
+    effects = pipeline.handle(Tick(), 200.0 + act.deadline_seconds)
+    assert [effect for effect in effects if isinstance(effect, SendAct)] == []
+    (nack,) = [effect for effect in effects if isinstance(effect, SendNack)]
+    assert (nack.key, nack.code) == (key(50), "deadline")
+    assert pipeline.router.peers[act.peer].failures == 1 < MOST_ATTEMPTS

@@ -1,0 +1,98 @@
+"""Which neighbours are on which history, by what they tell of their chains."""
+
+from __future__ import annotations
+
+from swarmnet.branches import Chain, SettledSet
+from swarmnet.histories import Histories
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Rounds
+from swarmnet.round_events import AskChain, Effect, OpenSet, ProgressArrived, Resynchronise
+from swarmnet.round_sets import NeighbourView
+
+OLD, NEW, THIRD = PeerId("old"), PeerId("new"), PeerId("third")
+RULES = Rounds(window=2, snapshot_rounds=4)
+
+
+def settled(branch: str, round: int) -> SettledSet:
+    return SettledSet(1, f"{branch}{round:07}"[-8:].encode())
+
+
+def chain(branch: str, last: int, fork: int) -> Chain:
+    """All branches are the same up to the round before `fork`."""
+    found = Chain()
+    for round in range(last + 1):
+        found.append(settled("x" if round < fork else branch, round))
+    return found
+
+
+def told(peer: PeerId, their: Chain, anchor: int) -> ProgressArrived:
+    value = their.at(anchor)
+    assert value is not None
+    sets = tuple(
+        OpenSet(round, 1, 1, entry.count, entry.digest)
+        for round, entry in enumerate(their.part(anchor + 1, their.round), start=anchor + 1)
+    )
+    return ProgressArrived(
+        peer, their.round + 1, 0, frozenset(), their.round, True, anchor, value, sets
+    )
+
+
+def of(mine: Chain, *peers: PeerId) -> Histories:
+    return Histories(RULES, mine, {peer: NeighbourView() for peer in peers}, 0.0)
+
+
+def wishes(effects: list[Effect]) -> list[Resynchronise]:
+    return [effect for effect in effects if isinstance(effect, Resynchronise)]
+
+
+def test_peers_of_one_history_stand_together_though_one_does_not_know_where_it_began():
+    mine, theirs = chain("m", 28, 20), chain("t", 30, 20)
+    histories = of(mine, OLD, NEW)
+    assert not wishes(histories.progress(told(OLD, theirs, 19), 9.0)), "one against one, and mine is smaller"
+    (ask,) = histories.progress(told(NEW, theirs, 26), 9.0)
+    assert ask == AskChain(NEW, 28)
+    answer = histories.chain_arrived(NEW, 26, theirs.at(25) or b"", tuple(theirs.part(26, 28)), 9.0)
+    (wish,) = wishes(answer)
+    assert set(wish.peers) == {OLD, NEW}
+    assert (wish.fork_round, wish.exact) == (20, True), "the one that knows tells it"
+
+
+def test_a_neighbour_that_took_up_another_history_is_asked_again_where_it_parts():
+    mine, first, second = chain("m", 28, 22), chain("t", 25, 18), chain("u", 30, 22)
+    histories = of(mine, OLD, NEW, THIRD)
+    for peer in (NEW, THIRD):
+        histories.progress(told(peer, mine, 20), 9.0)
+    histories.progress(told(OLD, first, 17), 9.0)
+    fork = histories.neighbours[OLD].fork
+    assert fork is not None
+    assert fork.round == 18
+    assert histories.progress(told(OLD, second, 24), 9.1) == [AskChain(OLD, 28)]
+    histories.chain_arrived(OLD, 20, second.at(19) or b"", tuple(second.part(20, 28)), 9.2)
+    fork = histories.neighbours[OLD].fork
+    assert fork is not None
+    assert fork.round == 22
+    histories.progress(told(OLD, chain("u", 31, 22), 29), 9.3)
+    assert histories.neighbours[OLD].fork == fork, "it goes on on the same one"
+
+
+def test_who_took_up_the_others_history_out_of_our_reach_stands_with_them():
+    mine, theirs, parted = chain("m", 28, 22), chain("u", 40, 22), chain("z", 25, 18)
+    histories = of(mine, THIRD, OLD, NEW)
+    told_before = [told(THIRD, parted, 17), told(OLD, chain("u", 30, 22), 20), told(NEW, theirs, 20)]
+    for progress in told_before:
+        assert not wishes(histories.progress(progress, 9.0)), "two of four are no majority"
+    assert not wishes(histories.progress(told(THIRD, theirs, 35), 9.1)), "it may not know yet where we are"
+    (wish,) = wishes(histories.progress(told(NEW, theirs, 27), 9.2))
+    assert {THIRD, NEW} <= set(wish.peers)
+    assert (wish.fork_round, wish.exact) == (22, True)
+
+
+def test_who_has_not_come_as_far_as_the_fork_supports_neither_side():
+    left, right, newcomer = chain("m", 28, 20), chain("t", 28, 20), chain("x", 15, 20)
+    resolved = []
+    for mine, theirs in ((left, right), (right, left)):
+        histories = of(mine, OLD, NEW)
+        histories.progress(told(NEW, newcomer, 10), 9.0)
+        resolved += wishes(histories.progress(told(OLD, theirs, 19), 9.0))
+    (wish,) = resolved
+    assert wish.fork_round == 20

@@ -1,0 +1,347 @@
+"""Inference in memory, on a virtual clock: peers that only hold weights, and visitors that ask them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+import torch
+from holders import COMPUTE_SECONDS, Holders, Pushy, until
+from swarm import tiny_manifest
+
+from peers import cli, visitors
+from peers.evaluate import bits_per_byte
+from peers.generate import generate
+from peers.inference import FORGET_SECONDS, MOST_WAITING
+from peers.microbatch_work import Trouble
+from peers.swarm_client import Conversation, NoAnswer, SwarmClient
+from peers.virtual_time import run
+from peers.visit import score, stream, told
+from peers.visitors import IDLE_SECONDS, LOOK_SECONDS, MOST_VISITORS
+from protocols.memory import Conditions
+from swarmnet.manifest import Manifest, Paths
+from swarmnet.model import forward, whole
+from swarmnet.requests import ASKED_AT_ONCE, BUSY, LEAVE_OUT_SECONDS
+
+FOUR = {"a": 0, "c": 1, "d": 1, "e": 2}
+SKIPPING = tiny_manifest(paths=Paths(skip_ratio=1 / 3))
+PROMPTS = [b"def f", b"class ", b"import ", b"", b"x" * 40, b"return", b"\x00\x01", b"for i in"]
+TEXT = b"It was a dark and stormy night; the rain fell in torrents. " * 12
+
+
+def play(
+    story: Callable[[Holders], Awaitable[None]],
+    manifest: Manifest | None = None,
+    conditions: Conditions | None = None,
+) -> None:
+    async def life() -> None:
+        holders = Holders(manifest or tiny_manifest(), FOUR, (4,), conditions)
+        asyncio.get_running_loop().set_exception_handler(escaped)
+        await story(holders)
+
+    def escaped(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        errors.append(context)
+
+    errors: list[dict[str, object]] = []
+    run(life())
+    assert errors == []
+
+
+async def text_of(client: SwarmClient, prompt: bytes, tokens: int, talk: Conversation | None = None) -> bytes:
+    pieces = [piece async for piece in stream(client, prompt, tokens, temperature=0.0, conversation=talk)]
+    return b"".join(pieces)
+
+
+def local_text(holders: Holders, talk: Conversation, prompt: bytes, tokens: int) -> bytes:
+    weights, model = holders.weights(talk.rounds), holders.signed.manifest.model
+    return b"".join(generate(weights, model, prompt, tokens, temperature=0.0, window=16))
+
+
+def test_eight_texts_at_once_are_those_of_the_local_model_and_the_peers_of_a_stage_share_the_work():
+    async def story(holders: Holders) -> None:
+        talks = [Conversation() for _ in PROMPTS]
+        async with holders.visitor() as client:
+            began = holders.loop.time()
+            texts = await asyncio.gather(
+                *(text_of(client, prompt, 24, talk) for prompt, talk in zip(PROMPTS, talks, strict=True))
+            )
+            took = holders.loop.time() - began
+        for prompt, talk, text in zip(PROMPTS, talks, texts, strict=True):
+            assert text == local_text(holders, talk, prompt, 24)
+            assert (talk.requests, talk.left_out) == (24, {})
+        assert len(set(texts)) > 4
+        done = {name: peer.inference.outcomes["done"] for name, peer in holders.peers.items()}
+        assert (done["a"], done["e"]) == (192, 192)
+        assert min(done["c"], done["d"]) > 80
+        assert took < 1.1 * 192 * COMPUTE_SECONDS, "the stages work at the same time"
+
+    play(story)
+
+
+def test_a_text_comes_token_by_token():
+    async def story(holders: Holders) -> None:
+        times = []
+        async with holders.visitor() as client:
+            async for piece in stream(client, b"def f", 10, seed=3):
+                times.append((holders.loop.time(), len(piece)))
+        assert [length for _, length in times] == [1] * 10
+        assert len({time for time, _ in times}) == 10
+
+    play(story)
+
+
+def test_a_score_is_the_local_one_to_the_last_bit_where_hidden_states_travel_exactly():
+    found = {}
+
+    async def story(holders: Holders) -> None:
+        model = holders.signed.manifest.model
+        for exact in (True, False):
+            talk = Conversation()
+            async with holders.visitor(f"exact {exact}", exact) as client:
+                through = await score(client, TEXT, conversation=talk)
+            weights = holders.weights(talk.rounds)
+
+            def logits_of(tokens_BT, weights=weights):
+                return forward(weights, model, whole(model), tokens_BT)
+
+            local = bits_per_byte(logits_of, TEXT, window=16, batch=2)
+            assert (through.sha256, through.bytes, through.window) == (local.sha256, len(TEXT), 16)
+            found[exact] = through.perplexity / local.perplexity - 1
+            assert told(talk) == ["weights of settled rounds, by stage: 0: 4, 1: 4, 2: 4"]
+
+    play(story)
+    assert found[True] == 0.0
+    assert 0.0 < abs(found[False]) < 1e-3, "bf16 between the stages"
+
+
+def test_a_middle_stage_whose_only_peers_die_is_left_out_where_the_run_allows_it():
+    async def story(holders: Holders) -> None:
+        async with holders.visitor() as client:
+            talk = Conversation()
+            began = asyncio.create_task(text_of(client, b"def f", 40, talk))
+            await until(lambda: talk.requests >= 6)
+            for name in ("c", "d"):
+                holders.crash(name)
+            died_at = holders.loop.time()
+            assert len(await began) == 40
+            assert holders.loop.time() < died_at + LEAVE_OUT_SECONDS + 2.0
+            assert 30 < talk.left_out[1] < 40
+            assert told(talk)[1] == (
+                f"stage 1 had no live peer and was left out of {talk.left_out[1]} of 40 requests"
+            )
+            holders.add("g", 1)
+            await asyncio.sleep(10.0)
+            again = Conversation()
+            assert await text_of(client, b"def f", 5, again) == local_text(holders, again, b"def f", 5)
+            assert not again.left_out, "the newcomer is found"
+
+    play(story, SKIPPING)
+
+
+def test_a_stage_without_peers_is_waited_for_where_none_may_be_left_out_and_that_is_said():
+    async def story(holders: Holders) -> None:
+        async with holders.visitor() as client:
+            talk = Conversation()
+            began = asyncio.create_task(text_of(client, b"def f", 20, talk))
+            await until(lambda: talk.requests >= 6)
+            for name in ("c", "d"):
+                holders.crash(name)
+            await asyncio.sleep(30.0)
+            assert not began.done()
+            assert client.said == [("missing", "waiting for a peer of stage 1: this run leaves no stage out")]
+            holders.add("g", 1)
+            assert await asyncio.wait_for(began, 15.0) == local_text(holders, talk, b"def f", 20)
+            assert client.said[1][0] == "found"
+
+    play(story)
+
+
+def test_a_peer_that_dies_and_one_that_refuses_are_routed_around():
+    async def story(holders: Holders) -> None:
+        holders.add("f", 2)
+        holders.peers["f"].inference._too_many = lambda *_: Trouble(BUSY, "no")
+        async with holders.visitor() as client:
+            talk = Conversation()
+            began = asyncio.create_task(text_of(client, b"import ", 30, talk))
+            await until(lambda: talk.requests >= 6)
+            holders.crash("c")
+            assert await asyncio.wait_for(began, 10.0) == local_text(holders, talk, b"import ", 30)
+        assert holders.peers["f"].inference.outcomes[BUSY] > 0
+        assert not talk.left_out
+
+    play(story)
+
+
+def test_a_frozen_peer_costs_one_deadline():
+    async def story(holders: Holders) -> None:
+        async with holders.visitor() as client:
+            talk = Conversation()
+            await text_of(client, b"import ", 4, talk)
+            holders.network.freeze(holders.peers["d"].identity.peer_id)
+            began = holders.loop.time()
+            await text_of(client, b"import ", 10, talk)
+            assert 1.9 < holders.loop.time() - began < 8.0
+
+    play(story)
+
+
+def test_texts_come_through_links_that_lose_and_repeat_messages():
+    async def story(holders: Holders) -> None:
+        async with holders.visitor() as client:
+            talk = Conversation()
+            text = await asyncio.wait_for(text_of(client, b"def f", 20, talk), 400.0)
+            assert text == local_text(holders, talk, b"def f", 20)
+
+    play(story, conditions=Conditions(latency_seconds=0.01, lost=0.05, repeated=0.05, reordered=0.05))
+
+
+def test_a_conversation_keeps_its_weights_while_the_run_goes_on_and_takes_new_ones_when_nobody_has_them():
+    async def story(holders: Holders) -> None:
+        async with holders.visitor() as client:
+            talk = Conversation()
+            await text_of(client, b"def f", 4, talk)
+            for round in (9, 14):
+                for peer in holders.peers.values():
+                    peer.settle(round)
+            await text_of(client, b"def f", 4, talk)
+            assert talk.rounds == {0: {4}, 1: {4}, 2: {4}}, "kept in the service, though no snapshot is"
+            fresh = Conversation()
+            await text_of(client, b"def f", 4, fresh)
+            assert fresh.rounds == {0: {14}, 1: {14}, 2: {14}}
+            await asyncio.sleep(2 * FORGET_SECONDS)
+            await text_of(client, b"def f", 4, talk)
+            assert talk.rounds == {0: {4, 14}, 1: {4, 14}, 2: {4, 14}}
+            assert told(talk)[0].endswith("by stage: 0: 4 then 14, 1: 4 then 14, 2: 4 then 14")
+
+    play(story)
+
+
+def test_a_visitor_is_served_a_few_requests_at_once_and_the_rest_are_refused_with_a_code():
+    async def story(holders: Holders) -> None:
+        inference = holders.peers["a"].inference
+        pushy = Pushy(holders, "pushy")
+        await pushy.ask("a", 200)
+        await asyncio.sleep(5.0)
+        # While the link back opened, so many words for it were kept; its deadlines tell it the rest.
+        assert pushy.codes() == {"done": ASKED_AT_ONCE + 1, "busy": visitors.MOST_WAITING}
+        crowd = [Pushy(holders, f"crowd {number}") for number in range(MOST_VISITORS + 8)]
+        for each in crowd:
+            await each.ask("a", ASKED_AT_ONCE)
+        await asyncio.sleep(0.0)
+        assert sum(map(len, inference._waiting.values())) <= MOST_WAITING
+        await asyncio.sleep(10.0)
+        assert sum(each.codes().get("done", 0) for each in crowd) == MOST_WAITING + 1
+        assert all(each.codes() for each in crowd), "everybody gets a word"
+        assert len(inference.visitors) == MOST_VISITORS
+        await asyncio.sleep(IDLE_SECONDS + LOOK_SECONDS + 1.0)
+        assert len(inference.visitors) == 0, "who asks nothing is forgotten"
+        assert not inference.work._versions
+
+    play(story)
+
+
+def test_visitors_take_turns():
+    async def story(holders: Holders) -> None:
+        first, second = Pushy(holders, "first"), Pushy(holders, "second")
+        await first.ask("a", ASKED_AT_ONCE)
+        await second.ask("a", 1)
+        await until(second.codes)
+        assert first.codes()["done"] <= 2
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"stage": 1}, "wrong_stage"),
+        ({"tokens": 3}, "malformed"),
+        ({"tokens": 0, "body": b""}, "malformed"),
+        ({"sequences": 3, "tokens": 16, "body": bytes(192)}, "malformed"),
+        ({"tokens": 2**61, "sequences": 2**61}, "malformed"),
+        ({"body": b"\xff" * 16}, "malformed"),
+        ({"round": 10**6}, "no_round"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_with_a_code(changes, code):
+    async def story(holders: Holders) -> None:
+        pushy = Pushy(holders, "pushy")
+        await pushy.ask("a", 1, **changes)
+        await asyncio.sleep(1.0)
+        assert pushy.codes() == {code: 1}
+
+    play(story)
+
+
+@pytest.mark.parametrize("trick", ["nan", "short", "other round"])
+def test_a_peer_that_answers_nonsense_is_routed_around(trick):
+    async def story(holders: Holders) -> None:
+        work = holders.peers["c"].inference.work
+        honest, lied = work.run, []
+
+        def lies(ask, body):
+            answer = honest(ask, body)
+            lied.append(ask.attempt)
+            if trick == "other round":
+                return type(answer)(answer.round + 5, answer.body)
+            return type(answer)(answer.round, b"\xff" * (len(answer.body) if trick == "nan" else 8))
+
+        async with holders.visitor() as client:
+            talk = Conversation()
+            await text_of(client, b"def f", 2, talk)
+            work.run = lies
+            text = await asyncio.wait_for(text_of(client, b"def f", 20, talk), 60.0)
+            assert text == local_text(holders, talk, b"def f", 20)
+        assert 1 <= len(lied) <= 2, "others are preferred then"
+
+    play(story)
+
+
+def test_before_the_first_snapshot_a_visitor_waits_and_says_so():
+    async def story(holders: Holders) -> None:
+        for name in ("c", "d"):
+            holders.peers[name].snapshots.held = ()
+        async with holders.visitor() as client:
+            began = asyncio.create_task(text_of(client, b"def f", 3))
+            await asyncio.sleep(10.0)
+            assert not began.done()
+            assert client.said == [
+                ("not_ready", "a peer has no settled snapshot of its stage yet; asking again")
+            ]  # fmt: skip
+            holders.peers["d"].settle(4)
+            assert len(await asyncio.wait_for(began, 5.0)) == 3
+
+    play(story)
+
+
+def test_nobody_there_is_an_error_that_says_so():
+    async def life() -> None:
+        holders = Holders(tiny_manifest(), {})
+        async with holders.visitor() as client:
+            with pytest.raises(NoAnswer, match="peers reached by stage: 0: 0, 1: 0, 2: 0"):
+                await client.forward(Conversation(), torch.tensor([[1, 2]]), deadline_seconds=20.0)
+            assert client.said == [("missing", "waiting for a peer of stage 0: this run leaves no stage out")]
+
+    run(life())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "--run", "nowhere.json"], "nowhere.json: cannot be read"),
+        (["generate", "--run", "0" * 64, "--bootstrap", "/ip4/1.2.3.4/tcp/1"], "should look like"),
+        (["generate", "--run", "0" * 64], "this machine remembers no peer of that run"),
+    ],
+)
+def test_a_run_that_cannot_be_asked_is_one_line(arguments, words, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    captured = capsys.readouterr()
+    assert (ended.value.code, captured.out, len(captured.err.splitlines())) == (2, "", 1)
+    assert words in captured.err

@@ -1,0 +1,390 @@
+"""Which stage a peer serves: who moves, when, and that no stage is ever emptied by it."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.identifiers import PeerId
+from swarmnet.moving import (
+    FASTEST,
+    FRESH_SECONDS,
+    STARVING_SECONDS,
+    AnnounceMove,
+    Go,
+    GroupBeat,
+    GroupPeerGone,
+    Intent,
+    Look,
+    Looked,
+    Mover,
+    MoveRules,
+    Seen,
+    Starving,
+    Tick,
+    View,
+    Withdraw,
+    carried_out,
+    choose_move,
+    choose_stage,
+    period_seconds,
+    view_of,
+)
+
+ME, MATE, THIRD = PeerId("me"), PeerId("mate"), PeerId("third")
+EQUAL = MoveRules((1.0, 1.0, 1.0))
+
+
+def wish(view: View, stage: int = 0, rate: float = 1.0, rules: MoveRules = EQUAL, download: float = 10.0):
+    return choose_move(view, ME, stage, rate, rules, download, Random(1))
+
+
+def mover(rests_until: float = 0.0, download: float = 10.0) -> Mover:
+    return Mover(ME, 0, EQUAL, Random(1), rests_until, download)
+
+
+def at_once(machine: Mover, view: View, until: str) -> float:
+    """Bring a machine to a phase by what `view` says; the time it got there."""
+    now = machine.next_deadline()
+    assert machine.handle(Tick(), now) == [Look()]
+    effects = machine.handle(Looked(view, 1.0), now)
+    assert isinstance(effects[0], AnnounceMove)
+    if until == "confirming":
+        now = machine.next_deadline()
+        assert machine.handle(Tick(), now) == [Look()]
+        assert machine.handle(Looked(view, 1.0), now) == []
+    assert machine.phase == until
+    return now
+
+
+# -- what is worth it ---------------------------------------------------------------------------------
+
+
+def test_a_difference_of_one_peer_is_left_alone_and_one_of_two_is_not():
+    assert wish(View((5.0, 4.0, 5.0))) is None
+    assert wish(View((6.0, 4.0, 5.0))) == Intent(ME, 0, 1, 1.0, 1.0)
+
+
+def test_errors_in_measured_speeds_do_not_make_a_balanced_swarm_move():
+    chance = Random(3)
+    for _ in range(200):
+        scattered = tuple(sum(chance.lognormvariate(0, 0.05) for _ in range(20)) for _ in range(3))
+        assert wish(View(scattered), stage=scattered.index(max(scattered))) is None
+
+
+def test_only_peers_of_the_richest_stage_move():
+    view = View((9.0, 3.0, 12.0))
+    assert wish(view, stage=0) is None, "else somebody moves to stage 0 afterwards"
+    moved = wish(view, stage=2)
+    assert moved is not None
+    assert moved.target == 1
+
+
+def test_a_peer_that_is_too_strong_to_be_missed_stays_and_a_weak_one_goes():
+    view = View((11.0, 4.0, 11.0))
+    assert wish(view, rate=10.0) is None, "it would only turn the shortage round"
+    assert wish(view, rate=2.0) is not None
+
+
+def test_a_slow_peer_does_not_move_for_the_little_that_it_brings():
+    view = View((6.0, 4.0, 5.0), usual=1.0)
+    assert wish(view, rate=0.5) is not None
+    assert wish(view, rate=0.2) is None
+
+
+def test_what_a_peer_brings_follows_from_the_work_of_the_stage():
+    rules = MoveRules((1.0, 4.0))
+    moved = choose_move(View((20.0, 2.0)), ME, 0, 2.0, rules, 1.0, Random(1))
+    assert moved == Intent(ME, 0, 1, 2.0, 0.5)
+
+
+def test_a_download_that_lasts_as_long_as_the_shortage_is_not_begun():
+    view = View((8.0, 4.0, 6.0))
+    assert wish(view, download=60.0) is not None
+    assert wish(view, download=EQUAL.horizon_seconds) is None
+
+
+def test_ten_thousand_peers_are_not_for_ever_evening_out_single_ones():
+    assert wish(View((3004.0, 3000.0, 3000.0))) is None
+    assert wish(View((3200.0, 3000.0, 3000.0))) is not None
+
+
+def test_who_has_measured_nothing_and_who_moves_already_does_not_move():
+    assert wish(View((9.0, 3.0, 6.0)), rate=0.0) is None
+    enough = tuple(Intent(PeerId(f"p{number}"), 0, 1, 1.0, 1.0) for number in range(3))
+    assert wish(View((9.0, 3.0, 6.0), enough)) is None, "three are on their way"
+
+
+def test_of_all_who_announce_at_once_so_many_go_as_are_needed_and_all_compute_the_same():
+    intents = tuple(Intent(PeerId(f"p{number}"), 0, 1, 1.0, 1.0) for number in range(20))
+    capacities, going = carried_out(View((30.0, 20.0, 25.0), intents), EQUAL, 10.0)
+    assert capacities == [25.0, 25.0, 25.0]
+    assert len(going) == 5
+    shuffled = View((30.0, 20.0, 25.0), tuple(reversed(intents)))
+    assert carried_out(shuffled, EQUAL, 10.0) == (capacities, going)
+
+
+capacity = st.floats(0.0, 50.0)
+stage = st.integers(0, 2)
+names = st.integers(0, 99).map(lambda number: PeerId(f"p{number}"))
+intents = st.lists(
+    st.builds(Intent, names, stage, stage, st.floats(0.01, 9.0), st.floats(0.01, 9.0)), max_size=12
+)
+
+
+@given(st.tuples(capacity, capacity, capacity), intents)
+def test_announced_moves_never_make_the_poorest_stage_poorer(before, announced):
+    announced = tuple(intent for intent in announced if intent.source != intent.target)
+    after, _ = carried_out(View(before, announced), EQUAL, 10.0)
+    assert min(after) >= min(before)
+
+
+# -- what is known ------------------------------------------------------------------------------------
+
+
+def test_capacities_are_what_the_fresh_records_add_up_to():
+    seen = {"a": Seen(0, 2.0), "b": Seen(0, 4.0, moving_to=1), "c": Seen(1, 3.0), "d": Seen(9, 1.0)}
+    seen["old"] = Seen(1, 5.0, age_seconds=FRESH_SECONDS + 1)
+    view = view_of(((PeerId(name), record) for name, record in seen.items()), (1.0, 2.0))
+    assert view == View((6.0, 3.0), (Intent(PeerId("b"), 0, 1, 4.0, 2.0),), 3, usual=4.0)
+
+
+def test_a_peer_that_has_measured_nothing_counts_as_the_usual_one_and_a_liar_for_a_few():
+    peers = [Seen(0, 2.0)] * 5 + [Seen(1, 0.0), Seen(2, 1e30)]
+    view = view_of(((PeerId(str(number)), record) for number, record in enumerate(peers)), (1.0,) * 3)
+    assert view.capacities == (10.0, 2.0, 2.0 * FASTEST)
+
+
+seen = st.builds(Seen, st.integers(-3, 9), st.floats(0, 1e300), st.integers(-3, 9), st.floats(0, 1e9))
+
+
+@given(st.lists(seen, max_size=8))
+def test_no_records_whatever_they_say_make_it_fall(records):
+    view = view_of(((PeerId(str(number)), record) for number, record in enumerate(records)), EQUAL.work)
+    assert choose_stage(view, EQUAL, Random(1)) in range(3)
+    for here in range(3):
+        assert wish(view, here) is None or wish(view, here).target != here
+
+
+def test_a_newcomer_takes_the_poorest_stage_once_those_who_announced_have_moved():
+    assert choose_stage(View((5.0, 3.0, 4.0)), EQUAL, Random(1)) == 1
+    coming = tuple(Intent(PeerId(f"p{number}"), 0, 1, 1.0, 1.0) for number in range(2))
+    assert choose_stage(View((7.0, 3.0, 4.0), coming), EQUAL, Random(1)) == 2
+
+
+def test_newcomers_of_an_empty_swarm_and_of_an_even_one_spread():
+    for view in (View((0.0, 0.0, 0.0)), View((4.0, 4.1, 4.0))):
+        drawn = Counter(choose_stage(view, EQUAL, Random(seed)) for seed in range(90))
+        assert min(drawn[stage] for stage in range(3)) > 15
+
+
+def test_a_swarm_of_400_looks_every_300_seconds_and_a_small_one_more_often():
+    assert [period_seconds(peers) for peers in (2, 8, 100, 400, 10_000)] == [15.0, 15.0, 75.0, 300.0, 300.0]
+
+
+# -- the machine --------------------------------------------------------------------------------------
+
+SHORT = View((6.0, 3.0, 5.0))
+
+
+def test_a_peer_announces_waits_looks_again_and_goes_when_a_mate_has_said_that_it_stays():
+    machine = mover()
+    now = at_once(machine, SHORT, "announced")
+    assert EQUAL.recheck_seconds[0] <= machine.next_deadline() - now <= EQUAL.recheck_seconds[1]
+    machine = mover()
+    now = at_once(machine, SHORT, "confirming")
+    assert machine.handle(GroupBeat(MATE, knows=False, stays=True), now) == []
+    assert machine.handle(GroupBeat(THIRD, knows=True, stays=False), now) == []
+    assert machine.handle(GroupBeat(MATE, knows=True, stays=True), now) == [Go(1)]
+    assert machine.next_deadline() == float("inf")
+
+
+def test_a_mate_that_announces_or_goes_in_the_meantime_is_no_reason_to_leave():
+    for lost in (GroupBeat(MATE, knows=True, stays=False), GroupPeerGone(MATE)):
+        machine = mover()
+        now = at_once(machine, SHORT, "announced")
+        machine.handle(GroupBeat(MATE, knows=True, stays=True), now)
+        machine.handle(lost, now)
+        now = machine.next_deadline()
+        machine.handle(Tick(), now)
+        assert machine.handle(Looked(SHORT, 1.0), now) == []
+        (withdrawn,) = machine.handle(Tick(), machine.next_deadline())
+        assert isinstance(withdrawn, Withdraw)
+
+
+def test_a_peer_that_is_alone_at_its_stage_never_leaves_it():
+    machine = mover()
+    at_once(machine, SHORT, "confirming")
+    (withdrawn,) = machine.handle(Tick(), machine.next_deadline())
+    assert withdrawn == Withdraw("no peer of the stage has said that it stays")
+    assert machine.phase == "resting"
+
+
+def test_what_a_mate_knew_of_an_announcement_that_was_withdrawn_counts_for_nothing():
+    machine = mover()
+    now = at_once(machine, SHORT, "announced")
+    machine.handle(GroupBeat(MATE, knows=True, stays=True), now)
+    now = machine.next_deadline()
+    machine.handle(Tick(), now)
+    (withdrawn,) = machine.handle(Looked(View((5.0, 4.0, 5.0)), 1.0), now)
+    assert isinstance(withdrawn, Withdraw)
+    at_once(machine, SHORT, "confirming")  # And not gone, on the old answer.
+
+
+def test_when_others_move_first_the_announcement_is_withdrawn():
+    machine = mover()
+    at_once(machine, SHORT, "announced")
+    now = machine.next_deadline()
+    machine.handle(Tick(), now)
+    (withdrawn,) = machine.handle(Looked(View((5.0, 4.0, 5.0)), 1.0), now)
+    assert isinstance(withdrawn, Withdraw)
+    assert machine.next_deadline() > now + 10.0, "and it does not try again at once"
+
+
+def test_nothing_is_decided_during_the_cool_down_not_even_when_a_neighbouring_stage_is_gone():
+    machine = mover(rests_until=EQUAL.cool_down(60.0, moved=0))
+    assert machine.next_deadline() >= 600.0
+    machine.handle(Starving(), 100.0)
+    assert machine.next_deadline() >= 600.0
+
+
+def test_who_has_moved_often_stays_longer():
+    pauses = [EQUAL.cool_down(20.0, moved) for moved in range(6)]
+    assert pauses == [200.0, 400.0, 800.0, 1600.0, 1600.0, 1600.0]
+    assert EQUAL.cool_down(0.1, 0) == 60.0
+
+
+def test_a_stage_that_is_gone_is_looked_at_soon():
+    machine = mover()
+    machine.handle(Tick(), machine.next_deadline())
+    machine.handle(Looked(View((5.0, 5.0, 5.0), peers=400), 1.0), 20.0)
+    assert machine.next_deadline() > 200.0
+    machine.handle(Starving(), 30.0)
+    assert STARVING_SECONDS[0] <= machine.next_deadline() - 30.0 <= STARVING_SECONDS[1]
+    first = machine.next_deadline()
+    machine.handle(Starving(), 30.5)
+    assert machine.next_deadline() <= max(first, 30.5 + STARVING_SECONDS[1])
+    assert machine.handle(Tick(), machine.next_deadline()) == [Look()]
+
+
+def test_a_directory_that_does_not_answer_moves_nobody():
+    machine = mover()
+    machine.handle(Tick(), machine.next_deadline())
+    assert machine.handle(Looked(None, 1.0), 20.0) == []
+    at_once(machine, SHORT, "announced")
+    now = machine.next_deadline()
+    machine.handle(Tick(), now)
+    (withdrawn,) = machine.handle(Looked(None, 1.0), now)
+    assert isinstance(withdrawn, Withdraw)
+
+
+# -- a stage is never emptied by a move, whatever the directory says -----------------------------------
+
+
+HASTY = MoveRules((1.0, 1.0, 1.0), recheck_seconds=(0.0, 2.0))
+"""Sooner than beats take."""
+
+
+class Room:
+    """Movers whose directory tells each whatever makes it leave, and whose beats are late and get lost."""
+
+    def __init__(self, peers: list[int], seed: int) -> None:
+        self.chance, self.now, self.order, self.moves = Random(seed), 0.0, 0, 0
+        self.heap: list[tuple[float, int, Callable[[], None]]] = []
+        self.stage: dict[PeerId, int] = {}
+        self.serving: set[PeerId] = set()
+        self.movers: dict[PeerId, Mover] = {}
+        self.serial: dict[PeerId, int] = {}
+        self.heard: dict[PeerId, dict[PeerId, int]] = {}
+        self.arrives: dict[tuple[PeerId, PeerId], float] = {}
+        for number, at in enumerate(peers):
+            name = PeerId(f"p{number}")
+            self.serial[name] = 0
+            self.settle(name, at)
+            self.later(self.chance.random(), lambda name=name: self.beat(name))
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        self.order += 1
+        heapq.heappush(self.heap, (self.now + seconds, self.order, action))
+
+    def play(self, seconds: float) -> None:
+        while self.heap and self.heap[0][0] < seconds:
+            self.now, _, action = heapq.heappop(self.heap)
+            action()
+
+    def settle(self, name: PeerId, at: int) -> None:
+        self.stage[name] = at
+        self.serving.add(name)
+        self.heard[name] = {}
+        machine = self.movers[name] = Mover(name, at, HASTY, self.chance, self.now, 1.0)
+        self.wake(name, machine)
+
+    def wake(self, name: PeerId, machine: Mover) -> None:
+        due = machine.next_deadline()
+        if due < float("inf"):
+            self.later(due - self.now, lambda: self.feed(name, machine, Tick()))
+
+    def feed(self, name: PeerId, machine: Mover, event) -> None:
+        if self.movers.get(name) is not machine:
+            return
+        due = machine.next_deadline()
+        for effect in machine.handle(event, self.now):
+            if isinstance(effect, Look):
+                told = [1.0] * 3
+                told[self.stage[name]] = 9.0  # Everybody is told that its own stage is the rich one.
+                answer = Looked(View(tuple(told)), 1.0)
+                self.later(self.chance.random(), lambda answer=answer: self.feed(name, machine, answer))
+            elif isinstance(effect, AnnounceMove):
+                self.serial[name] += 1
+            elif isinstance(effect, Go):
+                self.leave(name, effect.stage)
+        if self.movers.get(name) is machine and machine.next_deadline() != due:
+            self.wake(name, machine)
+
+    def leave(self, name: PeerId, target: int) -> None:
+        self.moves += 1
+        self.serving.discard(name)
+        left = [peer for peer in self.serving if self.stage[peer] == self.stage[name]]
+        assert left, f"{name} emptied stage {self.stage[name]}"
+        del self.movers[name]
+        for mate in left:
+            gone = (mate, self.movers[mate], GroupPeerGone(name))
+            self.later(self.chance.uniform(0, 4), lambda gone=gone: self.feed(*gone))
+        self.stage[name] = -1
+        self.later(self.chance.uniform(1, 9), lambda: self.settle(name, target))
+
+    def beat(self, name: PeerId) -> None:
+        """To every mate, in order on each way, with a delay; one in five is lost."""
+        self.later(1.0, lambda: self.beat(name))
+        if name not in self.serving:
+            return
+        intent = self.movers[name].intent
+        serial = self.serial[name] if intent is not None else 0
+        for mate in [peer for peer in self.serving if self.stage[peer] == self.stage[name] and peer != name]:
+            at = max(self.arrives.get((name, mate), 0.0), self.now + self.chance.uniform(0.0, 4.0))
+            self.arrives[name, mate] = at
+            if self.chance.random() < 0.8:
+                known, machine = self.heard[name].get(mate, 0), self.movers[mate]
+                told = (name, mate, machine, serial, known, intent is None)
+                self.later(at - self.now, lambda told=told: self.hear(*told))
+
+    def hear(self, name: PeerId, mate: PeerId, machine: Mover, serial: int, known: int, stays: bool) -> None:
+        if self.movers.get(mate) is machine:
+            self.heard[mate][name] = serial
+            self.feed(mate, machine, GroupBeat(name, known == self.serial[mate], stays))
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=9), st.integers(0, 10_000))
+def test_a_stage_is_never_emptied_by_moves_whatever_the_directory_says(peers, seed):
+    Room(peers, seed).play(300.0)
+
+
+def test_in_that_room_peers_do_move():
+    room = Room([0, 0, 0, 1, 1, 2, 2, 2], 1)
+    room.play(300.0)
+    assert room.moves > 20

@@ -1,0 +1,176 @@
+"""Real workers in memory, on a virtual clock: a stage that lost its peers gets one, by its own decision."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, sign, tiny_manifest
+
+from peers import moving
+from peers.compute import FORWARD
+from peers.virtual_time import run
+from protocols.errors import Unreachable
+from protocols.identity import Identity
+from protocols.messages import PeerRecord
+from protocols.records import seal_record
+from swarmnet.identifiers import PeerId, RunId
+from swarmnet.moving import Seen, stage_work
+
+MANIFEST = tiny_manifest((2, 2, 1), model=replace(TINY_MODEL, layers=5))
+WORK = stage_work(MANIFEST)
+PEER = Identity.from_seed(b"a peer")
+LAYER_SECONDS = 0.16
+NINE = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1, "g": 2, "h": 2, "i": 2}
+CHANGE = 20.0
+"""When one peer of the last stage is killed, and another becomes five times as slow."""
+
+
+class Uneven(Swarm):
+    """Peers of given speeds; at most all that is under way waits for the slowest stage."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(MANIFEST, seed)
+        self.speeds: dict[str, float] = {}
+
+    def begin(self, stages: dict[str, int], moves: bool) -> None:
+        for name, stage in stages.items():
+            cost = lambda priority, name=name: self.cost(name, priority)  # noqa: E731 - one per peer
+            self.start(name, stage, compute=cost, in_flight=16, slots=16, moves=moves)
+
+    def cost(self, name: str, priority: int) -> float:
+        if priority != FORWARD:
+            return 0.001  # To drop a microbatch is work like a backward pass to the queue, and takes no time.
+        stage = self.members[name].worker.stage
+        return WORK[stage] * LAYER_SECONDS / self.speeds.get(name, 1.0)
+
+    def rate(self, began: float, ended: float) -> float:
+        """Microbatches per second that came back to where they started."""
+        done = [
+            note for note in self.of("committed") if note.fields["origin"] == self.members[note.name].peer
+        ]
+        return sum(began <= note.time < ended for note in done) / (ended - began)
+
+    def stages(self) -> dict[str, int]:
+        return {name: self.members[name].worker.stage for name in self.living()}
+
+
+def play(
+    swarm: Uneven, stages: dict[str, int], moves: bool, story: Callable[[Uneven], Awaitable[None]]
+) -> Uneven:
+    async def whole() -> None:
+        swarm.open()
+        swarm.begin(stages, moves)
+        await story(swarm)
+        await swarm.close()
+
+    run(whole())
+    nothing_is_committed_twice(swarm)
+    return swarm
+
+
+async def change(swarm: Uneven) -> None:
+    await swarm.during(CHANGE)
+    await swarm.crash("i")
+    swarm.speeds["h"] = 0.2
+
+
+def best_assignment() -> dict[str, int]:
+    """Of the eight that are left after the change, by trying all."""
+    names = [name for name in NINE if name != "i"]
+    speeds = {name: 0.2 if name == "h" else 1.0 for name in names}
+
+    def least(stages: tuple[int, ...]) -> float:
+        return min(
+            sum(speeds[name] for name, at in zip(names, stages, strict=True) if at == stage) / WORK[stage]
+            for stage in range(3)
+        )
+
+    return dict(zip(names, max(product(range(3), repeat=8), key=least), strict=True))
+
+
+@pytest.mark.slow
+def test_a_stage_that_lost_its_peers_is_helped_within_a_minute_to_90_percent_of_the_best_assignment():
+    async def watched(swarm: Uneven) -> None:
+        await change(swarm)
+        await swarm.during(80.0)
+
+    async def fixed(swarm: Uneven) -> None:
+        swarm.speeds["h"] = 0.2
+        await swarm.during(30.0)
+
+    moving = play(Uneven(), NINE, True, watched)
+    best = play(Uneven(), best_assignment(), False, fixed).rate(10.0, 30.0)
+    short = moving.rate(CHANGE + 5, CHANGE + 15)
+    after = moving.rate(CHANGE + 60, CHANGE + 80)
+    moved = [note for note in moving.of("assembled") if note.time > CHANGE]
+    assert short < 0.75 * best
+    assert after >= 0.9 * best
+    assert [note.fields["stage"] for note in moved] == [2], "one moved, once"
+    assert moved[0].time < CHANGE + 40.0
+    mover = moved[0].name
+    assert any(note.time > moved[0].time for note in moving.of("committed", mover)), "it works there"
+    assert len(agreed(moving, mover)) > 5
+    assert len(moving.of("moving")) <= 3
+
+
+def agreed(swarm: Uneven, mover: str) -> set[int]:
+    """Rounds of its new stage that the mover settled; AssertionError where a peer settled another digest."""
+    began = swarm.of("assembled", mover)[-1].time
+    here = {
+        note.fields["round"]: note.fields["digest"]
+        for note in swarm.of("settled", mover)
+        if note.time > began
+    }
+    mates = [name for name, stage in NINE.items() if stage == 2]
+    theirs = [note.fields for note in swarm.of("settled", *mates) if note.fields["round"] in here]
+    assert all(fields["digest"] == here[fields["round"]] for fields in theirs)
+    return here.keys() & {fields["round"] for fields in theirs}
+
+
+class HalfSilent:
+    """A directory that knows a peer of stage 0, and does not answer about stage 1."""
+
+    def __init__(self, record: bytes) -> None:
+        self.record = record
+
+    async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
+        if stage == 1:
+            raise Unreachable("no node answers")
+        return {PEER.peer_id: self.record}
+
+
+async def test_a_stage_about_which_the_directory_is_silent_does_not_pass_for_an_empty_one():
+    signed = sign(MANIFEST)
+    wire = PeerRecord(PEER.peer_id, 0, "worker", [], 0, 64.0, "0", moving_to=1)
+    noted: list[str] = []
+    presence = SimpleNamespace(
+        signed=signed,
+        directory=HalfSilent(seal_record(PEER, signed.run_id, wire, 100.0)),
+        note=lambda event, **fields: noted.append(event),
+    )
+    found = await moving._records(presence, 1)
+    assert found is not None
+    assert moving._seen(found[PEER.peer_id], MANIFEST, 103.0) == Seen(0, 2.0, 1, 3.0)
+    assert await moving._records(presence, 2) is None
+    assert noted == ["look_up_failed"]
+
+
+def test_a_peer_that_is_told_to_leave_on_its_way_to_another_stage_leaves():
+    async def story() -> None:
+        swarm = Uneven()
+        swarm.open()
+        swarm.begin({"a": 0, "b": 0, "c": 1, "d": 2}, moves=False)
+        await swarm.during(8.0)
+        worker = swarm.members["b"].worker
+        worker.leave()
+        worker.goes_to = 1  # As `Moving` does.
+        worker.leave()
+        await swarm.leave("b")
+        assert swarm.members["b"].worker is worker
+        await swarm.close()
+
+    run(story())

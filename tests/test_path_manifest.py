@@ -1,0 +1,60 @@
+"""What a run file may say about paths."""
+
+from dataclasses import replace
+
+import pytest
+
+from peers.errors import ConfigError
+from peers.run_file import load_manifest
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Manifest, ManifestError, ModelShape, Paths, check
+from swarmnet.paths import Rules
+
+SIX = Manifest("run", PeerId("owner"), stages=(1,) * 6, model=ModelShape(layers=6))
+
+
+def test_a_manifest_without_paths_visits_every_stage_in_order():
+    assert SIX.path_rules() == Rules(6, 0, 0)
+    assert not SIX.path_rules().skips
+
+
+def test_the_manifest_gives_the_rules():
+    manifest = replace(SIX, paths=Paths(1 / 3, 2))
+    check(manifest)
+    assert manifest.path_rules() == Rules(6, 2, 2)
+    assert manifest.run_id() != SIX.run_id()
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (Paths(1.0), r"must lie in \[0, 1\)"),
+        (Paths(-0.1), r"must lie in \[0, 1\)"),
+        (Paths(0.1), "leaves none out"),
+        (Paths(0.5, -1), "paths.swaps is -1"),
+        (Paths(0.5, 7), "paths.swaps is 7"),
+    ],
+)
+def test_paths_that_make_no_sense_are_refused(paths, message):
+    with pytest.raises(ManifestError, match=message):
+        check(replace(SIX, paths=paths))
+
+
+def test_nothing_can_be_swapped_or_left_out_between_two_stages():
+    three = replace(SIX, stages=(2, 2, 2))
+    check(replace(three, paths=Paths(0.4)))
+    with pytest.raises(ManifestError, match="there must be 4"):
+        check(replace(three, paths=Paths(0.4, 1)))
+
+
+def test_a_run_file_names_the_line_of_a_bad_ratio(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("name: x\nstages: [2, 1, 1]\npaths:\n  skip_ratio: 0.2\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml:4.*leaves none out"):
+        load_manifest(path, PeerId("x"))
+
+
+def test_a_run_file_may_skip(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("name: x\nstages: [1, 1, 1, 1]\npaths: {skip_ratio: 0.25, swaps: 1}\n")
+    assert load_manifest(path, PeerId("x")).path_rules() == Rules(4, 1, 1)

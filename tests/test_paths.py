@@ -1,0 +1,166 @@
+"""Legal paths: what the rules allow is exactly what a walk over all paths finds, and a lie is refused."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.paths import (
+    LONGEST_JUMP,
+    Header,
+    IllegalPath,
+    Rules,
+    begin,
+    check,
+    choices,
+    needs_swap,
+    shorten,
+    visit,
+)
+
+rules_drawn = st.builds(
+    lambda stages, skipped, swaps: Rules(stages, min(skipped, stages - 2), swaps),
+    st.integers(2, 9), st.integers(0, 5), st.integers(0, 3),
+)  # fmt: skip
+
+
+def is_legal(path, rules):
+    """The constraints as SkipPipe's text gives them, on a whole path."""
+    swaps = frontier = 0
+    for stage in path[1:]:
+        distance = stage - frontier
+        if distance > LONGEST_JUMP or distance < -1:
+            return False
+        swaps += distance < 0
+        frontier = max(frontier, stage)
+    return (
+        path[0] == 0
+        and path[-1] == rules.last
+        and rules.last not in path[:-1]
+        and len(set(path)) == len(path)
+        and rules.stages - rules.most_skipped <= len(path)
+        and swaps <= rules.most_swaps
+    )
+
+
+def all_paths(stages):
+    """Every sequence of different stages from the first to the last."""
+
+    def extend(path):
+        if path[-1] == stages - 1:
+            yield path
+            return
+        for stage in range(1, stages):
+            if stage not in path:
+                yield from extend((*path, stage))
+
+    return list(extend((0,)))
+
+
+def walked(rules):
+    """Every path that the rules let through, stage by stage."""
+
+    def extend(header):
+        if not header.hops_left:
+            yield header.visited
+        for stage in choices(header, rules):
+            yield from extend(visit(header, stage, rules))
+
+    for length in range(rules.shortest, rules.stages + 1):
+        yield from extend(begin(rules, length))
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("skipped", [0, 1, 2, 4])
+@pytest.mark.parametrize("swaps", [0, 1, 2])
+def test_choices_lead_to_every_legal_path_and_to_no_other(stages, skipped, swaps):
+    rules = Rules(stages, min(skipped, stages - 2), swaps)
+    found = sorted(walked(rules))
+    assert found == sorted(path for path in all_paths(stages) if is_legal(path, rules))
+
+
+@given(rules_drawn, st.data())
+def test_no_sequence_of_choices_ends_nowhere_or_breaks_a_constraint(rules, data):
+    header = begin(rules, data.draw(st.integers(rules.shortest, rules.stages)))
+    while header.hops_left:
+        shorter = shorten(header, rules)
+        if shorter is not None and data.draw(st.booleans()):
+            header = shorter
+        following = choices(header, rules)
+        assert following, f"nowhere to go from {header}"
+        header = visit(header, data.draw(st.sampled_from(following)), rules)
+        check(header, header.visited[-1], rules)
+    assert is_legal(header.visited, rules)
+
+
+@given(
+    rules_drawn, st.lists(st.integers(-1, 9), max_size=10), st.integers(-1, 9), st.integers(-1, 4),
+    st.integers(-1, 9), st.integers(0, 9),
+)  # fmt: skip
+def test_a_header_passes_only_if_honest_peers_could_have_made_it(
+    rules, visited, frontier, swaps, hops, stage
+):
+    header = Header(tuple(visited), frontier, swaps, hops)
+    try:
+        check(header, stage, rules)
+    except IllegalPath:
+        return
+    assert header.visited[-1] == stage
+    assert header.frontier == max(visited)
+    assert header.swaps_left == rules.most_swaps - sum(
+        b < max(visited[: i + 1]) for i, b in enumerate(visited)
+    )
+    prefixes = {path[: len(visited)] for path in walked(rules) if len(path) == len(visited) + hops}
+    assert header.visited in prefixes
+
+
+@given(rules_drawn, st.data())
+def test_a_true_header_with_one_field_changed_is_refused(rules, data):
+    header = begin(rules)
+    for _ in range(data.draw(st.integers(1, max(1, rules.shortest - 1)))):
+        header = visit(header, data.draw(st.sampled_from(choices(header, rules))), rules)
+    stage = header.visited[-1]
+    for changed in (
+        Header(header.visited, header.frontier + 1, header.swaps_left, header.hops_left),
+        Header(header.visited, header.frontier, header.swaps_left + 1, header.hops_left),
+        Header(header.visited, header.frontier, header.swaps_left, header.hops_left - 1),
+        Header(header.visited[1:], header.frontier, header.swaps_left, header.hops_left),
+        Header((*header.visited, stage), header.frontier, header.swaps_left, header.hops_left),
+    ):
+        with pytest.raises(IllegalPath):
+            check(changed, stage, rules)
+    with pytest.raises(IllegalPath):
+        check(header, stage - 1, rules)
+
+
+def test_the_ratio_is_of_all_stages_and_spares_the_first_and_the_last():
+    assert Rules.of(6, 1 / 3, 2) == Rules(6, 2, 2)
+    assert Rules.of(3, 0.9, 0) == Rules(3, 1, 0)
+    assert Rules.of(2, 0.9, 0) == Rules(2, 0, 0)
+    assert not Rules.of(6, 0.0, 0).skips
+    assert Rules.of(6, 0.0, 1).skips
+
+
+def test_a_jump_bounds_how_much_a_long_model_may_leave_out():
+    rules = Rules.of(24, 0.95, 0)
+    assert all(b - a <= LONGEST_JUMP for path in [next(walked(rules))] for a, b in pairwise(path))
+    assert rules.shortest == 7
+
+
+@given(rules_drawn, st.data())
+def test_who_takes_no_way_that_needs_a_swap_can_always_go_on_ahead(rules, data):
+    header = begin(rules)
+    while header.hops_left > 1:
+        ahead = [
+            after for stage in choices(header, rules) if stage > header.frontier
+            for after in (visit(header, stage, rules),) if not needs_swap(after, rules)
+        ]  # fmt: skip
+        assert ahead, f"only a swap is left after {header}"
+        header = data.draw(st.sampled_from(ahead))
+
+
+@pytest.mark.parametrize("length", [0, 3, 7])
+def test_a_path_is_neither_shorter_nor_longer_than_allowed(length):
+    with pytest.raises(IllegalPath, match="4 to 6"):
+        begin(Rules.of(6, 1 / 3, 0), length)

@@ -1,0 +1,116 @@
+"""A peer's headers: checked when they come, passed on with each way, and dead stages gone around."""
+
+import pytest
+
+from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.paths import Header, IllegalPath, Rules, begin, check, choices, visit
+from swarmnet.ways import Ways
+
+KEY = MicrobatchId(PeerId("origin"), 1)
+RULES = Rules.of(6, 1 / 3, 1)
+
+
+def swarm(*dead):
+    """Two live peers per stage, but for the dead ones."""
+    return lambda stage: [] if stage in dead else [PeerId(f"{stage}a"), PeerId(f"{stage}b")]
+
+
+def test_without_skipping_the_next_stage_is_the_only_way():
+    ways = Ways(Rules(4), 0, swarm())
+    ways.start(KEY)
+    assert ways.candidates(KEY) == ["1a", "1b"] == ways.candidates(None)
+    assert ways.header_for(KEY, 1) == Header((0, 1), 1, 0, 2)
+    with pytest.raises(IllegalPath):
+        ways.header_for(KEY, 2)
+
+
+def test_a_microbatch_may_go_where_its_path_can_be_completed_without_waiting_for_a_swap():
+    ways = Ways(RULES, 0, swarm())
+    ways.start(KEY)
+    assert {peer[0] for peer in ways.candidates(KEY)} == {"1", "2", "3"}
+    check(ways.header_for(KEY, 3), 3, RULES)
+
+
+def test_a_dead_stage_is_gone_around():
+    ways = Ways(RULES, 0, swarm(1, 3))
+    ways.start(KEY)
+    assert {peer[0] for peer in ways.candidates(KEY)} == {"2"}
+    assert ways.missing() == ()
+
+
+def test_beyond_the_budget_the_missing_stages_are_named():
+    ways = Ways(RULES, 0, swarm(1, 2, 3))
+    ways.start(KEY)
+    assert ways.candidates(KEY) == []
+    assert ways.missing() == (1, 2, 3)
+    assert Ways(RULES, 1, swarm(5)).missing() == (5,)
+    assert Ways(RULES, 5, swarm(1, 2, 3)).missing() == ()
+
+
+def test_a_full_path_leaves_stages_out_only_when_they_are_dead():
+    dead = set()
+    ways = Ways(RULES, 1, lambda stage: [] if stage in dead else [PeerId(str(stage))])
+    ways.arrive(KEY, Header((0, 1), 1, 1, 4))
+    assert ways.candidates(KEY) == ["2"]
+    dead.add(2)
+    assert ways.candidates(KEY) == ["3"]
+    assert ways.header_for(KEY, 3).hops_left == 2
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        Header((0, 2), 2, 1, 2),  # for stage 2, not for this one
+        Header((0, 1), 1, 2, 2),  # a swap too many
+        Header((0, 1), 1, 1, 1),  # too short
+        Header((0, 3, 1), 3, 0, 1),  # swapped too far
+        Header((), 0, 1, 3),
+    ],
+)
+def test_an_illegal_header_is_refused(header):
+    with pytest.raises(IllegalPath):
+        Ways(RULES, 1, swarm()).check(header)
+
+
+def test_the_same_microbatch_by_another_way_is_told_apart():
+    ways = Ways(RULES, 3, swarm())
+    ways.arrive(KEY, Header((0, 1, 3), 3, 1, 1))
+    assert not ways.came_otherwise(KEY, Header((0, 1, 3), 3, 1, 1))
+    assert ways.came_otherwise(KEY, Header((0, 2, 3), 3, 1, 1))
+    ways.forget(KEY)
+    assert not ways.came_otherwise(KEY, Header((0, 2, 3), 3, 1, 1))
+
+
+def test_another_try_stays_in_the_stage_while_it_has_other_peers():
+    ways = Ways(RULES, 0, swarm())
+    ways.start(KEY)
+    everybody = ways.candidates(KEY)
+    assert ways.candidates(KEY, tried={PeerId("2a")}) == everybody, "it was sent nowhere yet"
+    ways.header_for(KEY, 2)
+    assert ways.candidates(KEY) == everybody
+    assert ways.candidates(KEY, tried={PeerId("2a")}) == ["2b"]
+    assert ways.candidates(KEY, tried={PeerId("2a"), PeerId("2b")}) == everybody
+
+
+def test_a_peer_takes_stages_that_it_cannot_see_for_live():
+    ways = Ways(Rules(9), 2, lambda stage: [PeerId(str(stage))] if stage in (1, 3) else [])
+    ways.arrive(KEY, Header((0, 1, 2), 2, 0, 6))
+    assert ways.candidates(KEY) == ["3"]
+    assert ways.missing() == ()
+    assert Ways(Rules(9), 3, lambda stage: []).missing() == (4,)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "swaps", "reach"),
+    [(0, 0, 1), (2, 0, 3), (2, 1, 4), (5, 0, 4), (0, 1, 2), (0, 2, 3), (5, 2, 5)],
+)
+def test_neighbours_on_a_path_are_never_further_apart_than_the_reach(skipped, swaps, reach):
+    rules = Rules(8, skipped, swaps)
+    assert rules.reach == reach
+    pending, furthest = [begin(rules, length) for length in range(rules.shortest, 9)], 0
+    while pending:
+        header = pending.pop()
+        for stage in choices(header, rules):
+            furthest = max(furthest, abs(stage - header.visited[-1]))
+            pending.append(visit(header, stage, rules))
+    assert furthest <= reach

@@ -1,0 +1,34 @@
+"""A holder of a state that is no use: `wan_holder.py lies|stalls PYTHON -m peers.cli run FILE`.
+
+It trains like everybody and signs the same roots. It differs when somebody fetches the state: `lies` sends
+chunks with one bit turned, `stalls` takes the questions and answers none.
+"""
+
+import asyncio
+import sys
+
+from peers import cli
+from peers.state_path import StatePath
+from protocols.chunks import ChunkService
+
+honest = StatePath._chunk
+
+
+def lie(states, digest, index):
+    chunk = honest(states, digest, index)
+    return None if chunk is None else memoryview(bytes([chunk[0] ^ 1]) + chunk[1:])
+
+
+async def stall(service, info, reader, writer):
+    await asyncio.sleep(600)
+
+
+if __name__ == "__main__":
+    what, _, _, _, *arguments = sys.argv[1:]
+    if what == "lies":
+        StatePath._chunk = lie
+    else:
+        ChunkService.accept = stall
+        StatePath._serve = lambda *_: None
+    sys.argv = ["swarmnet", *arguments]
+    cli.main()

@@ -1,0 +1,144 @@
+"""Newcomers to a stage of four holders of which one lies, in memory, with the real worker.
+
+    scripts/soak wan liar [--joins 100 --seed 0]
+
+The lies, one per join in turn: wrong chunks; another state under a root of its own; the true digest over a
+list of other chunks; silence; denial of every chunk. Needs no network and no root.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter
+from dataclasses import replace
+
+import msgspec
+from swarm import Swarm, shared_rounds, tiny_manifest
+
+from peers.snapshots import Snapshot, Snapshots
+from peers.virtual_time import run
+from protocols.envelope import Kind, seal
+from swarmnet.fetch import chunk_bytes
+from swarmnet.manifest import ModelShape, Rounds
+
+LIES = ("wrong chunks", "another state", "other chunks", "silence", "denial")
+MODEL = ModelShape(
+    width=64, layers=4, heads=4, key_value_heads=4, head_width=16, feed_forward=192, context=64
+)
+"""Stage 1 takes 8 chunks."""
+WARM_ROUNDS = 20
+"""So many settled rounds that a newcomer must fetch a snapshot: the sets of the last 16 are kept."""
+JOIN_SECONDS = 60.0
+
+
+def false_snapshots(worker, lie):
+    """What the liar offers instead of its snapshots."""
+    kept = Snapshots(worker.identity, worker.signed.run_id, worker.stage, worker.manifest.rounds)
+    for snapshot in reversed(worker.snapshots.held):
+        weights = snapshot.weights()
+        if lie == "another state":
+            kept.hold(replace(weights, units=weights.units + 1))
+        else:
+            kept.held = (other_chunks(worker, snapshot), *kept.held)
+    return kept.held
+
+
+def other_chunks(worker, snapshot):
+    """The true digest, over the hashes of chunks that do not make it up."""
+    data = bytes([snapshot.data[0] ^ 1]) + snapshot.data[1:]
+    size = chunk_bytes(len(data))
+    hashes = [hashlib.sha256(data[at : at + size]).digest() for at in range(0, len(data), size)]
+    root = msgspec.structs.replace(snapshot.root, chunks=hashes)
+    signed = seal(
+        worker.identity, worker.signed.run_id, Kind.SNAPSHOT, worker.stage, root.round, root.round,
+        msgspec.msgpack.encode(root),
+    )  # fmt: skip
+    return Snapshot(root, signed, data)
+
+
+def corrupt(worker, lie):
+    """Make this worker tell `lie` to whoever fetches the state from it; other than that it is honest."""
+    states = worker.states
+    state, chunk, serve = type(states)._state, type(states)._chunk, type(states)._serve
+    states._chunk, states._serve, states._state = (
+        lambda *asked: chunk(states, *asked), lambda *asked: serve(states, *asked), lambda: state(states)
+    )  # fmt: skip
+    if lie == "wrong chunks":
+
+        def wrong(*asked):
+            data = chunk(states, *asked)
+            return data and memoryview(bytes(data[:-1]) + bytes([data[-1] ^ 1]))
+
+        states._chunk = wrong
+    elif lie == "silence":
+        states._serve = lambda *_: None
+    elif lie == "denial":
+        states._chunk = lambda *_: None
+    else:
+        held = false_snapshots(worker, lie)
+        offered = [snapshot.signed for snapshot in held]
+        by_digest = {snapshot.root.digest: snapshot for snapshot in held}
+        states._state = lambda: msgspec.structs.replace(state(states), roots=offered)
+        states._chunk = lambda digest, index: (
+            by_digest[digest].chunk(index) if digest in by_digest else chunk(states, digest, index)
+        )
+
+
+async def liar(_folder, arguments):
+    """For scripts/soak."""
+    found = await asyncio.to_thread(joins, arguments.joins, arguments.seed)
+    return {
+        "joins": len(found),
+        "honest": sum(honest for _, honest, _, _ in found),
+        "lies": dict(Counter(lie for lie, *_ in found)),
+        "chunks_refused": sum(refused for _, _, refused, _ in found),
+        "longest_seconds": {
+            kind: max(seconds for lie, _, _, seconds in found if lie == kind) for kind in LIES
+        },
+    }  # fmt: skip
+
+
+def joins(count, seed=0):
+    """Play them; [(lie, ended with the honest digest, chunks refused, seconds), ...]."""
+    rounds = Rounds(target_tokens=256, longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0,
+                    snapshot_rounds=4)  # fmt: skip
+    swarm = Swarm(tiny_manifest(stages=(1, 3), model=MODEL, rounds=rounds), seed)
+    found = []
+
+    async def story():
+        swarm.open()
+        swarm.start("origin", 0, in_flight=1)
+        for name in ("a", "b", "c", "liar"):
+            swarm.start(name, 1)
+        await swarm.until(lambda: settled(swarm, "a") >= WARM_ROUNDS, 300.0)
+        for number in range(count):
+            lie, name = LIES[number % len(LIES)], f"newcomer-{number}"
+            corrupt(swarm.members["liar"].worker, lie)
+            found.append((lie, *await join(swarm, name)))
+        await swarm.close()
+
+    run(story())
+    assert shared_rounds(swarm) > 0
+    return found
+
+
+def settled(swarm, name):
+    return swarm.rounds().get(name, (-1, -1))[1]
+
+
+async def join(swarm, name):
+    began = swarm.loop.time()
+    newcomer = swarm.start(name, 1)
+
+    def shared():
+        mine, theirs = (
+            {note.fields["round"]: note.fields["digest"] for note in swarm.of("settled", one)}
+            for one in (name, "a")
+        )
+        return [mine[round] == theirs[round] for round in mine.keys() & theirs.keys()]
+
+    await swarm.until(shared, JOIN_SECONDS)
+    seconds = swarm.loop.time() - began
+    honest = all(shared()) and bool(swarm.of("fetched", name))
+    refused = newcomer.worker.states.chunks_refused
+    await swarm.leave(name)
+    return honest, refused, round(seconds, 2)

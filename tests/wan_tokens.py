@@ -1,0 +1,80 @@
+"""`scripts/soak wan tokens`: tokens/s of 6 peers in 2 stages on the WAN, right after the same on loopback."""
+
+import asyncio
+import json
+import os
+import time
+from statistics import fmean, median
+
+import wan
+from wan_swarm import WanSwarm, events, sent_megabits
+
+from peers import chaos_report
+from peers.chaos import ChaosOptions
+from peers.config import PeerFile
+
+
+async def measure_tokens(folder, net, arguments):
+    options = ChaosOptions(peers=6, stages=2)
+    defaults = {name: PeerFile.model_fields[name].default for name in ("in_flight", "slots")}
+    keys = {"in_flight": arguments.in_flight or defaults["in_flight"], "slots": defaults["slots"]}
+    run = {"rounds": {"target_tokens": arguments.target_tokens}}
+    swarm = WanSwarm(options, folder, net, arguments.model, keys, run)
+    swarm.quic = arguments.quic
+    try:
+        await swarm.start()
+        await asyncio.sleep(arguments.warm_seconds)
+        began = time.time()
+        before = net.stats() if net else None
+        await asyncio.sleep(arguments.seconds)
+        ended = time.time()
+        after = net.stats() if net else None
+    finally:
+        await swarm.stop()
+    committed = [event for _, event in events(folder, "committed") if began < event.time <= ended]
+    first = [event for event in committed if "answered" in event.fields]
+    applied = [event for _, event in events(folder, "applied") if began < event.time <= ended]
+    mean = {name: fmean(event.fields[name] for event in first)
+            for name in ("answered", "below", "queued", "under_way")}  # fmt: skip
+    network = mean["answered"] - mean["below"] - mean["queued"]
+    seconds = ended - began
+    found = {
+        "tokens_per_second": round(sum(event.fields["tokens"] for event in first) / seconds),
+        "in_flight": round(mean["under_way"], 1),
+        "answer_seconds": {
+            "whole": round(mean["answered"], 3),
+            "compute": round(mean["below"], 3),
+            "waits_for_compute": round(mean["queued"], 3),
+            "network": round(network, 3),
+        },
+        "network_share_of_answer": round(network / mean["answered"], 3),
+        "round_seconds": round(6 * seconds / max(1, len(applied)), 3),
+        "round_waited_seconds": round(median(event.fields["waited"] for event in applied), 3),
+        "rerouted": sum(1 for _, event in events(folder, "rerouted") if began < event.time <= ended),
+        "contribution_bytes_got_per_one_taken": got_per_taken(folder),
+        "queue_full": sum(1 for _, event in events(folder, "post_failed") if began < event.time <= ended),
+        "unequal_digests": chaos_report.digests(chaos_report.read(folder))[1],
+        "load": os.getloadavg()[0],
+    }
+    if net:
+        sent = sent_megabits(swarm, before, after)
+        found["uplink_mbit"] = {name: round(megabits / seconds, 2) for name, megabits in sent.items()}
+        found["router_cpu_share"] = round((after["cpu_seconds"] - before["cpu_seconds"]) / seconds, 3)
+    return found
+
+
+def got_per_taken(folder):
+    """Over the whole life of the peers; more than a contribution's size if some came twice."""
+    newest = {name: event.fields["received"] for name, event in events(folder, "traffic")}
+    got = sum(received.get("contribution", 0) for received in newest.values())
+    return round(got / max(1, sum(1 for _ in events(folder, "took"))))
+
+
+async def tokens(folder, arguments):
+    loop = await measure_tokens(folder / "loopback", None, arguments)
+    print("loopback", json.dumps(loop), flush=True)
+    with wan.Wan(seed=1) as net:
+        far = await measure_tokens(folder / "wan", net, arguments)
+    print("wan     ", json.dumps(far), flush=True)
+    ratio = far["tokens_per_second"] / loop["tokens_per_second"]
+    return {"model": arguments.model, "loopback": loop, "wan": far, "ratio": round(ratio, 3)}
