@@ -143,11 +143,10 @@ class NeighbourView:
             mine = rounds.get(number)
             if mine is None or mine.digest == theirs.digest:
                 continue
-            pair = mine.digest, theirs.digest
             if number <= self.settled:  # It will not change there: ask at once.
                 since[number] = self.differs_since.get(number, now - DIFFERENCE_SECONDS)
             elif theirs.count:
-                compared[number] = pair
+                compared[number] = pair = mine.digest, theirs.digest
                 since[number] = self.differs_since[number] if pair == self._compared.get(number) else now
         self.differs_since, self._compared = since, compared
 

@@ -237,24 +237,27 @@ async def test_a_swarm_that_is_killed_whole_goes_on_from_what_its_disks_share(tm
         paths = swarm.folder.glob(f"{name}/checkpoints/*.safetensors")
         return {int(path.stem.split("-")[-1]) for path in paths}
 
+    def shared_on_disk():
+        return [saved("peer-1") & saved("peer-2"), saved("peer-3") & saved("peer-4")]
+
     try:
         await swarm.start()
-        await until(lambda: all(saved(f"peer-{number}") for number in range(1, 5)), 60)
+        await until(lambda: all(shared_on_disk()), 120)
         killed = time.time()
         for peer in [*swarm.peers, swarm.boot]:
             peer.kill()
         for peer in [*swarm.peers, swarm.boot]:
             await peer.process.wait()
-        shared = [saved("peer-1") & saved("peer-2"), saved("peer-3") & saved("peer-4")]
+        shared = shared_on_disk()
         shutil.rmtree(swarm.folder / "peer-1" / "checkpoints")
         await swarm.start_bootstrap()
         for number, stage in enumerate(swarm.stages()):
             await swarm.add(stage, f"peer-{number + 1}")
-        await until(lambda: sum(len(life.settled) > 5 for life in lives() if life.began > killed) == 4, 60)
+        await until(lambda: sum(len(life.settled) > 5 for life in lives() if life.began > killed) == 4, 120)
     finally:
         await swarm.stop()
     again = [life for life in lives() if life.began > killed]
     assert chaos_report.digests(again)[1] == []
     for life in again:
-        assert min(life.settled) > max(shared[life.stage]), "a settled round that the disks share was lost"
+        assert min(life.settled) > max(shared[life.stage], default=-1), "a settled round that the disks share was lost"
         assert min(life.settled) > 0

@@ -117,7 +117,7 @@ def run_with(folder: Path, sabotage: str, **more: object) -> subprocess.Complete
         main(["run", {str(file)!r}])
     """)
     return subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=90.0,
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=180.0,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
@@ -192,16 +192,27 @@ def test_a_blocked_event_loop_ends_the_peer_with_all_stacks(run_json):
 @pytest.mark.slow
 def test_a_peer_whose_disk_is_full_says_so_trains_on_and_saves_again_when_there_is_room(run_json):
     done = run_with(run_json, """
-        import os, resource, signal, threading, time
+        import os, resource, signal, sys, threading, time
         from pathlib import Path
         limit = resource.RLIMIT_FSIZE  # A write beyond it fails as on a full disk.
         hard = resource.getrlimit(limit)[1]
+        heard = ""
+        say = sys.stderr.write
+        def listen(text):
+            global heard
+            heard += text
+            return say(text)
+        sys.stderr.write = listen
         def story():
             folder = Path("STATE/checkpoints")
             while not list(folder.glob("*.safetensors")):
                 time.sleep(0.1)
             resource.setrlimit(limit, (4096, hard))
-            time.sleep(6.0)
+            end = time.monotonic() + 60
+            while not all(text in heard for text in ("older checkpoint is intact", "events wait")):
+                if time.monotonic() > end:
+                    os._exit(3)  # The disk was full for a minute and nothing was said.
+                time.sleep(0.1)
             before = sorted(path.name for path in folder.iterdir())
             resource.setrlimit(limit, (hard, hard))
             (folder.parent / "before").write_text(" ".join(before))
