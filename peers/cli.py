@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -13,15 +13,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from peers import (
-    commands_chaos,
-    commands_model,
-    commands_moving,
-    commands_paths,
-    commands_plan,
-    commands_run,
-    commands_simulate,
-)
+from peers.commands import bench, chaos, chat, model, plan, run, simulate
 from peers.errors import ConfigError, UserError
 
 ERROR_EXIT = 2
@@ -68,33 +60,39 @@ def application() -> typer.Typer:
     """All commands."""
     app = _group("Train one language model together over the internet: no server, nobody to trust.")
     commands: dict[str, Callable[..., None]] = {
-        "run": commands_run.run,
-        "publish": commands_run.publish,
-        "join": commands_run.join,
-        "demo": commands_run.demo,
-        "chaos": commands_chaos.chaos,
-        "export": commands_model.export,
-        "generate": commands_model.generate,
-        "evaluate": commands_model.evaluate,
-        "simulate": commands_simulate.simulate,
-        "plan": commands_plan.plan,
+        "run": run.run,
+        "publish": run.publish,
+        "join": run.join,
+        "demo": run.demo,
+        "chaos": chaos.chaos,
+        "export": model.export,
+        "generate": model.generate,
+        "chat": chat.chat,
+        "evaluate": model.evaluate,
+        "simulate": simulate.simulate,
+        "plan": plan.plan,
         "version": version,
     }
-    for name, command in commands.items():
-        app.command(name)(command)
-    config = _group("Look at configuration without starting anything.")
-    config.command("check")(config_check)
-    config.command("explain")(config_explain)
-    app.add_typer(config, name="config")
-    bench = _group("Measure; each figure beside a baseline from the same run.")
-    bench.command("contribution")(commands_model.bench_contribution)
-    bench.command("transfer")(commands_model.bench_transfer)
-    bench.command("group")(commands_model.bench_group)
-    bench.command("moving")(commands_moving.bench_moving)
-    bench.command("routing")(commands_plan.bench_routing)
-    bench.command("paths")(commands_paths.bench_paths)
-    app.add_typer(bench, name="bench")
+    config: dict[str, Callable[..., None]] = {"check": config_check, "explain": config_explain}
+    measure: dict[str, Callable[..., None]] = {
+        "contribution": bench.contribution,
+        "transfer": bench.transfer,
+        "group": bench.group,
+        "moving": bench.moving,
+        "routing": bench.routing,
+        "paths": bench.paths,
+    }
+    _add(app, commands)
+    app.add_typer(_add(_group("Look at configuration without starting anything."), config), name="config")
+    measuring = _add(_group("Measure; each figure beside a baseline from the same run."), measure)
+    app.add_typer(measuring, name="bench")
     return app
+
+
+def _add(group: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    for name, command in commands.items():
+        group.command(name)(command)
+    return group
 
 
 def _group(help: str) -> typer.Typer:
@@ -109,12 +107,12 @@ def _group(help: str) -> typer.Typer:
 
 def config_check(
     file: Annotated[Path, typer.Argument(help="A peer file, a run file or a published run.")],
-    settings: commands_run.Settings = None,
+    settings: run.Settings = None,
 ) -> None:
     """Say whether a file is right: a peer file, a run file, or a published run."""
-    from peers.config_explain import check_file
+    from peers.config.explain import check_file
 
-    typer.echo(check_file(file, os.environ, commands_run.overrides(settings)))
+    typer.echo(check_file(file, os.environ, run.overrides(settings)))
 
 
 def config_explain(
@@ -122,7 +120,7 @@ def config_explain(
     run: Annotated[bool, typer.Option("--run", help="A run file's keys instead.")] = False,
 ) -> None:
     """Each key: type, default, meaning; with a peer file, the value it gets and from where."""
-    from peers.config_explain import explain, explain_file
+    from peers.config.explain import explain, explain_file
 
     typer.echo(explain_file(file, os.environ) if file else explain("run" if run else "peer"), nl=False)
 

@@ -191,8 +191,9 @@ class DataPath:
             case SendAct(key, peer, attempt, deadline):
                 kept = self.bodies[key]
                 if attempt > 1:
-                    tried = sorted(self.pipeline.jobs[key].tried - {peer})
-                    self.note("rerouted", counter=key.counter, to=peer, tried=tried)
+                    job = self.pipeline.jobs[key]
+                    tried = sorted(job.tried - {peer})
+                    self.note("rerouted", code=job.rerouted, counter=key.counter, to=peer, tried=tried)
                 stage = self.neighbourhood.membership.peers[peer].stage
                 path = Path.of(self.ways.header_for(key, stage))
                 post(peer, "data", Act(*key, attempt, stage, deadline, kept.shape, path), kept.output)
@@ -383,7 +384,8 @@ class DataPath:
         return kept
 
     def _failed(self, key: MicrobatchId, trouble: Trouble) -> None:
-        self.note("microbatch_failed", origin=key.origin, counter=key.counter, reason=trouble.reason)
+        code, reason = trouble.code, trouble.reason
+        self.note("microbatch_failed", code=code, origin=key.origin, counter=key.counter, reason=reason)
         self.feed(Failed(key, trouble.code, trouble.reason))
 
     def _note_commit(self, key: MicrobatchId, loss_sum: float, tokens: int, **below: float) -> None:

@@ -88,7 +88,7 @@ class Lanes:
         try:
             link = await self.transport.open(peer, lane, DIAL_SECONDS, self.addresses(peer))
         except WireError as error:
-            self.note("dial_failed", peer=peer, lane=lane, reason=str(error))
+            self.note("dial_failed", peer=peer, lane=lane, code=error.code, reason=str(error))
             return False
         finally:
             self._opening.discard((peer, lane))

@@ -24,6 +24,8 @@ from prometheus_client import (
     generate_latest,
 )
 
+from peers.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES, ROUNDS
+
 Metric = TypeVar("Metric")
 
 PREFIX = "swarmnet_"
@@ -31,10 +33,11 @@ PREFIX = "swarmnet_"
 KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "inference", "control", "other")
 """What bytes are for: `Message.kind` in protocols/messages.py."""
 
-REFUSALS = (
-    "malformed", "too_large", "bad_signature", "wrong_run", "wire_version", "backlog", "other",
-)  # fmt: skip
-"""Codes of protocols.errors, and `wire_version` of the greeting."""
+STATES = ("connecting", "joining", "training", "paused", "leaving")
+"""What a worker can be at (`Worker.state`)."""
+
+PAUSES = ("user", "schedule", "limit", "busy", "owner", "other")
+"""Who or what can pause a peer."""
 
 FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Histogram bounds in seconds for one piece of computing, from a tiny stage on a CPU up."""
@@ -139,7 +142,20 @@ class About:
             Label("run"), Label("peer"), Label("role"), Label("device"),
         )  # fmt: skip
         self.stage = declare.gauge("stage", "Index of the stage held; -1: none.")
+        self.stages = declare.gauge("stages", "Stages of the run.")
         self.ready = declare.gauge("ready", "1 if this peer takes part in rounds, else 0 (as /readyz).")
+        self.state = declare.gauges(
+            "state", "1 for what this worker is at, 0 for the others.", Label("state", STATES)
+        )
+        self.paused = declare.gauges(
+            "paused", "1 while this peer is paused, by who or what paused it.", Label("reason", PAUSES)
+        )
+        self.moves = declare.counter(
+            "stage_moves_total", "Moves of this peer to another stage, by its own decision."
+        )
+        self.disk_free = declare.gauge(
+            "disk_free_bytes", "Bytes free on the disk of this peer's state folder."
+        )
 
 
 class Training:
@@ -178,15 +194,16 @@ class Rounds:
             "Rounds applied here; completed: all expected contributions came; deadline: some came late; "
             "alone: no neighbour to wait for; replayed: the group had settled it before; "
             "empty: without contributions.",
-            Label("outcome", ("completed", "deadline", "alone", "replayed", "empty")),
+            Label("outcome", tuple(ROUNDS)),
         )  # fmt: skip
         self.duration = declare.histogram(
             "round_duration_seconds", "From the opening of a round to its application, seconds.", SLOW
         )
         self.contributors = declare.gauge("round_contributors", "Contributions in the newest applied round.")
         self.updates = declare.counters(
-            "updates_total", "Contributions received, by outcome.",
-            Label("outcome", ("accepted", "late", "repeated", "malformed", "bad_signature", "other")),
+            "updates_total",
+            "Contributions received, by outcome; not_finite and given_back: own ones (docs/watching.md).",
+            Label("outcome", tuple(CONTRIBUTIONS)),
         )  # fmt: skip
         self.corrections = declare.counter(
             "round_corrections_total", "Late contributions that corrected an applied round."
@@ -205,6 +222,17 @@ class Microbatches:
             Label("outcome", ("committed", "rerouted", "repeated", "dropped", "cancelled", "refused",
                               "late_answers")),
         )  # fmt: skip
+        self.rerouted = declare.counters(
+            "microbatches_rerouted_total", "Microbatches sent to another peer of the next stage, by reason.",
+            Label("reason", tuple(REROUTES)),
+        )  # fmt: skip
+        self.dropped = declare.counters(
+            "microbatches_dropped_total", "Microbatches given up here, by reason.",
+            Label("reason", (*DROPS, "other")),
+        )  # fmt: skip
+        self.missing = declare.gauge(
+            "stages_missing", "Stages without a live peer that microbatches here wait for."
+        )
         self.duration = declare.histograms(
             "microbatch_duration_seconds",
             "Seconds, network included; forward: from sending it on to its gradient; "
@@ -234,7 +262,8 @@ class Network:
             "The swarm's clock minus this machine's, seconds; 0 while they differ by less than 3.",
         )
         self.refused = declare.counters(
-            "refused_total", "What came from others and was refused, by reason.", Label("code", REFUSALS)
+            "refused_total", "What came from others and was refused, by reason.",
+            Label("code", tuple(REFUSALS)),
         )
         self.peers = declare.gauges(
             "peers",
@@ -242,6 +271,14 @@ class Network:
             "suspect: linked, but silent for more than 2 seconds; gone: known, not linked.",
             Label("state", ("active", "joining", "suspect", "gone")),
         )  # fmt: skip
+        self.group = declare.gauge(
+            "stage_peers", "Peers of the own stage that are linked and in step, this one included."
+        )
+        self.departures = declare.counters(
+            "departures_total", "Neighbours that are gone, by reason.",
+            Label("reason", (*DEPARTURES, "other")),
+        )
+        self.nodes = declare.gauge("dht_nodes", "Nodes in this peer's routing table of the directory.")
         self.directory = declare.counters(
             "dht_operations_total",
             "Operations of the directory; empty: nothing found, or nobody stored it; failed: no answer.",
@@ -270,6 +307,32 @@ class State:
         )  # fmt: skip
 
 
+class Inference:
+    """What visitors ask for."""
+
+    def __init__(self, declare: Declare) -> None:
+        self.requests = declare.counters(
+            "inference_requests_total", "Requests of visitors, by what became of them.",
+            Label("outcome", (*REQUESTS, "other")),
+        )  # fmt: skip
+        self.seconds = declare.counter(
+            "inference_compute_seconds_total", "Computing for visitors, seconds."
+        )
+
+
+class Gpu:
+    """The compute device, where torch sees a GPU."""
+
+    def __init__(self, declare: Declare) -> None:
+        self.used = declare.gauge(
+            "gpu_memory_used_bytes", "Bytes of GPU memory in use, by whomever. Only with a GPU."
+        )
+        self.total = declare.gauge("gpu_memory_total_bytes", "Bytes of GPU memory. Only with a GPU.")
+        self.held = declare.gauge(
+            "gpu_memory_reserved_bytes", "Bytes of GPU memory that this peer holds. Only with a GPU."
+        )
+
+
 class Metrics:
     """All metrics of one peer. `process=False` leaves out what prometheus-client knows of the process."""
 
@@ -277,17 +340,28 @@ class Metrics:
         # A `_created` series beside each counter doubles the text and no query here wants it.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        declare = Declare(self.registry)
+        declare = self._declare = Declare(self.registry)
         self.about = About(declare)
         self.training = Training(declare)
         self.rounds = Rounds(declare)
         self.microbatches = Microbatches(declare)
         self.network = Network(declare)
         self.state = State(declare)
-        self.declared: tuple[Declared, ...] = tuple(declare.declared)
+        self.inference = Inference(declare)
+        self.gpu: Gpu | None = None
         if process:
             ProcessCollector(registry=self.registry)
             GCCollector(registry=self.registry)
+
+    @property
+    def declared(self) -> tuple[Declared, ...]:
+        """All that this registry has of its own."""
+        return tuple(self._declare.declared)
+
+    def watch_gpu(self) -> None:
+        """This peer computes on a GPU: those series appear too."""
+        if self.gpu is None:
+            self.gpu = Gpu(self._declare)
 
     def text(self) -> bytes:
         """What /metrics answers, in Prometheus' text format."""
@@ -308,7 +382,9 @@ def document() -> str:
         "| metric | type | labels | meaning, unit |",
         "|---|---|---|---|",
     ]
-    for metric in Metrics(process=False).declared:
+    metrics = Metrics(process=False)
+    metrics.watch_gpu()
+    for metric in metrics.declared:
         labels = ", ".join(f"`{label.name}`{_values(label)}" for label in metric.labels)
         lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
     return "\n".join(lines) + "\n"

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from peers.neighbourhood import Load, Neighbourhood
 from peers.presence import OPERATION_SECONDS, Presence
+from peers.reasons import MOVES
 from peers.timer import Timer
 from protocols.errors import WireError
 from protocols.records import SignedRecord, open_record
@@ -151,9 +152,9 @@ class Moving:
                 case AnnounceMove(stage):
                     self._announce(stage)
                     self.note("moving", stage=stage)
-                case Withdraw(reason):
+                case Withdraw(code):
                     self._announce(-1)
-                    self.note("not_moving", reason=reason)
+                    self.note("not_moving", code=code, reason=MOVES[code].meaning)
                 case Go(stage):
                     here = self.worker.stage
                     self.say("moves", f"leaves stage {here} for stage {stage}, which has less capacity")
@@ -229,6 +230,6 @@ async def _records(presence: Presence, stages: int) -> dict[PeerId, SignedRecord
                     newest[signed.peer] = signed
             await asyncio.sleep(0)  # Between many signatures the loop has other work.
     except WireError as error:
-        presence.note("look_up_failed", reason=str(error))
+        presence.note("look_up_failed", code=error.code, reason=str(error))
         return None
     return newest

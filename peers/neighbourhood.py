@@ -8,6 +8,7 @@ transport.py): this side sends on links it opened, and receives on links that ot
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 from peers.clock import Clock
 from peers.lanes import DIAL_SECONDS, Lanes, Traffic
+from peers.reasons import REFUSALS
 from peers.strangers import Strangers
 from peers.timer import Timer
 from peers.timings import Timings
@@ -38,6 +40,8 @@ from swarmnet.manifest import WIRE_VERSION
 from swarmnet.membership import BEAT_SECONDS, SILENT_SECONDS, Membership
 
 RECORDS_TOLD = 32
+GOODBYES = {"moving": "moved", "pausing": "paused"}
+"""What a Bye says, and the code of the departure; `left` for any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class Neighbourhood:
         self.record = b""
         """The own signed record; empty until the peer knows its stage."""
         self.traffic = Traffic()
+        self.departures: Counter[str] = Counter()
         self.timings = Timings()
         self.clock = Clock(lambda seconds: note("stood_still", seconds=round(seconds, 3)))
         """By which silence and patience are measured, here and in the peer's other parts."""
@@ -189,10 +194,10 @@ class Neighbourhood:
         for attempt in (1, 2):
             for lane in lanes:
                 if not await self._lanes.open(peer, lane):
-                    self._unlink(peer, "not reached")
+                    self._unlink(peer, "not_reached")
                     return
             if attempt == 1 and not await self._speaks(peer):
-                self._unlink(peer, "still silent")
+                self._unlink(peer, "still_silent")
                 return
         if peer in self.membership.peers:
             self.membership.linked(peer, self.clock.time())
@@ -224,7 +229,7 @@ class Neighbourhood:
         known = self.membership.peers.get(peer)
         return known.addresses if known is not None else ()
 
-    def _unlink(self, peer: PeerId, reason: str, left: bool = False) -> None:
+    def _unlink(self, peer: PeerId, code: str, reason: str = "", left: bool = False) -> None:
         """Forget all links to a peer and tell the roles; it is dialled again unless it has left."""
         self._lanes.drop(peer)
         known = self.membership.peers.get(peer)
@@ -240,8 +245,9 @@ class Neighbourhood:
         else:
             self.membership.unlinked(peer, self.clock.time())
         if was_linked:
-            self.note("unlinked", peer=peer, reason=reason, released=released)
-            self.listener.unlinked(peer, reason, released)
+            self.departures[code] += 1
+            self.note("unlinked", peer=peer, code=code, reason=reason or code, released=released)
+            self.listener.unlinked(peer, reason or code, released)
             self._count()
 
     # -- Receiver -------------------------------------------------------------------------------------
@@ -267,16 +273,17 @@ class Neighbourhood:
                 for record in records[:RECORDS_TOLD]:
                     self.learn(record)
             case Bye(reason):
-                self._unlink(peer, f"left: {reason[:200]}", left=True)
+                self._unlink(peer, GOODBYES.get(reason, "left"), f"left: {reason[:200]}", left=True)
             case Refuse(code, reason):
-                self.note("refused_by", peer=peer, code=code, reason=reason[:200])
-                self._unlink(peer, f"refused us: {code[:40]}")
+                known_code = code if code in REFUSALS else "other"
+                self.note("refused_by", peer=peer, code=known_code, reason=reason[:200])
+                self._unlink(peer, "refused_us", f"refused us: {code[:40]}")
             case _:
                 self.listener.message(peer, message, body)
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
         if not self._closed and self._lanes.ended(peer, lane):
-            self._unlink(peer, reason)
+            self._unlink(peer, "connection_lost", reason)
 
     def _hears(self, peer: PeerId) -> None:
         self.membership.heard(peer, self.clock.time())
@@ -295,13 +302,13 @@ class Neighbourhood:
         elif hello.run_id != run_bytes(self.run_id):
             code, reason = "wrong_run", f"this peer trains {self.run_id[:16]}"
         if code:
-            self.traffic.refused[code] += 1
+            self.refused(peer, code, reason)
             self._spawn(self._strangers.answer(peer, Refuse(code, reason)))
             return
         self._greeted.add(peer)
         self._hears(peer)
         if hello.record and self.learn(hello.record) != peer:
-            self.traffic.refused["bad_signature"] += 1
+            self.refused(peer, "bad_signature", "the record in its greeting is not its own")
             self._greeted.discard(peer)
             return
         known = self.membership.peers.get(peer)
@@ -326,7 +333,7 @@ class Neighbourhood:
         for peer in [peer for peer in self._mute if peer not in self.membership.peers]:
             del self._mute[peer]
         for peer in self.membership.surplus(self.clock.time()):
-            self._unlink(peer, "neither side needs this link: nearer neighbours are there")
+            self._unlink(peer, "released")
         self._count()
         self._dial_due()
 

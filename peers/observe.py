@@ -6,15 +6,21 @@ Nothing that works waits for anything here: the parts keep plain counters and ti
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from peers.counted_directory import CountedDirectory
 from peers.event_log import EventLog
-from peers.metrics import REFUSALS, Metrics
+from peers.metrics import STATES, Gpu, Metrics
 from peers.neighbourhood import Neighbourhood
+from peers.reasons import DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.status import Report, Status
 from peers.update_path import UpdatePath
 from peers.worker import Worker
@@ -80,6 +86,9 @@ class DirectorySeen(Protocol):
     def clock_offset(self) -> float: ...
 
     @property
+    def known_nodes(self) -> int: ...
+
+    @property
     def refusals(self) -> Counter[str]: ...
 
 
@@ -97,6 +106,7 @@ class DirectoryObserver:
 
     def look(self) -> None:
         self.network.clock_offset.set(self.directory.clock_offset)
+        self.network.nodes.set(self.directory.known_nodes)
         for (operation, outcome), count in self.counted.ended.items():
             grown = self.growth.of(operation, count, outcome)
             self.network.directory(operation, outcome).inc(grown)
@@ -117,6 +127,7 @@ class Observer:
         self._tokens: list[tuple[float, int]] = []
         self._update: UpdatePath | None = None
         self._saved_round: int | None = None
+        self._inference_seconds = 0.0
         step, microbatch = metrics.training.step_seconds, metrics.microbatches.duration
         self._durations = {
             **{phase: step(phase) for phase in ("forward", "backward", "last", "encode", "apply")},
@@ -155,6 +166,10 @@ class Observer:
         """Update the metrics and the status line."""
         worker, metrics = self.worker, self.metrics
         metrics.about.stage.set(worker.stage)
+        metrics.about.stages.set(len(worker.manifest.stages))
+        for state in STATES:
+            metrics.about.state(state).set(state == worker.state)
+        self._machine(worker.settings.checkpoints)
         self.ready = worker.load().ready
         metrics.about.ready.set(self.ready)
         status = Status(worker.state, stage=worker.stage if worker.stage >= 0 else None,
@@ -168,6 +183,7 @@ class Observer:
         self._training(worker, ledger)
         self._rounds(worker)
         self._state(worker)
+        self._inference(worker)
         self._timed(worker)
         traffic, peers = neighbourhood.traffic, neighbourhood.membership.peers.values()
         linked = [known for known in peers if known.linked]
@@ -204,6 +220,10 @@ class Observer:
         states = Counter(_state_of(known, now) for known in neighbourhood.membership.peers.values())
         for state in ("active", "joining", "suspect", "gone"):
             network.peers(state).set(states[state])
+        own = len(neighbourhood.membership.live(neighbourhood.membership.stage))
+        network.group.set(own + self.ready)
+        for reason, count in by_code(neighbourhood.departures, DEPARTURES).items():
+            network.departures(reason).inc(growth.of("departures", count, reason))
 
     def _training(self, worker: Worker, ledger: Ledger) -> None:
         assert worker.data is not None
@@ -223,6 +243,11 @@ class Observer:
         }
         for outcome, count in counts.items():
             microbatches.ended(outcome).inc(growth.of("microbatches", count, outcome))
+        for reason, count in by_code(ledger.rerouted, REROUTES).items():
+            microbatches.rerouted(reason).inc(growth.of("rerouted", count, reason))
+        for reason, count in by_code(ledger.dropped, DROPS).items():
+            microbatches.dropped(reason).inc(growth.of("dropped", count, reason))
+        microbatches.missing.set(len(worker.data.missing))
         not_finite = ledger.dropped.get("not_finite", 0)
         training.nonfinite("microbatch").inc(growth.of("not finite", not_finite))
         microbatches.queue.set(worker.compute.queued)
@@ -249,7 +274,7 @@ class Observer:
         metrics.settled.set(rounds.settled)
         newest = max((view.round for view in rounds.neighbours.values()), default=rounds.current)
         metrics.lag.set(max(0, newest - rounds.current))
-        for outcome, count in update.outcomes.items():
+        for outcome, count in {**update.outcomes, "not_finite": counts.not_finite}.items():
             metrics.updates(outcome).inc(growth.of("updates", count, outcome))
 
     def _state(self, worker: Worker) -> None:
@@ -262,6 +287,21 @@ class Observer:
             self._saved_round = disk.saved[1]
             state.saved.set(time.time())
             state.checkpoint_size.set(disk.saved_bytes)
+
+    def _inference(self, worker: Worker) -> None:
+        inference, metrics, growth = worker.inference, self.metrics.inference, self.growth
+        for outcome, count in by_code(inference.outcomes, REQUESTS).items():
+            metrics.requests(outcome).inc(growth.of("requests", count, outcome))
+        metrics.seconds.inc(max(0.0, inference.seconds - self._inference_seconds))
+        self._inference_seconds = inference.seconds
+
+    def _machine(self, checkpoints: Path | None) -> None:
+        """The disk that checkpoints go to, and the GPU."""
+        if checkpoints is not None:
+            with suppress(OSError):  # Not made yet.
+                self.metrics.about.disk_free.set(shutil.disk_usage(checkpoints.parent).free)
+        if self.metrics.gpu is not None:
+            _look_at_gpu(self.metrics.gpu)
 
     def _timed(self, worker: Worker) -> None:
         """Every duration that some part measured since the last look."""
@@ -290,11 +330,18 @@ def _state_of(known: Known, now: float) -> str:
     return "active" if known.ready else "joining"
 
 
-def by_code(refused: Mapping[str, int]) -> dict[str, int]:
-    """Refusals by the codes that have a series, `other` for all the rest: some come from strangers."""
+def _look_at_gpu(gpu: Gpu) -> None:
+    free, total = torch.cuda.mem_get_info()
+    gpu.used.set(total - free)
+    gpu.total.set(total)
+    gpu.held.set(torch.cuda.memory_reserved())
+
+
+def by_code(counted: Mapping[str, int], codes: Container[str] = REFUSALS) -> dict[str, int]:
+    """Counts by the codes that have a series, `other` for all the rest: some come from strangers."""
     counts: Counter[str] = Counter()
-    for code, count in refused.items():
-        counts[code if code in REFUSALS else "other"] += count
+    for code, count in counted.items():
+        counts[code if code in codes else "other"] += count
     return dict(counts)
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
+from peers.claims import Claims
 from peers.run_file import SignedManifest
 from protocols.errors import WireError
 from protocols.identity import Identity
@@ -69,14 +70,16 @@ class Presence:
         try:
             return await self.directory.look_up(self.signed.run_id, stage, OPERATION_SECONDS)
         except WireError as error:
-            self.note("look_up_failed", stage=stage, reason=str(error))
+            self.note("look_up_failed", stage=stage, code=error.code, reason=str(error))
             return {}
 
-    def record(self, stage: int, round: int, tokens_per_second: float, moving_to: int = -1) -> bytes:
+    def record(self, stage: int, claims: Claims) -> bytes:
         """The own record as it is now, signed."""
         record = PeerRecord(
-            self.transport.peer, stage, "worker", list(self.transport.addresses), round, tokens_per_second,
-            self.version, moving_to,
+            self.transport.peer, stage, claims.role, list(self.transport.addresses), claims.round,
+            claims.tokens_per_second, self.version, claims.moving_to, claims.name, claims.state, claims.loss,
+            claims.tokens, claims.settled, claims.checkpoint_round, claims.checkpoint_seconds,
+            claims.sent_bytes, claims.received_bytes,
         )  # fmt: skip
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 
@@ -88,9 +91,9 @@ class Presence:
                 stored = await self.directory.announce(run, stage, record(), OPERATION_SECONDS)
                 stored &= await self.directory.put_manifest(run, self.signed.wire(), OPERATION_SECONDS)
                 if not stored:
-                    self.note("announce_failed", reason="no node of the directory stored it")
+                    self.note("announce_failed", code="not_stored", reason="no node of the directory stored it")
             except WireError as error:
-                self.note("announce_failed", reason=str(error))
+                self.note("announce_failed", code=error.code, reason=str(error))
                 stored = False
             with suppress(TimeoutError):
                 async with asyncio.timeout(ANNOUNCE_SECONDS if stored else AGAIN_SECONDS):

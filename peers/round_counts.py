@@ -24,13 +24,15 @@ class RoundCounts:
         self.not_finite = 0
         """Own contributions that were not made."""
 
-    def applied(self, effect: ApplyRound, rounds: GroupRounds, now: float) -> None:
+    def applied(self, effect: ApplyRound, rounds: GroupRounds, now: float) -> Outcome:
         """A round enters the live weights. `rounds`: right after it decided so."""
-        self.ended[_outcome(effect, rounds)] += 1
+        outcome = _outcome(effect, rounds)
+        self.ended[outcome] += 1
         self.contributors = len(effect.contributors)
         before = rounds.rounds.get(effect.round - 1) or rounds.history.get(effect.round - 1)
         if before is not None:  # A round opens when the one before it closes.
             self.timings.add("round", now - before.closed_at)
+        return outcome
 
 
 def _outcome(effect: ApplyRound, rounds: GroupRounds) -> Outcome:

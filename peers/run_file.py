@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from peers.config.validation import validate
+from peers.config.yaml_lines import Location, Typed, overlay, read
 from peers.errors import ConfigError, UserError
 from peers.files import write_atomically
-from peers.validation import validate
-from peers.yaml_lines import Location, Typed, overlay, read
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.manifest import MANIFEST_LIMIT, Manifest, ManifestError, check, owner_statement
 

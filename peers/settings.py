@@ -23,3 +23,5 @@ class Settings:
     moved: int = 0
     """How often it has done so."""
     version: str = ""
+    name: str = ""
+    """Shown to people."""

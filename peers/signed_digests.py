@@ -147,5 +147,5 @@ class SignedDigests:
         if right:
             reason = f"{len(right)} peers agree on other weights after round {round}: this peer's are wrong"
             first = max(0, round + 1 - self.every_rounds)
-            self.note("resynchronise", peers=list(right), reason=reason, fork_round=first)
+            self.note("resynchronise", code=code, peers=list(right), reason=reason, fork_round=first)
             self.wrong(Resynchronise(right, reason, first))

@@ -15,6 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from peers.neighbourhood import Neighbourhood
+from peers.reasons import HOLDERS
 from peers.snapshots import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Standing, Weights, units_of
 from peers.status import amount
 from peers.timer import Timer
@@ -118,7 +119,8 @@ class StatePath:
                 self._arrived(peer, digest, index, body)
             case NoChunk(digest, index):
                 if self._root is not None and self._root.digest == digest and self._fetch is not None:
-                    self._do(self._fetch.drop(peer, f"no longer has chunk {index}", self.clock.time()))
+                    reason = f"no longer has chunk {index}"
+                    self._do(self._fetch.drop(peer, "no_chunk", self.clock.time(), reason))
 
     def _state(self) -> State:
         now = self.settled_now()
@@ -293,8 +295,9 @@ class StatePath:
         self.chunks_refused += not 0 <= index < len(root.chunks) or received != root.chunks[index]
         size = chunk_bytes(root.size)
         if len(body) != min(size, root.size - index * size):
-            self.neighbourhood.refused(peer, "malformed", f"chunk {index} has {len(body)} bytes")
-            self._do(fetch.drop(peer, f"chunk {index} has {len(body)} bytes", self.clock.time()))
+            reason = f"chunk {index} has {len(body)} bytes"
+            self.neighbourhood.refused(peer, "malformed", reason)
+            self._do(fetch.drop(peer, "wrong_length", self.clock.time(), reason))
             return
         wanted, effects = fetch.chunk(peer, index, received, self.clock.time())
         if wanted:
@@ -322,8 +325,9 @@ class StatePath:
                         self._carriers.ask(peer, known.addresses, root.digest, index)
                     else:
                         self.neighbourhood.post(peer, "group", AskChunk(root.digest, index))
-                case Dropped(peer, reason):
-                    self.note("holder_dropped", peer=peer, reason=reason)
+                case Dropped(peer, code, reason):
+                    reason = reason or HOLDERS[code].meaning
+                    self.note("holder_dropped", peer=peer, code=code, reason=reason)
                     left = len(fetch.holders)
                     self.say("holder", f"{peer} {reason}; it is asked no more, other holders: {left}")
         if not fetch.missing or fetch.stuck:

@@ -35,6 +35,6 @@ class Strangers:
             await link.drained(0, self.deadline_seconds)
             link.close()
         except WireError as error:
-            self.note("answer_failed", peer=peer, reason=str(error))
+            self.note("answer_failed", peer=peer, code=error.code, reason=str(error))
         finally:
             self._under_way.discard(question)

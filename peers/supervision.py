@@ -27,7 +27,11 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "ca
 
 
 class Fault(Exception):
-    """Why the peer cannot go on; one line for people."""
+    """Why the peer cannot go on; one line for people, and a code of peers/reasons.py."""
+
+    def __init__(self, why: str, code: str = "fault") -> None:
+        super().__init__(why)
+        self.code = code
 
 
 def is_memory(error: BaseException) -> bool:
@@ -52,7 +56,8 @@ async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[
         waits: set[asyncio.Future[Any]] = {task, failed}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
-            raise Fault(reason(failed.result()))
+            error = failed.result()
+            raise Fault(reason(error), "out_of_memory" if is_memory(error) else "fault")
         task.result()
     finally:
         task.cancel()

@@ -157,15 +157,17 @@ class UpdatePath:
             case MakeContribution() | RemoveContribution():
                 operations.append(effect)
             case GiveBack(round, identity):
-                self.note("given_back", round=round, id=identity)
+                self._count("given_back")
+                self.note("given_back", code="given_back", round=round, id=identity)
                 operations.append(effect)
             case AddContribution(reference):
                 payload = self.stored[reference.id].payload
                 operations.append(Add(reference.round, reference.peer, payload))
             case ApplyRound(round, contributors, waited):
                 operations.append(effect)
-                self.counts.applied(effect, self.rounds, self.clock.time())
-                self.note("applied", round=round, contributors=len(contributors), waited=round_off(waited))
+                outcome = self.counts.applied(effect, self.rounds, self.clock.time())
+                count, waited = len(contributors), round_off(waited)
+                self.note("applied", round=round, code=outcome, contributors=count, waited=waited)
             case SettleRound(round):
                 operations.append(effect)
                 self._forget_bodies(round - kept_rounds(self.manifest.rounds))
@@ -187,7 +189,8 @@ class UpdatePath:
             case rounds_.AskIds(peer, asked):
                 post(peer, "group", AskIds(list(asked)))
             case Resynchronise(peers, reason, fork_round):
-                self.note("resynchronise", peers=list(peers), reason=reason, fork_round=fork_round)
+                code = "behind" if fork_round is None else "forked"
+                self.note("resynchronise", code=code, peers=list(peers), reason=reason, fork_round=fork_round)
                 self.resynchronise(effect)
 
     def _worked(self, results: list[Made | Settled], _seconds: float) -> None:
@@ -202,7 +205,7 @@ class UpdatePath:
                     self.note("made", round=result.round, id=reference.id, tokens=result.tokens)
                 else:
                     self.counts.not_finite += 1
-                    self.note("not_finite", round=result.round, tokens=result.tokens)
+                    self.note("not_finite", code="not_finite", round=result.round, tokens=result.tokens)
                 self.feed(Contributed(result.round, reference))
             else:
                 self.digest = result.digest

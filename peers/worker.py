@@ -13,10 +13,12 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
+from peers.claims import claims_of
 from peers.compute import Compute
 from peers.data_path import DataPath, Text
 from peers.disk import Disk
-from peers.inference import Inference
+from peers.hearing import Hearing
+from peers.inference.server import Inference
 from peers.meeting import met
 from peers.moving import Moving, first_stage
 from peers.neighbourhood import Load, Neighbourhood
@@ -32,16 +34,7 @@ from peers.state_path import StatePath
 from peers.update_path import UpdatePath
 from peers.update_work import Settled, UpdateWork
 from protocols.identity import Identity
-from protocols.messages import (
-    DATA_MESSAGES,
-    STATE_MESSAGES,
-    AskForward,
-    AskState,
-    Message,
-    Statements,
-)
 from protocols.transport import Directory, Transport
-from swarmnet.identifiers import PeerId
 from swarmnet.membership import Membership
 from swarmnet.offers import Offers
 from swarmnet.replica import Replica
@@ -95,6 +88,7 @@ class Worker:
         self.goes_to: int | None = None
         """The stage that it leaves this one for, if it does; the next worker takes that up."""
         self._leaving = asyncio.Event()
+        self._drain_seconds, self._goodbye = settings.drain_seconds, "leaving"
         self._behind = asyncio.Event()
         self._given_up: Resynchronise | None = None
         """Why the state is fetched again, while it is."""
@@ -103,9 +97,13 @@ class Worker:
 
     # -- life -----------------------------------------------------------------------------------------
 
-    def leave(self) -> None:
-        """Finish what is under way, hand over the last contribution, say goodbye."""
+    def leave(self, drain_seconds: float | None = None, goodbye: str = "leaving") -> None:
+        """Finish what is under way, hand over the last contribution, say goodbye. `drain_seconds`: how long
+        that may take, else what the settings say."""
         self.goes_to = None
+        self._goodbye = goodbye
+        if drain_seconds is not None:
+            self._drain_seconds = drain_seconds
         self._leaving.set()
         self._changed.set()
 
@@ -122,13 +120,19 @@ class Worker:
         try:
             await self._meet()
             while not self._leaving.is_set():
-                self.state = "joining"
+                self._enter("joining")
                 await self._take_up()
-                self.state = "training"
+                self._enter("training")
                 await self._until_leaving_or_behind()
             await self._drain()
         finally:
             await self._close()
+
+    def _enter(self, state: str) -> None:
+        """The directory hears of it at once."""
+        if state != self.state:
+            self.state = state
+            self.presence.announce_now()
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """Tasks that run along end with the worker; one that fails before ends the worker."""
@@ -141,7 +145,7 @@ class Worker:
         self.part = self.make_part(manifest, self.stage)
         membership = Membership(me, self.stage, self.chance, manifest.path_rules().reach)
         self.neighbourhood = Neighbourhood(
-            self.transport, self.signed.run_id, membership, self, self.signed.wire(), self.note
+            self.transport, self.signed.run_id, membership, Hearing(self), self.signed.wire(), self.note
         )
         self.digests = SignedDigests(
             self.identity, self.signed, self.stage, self.neighbourhood, self._resynchronise, self.note
@@ -242,8 +246,9 @@ class Worker:
             return (rounds.in_step and heard) or self._leaving.is_set() or self._behind.is_set()
 
         if not await self._until(ready, self.loop.time() + STEP_SECONDS):
-            reason = f"not in step after {STEP_SECONDS:g} s"
-            self._resynchronise(Resynchronise(tuple(self.recovery.group()), reason))
+            reason, group = f"not in step after {STEP_SECONDS:g} s", tuple(self.recovery.group())
+            self.note("resynchronise", code="not_in_step", peers=list(group), reason=reason, fork_round=None)
+            self._resynchronise(Resynchronise(group, reason))
         if not self._behind.is_set():
             self.data.serving = True
             self.note("in_step", round=rounds.current, settled=rounds.settled)
@@ -276,9 +281,9 @@ class Worker:
         """Finish microbatches, contribute what is gathered, wait until a neighbour has it, save."""
         if self.data is None or self.update is None or self.neighbourhood is None:
             return
-        self.state = "leaving"
+        self._enter("leaving")
         self.neighbourhood.beat_now()
-        until = self.loop.time() + self.settings.drain_seconds
+        until = self.loop.time() + self._drain_seconds
         await self._until(self.data.finished, until)
         self.update.leave()
         await self._until(self.update.handed_over, until)
@@ -297,17 +302,13 @@ class Worker:
         if self.states is not None:
             self.states.close()
         if self.neighbourhood is not None:
-            await self.neighbourhood.close("leaving")
+            await self.neighbourhood.close(self._goodbye if self.goes_to is None else "moving")
         await self.compute.close()
 
     # -- directory ------------------------------------------------------------------------------------
 
     def _record(self) -> bytes:
-        round = self.update.rounds.current if self.update is not None else 0
-        tokens = self.manifest.data.sequence_tokens * self.manifest.data.microbatch_sequences
-        seconds = self.load().service_seconds
-        speed = tokens / seconds if seconds > 0 else 0.0
-        record = self.presence.record(self.stage, round, speed, self.moving.moving_to)
+        record = self.presence.record(self.stage, claims_of(self))
         if self.neighbourhood is not None:
             self.neighbourhood.record = record
         return record
@@ -320,9 +321,14 @@ class Worker:
             for record in (await self.presence.look_up(stage)).values():
                 self.neighbourhood.learn(record)
 
-    # -- Listener of the neighbourhood ----------------------------------------------------------------
+    # -- between the parts ----------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something happened: conditions that are waited for may hold now."""
+        self._changed.set()
 
     def load(self) -> Load:
+        """What beats say."""
         data, update = self.data, self.update
         if data is None or update is None:
             return Load(self.stage, False, 0, 0.0, 0)
@@ -330,49 +336,6 @@ class Worker:
         free = max(0, data.pipeline.slots - data.pipeline.under_way)
         round, moving_to = update.rounds.current, self.moving.moving_to
         return Load(self.stage, ready, free, data.service_seconds, round, moving_to)
-
-    def linked(self, peer: PeerId, stage: int) -> None:
-        self._changed.set()
-        if self.update is not None and stage == self.stage:
-            self.update.joined(peer)
-
-    def counted(self, peers: int) -> None:
-        if self.update is not None:
-            self.update.counted(peers)
-
-    def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
-        self._changed.set()
-        if self.data is not None:
-            self.data.unlinked(peer)
-        if self.update is not None:
-            self.update.left(peer, released)
-        if self.states is not None:
-            self.states.unlinked(peer)
-        self.moving.gone(peer)
-
-    def beat(self, peer: PeerId) -> None:
-        self.moving.beaten(peer)
-        if self.data is not None:
-            self.data.pump()
-
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        self._changed.set()
-        if isinstance(message, DATA_MESSAGES):
-            if self.data is not None:
-                self.data.message(peer, message, body)
-        elif isinstance(message, STATE_MESSAGES):
-            if isinstance(message, AskState):
-                self.digests.tell(peer)
-            if self.states is not None:
-                self.states.message(peer, message, body)
-        elif isinstance(message, Statements):
-            self.digests.message(peer, message)
-        elif isinstance(message, AskForward):
-            self.inference.message(peer, message, body)
-        elif self.update is not None and peer in self.update.rounds.neighbours:
-            self.update.message(peer, message, body)
-
-    # -- between the parts ----------------------------------------------------------------------------
 
     def _committed(self, tokens: int) -> None:
         self._changed.set()

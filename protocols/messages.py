@@ -33,6 +33,7 @@ from protocols.message_fields import (
     StageNumber,
 )
 from protocols.message_fields import Message as Message
+from protocols.peer_record import PeerRecord as PeerRecord
 from swarmnet.paths import Header
 
 Lane = Literal["data", "group", "bulk"]
@@ -352,22 +353,6 @@ class ManifestIs(Message, frozen=True, tag=41):
     """Body: the canonical manifest, then the owner's 64-byte signature."""
 
     body: ClassVar[bool] = True
-
-
-class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="peer"):
-    """What a peer says of itself in the directory, signed; a hint until its handlers answer."""
-
-    peer: Name
-    stage: StageNumber
-    """-1: holds none."""
-    role: str
-    addresses: list[str]
-    """Multiaddrs without the /p2p/ part."""
-    round: RoundNumber
-    tokens_per_second: float
-    version: str
-    moving_to: StageNumber = -1
-    """As in Beat."""
 
 
 AnyMessage = (

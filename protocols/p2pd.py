@@ -16,11 +16,13 @@ from typing import Any, get_args
 
 from protocols.chunks import CHUNKS_PROTOCOL, Carriers, ChunkService
 from protocols.daemon import DAEMON_ERRORS, LOOPBACK, Daemon, DaemonOptions
+from protocols.dial_back_service import DialBackService
 from protocols.errors import Backlog, Malformed, PeerGone, Unreachable, WireError
 from protocols.frames import CLOSING, KEEPALIVE, PIECE_BYTES, FrameReader, body_limit
 from protocols.hivemind_parts import StreamInfo
 from protocols.links import BACKLOG_BYTES, LocalLink, QueuedLink, deliver
 from protocols.messages import Lane, Message
+from protocols.speed import SpeedService
 from protocols.transport import Arrived, FindChunk, Progressed, Receiver
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
@@ -141,6 +143,8 @@ class P2pdTransport:
         self.daemon = daemon
         self.chunks = ChunkService()
         """Serves chunks of snapshots to the carriers of others."""
+        self.checks = (DialBackService(daemon.peer), SpeedService())
+        """What `swarmnet doctor` asks of the peers of a swarm."""
         self._limit, self._backlog_bytes = limit, backlog_bytes
         self._receiver: Receiver | None = None
         self._links: set[P2pdLink] = set()
@@ -171,6 +175,8 @@ class P2pdTransport:
                     )
             async with asyncio.timeout(options.start_seconds):
                 await transport.daemon.p2p.add_binary_stream_handler(CHUNKS_PROTOCOL, transport.chunks.accept)
+                for service in transport.checks:
+                    await service.serve(transport.daemon.p2p)
         except BaseException:
             await transport.close()
             raise
@@ -315,6 +321,8 @@ class P2pdTransport:
         self._closed = True
         accepted = self._drop_accepted()
         self.chunks.close()
+        for service in self.checks:
+            await service.close()
         await asyncio.gather(*(link.gone() for link in links), *self._ending, return_exceptions=True)
         await asyncio.gather(*accepted, return_exceptions=True)
         await self.daemon.stop()

@@ -20,7 +20,7 @@ from protocols import guard
 from protocols.envelope import ENVELOPE_BYTES, RUN_ID_BYTES, Envelope, Kind, open_envelope, run_bytes, seal
 from protocols.errors import BadSignature, Malformed, TooLarge, WrongRun
 from protocols.identity import SIGNATURE_BYTES, Identity, verify
-from protocols.messages import PeerRecord
+from protocols.peer_record import NAME_CHARACTERS, PeerRecord
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.manifest import MANIFEST_LIMIT, owner_statement
 
@@ -90,6 +90,9 @@ def _check_fields(record: PeerRecord, envelope: Envelope) -> None:
         (len(record.addresses) > _ADDRESSES, f"more than {_ADDRESSES} addresses"),
         (any(len(text) > _TEXT for text in texts), f"a text of more than {_TEXT} characters"),
         (not (isfinite(record.tokens_per_second) and record.tokens_per_second >= 0), "an impossible speed"),
+        (len(record.name) > NAME_CHARACTERS, f"a name of more than {NAME_CHARACTERS} characters"),
+        (not record.name.isprintable(), "a name that would steer a terminal"),
+        (not (isfinite(record.checkpoint_seconds) and record.checkpoint_seconds >= 0), "an impossible time"),
     ]
     for wrong, what in problems:
         if wrong:

@@ -79,7 +79,10 @@ class Dropped:
     """This holder is asked nothing more."""
 
     peer: PeerId
-    reason: str
+    code: str
+    """Of peers/reasons.py."""
+    reason: str = ""
+    """More of it, for people."""
 
 
 @dataclass(slots=True)
@@ -123,7 +126,7 @@ class SnapshotFetch:
             holder.asked.pop(index, None)
             holder.active_at = now
         if not 0 <= index < len(self.hashes) or digest != self.hashes[index]:
-            return False, self.drop(peer, f"sent chunk {index} with a wrong hash", now)
+            return False, self.drop(peer, "wrong_hash", now, f"sent chunk {index} with a wrong hash")
         wanted = index in self.missing
         self.missing.discard(index)
         return wanted, self._ask(now)
@@ -133,12 +136,12 @@ class SnapshotFetch:
         if peer in self.holders:
             self.holders[peer].active_at = now
 
-    def drop(self, peer: PeerId, reason: str, now: float) -> list[Ask | Dropped]:
+    def drop(self, peer: PeerId, code: str, now: float, reason: str = "") -> list[Ask | Dropped]:
         """The holder lied, left or does not have it."""
         if self.holders.pop(peer, None) is None:
             return []
         self.dropped.add(peer)
-        return [Dropped(peer, reason), *self._ask(now)]
+        return [Dropped(peer, code, reason), *self._ask(now)]
 
     def tick(self, now: float) -> list[Ask | Dropped]:
         """Drop who stalls, then ask the others."""
@@ -147,7 +150,7 @@ class SnapshotFetch:
         for peer in stalled:
             del self.holders[peer]
         self.dropped.update(stalled)
-        dropped = [Dropped(peer, f"sent nothing for {STALL_SECONDS:g} s") for peer in stalled]
+        dropped = [Dropped(peer, "stalled", f"sent nothing for {STALL_SECONDS:g} s") for peer in stalled]
         return [*dropped, *(self._ask(now) if stalled else ())]
 
     def next_deadline(self) -> float:

@@ -255,7 +255,8 @@ class AnnounceMove:
 class Withdraw:
     """It stays after all."""
 
-    reason: str
+    code: str
+    """Why: of peers/reasons.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,14 +322,14 @@ class Mover:
             self._due = float("inf")
             return [Look()]
         if self.phase == "confirming":
-            return self._rest(now, "no peer of the stage has said that it stays")
+            return self._rest(now, "not_confirmed")
         return []
 
     def _looked(self, view: View | None, rate: float, now: float) -> list[MoveEffect]:
         if self.phase not in ("looking", "checking"):
             return []
         if view is None:
-            return self._rest(now, "the directory does not answer")
+            return self._rest(now, "directory_silent")
         self._period = period_seconds(view.peers)
         if self.phase == "checking":
             return self._check(view, now)
@@ -348,7 +349,7 @@ class Mover:
         everybody = replace(view, intents=(*others, self.intent))
         _, going = carried_out(everybody, self.rules, self.download_seconds)
         if self.me not in going:
-            return self._rest(now, "others move already, or it is no longer needed")
+            return self._rest(now, "not_needed")
         self.phase, self._due = "confirming", now + self.rules.confirm_seconds
         return self._confirm()
 
@@ -358,8 +359,8 @@ class Mover:
         self.phase, self._due = "gone", float("inf")
         return [Go(self.intent.target)]
 
-    def _rest(self, now: float, reason: str) -> list[MoveEffect]:
+    def _rest(self, now: float, code: str) -> list[MoveEffect]:
         announced, self.intent = self.intent, None
         self.phase, self._due = "resting", now + self._period * self.chance.uniform(0.8, 1.2)
         self._staying.clear()
-        return [Withdraw(reason)] if announced is not None else []
+        return [Withdraw(code)] if announced is not None else []

@@ -87,6 +87,8 @@ class Job:
     sent_at: float = 0.0
     next_deadline: float = float("inf")
     tried: set[PeerId] = field(default_factory=set)
+    rerouted: str = ""
+    """Why the peer that was tried last did not do it (peers/reasons.py)."""
     retry_at: float = float("inf")
     done_at: float = float("inf")
 
@@ -312,7 +314,7 @@ class Pipeline:
             job.tried.discard(job.next)
         else:
             job.failures += 1
-        job.phase, job.next, job.next_deadline = "unrouted", None, float("inf")
+        job.phase, job.next, job.next_deadline, job.rerouted = "unrouted", None, float("inf"), code
         self._route(key, now)
 
     def _abandon(self, key: MicrobatchId, code: str, reason: str, now: float) -> None:

@@ -14,11 +14,11 @@ from swarm import sign
 from torch import Tensor
 
 from peers.compute import InlineCompute
-from peers.inference import Inference
+from peers.inference.client import SwarmClient
+from peers.inference.server import Inference
 from peers.neighbourhood import Load, Neighbourhood
 from peers.snapshots import Snapshots, Weights, units_of
 from peers.stage_part import real_part
-from peers.swarm_client import SwarmClient
 from protocols.envelope import run_bytes
 from protocols.identity import Identity
 from protocols.memory import Conditions, MemoryNetwork

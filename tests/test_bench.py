@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from peers import bench_transfer, cli
-from peers.bench_transfer import Arrivals, Report, Row, TcpCarrier, render
+from peers import cli
+from peers.bench import transfer as bench_transfer
+from peers.bench.transfer import Arrivals, Report, Row, TcpCarrier, render
 from protocols.envelope import ENVELOPE_BYTES
 from protocols.frames import FrameWriter
 from protocols.messages import Contribution

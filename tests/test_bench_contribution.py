@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from peers.bench_contribution import BANDS, CASES, FloatDemo, bench, model_shapes, render
+from peers.bench.contribution import BANDS, CASES, FloatDemo, bench, model_shapes, render
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest, Sync

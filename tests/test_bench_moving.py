@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 from peers import cli
-from peers.bench_moving import policies
-from peers.moving_simulation import Setting, World
-from peers.preemptions import HOUR, Climate, preemptions
+from peers.preemption.bench import policies
+from peers.preemption.simulation import Setting, World
+from peers.preemption.trace import HOUR, Climate, preemptions
 from swarmnet.moving import MoveRules
 
 STAGES = 8

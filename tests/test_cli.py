@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from peers import cli
-from peers.config import DemoOptions
+from peers.config.peer_file import DemoOptions
 from peers.run_file import load_signed
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -50,7 +50,7 @@ def started(monkeypatch):
         return 0
 
     monkeypatch.setitem(sys.modules, "peers.peer", SimpleNamespace(run_peer_file=start))
-    monkeypatch.setitem(sys.modules, "peers.demo", SimpleNamespace(run_demo=start))
+    monkeypatch.setitem(sys.modules, "peers.demo.show", SimpleNamespace(run_demo=start))
     return calls
 
 

@@ -1,7 +1,6 @@
 """export, generate and evaluate as commands, on a small model with random weights."""
 
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -34,7 +33,7 @@ def swarmnet(monkeypatch, capsys, tmp_path):
             raise UserError(f"{source}: no checkpoint is there")
         return SimpleNamespace(manifest=MANIFEST, round=5, stages=[random_stage(0), random_stage(1)])
 
-    monkeypatch.setitem(sys.modules, "peers.checkpoint", SimpleNamespace(newest=newest))
+    monkeypatch.setattr("peers.checkpoint.newest", newest)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")

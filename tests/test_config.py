@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from peers.config import ConfigError, MetricsFile, PeerFile, default_state, load
-from peers.quantities import byte_count, seconds
+from peers.config.peer_file import ConfigError, MetricsFile, PeerFile, default_state, load
+from peers.config.quantities import byte_count, seconds
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from peers import config_explain, metrics
+from peers import metrics
+from peers.config import explain as config_explain
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from peers.export import ExportError, export, load_shape, load_weights
+from peers.home.export import ExportError, export, load_shape, load_weights
 from swarmnet.fixed_point import to_floats
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
@@ -160,7 +160,7 @@ def test_an_export_that_fails_half_way_leaves_nothing_behind(
         written.append(file)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("peers.export.save_file", full_disk)
+    monkeypatch.setattr("peers.home.export.save_file", full_disk)
     with pytest.raises(ExportError, match="No space left on device"):
         export(tmp_path / "model", LLAMA, stage_weights(LLAMA, (3,)))
     assert written

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from peers.evaluate import bits_per_byte, score_weights
-from peers.generate import generate
+from peers.home.evaluate import bits_per_byte, score_weights
+from peers.home.generate import generate
 from peers.text import TextError
 from swarmnet.fixed_point import to_floats
 from swarmnet.layout import layout_of

@@ -10,15 +10,15 @@ import torch
 from holders import COMPUTE_SECONDS, Holders, Pushy, until
 from swarm import tiny_manifest
 
-from peers import cli, visitors
-from peers.evaluate import bits_per_byte
-from peers.generate import generate
-from peers.inference import FORGET_SECONDS, MOST_WAITING
+from peers import cli
+from peers.home.evaluate import bits_per_byte
+from peers.home.generate import generate
+from peers.inference.client import Conversation, NoAnswer, SwarmClient
+from peers.inference.server import FORGET_SECONDS, MOST_WAITING, visitors
+from peers.inference.visit import score, stream, told
+from peers.inference.visitors import IDLE_SECONDS, LOOK_SECONDS, MOST_VISITORS
 from peers.microbatch_work import Trouble
-from peers.swarm_client import Conversation, NoAnswer, SwarmClient
 from peers.virtual_time import run
-from peers.visit import score, stream, told
-from peers.visitors import IDLE_SECONDS, LOOK_SECONDS, MOST_VISITORS
 from protocols.memory import Conditions
 from swarmnet.manifest import Manifest, Paths
 from swarmnet.model import forward, whole

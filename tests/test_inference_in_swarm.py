@@ -10,11 +10,11 @@ from holders import named
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 from torch import Tensor
 
-from peers.generate import generate
+from peers.home.generate import generate
+from peers.inference.client import Conversation, SwarmClient
+from peers.inference.visit import stream
 from peers.snapshots import units_of
-from peers.swarm_client import Conversation, SwarmClient
 from peers.virtual_time import run
-from peers.visit import stream
 from protocols.identity import Identity
 from swarmnet.layout import layout_of
 from swarmnet.model import parameter_shapes

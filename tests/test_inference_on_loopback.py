@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from peers.demo import LOOPBACK
-from peers.demo_peers import DemoPeer, start
+from peers.demo.peers import DemoPeer, start
+from peers.demo.show import LOOPBACK
 from peers.run_file import publish
 from protocols.identity import load_or_create
 

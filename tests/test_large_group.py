@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm import Swarm, shared_rounds, tiny_manifest
 
-from peers.bench_group import measure
+from peers.bench.group import measure
 from peers.virtual_time import run
 from protocols.memory_ways import Conditions
 from swarmnet.identifiers import PeerId

@@ -10,17 +10,24 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from peers.errors import UserError
 from peers.http import Exporter
-from peers.metrics import KINDS, REFUSALS, Metrics
+from peers.metrics import KINDS, Metrics
+from peers.reasons import REFUSALS
 from protocols import errors, messages
 
-UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks")
+UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks", "_nodes", "_peers")
 COUNTS = ("stage", "ready", "round", "round_settled", "round_lag", "round_contributors", "peers",
-          "train_loss", "train_learning_rate")  # fmt: skip
+          "train_loss", "train_learning_rate", "stages", "state", "paused", "stages_missing")  # fmt: skip
 """Gauges that are an index, a number of things, or what their help says."""
 
 
+def everything():
+    metrics = Metrics(process=False)
+    metrics.watch_gpu()
+    return metrics.declared
+
+
 def test_names_have_the_prefix_and_their_unit_and_a_meaning():
-    for metric in Metrics(process=False).declared:
+    for metric in everything():
         name = metric.name.removeprefix("swarmnet_")
         assert name != metric.name
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", name)
@@ -33,7 +40,7 @@ def test_names_have_the_prefix_and_their_unit_and_a_meaning():
 
 
 def test_no_label_is_a_peer_and_all_are_bounded_but_those_the_peer_says_of_itself():
-    for metric in Metrics(process=False).declared:
+    for metric in everything():
         for label in metric.labels:
             assert label.values or metric.name in ("swarmnet_peer_info", "swarmnet_build_info")
             assert label.name != "peer" or metric.name == "swarmnet_peer_info"

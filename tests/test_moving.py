@@ -221,7 +221,7 @@ def test_a_peer_that_is_alone_at_its_stage_never_leaves_it():
     machine = mover()
     at_once(machine, SHORT, "confirming")
     (withdrawn,) = machine.handle(Tick(), machine.next_deadline())
-    assert withdrawn == Withdraw("no peer of the stage has said that it stays")
+    assert withdrawn == Withdraw("not_confirmed")
     assert machine.phase == "resting"
 
 

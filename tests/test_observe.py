@@ -19,11 +19,12 @@ from protocols.frames import wire_bytes
 from protocols.messages import Contribution, encode
 from swarmnet.round_sets import NeighbourView
 
-OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total"}
+OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total", "stage_moves_total", "paused"}
 """Set by the peer process itself: tests/test_bad_input.py looks at a real one."""
 OF_FAULTS = {"train_nonfinite_total", "refused_total", "state_chunks_refused_total", "round_lag",
-             "network_clock_offset_seconds"}  # fmt: skip
+             "network_clock_offset_seconds", "microbatches_dropped_total", "stages_missing"}  # fmt: skip
 """A swarm in which nobody lies or breaks has none; each is made to move below."""
+OF_VISITORS = {"inference_requests_total", "inference_compute_seconds_total"}
 
 
 class Silent:
@@ -57,7 +58,7 @@ class Watched(Swarm):
         silent = Silent()
         observer = self.observers[name] = Observer(member.worker, metrics, silent, silent)
         counted = member.worker.presence.directory
-        directory = DirectoryObserver(counted, SimpleNamespace(clock_offset=0.0, refusals=Counter()), metrics)
+        directory = DirectoryObserver(counted, SimpleNamespace(clock_offset=0.0, known_nodes=3, refusals=Counter()), metrics)
         self.watching += [self.loop.create_task(part.run()) for part in (observer, directory)]
         return member
 
@@ -134,7 +135,7 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
     _, series = watched
     names = {one.split()[0] for of_peer in series.values() for one in of_peer}
     declared = {metric.name.removeprefix("swarmnet_") for metric in Metrics(process=False).declared}
-    assert declared - names == OF_THE_PROCESS | OF_FAULTS
+    assert declared - names == OF_THE_PROCESS | OF_FAULTS | OF_VISITORS
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,11 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
         ("microbatch_duration_seconds", "backward", "ef"),
         ("microbatches_total", "committed", "abcdefg"),
         ("microbatches_total", "rerouted late_answers", "d"),
+        ("departures_total", "connection_lost left", "ab"),
+        ("departures_total", "silent", "cdg"),
+        ("state", "training", "adefg"),
+        ("stage_peers", "", "abdefg"),
+        ("disk_free_bytes", "", "b"),
         ("network_sent_bytes_total", "activation contribution update snapshot control", "abcdg"),
         ("network_sent_bytes_total", "gradient contribution update snapshot control", "cdefg"),
         ("network_received_bytes_total", "gradient contribution update snapshot control", "abcdg"),
@@ -203,6 +209,11 @@ def test_faults_have_series_of_their_own():
         worker.data.ledger.drop("not_finite")
         worker.update.counts.not_finite += 2
         worker.states.chunks_refused += 3
+        worker.data.missing = (2,)
+        worker.data.ledger.rerouted["deadline"] = 7
+        worker.neighbourhood.departures["made up"] += 1
+        worker.inference.outcomes.update({"done": 2, "made up": 1})
+        worker.inference.seconds += 0.5
         for code in ("malformed", "made up by a stranger", "made up by another"):
             worker.neighbourhood.traffic.refused[code] += 4
         ahead = worker.update.rounds.current + 5
@@ -224,6 +235,14 @@ def test_faults_have_series_of_their_own():
         "round_lag 5.0",
         'refused_total{code="malformed"} 4.0',
         'refused_total{code="other"} 8.0',
+        "stages_missing 1.0",
+        'microbatches_rerouted_total{reason="deadline"} 7.0',
+        'microbatches_dropped_total{reason="not_finite"} 1.0',
+        'updates_total{outcome="not_finite"} 2.0',
+        'departures_total{reason="other"} 1.0',
+        'inference_requests_total{outcome="done"} 2.0',
+        'inference_requests_total{outcome="other"} 1.0',
+        "inference_compute_seconds_total 0.5",
     ):
         assert f"swarmnet_{line}" in text
 
@@ -246,7 +265,7 @@ def test_the_directory_is_counted_and_its_clock_shown():
 
     counted, metrics = CountedDirectory(Down()), Metrics(process=False)
     asyncio.run(story())
-    seen = SimpleNamespace(clock_offset=-7.5, refusals=Counter({"bad_signature": 2, "whatever": 3}))
+    seen = SimpleNamespace(clock_offset=-7.5, known_nodes=9, refusals=Counter({"bad_signature": 2, "whatever": 3}))
     observer = DirectoryObserver(counted, seen, metrics)
     observer.look()
     observer.look()

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers import topologies
-from peers.bench_paths import Row, assert_legal, bench, render, with_a_kill
-from peers.path_makespan import makespan
-from peers.path_play import Outcome, Play, Visit
-from peers.path_scouts import Scouts, capacity
-from peers.path_search import places, play_chains, random_skips, search_full
-from peers.topologies import SITES, Topology, draw, hop_seconds, latency_seconds, placed
+from peers.skipping import topologies
+from peers.skipping.bench import Row, assert_legal, bench, render, with_a_kill
+from peers.skipping.makespan import makespan
+from peers.skipping.play import Outcome, Play, Visit
+from peers.skipping.scouts import Scouts, capacity
+from peers.skipping.search import places, play_chains, random_skips, search_full
+from peers.skipping.topologies import SITES, Topology, draw, hop_seconds, latency_seconds, placed
 from swarmnet import chains
 from swarmnet.paths import IllegalPath, Rules, choices, visit
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from peers import event_log
-from peers.demo_peers import DemoPeer, start
+from peers.demo.peers import DemoPeer, start
 from peers.peer import with_ports
 from peers.run_file import publish
 from peers.supervision import HANG_LOOKS, Fault, Watchdog, is_memory, reason, unless_failed

@@ -11,10 +11,10 @@ from statistics import fmean
 
 import pytest
 
-from peers import demo_report
-from peers.demo import LOOPBACK
-from peers.demo_peers import DemoPeer, start
-from peers.demo_report import PeerStory
+from peers.demo import report as demo_report
+from peers.demo.peers import DemoPeer, start
+from peers.demo.report import PeerStory
+from peers.demo.show import LOOPBACK
 from peers.run_file import publish
 from protocols.identity import load_or_create
 

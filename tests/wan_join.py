@@ -13,8 +13,8 @@ from pathlib import Path
 import wan
 from wan_swarm import HOME, MODELS, WanSwarm, events, sent_megabits
 
-from peers import chaos_report
-from peers.chaos import ChaosOptions
+from peers.chaos import report as chaos_report
+from peers.chaos.swarm import ChaosOptions
 
 LARGE_STAGE = {
     "stages": [1, 8], "model": {**MODELS["25M"], "layers": 9},

@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from peers import event_log
-from peers.chaos import ChaosSwarm
+from peers.chaos.swarm import ChaosSwarm
 
 HOME = {"up": 10.0, "down": 100.0, "delay": 12.5, "loss": 0.005}
 """A home line. A packet crosses two: 50 ms round trip, 1 % loss."""

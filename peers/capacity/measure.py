@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from peers.capacity.plan import Measured
-from peers.demo import LOOPBACK
-from peers.demo_peers import DemoPeer, start
+from peers.demo.peers import DemoPeer, start
+from peers.demo.show import LOOPBACK
 from peers.errors import UserError
 from peers.run_file import publish
 from protocols.identity import load_or_create

@@ -20,7 +20,7 @@ from random import Random
 from peers.capacity import bound
 from peers.capacity.speeds import PeerClass
 from peers.capacity.swarm import Layout, PeerSpec, Swarm, Work
-from peers.demo_report import contribution_bytes
+from peers.demo.report import contribution_bytes
 from peers.errors import UserError
 from protocols.frames import wire_bytes
 from protocols.messages import Act, encode

@@ -1,0 +1,1 @@
+"""Timings and sizes as ratios against a baseline in the same run."""

@@ -1,0 +1,109 @@
+"""Commands that measure: bench contribution, transfer, group, moving, routing, paths."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+TABLE_COLUMNS = 200
+"""Width of the table of paths: it does not fit in fewer."""
+
+
+def contribution(
+    parameters: Annotated[int, typer.Option(min=4096, help="Size of the model, about.")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Repeats per figure.")] = 9,
+) -> None:
+    """Bytes and time of a contribution, beside a straightforward float DeMo."""
+    from peers.bench.contribution import bench, render
+    from protocols.envelope import ENVELOPE_BYTES
+    from protocols.frames import wire_bytes
+    from protocols.messages import Contribution, encode
+
+    overhead = wire_bytes(len(encode(Contribution())), ENVELOPE_BYTES)
+    typer.echo(render(bench(parameters, overhead_bytes=overhead, repeats=repeats)))
+
+
+def transfer(
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Repeats per figure.")] = 5,
+) -> None:
+    """Speed and latency of activations over p2pd links, beside plain asyncio TCP."""
+    from peers.bench.transfer import bench, render
+
+    typer.echo(render(bench(repeats)))
+
+
+def group(
+    peers: Annotated[
+        list[int] | None, typer.Option(min=2, max=2048, help="Size of a group; may be repeated.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=15.0, max=600.0, help="On the groups' own clock.")] = 21.0,
+    contribution_bytes: Annotated[
+        int, typer.Option(min=100, max=10_000_000, help="Size of each contribution.")
+    ] = 24_000,
+    seed: Annotated[int, typer.Option(min=0, max=255, help="Of delays and times.")] = 1,
+) -> None:
+    """How fast contributions reach everybody in groups of 8, 64 and 512 peers, and what that costs."""
+    from peers.bench.group import bench, render
+
+    typer.echo(render(bench(peers or [8, 64, 512], contribution_bytes, seconds, seed)))
+
+
+def moving(
+    stages: Annotated[list[int] | None, typer.Option(min=2, max=64, help="Repeatable. [default: 8]")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Traces.")] = 10,
+    machines: Annotated[int, typer.Option(min=8, max=10_000, help="Wanted at all times.")] = 400,
+    hours: Annotated[float, typer.Option(min=0.1, max=1000.0, help="Of each trace.")] = 32.0,
+    download: Annotated[float, typer.Option(min=0.0, max=3600.0, help="Seconds to fetch a stage.")] = 60.0,
+    slowest: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Speed of the slowest machine; the fastest has 1.")
+    ] = 1.0,
+) -> None:
+    """Moving between stages on a trace of preemptions, beside SWARM's rule and no moving."""
+    from peers.preemption.bench import HEADER, bench, describe, render
+    from peers.preemption.trace import Climate
+
+    climate = Climate(machines=machines, hours=hours, slowest_share=slowest)
+    typer.echo(f"{describe(climate, seeds)}; fetching a stage takes {download:g} s\n")
+    typer.echo(HEADER)
+    for number in stages or [8]:
+        for row in bench(climate, number, seeds, download):
+            typer.echo(render(row))
+
+
+def routing(
+    swarms: Annotated[int, typer.Option(min=1, max=10_000, help="How many are drawn.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first; the next ones count on.")] = 0,
+    slots: Annotated[int, typer.Option(min=1, max=1024, help="Microbatches a peer takes from others.")] = 64,
+    in_flight: Annotated[int, typer.Option(min=1, max=1024, help="At most, of an origin's own.")] = 1024,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 1,
+    each: Annotated[bool, typer.Option("--each", help="Also a line for every swarm.")] = False,
+) -> None:
+    """Throughput of random heterogeneous swarms as a share of the maximum flow, for three routing rules."""
+    from peers.capacity.routing import HEADER, bench, render
+
+    limits = f"{slots} slots per peer, at most {in_flight} in flight per origin"
+    typer.echo(f"{swarms} swarms from seed {seed}, {limits}; shares of the maximum flow\n")
+    typer.echo(HEADER)
+    for rule, played in bench(range(seed, seed + swarms), slots, in_flight, jobs):
+        typer.echo(render(rule, played))
+        for one in played if each else ():
+            of = f"{one.peers} peers, {one.stages} stages"
+            typer.echo(f"    seed {one.seed}: {of}, {one.share:.3f} of {one.most:.2f} microbatches/s")
+
+
+def paths(
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Topologies.")] = 3,
+    memory: Annotated[
+        list[int] | None, typer.Option(min=1, max=64, help="Microbatches per peer. Repeatable. [default: 3]")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=0, help="Of the search for the best full pipeline.")] = 20_000,
+    placed: Annotated[bool, typer.Option(help="Lay the stages out for the full pipeline.")] = False,
+) -> None:
+    """Skipping a third of the stages on a map of 12 cities, beside the best full pipeline that is found."""
+    from rich.console import Console
+
+    from peers.skipping.bench import bench, render
+
+    for number in memory or [3]:
+        Console(width=TABLE_COLUMNS).print(render(bench(range(seeds), number, steps, placed)))

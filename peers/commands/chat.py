@@ -1,0 +1,86 @@
+"""The command `swarmnet chat`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peers.commands.model import Bootstraps, Run, Seed, Source, Temperature, TopK, asks_peers
+from peers.errors import as_user_errors
+
+if TYPE_CHECKING:
+    from peers.home.chat import Chat, Model
+    from peers.home.generate import Continuation
+
+
+def chat(
+    source: Source = None,
+    run: Run = None,
+    bootstrap: Bootstraps = None,
+    tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Longest answer in tokens.")] = 200,
+    until: Annotated[str, typer.Option(help="End an answer after this text, such as '\\n'.")] = "",
+    temperature: Temperature = 0.8,
+    top_k: TopK = 40,
+    seed: Seed = 0,
+) -> None:
+    """Write a text in turns with a trained model, or with the live peers of a run; /quit ends."""
+    import asyncio
+
+    from peers.home.chat import Here, Lines
+    from peers.home.export import ExportError
+    from peers.home.generate import Continuation, LocalModel
+    from peers.home.held import held
+    from peers.text import TextError
+
+    make, lines = _chat(tokens, until.replace("\\n", "\n").encode()), Lines(sys.stdin.fileno())
+    style = {"temperature": temperature, "top_k": top_k, "seed": seed}
+    if asks_peers(source, run, bootstrap):
+        from peers.commands.visit import chat as through_swarm
+
+        assert run is not None
+        through_swarm(run, bootstrap or [], style, make, lines)
+        return
+    with as_user_errors(ExportError, TextError):
+        model = held(source)
+
+        def begin(prompt: bytes) -> Continuation:
+            return Continuation(
+                prompt, model.shape.context, window=model.window, tokenizer=model.tokenizer,
+                temperature=temperature, top_k=top_k, seed=seed,
+            )  # fmt: skip
+
+        asyncio.run(make(Here(LocalModel(model.weights, model.shape)), begin).run(lines))
+
+
+def _chat(tokens: int, until: bytes) -> Callable[[Model, Callable[[bytes], Continuation]], Chat]:
+    """What makes a chat of a model here. A person is told of trouble and goes on; with a pipe it ends."""
+    from peers.home.chat import COMMANDS, Chat, Turns
+
+    person = sys.stdin.isatty()
+
+    def show(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def say(text: str) -> None:
+        typer.echo(text, err=True)
+
+    def ask() -> None:
+        if person:
+            typer.echo("> ", nl=False, err=True)
+
+    def make(model: Model, begin: Callable[[bytes], Continuation]) -> Chat:
+        if person:
+            say(f"The model continues what you type. {COMMANDS}")
+        return Chat(model, begin, Turns(tokens, until), show, say, ask, _mendable() if person else ())
+
+    return make
+
+
+def _mendable() -> tuple[type[Exception], ...]:
+    from peers.inference.client import NoAnswer
+
+    return (NoAnswer,)

@@ -1,0 +1,207 @@
+"""Commands about a trained model: export, generate, evaluate; chat.py has the conversation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peers.errors import UserError, as_user_errors
+
+if TYPE_CHECKING:
+    from peers.home.evaluate import Score
+
+Source = Annotated[
+    Path | None,
+    typer.Option("--from", help="A checkpoint, a folder of them, or an exported model. [default: .]"),
+]  # fmt: skip
+Run = Annotated[
+    str | None, typer.Option("--run", help="Ask the live peers of this run: its published file, or its id.")
+]
+Bootstraps = Annotated[
+    list[str] | None,
+    typer.Option("--bootstrap", help="With --run: multiaddr of a peer to find others through. Repeatable."),
+]
+Temperature = Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")]
+TopK = Annotated[int, typer.Option(min=0, help="Only among the likeliest so many tokens; 0: among all.")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")]
+DEFAULT_WINDOW = 128
+"""Tokens, where nobody knows how long the sequences were that a model was trained on."""
+
+
+def export(
+    hf: Annotated[Path, typer.Option("--hf", metavar="DIR", help="Folder to write.")],
+    source: Source = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the folder if it is there.")] = False,
+    score: Annotated[
+        bool, typer.Option("--score/--no-score", help="Score it on held-out text for the model card.")
+    ] = True,
+) -> None:
+    """Write a checkpoint as a Hugging Face model with a model card, checked against transformers."""
+    from peers import checkpoint
+    from peers.home import parity
+    from peers.home.card import MANIFEST_FILE, card
+    from peers.home.evaluate import score_weights
+    from peers.home.export import ExportError
+    from peers.home.export import export as write
+    from peers.home.facts import facts
+    from peers.text import TextError, held_out_text, open_tokenizer
+
+    with as_user_errors(ExportError, TextError):
+        model = checkpoint.newest(source)
+        manifest, shape = model.manifest, model.manifest.model
+        weights = {name: tensor for stage in model.stages for name, tensor in stage.items()}
+        tokenizer = open_tokenizer(manifest.data.tokenizer, shape.vocabulary)
+        known = facts(source, manifest.run_id())
+        window = manifest.data.sequence_tokens
+        scored = score_weights(weights, shape, held_out_text(), tokenizer, window=window) if score else None
+        unchecked = parity.missing()
+
+        def finish(folder: Path) -> None:
+            compared = None if unchecked else parity.compare(folder, weights, shape, tokenizer)
+            (folder / MANIFEST_FILE).write_bytes(manifest.canonical())
+            page = card(manifest, known, scored, compared, hf)
+            (folder / "README.md").write_text(page, encoding="utf-8")
+            if compared is not None:
+                typer.echo(
+                    f"check  transformers {compared.version} computes the same for {compared.tokens} tokens: "
+                    f"logits differ by {compared.difference:.1e} at most"
+                )
+
+        write(hf, shape, model.stages, tokenizer=manifest.data.tokenizer, replace=replace, finish=finish)
+    for trouble in known.troubles:
+        typer.echo(f"warning: left out of the model card: {trouble}", err=True)
+    if unchecked:
+        typer.echo(f"warning: {unchecked}", err=True)
+    if scored is not None:
+        typer.echo(f"score  {scored.bits_per_byte:.4f} bits per byte of held-out text")
+    typer.echo(f"wrote  {hf}  (run {manifest.run_id()}, round {model.round})")
+
+
+def generate(
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT...", help="Texts to continue, all at once.")
+    ] = None,
+    source: Source = None,
+    run: Run = None,
+    bootstrap: Bootstraps = None,
+    prompt: Annotated[str, typer.Option(help="Text to continue, where no PROMPT is given.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many tokens to write.")] = 200,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 40,
+    seed: Seed = 0,
+) -> None:
+    """Continue a text with a trained model, or through the live peers of a run."""
+    from peers.home.export import ExportError
+    from peers.home.generate import Readable
+    from peers.home.generate import generate as write
+    from peers.home.held import held
+    from peers.text import TextError
+
+    texts = prompts or [prompt]
+    if asks_peers(source, run, bootstrap):
+        from peers.commands.visit import generate as through_swarm
+
+        assert run is not None
+        style = {"temperature": temperature, "top_k": top_k, "seed": seed}
+        through_swarm(run, bootstrap or [], texts, tokens, style)
+        return
+    if len(texts) > 1:
+        raise UserError(f"{len(texts)} prompts: several at once are for --run; give one")
+    with as_user_errors(ExportError, TextError):
+        model, readable = held(source), Readable()
+        typer.echo(texts[0], nl=False)
+        for piece in write(
+            model.weights, model.shape, texts[0].encode(), tokens,
+            temperature=temperature, top_k=top_k, seed=seed, window=model.window, tokenizer=model.tokenizer,
+        ):  # fmt: skip
+            sys.stdout.write(readable.add(piece))
+            sys.stdout.flush()
+    typer.echo(readable.add(b"", final=True))
+
+
+def evaluate(
+    source: Source = None,
+    run: Run = None,
+    bootstrap: Bootstraps = None,
+    eval_text: Annotated[Path | None, typer.Option(help="A text. [default: held-out modules]")] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Tasks of lm-evaluation-harness instead of a text, with commas between them."),
+    ] = None,
+    tasks_folder: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="With --tasks: a folder of own tasks.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="With --tasks: documents of each.")] = None,
+) -> None:
+    """Score a trained model, or a run's live peers, on text they have not seen: perplexity, bits per byte."""
+    from peers.home.evaluate import score_weights
+    from peers.home.export import ExportError
+    from peers.home.held import held
+    from peers.text import TextError, held_out_text, read_text
+
+    live = asks_peers(source, run, bootstrap)
+    if tasks is None and (tasks_folder is not None or limit is not None):
+        raise UserError("--tasks-folder and --limit are for --tasks, which names what is to be evaluated")
+    if tasks is not None:
+        if live or eval_text is not None:
+            raise UserError("--tasks reads a checkpoint (--from) and brings its own texts: leave out --run, "
+                            "--bootstrap and --eval-text")  # fmt: skip
+        _evaluate_tasks(source, tasks, tasks_folder, limit)
+        return
+    with as_user_errors(ExportError, TextError):
+        text = held_out_text() if eval_text is None else read_text(str(eval_text))
+        if live:
+            from peers.commands.visit import evaluate as through_swarm
+
+            assert run is not None
+            score = through_swarm(run, bootstrap or [], text)
+        else:
+            model = held(source)
+            window = model.window or DEFAULT_WINDOW
+            score = score_weights(model.weights, model.shape, text, model.tokenizer, window=window)
+    _print_score(score)
+
+
+def _print_score(score: Score) -> None:
+    typer.echo(f"{score.bits_per_byte:.4f} bits per byte over {score.bytes} bytes")
+    typer.echo(f"perplexity {score.perplexity:.4f} per token")
+    typer.echo(f"text sha256 {score.sha256}, window {score.window} tokens")
+    typer.echo("scores compare only where both are equal")
+
+
+def _evaluate_tasks(source: Path | None, tasks: str, folder: Path | None, limit: int | None) -> None:
+    from importlib.util import find_spec
+
+    from peers.home.export import ExportError
+    from peers.home.held import held
+    from peers.home.likelihood import Reader
+    from peers.text import TextError
+
+    names = [task.strip() for task in tasks.split(",") if task.strip()]
+    if not names:
+        raise UserError("--tasks names no task, as in --tasks arc_easy,piqa")
+    if find_spec("lm_eval") is None:
+        raise UserError("--tasks needs lm-evaluation-harness, which is not installed: "
+                        "pip install 'swarmnet[eval]'")  # fmt: skip
+    from peers.home.harness import run_tasks
+
+    with as_user_errors(ExportError, TextError):
+        model = held(source)
+        reader = Reader(model.weights, model.shape, model.tokenizer, model.window or DEFAULT_WINDOW)
+        results = run_tasks(reader, names, folder, limit)
+    for task, metrics in results.items():
+        for name, value in metrics.items():
+            typer.echo(f"{task}  {name}  {value:.4f}")
+    typer.echo(f"window {reader.window} tokens")
+
+
+def asks_peers(source: Path | None, run: str | None, bootstrap: list[str] | None) -> bool:
+    """Whether live peers are to be asked. Raises UserError for options that do not fit together."""
+    if run is None and bootstrap:
+        raise UserError("--bootstrap is for --run, which names the run whose peers are to be asked")
+    if run is not None and source is not None:
+        raise UserError("--run asks live peers and --from reads a checkpoint: give one of them")
+    return run is not None

@@ -1,0 +1,143 @@
+"""What generate and evaluate do with --run: ask the live peers of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TypedDict
+
+import typer
+
+from peers.config.peer_file import default_state, run_id_of
+from peers.errors import UserError, as_user_errors
+from peers.home.chat import Chat, Lines
+from peers.home.evaluate import Score
+from peers.home.generate import Continuation, Readable, harmless
+from peers.inference.client import Conversation, NoAnswer, SwarmClient
+from peers.inference.visit import SwarmModel, begin, score, stream, told, visiting
+from peers.joining import PeerCache
+from peers.run_file import RunFileError, load_signed
+from peers.text import TextError
+from protocols.daemon import CannotStart
+from protocols.dht import split_multiaddr
+
+EXPECTED = (NoAnswer, RunFileError, TextError, CannotStart)
+"""What a person can mend."""
+
+
+class Style(TypedDict):
+    """How the next token is chosen (generate.py)."""
+
+    temperature: float
+    top_k: int
+    seed: int
+
+
+def say(_event: str, text: str) -> None:
+    """Progress and trouble go to standard error, so that the text can be piped."""
+    typer.echo(text, err=True)
+
+
+def _ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
+    """The peers that this machine remembers of the run, if it took part. UserError without any way in."""
+    with as_user_errors(ValueError):
+        for address in bootstraps:
+            split_multiaddr(address)
+    run_id = run_id_of(run) or load_signed(Path(run)).run_id
+    cache = PeerCache(default_state(os.environ, sys.platform) / run_id[:16] / "peers.json")
+    if not bootstraps and not cache.read():
+        raise UserError("--run needs a --bootstrap MULTIADDR: this machine remembers no peer of that run")
+    return cache
+
+
+def generate(run: str, bootstraps: Sequence[str], prompts: Sequence[str], tokens: int, style: Style) -> None:
+    """One prompt streams; of several each text is printed when it is whole."""
+
+    cache = _ways_in(run, bootstraps)
+
+    async def whole() -> None:
+        async with visiting(run, bootstraps, cache, say) as client:
+            began = perf_counter()
+            if len(prompts) == 1:
+                talks = [await _one(client, prompts[0], tokens, style)]
+            else:
+                talks = await _several(client, prompts, tokens, style)
+            seconds, count = perf_counter() - began, tokens * len(prompts)
+            for line in dict.fromkeys(line for talk in talks for line in told(talk)):
+                say("told", line)
+            per_token = (client.sent_bytes + client.received_bytes) / count
+            say("rate", f"{count / seconds:.1f} tokens/s, {per_token:,.0f} bytes per token on this line")
+
+    with as_user_errors(*EXPECTED):
+        asyncio.run(whole())
+
+
+async def _one(client: SwarmClient, prompt: str, tokens: int, style: Style) -> Conversation:
+    talk, readable = Conversation(), Readable()
+    sys.stdout.write(prompt)
+    async for piece in stream(client, prompt.encode(), tokens, conversation=talk, **style):
+        sys.stdout.write(readable.add(piece))
+        sys.stdout.flush()
+    sys.stdout.write(readable.add(b"", final=True) + "\n")
+    return talk
+
+
+async def _several(
+    client: SwarmClient, prompts: Sequence[str], tokens: int, style: Style
+) -> list[Conversation]:
+    async def text(prompt: str) -> Conversation:
+        talk, pieces = Conversation(), []
+        async for piece in stream(client, prompt.encode(), tokens, conversation=talk, **style):
+            pieces.append(piece)
+        typer.echo(prompt + harmless(b"".join(pieces).decode(errors="replace")) + "\n")
+        return talk
+
+    tasks = [asyncio.create_task(text(prompt)) for prompt in prompts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def chat(
+    run: str,
+    bootstraps: Sequence[str],
+    style: Style,
+    make: Callable[[SwarmModel, Callable[[bytes], Continuation]], Chat],
+    lines: Lines,
+) -> None:
+    """A conversation with the model that the run's live peers hold."""
+
+    cache = _ways_in(run, bootstraps)
+
+    async def whole() -> None:
+        async with visiting(run, bootstraps, cache, say) as client:
+            model = SwarmModel(client)
+            await make(model, lambda prompt: begin(client, prompt, **style)).run(lines)
+            for line in told(model.conversation) if model.conversation.requests else ():
+                say("told", line)
+
+    with as_user_errors(*EXPECTED):
+        asyncio.run(whole())
+
+
+def evaluate(run: str, bootstraps: Sequence[str], text: bytes) -> Score:
+    """The score of the model that the run's live peers hold."""
+
+    cache = _ways_in(run, bootstraps)
+
+    async def whole() -> Score:
+        talk = Conversation()
+        async with visiting(run, bootstraps, cache, say) as client:
+            found = await score(client, text, conversation=talk)
+        for line in told(talk):
+            say("told", line)
+        return found
+
+    with as_user_errors(*EXPECTED):
+        return asyncio.run(whole())

@@ -1,0 +1,1 @@
+"""What people type: the peer file, its checks with line numbers, and its explanation."""

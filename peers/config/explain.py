@@ -1,0 +1,133 @@
+"""Configuration for people: `swarmnet config explain` and `check`, and docs/configuration.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import Literal
+
+from peers.config.peer_file import PeerFile, load
+from peers.config.schema import element, keys, kind_text, section, typed_text
+from peers.config.yaml_lines import read
+from peers.errors import ConfigError
+from peers.run_file import load_manifest, load_signed
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Manifest
+
+FILLED_IN = ("owner", "wire_version")
+"""Keys of the manifest that publishing fills in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One key, by its full name (`metrics.listen`, `data.sources[].name`)."""
+
+    name: str
+    kind: str
+    default: str
+    meaning: str
+
+
+def lines(cls: type, prefix: str = "") -> Iterator[Line]:
+    """Every key below a class, sections opened."""
+    for key in keys(cls):
+        name = prefix + key.name
+        if not prefix and cls is Manifest and key.name in FILLED_IN:
+            continue
+        inside, items = section(key.kind), section(element(key.kind))
+        if inside is not None:
+            yield from lines(inside, f"{name}.")
+            continue
+        default = "required" if key.default is None else key.default
+        if cls is Manifest and key.name == "name":
+            default = "the file's name"
+        yield Line(name, kind_text(key.kind), default, key.meaning)
+        if items is not None:
+            yield from lines(items, f"{name}[].")
+
+
+def explain(which: Literal["peer", "run"]) -> str:
+    """Every key with its type, default and meaning, for a terminal."""
+    text = []
+    for line in lines(PeerFile if which == "peer" else Manifest):
+        text.append(f"{line.name}: {line.kind} (default: {line.default})")
+        if line.meaning:
+            text.append(fill(line.meaning, 100, initial_indent="    ", subsequent_indent="    "))
+    return "\n".join(text) + "\n"
+
+
+def explain_file(path: Path, environment: Mapping[str, str]) -> str:
+    """Every key of a peer file with the value it gets, and its meaning."""
+    config = load(path, environment)
+    text = []
+    for line in lines(PeerFile):
+        value: object = config
+        for step in line.name.split("."):
+            value = getattr(value, step)
+        text.append(f"{line.name}: {typed_text(value)}")
+        text.append(fill(line.meaning, 100, initial_indent="    # ", subsequent_indent="    # "))
+    return "\n".join(text) + "\n"
+
+
+def check_file(path: Path, environment: Mapping[str, str], overrides: Mapping[str, str]) -> str:
+    """One line about a peer file, a run file or a published run. Raises ConfigError or RunFileError."""
+    if path.suffix == ".json":
+        if overrides:
+            raise ConfigError([f"--set: {path} is published and cannot be changed"])
+        signed = load_signed(path)
+        return f"{path}: ok, published run {signed.run_id} of {signed.manifest.owner}"
+    if _is_run_file(path):
+        manifest = load_manifest(path, PeerId(""), overrides)
+        return f"{path}: ok, run file of {manifest.name!r}, {len(manifest.stages)} stages"
+    config = load(path, environment, overrides)
+    return f"{path}: ok, peer file of {config.name!r}, role {config.role}"
+
+
+def _is_run_file(path: Path) -> bool:
+    """Whether more of the typed keys belong to a run file than to a peer file."""
+    typed = set(read(path).data)
+    run, peer = ({key.name for key in keys(cls)} for cls in (Manifest, PeerFile))
+    return len(typed & (run - peer)) > len(typed & (peer - run))
+
+
+def document() -> str:
+    """docs/configuration.md."""
+    return "\n".join([
+        "# Configuration",
+        "",
+        "Made by `scripts/docs` from the classes that check the files; do not edit.",
+        "",
+        "Files are YAML 1.2. Unknown keys, wrong types and keys given twice are refused with file and line.",
+        "`swarmnet config check FILE` says whether a file is right; examples are in `configs/`.",
+        "",
+        "## Peer file",
+        "",
+        "What starts one peer (`swarmnet run PEER.yaml`). Paths are relative to the file. Over the file go",
+        "`SWARMNET__*` variables (`SWARMNET__METRICS__LISTEN=off`), over those `--set metrics.listen=off`.",
+        "Durations are seconds or `30s`, `5min`, `2h`; sizes are bytes or `64MiB`, `1.5GB`.",
+        "",
+        *_table(PeerFile),
+        "",
+        "## Run file",
+        "",
+        "What a run is (`swarmnet publish RUN.yaml`). Publishing adds the owner and the wire version, and",
+        "signs; from then on nothing in it can change, because the run id is its SHA-256.",
+        "",
+        *_table(Manifest),
+        "",
+    ])  # fmt: skip
+
+
+def _table(cls: type) -> Iterator[str]:
+    yield "| key | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for line in lines(cls):
+        cells = (f"`{line.name}`", line.kind, _code(line.default), line.meaning)
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _code(default: str) -> str:
+    plain = " " in default and not default.startswith(("[", "{"))
+    return default if plain or default == "required" else f"`{default}`"

@@ -1,0 +1,219 @@
+"""The peer file: what a person types to start one peer. Loading it, with file and line in every error."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from peers.config.quantities import (
+    BootstrapMultiaddr,
+    ByteCount,
+    HostAndPort,
+    Multiaddr,
+    Seconds,
+    split_host_and_port,
+)
+from peers.config.schema import Shown
+from peers.config.validation import validate
+from peers.config.yaml_lines import Typed, overlay, read
+from peers.errors import ConfigError, UserError
+from swarmnet.identifiers import RunId
+
+__all__ = ["ConfigError", "DemoOptions", "MetricsFile", "PeerFile", "UserError", "default_state", "load"]
+
+ENVIRONMENT_PREFIX = "SWARMNET__"
+
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _resolve(path: Path, info: ValidationInfo) -> Path:
+    """Relative paths are relative to the file they are typed in; `~` is the home folder."""
+    folder = info.context.get("folder") if isinstance(info.context, dict) else None
+    path = path.expanduser()
+    return folder / path if isinstance(folder, Path) else path
+
+
+def _run(value: str, info: ValidationInfo) -> str:
+    if is_run_id(value):
+        return value
+    path = _resolve(Path(value), info)
+    if not path.is_file():
+        raise ValueError(f"{value!r} is neither a run id (64 hexadecimal digits) nor a published run file")
+    return str(path)
+
+
+def _stage(value: object) -> int | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ValueError(f"is {value!r}; expected a stage (0, 1, ...) or auto")
+
+
+FilePath = Annotated[Path, AfterValidator(_resolve), Shown("path")]
+RunReference = Annotated[str, AfterValidator(_run), Shown("run id | path of a published run file")]
+StageWish = Annotated[int | Literal["auto"], PlainValidator(_stage), Shown("whole number | auto")]
+
+
+class MetricsFile(BaseModel):
+    """Where this peer can be watched."""
+
+    model_config = STRICT
+
+    listen: HostAndPort = "127.0.0.1:9410"
+    """Where /metrics, /healthz and /readyz are served; port 0 takes any free one, off serves none.
+    Whoever reaches this address can read it."""
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port, or None: off."""
+        return None if self.listen == "off" else split_host_and_port(self.listen)
+
+
+class PeerFile(BaseModel):
+    """One peer. Paths are relative to the folder of the file."""
+
+    model_config = STRICT
+
+    role: Literal["worker", "bootstrap"] = "worker"
+    """worker trains a stage; bootstrap only lets others find the run, and needs no run."""
+    run: RunReference | None = None
+    """Which run to train. A worker needs it. By id, the manifest is fetched from other peers and checked."""
+    bootstrap: tuple[BootstrapMultiaddr, ...] = ()
+    """Peers to find the others through; any one that answers is enough. Empty: be the first."""
+    name: Annotated[str, Field(max_length=64)] = Field(
+        default="", json_schema_extra={"default": "the file's name"}
+    )
+    """Shown to people; means nothing to the protocol."""
+    state: FilePath = Field(json_schema_extra={"default": "a folder for NAME where this system keeps state"})
+    """Folder of everything this peer keeps: identity, checkpoints, event log. One peer per folder."""
+    identity: FilePath = Field(
+        default_factory=lambda checked: checked["state"] / "identity.key",
+        json_schema_extra={"default": "identity.key in the state folder"},
+    )
+    """The peer's private key (Ed25519). Made at the first start. Two peers must not share one."""
+    stage: StageWish = "auto"
+    """The stage to hold; auto: the one that needs a peer most."""
+    moves: bool | Literal["auto"] = "auto"
+    """Leave for another stage when that needs a peer more; auto: if the stage is auto."""
+    listen: Annotated[tuple[Multiaddr, ...], Field(min_length=1)] = ("/ip4/0.0.0.0/tcp/0",)
+    """Where to accept other peers. Port 0 takes any free one."""
+    announce: tuple[Multiaddr, ...] = ()
+    """Addresses to tell others, where they differ from `listen` (a forwarded port, a host name)."""
+    relay: bool = True
+    """Be reached through other peers when no port is open to the outside."""
+    nat: bool = True
+    """Ask the router to forward a port (UPnP)."""
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Compute threads."""
+    work_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of the time, how much to compute for the run at most, where the machine has other things to do."""
+    device: Literal["cpu", "cuda", "auto"] = "auto"
+    """auto: cuda where torch sees a GPU, else cpu."""
+    metrics: MetricsFile = MetricsFile()
+    """Where this peer can be watched."""
+    in_flight: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Most microbatches of its own that a peer of the first stage keeps under way. It keeps as many as its
+    answers show to pay, and never more than an eighth of the memory holds."""
+    slots: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Most microbatches a peer takes from others at a time. Never more than an eighth of the memory holds."""
+    checkpoint_seconds: Annotated[Seconds, Field(ge=0)] = 300.0
+    """Time between two checkpoints in the state folder; 0: only when leaving."""
+    drain_seconds: Annotated[Seconds, Field(ge=0)] = 20.0
+    """After Ctrl+C or SIGTERM, how long to finish what is under way. A second signal stops at once."""
+    log: Literal["auto", "line", "json"] = "auto"
+    """line: for people; json: one JSON object per line; auto: line on a terminal, else json."""
+    text: dict[str, FilePath] = Field(default_factory=dict)
+    """Where this machine keeps a data source of the run, by the source's name."""
+    text_limit: Annotated[ByteCount, Field(ge=1 << 16, json_schema_extra={"default": "64MiB"})] = 64 << 20
+    """How much text to keep in memory; of a longer one, a random part."""
+
+    @property
+    def may_move(self) -> bool:
+        return self.stage == "auto" if self.moves == "auto" else self.moves
+
+    @model_validator(mode="after")
+    def _worker_needs_run(self) -> PeerFile:
+        if self.role == "worker" and self.run is None:
+            raise PydanticCustomError(
+                "refused", "{error}", {"key": "run", "error": "is missing; a worker needs the run to train"}
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What `swarmnet demo` was asked for."""
+
+    peers: int = 6
+    stages: int = 3
+    seconds: float = 90.0
+    report: Path | None = None
+    """Where to write the JSON report."""
+    seed: int = 0
+    keep: Path | None = None
+    """Folder for the peers' state, kept afterwards; None: a temporary one."""
+
+
+def is_run_id(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{64}", text) is not None
+
+
+def run_id_of(text: str) -> RunId | None:
+    """The run id in `text`, or None where it is something else (a path)."""
+    return RunId(text) if is_run_id(text) else None
+
+
+def load(
+    path: Path, environment: Mapping[str, str] | None = None, overrides: Mapping[str, str] | None = None
+) -> PeerFile:
+    """The peer file at `path`, over it `SWARMNET__*` of `environment`, over both `overrides`.
+
+    `overrides` maps dotted keys to YAML text (`{"metrics.listen": "off"}`). Raises ConfigError.
+    """
+    environment = environment or {}
+    typed = read(path)
+    overlay(typed, _from_environment(environment))
+    overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()})
+    return check_typed(typed, path.absolute().parent, path.stem, environment)
+
+
+def check_typed(typed: Typed, folder: Path, stem: str, environment: Mapping[str, str]) -> PeerFile:
+    """What was typed as a PeerFile. Relative paths start in `folder`; `stem` is the name if none is given."""
+    name = typed.data.setdefault("name", stem)
+    if "state" not in typed.data:
+        typed.data["state"] = str(default_state(environment, sys.platform) / (str(name) or stem))
+    return validate(PeerFile, typed, {"folder": folder})
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[tuple[str, ...], tuple[str, str]]:
+    return {
+        tuple(key.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")): (text, f"environment {key}")
+        for key, text in environment.items()
+        if key.startswith(ENVIRONMENT_PREFIX)
+    }
+
+
+def default_state(environment: Mapping[str, Any], platform: str) -> Path:
+    """Where this system keeps programs' state: XDG_STATE_HOME, Application Support, or LOCALAPPDATA."""
+    home = Path(environment.get("HOME") or environment.get("USERPROFILE") or Path.home())
+    if platform == "win32":
+        return Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local") / "swarmnet"
+    if platform == "darwin":
+        return home / "Library" / "Application Support" / "swarmnet"
+    return Path(environment.get("XDG_STATE_HOME") or home / ".local" / "state") / "swarmnet"

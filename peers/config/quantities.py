@@ -1,0 +1,97 @@
+"""Durations, sizes and addresses as people type them. Inside the program: seconds, bytes, checked text."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator
+
+from peers.config.schema import Shown
+
+_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kMGT", 1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_BYTES["KiB"] = _BYTES["kiB"]
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*\.?", re.IGNORECASE)
+
+
+def seconds(value: object) -> object:
+    """Seconds from `30`, `1.5` or `30s`, `500ms`, `5min`, `2h`, `1d`; anything else is left to be refused."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value)
+    unit = _SECONDS.get(match[2] or "s") if match else None
+    if match is None or unit is None:
+        raise ValueError(f"is {value!r}; expected a duration such as 30s, 500ms, 5min or 2h")
+    return float(match[1]) * unit
+
+
+def byte_count(value: object) -> object:
+    """Bytes from `1024`, `64MiB` or `1.5GB`; anything else is left to be refused."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    unit = _BYTES.get(match[2]) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"is {value!r}; expected a size such as 64MiB, 1.5GB or a number of bytes")
+    return round(float(match[1]) * unit)
+
+
+def multiaddr(value: str) -> str:
+    """A transport address: `/ip4/0.0.0.0/tcp/31330`, perhaps with `/p2p/...` behind it."""
+    parts = value.split("/")
+    problem = None
+    if len(parts) < 5 or parts[0] or parts[1] not in ("ip4", "ip6", "dns", "dns4", "dns6"):
+        problem = "is no multiaddr"
+    elif parts[1] in ("ip4", "ip6") and not _is_ip(parts[2], int(parts[1][2])):
+        problem = f"has no IPv{parts[1][2]} address in it"
+    elif parts[1].startswith("dns") and not _NAME.fullmatch(parts[2]):
+        problem = f"has no host name in it ({parts[2]!r})"
+    elif parts[3] not in ("tcp", "udp") or not parts[4].isdecimal() or int(parts[4]) > 65535:
+        problem = "has no /tcp/PORT or /udp/PORT in it"
+    if problem:
+        raise ValueError(f"{value!r} {problem}; expected for instance /ip4/203.0.113.5/tcp/31330")
+    return value
+
+
+def bootstrap_multiaddr(value: str) -> str:
+    """A multiaddr that ends in the peer id of who listens there."""
+    multiaddr(value)
+    if not re.search(r"/p2p/[1-9A-HJ-NP-Za-km-z]{40,64}$", value):
+        raise ValueError(f"{value!r} does not name the peer; expected /p2p/12D3Koo... at its end")
+    return value
+
+
+def host_and_port(value: str) -> str:
+    """`127.0.0.1:9410`, `[::1]:9410`, or `off`."""
+    if value != "off":
+        split_host_and_port(value)
+    return value
+
+
+def split_host_and_port(value: str) -> tuple[str, int]:
+    """Raises ValueError."""
+    host, colon, port = value.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"is {value!r}; expected HOST:PORT such as 127.0.0.1:9410, or off")
+    return host, int(port)
+
+
+def _is_ip(text: str, version: int) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == version
+    except ValueError:
+        return False
+
+
+Seconds = Annotated[float, BeforeValidator(seconds), Shown("duration such as 30s or 5min")]
+ByteCount = Annotated[int, BeforeValidator(byte_count), Shown("size such as 64MiB")]
+Multiaddr = Annotated[str, AfterValidator(multiaddr), Shown("multiaddr")]
+BootstrapMultiaddr = Annotated[str, AfterValidator(bootstrap_multiaddr), Shown("multiaddr with /p2p/...")]
+HostAndPort = Annotated[str, AfterValidator(host_and_port), Shown("HOST:PORT | off")]

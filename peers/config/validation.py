@@ -1,0 +1,112 @@
+"""Checks what was typed against a model, and says every problem in one line with its place."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import textwrap
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from peers.config.schema import element, keys, section
+from peers.config.yaml_lines import Location, Typed
+from peers.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate(model: type[Model], typed: Typed, context: object = None, inside: Location = ()) -> Model:
+    """Check what was typed against a model. `inside`: the model's path to what `typed` is (a wrapper's key).
+
+    Raises ConfigError with one line for each problem, in the order of the places.
+    """
+    wrapped: object = typed.data
+    for step in reversed(inside):
+        wrapped = {step: wrapped}
+    try:
+        return model.model_validate_json(json.dumps(wrapped), context=context)
+    except ValidationError as error:
+        problems: list[tuple[str, str]] = []
+        for detail in error.errors(include_url=False):
+            if detail["type"] == "default_factory_not_called":
+                continue  # its cause is reported itself
+            location = tuple(detail["loc"][len(inside) :])
+            if "key" in (detail.get("ctx") or {}):
+                location = (*location, detail["ctx"]["key"])
+            known = _keys_at(model, tuple(detail["loc"][:-1]))
+            key = ".".join(map(str, location)) or "file"
+            problems.append((typed.place(location), f"{key}: {_problem(dict(detail), known)}"))
+        problems.sort(key=lambda problem: _line(problem[0]))
+        raise ConfigError([": ".join(problem) for problem in problems]) from None
+
+
+def _line(place: str) -> int:
+    """The line in `file:line`; places without one come first."""
+    match = re.search(r":(\d+)$", place)
+    return int(match[1]) if match else 0
+
+
+def did_you_mean(name: str, known: list[str]) -> str:
+    """`; did you mean 'x'?`, or the list of what there is."""
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+        return f"; did you mean '{close[0]}'?"
+    return f"; known here: {', '.join(known)}" if known else ""
+
+
+def _keys_at(model: type, location: Location) -> list[str]:
+    kind: Any = model
+    for step in location:
+        inside = section(kind)
+        if inside is None:
+            kind = element(kind)
+            continue
+        kind = next((key.kind for key in keys(inside) if key.name == step), None)
+    inside = section(kind)
+    return [key.name for key in keys(inside)] if inside is not None else []
+
+
+def _problem(detail: dict[str, Any], known: list[str]) -> str:
+    """One of pydantic's errors in our words: what is wrong and what would be right."""
+    kind, context, given = detail["type"], detail.get("ctx") or {}, detail.get("input")
+    shown = _shown(given)
+    match kind:
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            return f"unknown key{did_you_mean(str(detail['loc'][-1]), known)}"
+        case "missing":
+            return "is missing; it has no default"
+        case "literal_error":
+            return f"is {shown}; expected {context['expected']}"
+        case "greater_than_equal":
+            return f"is {shown}; it must be at least {context['ge']:g}"
+        case "greater_than":
+            return f"is {shown}; it must be more than {context['gt']:g}"
+        case "less_than_equal":
+            return f"is {shown}; it must be at most {context['le']:g}"
+        case "too_short":
+            return "is empty; expected at least one"
+        case "too_long" | "string_too_long":
+            return f"is too long; at most {context['max_length']}"
+        case "value_error" | "refused":
+            return str(context.get("error") or detail["msg"])
+    expected = {
+        "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
+        "string_type": "text", "bool_type": "true or false", "tuple_type": "a list", "dict_type": "a map",
+        "model_type": "a section of keys", "dataclass_type": "a section of keys",
+        "model_attributes_type": "a section of keys", "finite_number": "a finite number",
+        "path_type": "a path",
+    }.get(kind)  # fmt: skip
+    return f"is {shown}; expected {expected}" if expected else str(detail["msg"])
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        return f"the text {textwrap.shorten(value, 60, placeholder='...')!r}"
+    if value is None:
+        return "empty"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if isinstance(value, dict):
+        return "a section"
+    return str(value).lower() if isinstance(value, bool) else str(value)

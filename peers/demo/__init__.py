@@ -1,0 +1,1 @@
+"""A whole small swarm on this computer, watched and reported."""

@@ -1,0 +1,125 @@
+"""The demo's processes: each a real `swarmnet run` with its own folder, identity and p2pd."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peers.errors import UserError
+
+START_SECONDS = 60.0
+"""A peer needs about 2 s alone; seven at once on two loaded cores take several times that."""
+KEPT_LINES = 50
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(slots=True)
+class DemoPeer:
+    """One child process and the newest that it said of itself."""
+
+    name: str
+    state: Path
+    process: asyncio.subprocess.Process
+    started_at: float
+    """Unix time."""
+    status: dict[str, Any] = field(default_factory=dict)
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    addresses: list[str] = field(default_factory=list)
+    peer_id: str = ""
+    p2pd: int = 0
+    """Process id of its newest p2pd."""
+    killed_at: float | None = None
+    reader: asyncio.Task[None] | None = None
+    listening: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.returncode is None
+
+    async def read(self) -> None:
+        """Follow the JSON lines on its standard error until it ends."""
+        assert self.process.stderr is not None
+        async for raw in self.process.stderr:
+            try:
+                line = json.loads(raw)
+            except ValueError:
+                self.said.append(raw.decode(errors="replace").rstrip())
+                continue
+            if not isinstance(line, dict):
+                continue
+            if line.get("event") == "status":
+                self.status = line
+                continue
+            self.said.append(str(line.get("text", "")))
+            if line.get("event") == "listening":
+                address = str(line["text"]).removeprefix("listening on ")
+                self.addresses.append(address)
+                self.peer_id = address.rpartition("/p2p/")[2]
+                self.p2pd = int(line.get("p2pd", 0))
+                self.listening.set()
+
+    async def until_listening(self) -> None:
+        """Wait for its p2pd. UserError with its last words if it ends first."""
+        wait = asyncio.create_task(self.listening.wait())
+        end = asyncio.create_task(self.process.wait())
+        done, _ = await asyncio.wait({wait, end}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        for task in (wait, end):
+            task.cancel()
+        if wait not in done:
+            words = " | ".join(list(self.said)[-3:]) or "it said nothing"
+            raise UserError(f"{self.name} did not start within {START_SECONDS:g} s: {words}")
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut would."""
+        self.killed_at = time.time()
+        self.process.kill()
+
+    def freeze(self, signal_number: int = signal.SIGSTOP) -> None:
+        """Stop it and its p2pd where they are; SIGCONT thaws them."""
+        for pid in (self.process.pid, self.p2pd):
+            os.kill(pid, signal_number)
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Ask politely; after `drain_seconds` insist."""
+        if self.alive:
+            self.process.terminate()
+            try:
+                async with asyncio.timeout(drain_seconds):
+                    await self.process.wait()
+            except TimeoutError:
+                self.process.kill()
+                await self.process.wait()
+        if self.reader is not None:
+            await self.reader
+
+
+async def start(folder: Path, name: str, keys: Mapping[str, object], prefix: Sequence[str] = ()) -> DemoPeer:
+    """Write `name.yaml` and start it; `prefix` is a command that becomes the peer, somewhere else."""
+    file = folder / f"{name}.yaml"
+    lines = [f"{key}: {json.dumps(value)}" for key, value in {**keys, "state": name}.items()]
+    await asyncio.to_thread(file.write_text, "\n".join(lines) + "\n")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    process = await asyncio.create_subprocess_exec(
+        *prefix, sys.executable, "-m", "peers.cli", "run", str(file),
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE, env=environment, start_new_session=True,
+        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+    )  # fmt: skip
+    peer = DemoPeer(name, folder / name, process, time.time())
+    peer.reader = asyncio.create_task(peer.read(), name=f"reader of {name}")
+    return peer
+
+
+def _end_with_parent() -> None:
+    """In the child, before it becomes the peer: a demo that is killed must not leave a swarm behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,162 @@
+"""What a demo's peers did, from their event logs alone: nothing here trusts what the screen showed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from peers import event_log
+from protocols.envelope import ENVELOPE_BYTES
+from protocols.frames import wire_bytes
+from protocols.messages import Contribution, encode
+from swarmnet.layout import layout_of
+from swarmnet.manifest import Manifest
+from swarmnet.method import method_of
+from swarmnet.model import parameter_shapes
+
+EDGE_MICROBATCHES = 20
+"""First and last losses are means over so many microbatches: one alone scatters by 0.3 nats."""
+
+
+@dataclass(slots=True)
+class PeerStory:
+    """One peer's event log, read to the end."""
+
+    peer: str
+    stage: int = -1
+    started_at: float = 0.0
+    alive: bool = True
+    commits: list[tuple[float, str, int, int, float | None]] = field(default_factory=list)
+    """(Unix time, origin, counter, tokens, loss)."""
+    digests: dict[int, str] = field(default_factory=dict)
+    settled_ids: dict[int, list[str]] = field(default_factory=dict)
+    took: list[tuple[float, str]] = field(default_factory=list)
+    """(Unix time, maker) of contributions that came and were accepted."""
+    sent: dict[str, int] = field(default_factory=dict)
+    ledger: dict[str, Any] = field(default_factory=dict)
+
+
+def read_story(state: Path) -> PeerStory:
+    story = PeerStory("")
+    for event in event_log.read(state / "events.jsonl"):
+        fields = event.fields
+        match event.name:
+            case "started":
+                story.peer, story.started_at = fields["peer"], event.time
+            case "assembled":
+                story.stage = fields["stage"]
+            case "committed":
+                commit = (event.time, fields["origin"], fields["counter"], fields["tokens"], fields["loss"])
+                story.commits.append(commit)
+            case "settled":
+                story.digests[fields["round"]] = fields["digest"]
+                story.settled_ids[fields["round"]] = fields["ids"]
+            case "resynchronise" if fields["fork_round"] is not None:
+                # It gave up its history from there on; what it settles now is the group's.
+                for round in [round for round in story.digests if round >= fields["fork_round"]]:
+                    del story.digests[round], story.settled_ids[round]
+            case "took":
+                story.took.append((event.time, fields["maker"]))
+            case "traffic":
+                story.sent = fields["sent"]
+            case "ledger":
+                story.ledger = fields
+            case _:
+                pass
+    return story
+
+
+def unequal_digests(stories: Sequence[PeerStory]) -> list[str]:
+    """Stage and round wherever two peers of a stage name different digests for a round both settled."""
+    found: dict[tuple[int, int], set[str]] = {}
+    for story in stories:
+        for round, digest in story.digests.items():
+            found.setdefault((story.stage, round), set()).add(digest)
+    return [f"stage {s} round {r}" for (s, r), digests in sorted(found.items()) if len(digests) > 1]
+
+
+def repeats_across_peers(stories: Sequence[PeerStory]) -> tuple[int, int]:
+    """(commits of a microbatch by a second peer of the same stage, all commits)."""
+    commits = Counter(
+        (story.stage, origin, counter) for story in stories for _, origin, counter, _, _ in story.commits
+    )
+    return sum(count - 1 for count in commits.values()), commits.total()
+
+
+def kill_to_commit_seconds(stories: Iterable[PeerStory], stage: int, killed_at: float) -> float | None:
+    later = [
+        at for story in stories if story.stage == stage for at, *_ in story.commits if at > killed_at
+    ]  # fmt: skip
+    return min(later) - killed_at if later else None
+
+
+def join_to_contribution_seconds(stories: Iterable[PeerStory], peer: str, started_at: float) -> float | None:
+    accepted = [at for story in stories for at, maker in story.took if maker == peer]
+    return min(accepted) - started_at if accepted else None
+
+
+def contribution_bytes(manifest: Manifest, stage: int) -> int:
+    """What one contribution takes on the wire, computed from the manifest."""
+    layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
+    body = ENVELOPE_BYTES + method_of(manifest, layout).payload_bytes
+    return wire_bytes(len(encode(Contribution())), body)
+
+
+def build(
+    manifest: Manifest,
+    stories: Sequence[PeerStory],
+    killed: tuple[PeerStory, float] | None,
+    newcomer: PeerStory | None,
+    bits_per_byte: float,
+    scored_sha256: str,
+    train_seconds: float,
+) -> dict[str, Any]:
+    """The report; `killed`: who and when (Unix time)."""
+    losses = [
+        loss for _, loss in sorted(
+            (at, loss) for story in stories if story.stage == 0
+            for at, _, _, _, loss in story.commits if loss is not None
+        )
+    ]  # fmt: skip
+    repeats, commits = repeats_across_peers(stories)
+    computed = sum(len(story.took) * contribution_bytes(manifest, story.stage) for story in stories)
+    return {
+        "loss_start": fmean(losses[:EDGE_MICROBATCHES]) if losses else None,
+        "loss_end": fmean(losses[-EDGE_MICROBATCHES:]) if losses else None,
+        "bits_per_byte": bits_per_byte,
+        "scored_sha256": scored_sha256,
+        "tokens": sum(tokens for s in stories if s.stage == 0 for _, _, _, tokens, _ in s.commits),
+        "rounds": max((round + 1 for story in stories for round in story.digests), default=0),
+        "train_seconds": train_seconds,
+        "kill_to_commit_seconds": (
+            kill_to_commit_seconds(stories, killed[0].stage, killed[1]) if killed else None
+        ),
+        "join_to_contribution_seconds": (
+            join_to_contribution_seconds(stories, newcomer.peer, newcomer.started_at) if newcomer else None
+        ),
+        "stages": len(manifest.stages),
+        "unequal_digests": unequal_digests(stories),
+        "microbatches": {"committed": commits, "repeated_across_peers": repeats},
+        "contribution_bytes": {
+            "counted": sum(story.sent.get(Contribution.kind, 0) for story in stories), "computed": computed,
+        },
+        "peers": [
+            {
+                "peer": story.peer,
+                "stage": story.stage,
+                "alive": story.alive,
+                "digests": {str(round): digest for round, digest in story.digests.items()},
+                "bytes_sent": story.sent,
+                "ledger": {
+                    "committed": story.ledger.get("committed", 0),
+                    "repeated": story.ledger.get("repeated", 0),
+                    "dropped": sum(story.ledger.get("dropped", {}).values()),
+                },
+            }
+            for story in stories
+        ],
+    }  # fmt: skip

@@ -1,0 +1,219 @@
+"""`swarmnet demo`: a swarm of real peers on this machine trains, loses a peer, takes in another, and writes.
+
+Every peer is a process of its own with its own p2pd on 127.0.0.1; this one only starts them, kills one, shows
+what they say, and reads their event logs afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+from rich.console import Console
+from rich.live import Live
+
+from peers.checkpoint import newest
+from peers.config.peer_file import DemoOptions
+from peers.demo import report as demo_report
+from peers.demo.peers import DemoPeer, start
+from peers.demo.table import Moment, table
+from peers.errors import UserError
+from peers.files import write_atomically
+from peers.home.evaluate import score_weights
+from peers.home.export import export
+from peers.home.generate import generate
+from peers.run_file import SignedManifest, publish
+from peers.text import held_out_text
+from protocols.identity import load_or_create
+
+KILL_AT, JOIN_AT = 0.4, 0.5
+"""Shares of the time at which a peer is killed and a fresh one started."""
+DRAIN_SECONDS = 8.0
+LOOK_SECONDS = 0.25
+SAMPLE_TOKENS = 240
+PROMPT = "def "
+LOOPBACK = {
+    "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "metrics": {"listen": "127.0.0.1:0"},
+    "log": "json", "drain_seconds": DRAIN_SECONDS, "moves": False,
+}  # fmt: skip
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Run the demo; 0 when it trained, 1 when something that it shows did not happen."""
+    if options.peers < options.stages:
+        raise UserError(f"{options.peers} peers cannot hold {options.stages} stages: one each at least")
+    if options.seconds < 10:
+        raise UserError("a demo shorter than 10 seconds ends before its peers have started")
+    with _folder(options.keep) as folder:
+        return asyncio.run(Demo(options, folder).run())
+
+
+@contextlib.contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """The peers' states: kept where the user says, else in a temporary folder that is named at the end."""
+    if keep is None:
+        yield Path(tempfile.mkdtemp(prefix="swarmnet-demo-"))
+        return
+    if keep.exists() and any(keep.iterdir()):
+        raise UserError(f"{keep} is not empty; name a new folder with --keep")
+    keep.mkdir(parents=True, exist_ok=True)
+    yield keep.absolute()
+
+
+def stage_layers(stages: int) -> list[int]:
+    """At least four layers; the first stage gets what is left over: it has no loss to compute."""
+    layers = max(4, stages)
+    return [layers // stages + (stage < layers % stages) for stage in range(stages)]
+
+
+class Demo:
+    def __init__(self, options: DemoOptions, folder: Path) -> None:
+        self.options = options
+        self.folder = folder
+        self.console = Console(stderr=False)
+        self.peers: list[DemoPeer] = []
+        self.boot: DemoPeer | None = None
+        self.victim: DemoPeer | None = None
+        self.newcomer: DemoPeer | None = None
+        self.happened: list[str] = []
+        self.began = time.monotonic()
+
+    async def run(self) -> int:
+        signed = self._publish()
+        try:
+            await self._start()
+            with Live(console=self.console, refresh_per_second=4, transient=False) as live:
+                await self._watch(live)
+        finally:
+            trained = time.monotonic() - self.began
+            await self._stop()
+        return await asyncio.to_thread(self._finish, signed, trained)
+
+    # -- the swarm ------------------------------------------------------------------------------------
+
+    def _publish(self) -> SignedManifest:
+        layers = stage_layers(self.options.stages)
+        run = {
+            "name": "demo", "seed": self.options.seed, "stages": layers, "model": {"layers": sum(layers)},
+            "intended_use": "to see a swarm work",
+        }  # fmt: skip
+        file = self.folder / "run.yaml"
+        file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
+        signed, _ = publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
+        return signed
+
+    async def _start(self) -> None:
+        self._say("starting a bootstrap and the peers, each with its own p2pd on 127.0.0.1")
+        keys: dict[str, object] = {"role": "bootstrap", "run": "run.json", **LOOPBACK}
+        self.boot = await start(self.folder, "bootstrap", keys)
+        await self.boot.until_listening()
+        for number in range(self.options.peers):
+            stage = number * self.options.stages // self.options.peers
+            self.peers.append(await self._start_worker(f"peer-{number + 1}", stage))
+
+    async def _start_worker(self, name: str, stage: int | str) -> DemoPeer:
+        assert self.boot is not None
+        keys = {
+            "run": "run.json", "bootstrap": self.boot.addresses, "stage": stage, "in_flight": 2, "slots": 8,
+            **LOOPBACK,
+        }  # fmt: skip
+        return await start(self.folder, name, keys)
+
+    async def _watch(self, live: Live) -> None:
+        """Show, kill and start, until the time is up."""
+        seconds = self.options.seconds
+        while (elapsed := time.monotonic() - self.began) < seconds:
+            live.update(table(Moment(elapsed, seconds, tuple(self.peers), tuple(self.happened[-4:]))))
+            if self.victim is None and elapsed >= KILL_AT * seconds:
+                self._kill_one()
+            if self.newcomer is None and self.victim is not None and elapsed >= JOIN_AT * seconds:
+                self.newcomer = await self._start_worker(f"peer-{len(self.peers) + 1}", "auto")
+                self.peers.append(self.newcomer)
+                self._say(f"a fresh peer joins as {self.newcomer.name}")
+            for peer in self.peers:
+                if not peer.alive and peer.killed_at is None:
+                    words = " | ".join(list(peer.said)[-3:])
+                    raise UserError(f"{peer.name} ended with code {peer.process.returncode}: {words}")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _kill_one(self) -> None:
+        """SIGKILL a peer whose stage has another one, by chance."""
+        stages = [peer.status.get("stage") for peer in self.peers]
+        spare = [p for p in self.peers if p.alive and stages.count(p.status.get("stage")) > 1]
+        self.victim = Random(self.options.seed).choice(spare or self.peers)
+        self.victim.kill()
+        self._say(f"{self.victim.name} of stage {self.victim.status.get('stage')} is killed with SIGKILL")
+
+    async def _stop(self) -> None:
+        everyone = [*self.peers, *([self.boot] if self.boot is not None else [])]
+        await asyncio.gather(*(peer.stop(DRAIN_SECONDS + 4.0) for peer in self.peers))
+        await asyncio.gather(*(peer.stop(DRAIN_SECONDS) for peer in everyone))
+
+    def _say(self, text: str) -> None:
+        self.happened.append(f"{time.monotonic() - self.began:5.1f} s  {text}")
+
+    # -- afterwards -----------------------------------------------------------------------------------
+
+    def _finish(self, signed: SignedManifest, trained: float) -> int:
+        stories = {peer.name: demo_report.read_story(peer.state) for peer in self.peers}
+        for peer in self.peers:
+            stories[peer.name].alive = peer.killed_at is None
+            stories[peer.name].started_at = peer.started_at
+        model = newest(self.folder)
+        weights = {name: tensor for stage in model.stages for name, tensor in stage.items()}
+        shape, data = model.manifest.model, model.manifest.data
+        score = score_weights(weights, shape, held_out_text(), window=data.sequence_tokens)
+        folder = self.folder / "model"
+        export(folder, shape, model.stages, tokenizer=data.tokenizer)
+        victim = self.victim
+        killed = (stories[victim.name], victim.killed_at) if victim and victim.killed_at else None
+        newcomer = stories[self.newcomer.name] if self.newcomer else None
+        report = demo_report.build(
+            signed.manifest, list(stories.values()), killed, newcomer, score.bits_per_byte, score.sha256,
+            trained,
+        )  # fmt: skip
+        text = b"".join(
+            generate(weights, shape, PROMPT.encode(), SAMPLE_TOKENS, seed=self.options.seed,
+                     window=data.sequence_tokens)
+        ).decode(errors="replace")  # fmt: skip
+        path = self.options.report or self.folder / "report.json"
+        write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
+        self._tell(report, text, folder, path)
+        return 0 if report["loss_end"] is not None and not report["unequal_digests"] else 1
+
+    def _tell(self, report: dict[str, object], text: str, model: Path, path: Path) -> None:
+        say = self.console.print
+        say()
+        for line in self.happened:
+            say(f"  {line}", highlight=False)
+        seconds = {
+            "next commit in its stage after": report["kill_to_commit_seconds"],
+            "first contribution of the newcomer after": report["join_to_contribution_seconds"],
+        }
+        for what, value in seconds.items():
+            shown = f"{value:.2f} s" if isinstance(value, float) else "never"
+            say(f"  {what} {shown}", highlight=False)
+        say(
+            f"  loss {report['loss_start']:.3f} -> {report['loss_end']:.3f} nats per byte, "
+            f"{report['bits_per_byte']:.3f} bits per byte on held-out text, "
+            f"{report['tokens']:,} tokens, {report['rounds']} rounds",
+            highlight=False,
+        )
+        unequal = report["unequal_digests"]
+        say(f"  digests: {'all shared rounds equal' if not unequal else f'UNEQUAL: {unequal}'}")
+        say()
+        say("  what it writes:", highlight=False)
+        for line in (PROMPT + text).splitlines():
+            say(f"    {line}", highlight=False, markup=False)
+        say()
+        say(f"  model       {model}  (Hugging Face format)", highlight=False)
+        say(f"  report      {path}", highlight=False)
+        say(f"  peers       {self.folder}  (checkpoints, event logs, peer files)", highlight=False)
+        if self.options.keep is None:
+            say(f"  remove with rm -r {self.folder}", highlight=False)

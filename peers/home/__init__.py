@@ -1,0 +1,1 @@
+"""Taking the model home: export, generate, evaluate."""

@@ -1,0 +1,213 @@
+"""A run's weights as a Hugging Face folder, and back: one safetensors file per stage, global names.
+
+With QK-norm the folder is a Qwen3ForCausalLM, without it a LlamaForCausalLM.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from swarmnet.manifest import ModelShape
+from swarmnet.model import parameter_shapes, whole
+
+INDEX = "model.safetensors.index.json"
+
+
+class ExportError(ValueError):
+    """The folder cannot be written or read; one line that says why."""
+
+
+def export(
+    folder: Path,
+    shape: ModelShape,
+    stages: Sequence[Mapping[str, Tensor]],
+    *,
+    tokenizer: str = "bytes",
+    replace: bool = False,
+    finish: Callable[[Path], None] | None = None,
+) -> None:
+    """Write the model whose stages hold `stages` (global name -> float32) to `folder`, all or nothing.
+
+    `finish` gets the folder when the model is in it and before anybody else sees it: to check it, and to add
+    to it; what it raises undoes everything. Raises ExportError if parameters are missing, unknown, twice
+    there or of the wrong shape, or if the folder exists and `replace` is false.
+    """
+    _require_complete(shape, stages)
+    if folder.exists() and not replace:
+        raise ExportError(f"{folder} exists already: name another folder or allow to replace it")
+    if tokenizer != "bytes" and not Path(tokenizer).is_file():
+        raise ExportError(f"tokenizer {tokenizer} does not exist")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+            partial = Path(scratch, "new")
+            partial.mkdir()
+            _write(partial, shape, stages, tokenizer)
+            _require_same(partial, stages)
+            if finish is not None:
+                finish(partial)
+            if folder.exists():
+                folder.rename(Path(scratch, "old"))
+            partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise ExportError(f"cannot write {folder}: {error}") from error
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """Global name -> float32 tensor of an exported model. Raises ExportError, naming the file."""
+    shape = load_shape(folder)
+    places = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ExportError(f"{folder / INDEX} has no weight_map")
+    weights: dict[str, Tensor] = {}
+    for name in sorted(set(places.values())):
+        file = folder / Path(name).name
+        try:
+            weights |= {name: tensor.float() for name, tensor in load_file(file).items()}
+        except (OSError, SafetensorError) as error:
+            raise ExportError(f"cannot read {file}: {error}") from error
+    _require_complete(shape, [weights])
+    return weights
+
+
+def load_shape(folder: Path) -> ModelShape:
+    """The shape of an exported model, from its config.json. Raises ExportError."""
+    config = _read_json(folder / "config.json")
+    families = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
+    try:
+        return ModelShape(
+            vocabulary=int(config["vocab_size"]),
+            width=int(config["hidden_size"]),
+            layers=int(config["num_hidden_layers"]),
+            heads=int(config["num_attention_heads"]),
+            key_value_heads=int(config["num_key_value_heads"]),
+            head_width=int(config["head_dim"]),
+            feed_forward=int(config["intermediate_size"]),
+            qk_norm=families[config["architectures"][0]],
+            rope_theta=float(config["rope_theta"]),
+            norm_epsilon=float(config["rms_norm_eps"]),
+            context=int(config["max_position_embeddings"]),
+            initial_deviation=float(config["initializer_range"]),
+        )
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ExportError(f"{folder / 'config.json'} is not of an exported model: {error!r}") from None
+
+
+def _require_complete(shape: ModelShape, stages: Sequence[Mapping[str, Tensor]]) -> None:
+    missing = parameter_shapes(shape, whole(shape))
+    for stage in stages:
+        for name, tensor in stage.items():
+            expected = missing.pop(name, None)
+            if expected is None:
+                raise ExportError(f"{name} is twice there or no parameter of this model")
+            if tuple(tensor.shape) != expected:
+                raise ExportError(f"{name} is {tuple(tensor.shape)}, the model has {expected}")
+    if missing:
+        raise ExportError(f"{len(missing)} parameters are missing, first {next(iter(missing))}")
+
+
+def _require_same(folder: Path, stages: Sequence[Mapping[str, Tensor]]) -> None:
+    """What was written is read back to the bit: a disk may say that it took what it did not."""
+    read = load_weights(folder)
+    for stage in stages:
+        for name, tensor in stage.items():
+            if not torch.equal(read[name], tensor.detach().float().cpu()):
+                raise ExportError(f"{folder} does not give {name} back as it was written: look at the disk")
+
+
+def _write(folder: Path, shape: ModelShape, stages: Sequence[Mapping[str, Tensor]], tokenizer: str) -> None:
+    places: dict[str, str] = {}
+    for number, stage in enumerate(stages, start=1):
+        file = f"model-{number:05d}-of-{len(stages):05d}.safetensors"
+        # A copy of each: views of one flat vector share storage, which safetensors refuses.
+        tensors = {name: tensor.detach().float().cpu().clone() for name, tensor in stage.items()}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(stage, file)
+    size = sum(4 * tensor.numel() for stage in stages for tensor in stage.values())
+    _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+    _write_json(folder / "config.json", _config(shape))
+    _write_json(folder / "generation_config.json", {"do_sample": True, "temperature": 0.8, "top_k": 40})
+    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    if tokenizer == "bytes":
+        _write_json(folder / "tokenizer.json", _byte_tokenizer())
+    else:
+        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+
+
+def _config(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3ForCausalLM" if shape.qk_norm else "LlamaForCausalLM"],
+        "model_type": "qwen3" if shape.qk_norm else "llama",
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_value_heads,
+        "head_dim": shape.head_width,
+        "intermediate_size": shape.feed_forward,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.norm_epsilon,
+        "max_position_embeddings": shape.context,
+        "initializer_range": shape.initial_deviation,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "torch_dtype": "float32",
+        # Both: transformers 4 reads only the second and would silently take theta 10000.
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "rope_theta": shape.rope_theta,
+        # Without these, Llama's defaults would make bytes 1 and 2 the marks of a text's start and end.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def _byte_tokenizer() -> dict[str, Any]:
+    """A byte-level BPE without merges: the token of a byte is the byte."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    vocabulary = {_byte_character(byte): byte for byte in range(256)}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+
+
+def _byte_character(byte: int) -> str:
+    """GPT-2's stand-in for a byte: itself where Latin-1 prints it, else the next free one from 256 on."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte if byte in printed else 256 + sum(other not in printed for other in range(byte)))
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ExportError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ExportError(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ExportError(f"{file} is not a JSON object")
+    return content

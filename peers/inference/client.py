@@ -1,0 +1,357 @@
+"""The asking side of inference: a visitor, a peer without a stage, that gets answers from live peers.
+
+It finds peers of every stage in the directory, keeps a link to some of each, and lets `Requests`
+(swarmnet/requests.py) decide whom to ask for what. Answers come over links that the peers open back on the
+same connections, so it need not be reachable. It keeps what the last stage answered until the next one has:
+hidden states pass through it as bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+from torch import Tensor
+
+from peers.inference.forward_work import TOKEN_BYTES
+from peers.presence import OPERATION_SECONDS
+from peers.run_file import SignedManifest
+from peers.timer import Timer
+from protocols.envelope import run_bytes
+from protocols.errors import WireError
+from protocols.messages import AskForward, Declined, Forwarded, Hello, Lane, Message, Refuse
+from protocols.records import SignedRecord, open_record
+from protocols.transport import Directory, Link, Transport
+from swarmnet import hidden
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import WIRE_VERSION
+from swarmnet.requests import (
+    CODES,
+    MALFORMED,
+    NOT_READY,
+    WRONG_STAGE,
+    Ask,
+    Effect,
+    Finished,
+    Impossible,
+    Missing,
+    Pins,
+    Requests,
+)
+
+DIAL_SECONDS = 8.0
+LOOK_SECONDS = 10.0
+"""Between look-ups of all stages in the directory; LOOK_SOON_SECONDS while some stage has nobody."""
+LOOK_SOON_SECONDS = 1.0
+REDIAL_SECONDS = 5.0
+MOST_LINKED = 8
+"""Peers of a stage that are linked at a time: eight requests at four each need two."""
+ANSWER_SECONDS = 300.0
+"""How long a request waits in all, missing stages and everything else included."""
+
+
+class NoAnswer(Exception):
+    """The swarm did not answer; the message says for whom it was waited."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Requests that belong together and are to be answered by the same weights."""
+
+    pins: Pins = field(default_factory=dict)
+    rounds: dict[int, set[int]] = field(default_factory=dict)
+    """Stage -> rounds of the weights that have answered: one each, unless peers gave them up meanwhile."""
+    left_out: Counter[int] = field(default_factory=Counter)
+    """Stage -> requests that went without it."""
+    requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of the last stage."""
+
+    logits: Tensor | None
+    """[B, V]: of each sequence's last token. None where a score was asked for."""
+    loss_sum: float
+    """Nats, summed over the labels."""
+
+
+@dataclass(slots=True)
+class _Open:
+    conversation: Conversation
+    shape: tuple[int, int]
+    inputs: bytes
+    labels: bytes
+    answer: asyncio.Future[Answer]
+
+
+class SwarmClient:
+    """`Receiver` of its transport. Use as `async with`: links are opened on entering, closed at the end."""
+
+    def __init__(
+        self,
+        signed: SignedManifest,
+        transport: Transport,
+        directory: Directory,
+        chance: Random,
+        say: Callable[[str, str], None],
+        exact: bool = True,
+    ) -> None:
+        """`say(event, text)`: a line for people. `exact`: hidden states as fp32, not in the run's codec."""
+        self.signed = signed
+        self.manifest = signed.manifest
+        self.transport = transport
+        self.directory = directory
+        self.chance = chance
+        self.say = say
+        self.exact = exact
+        self.codec: hidden.Codec = "fp32" if exact else self.manifest.hidden_codec
+        self.sent_bytes = self.received_bytes = 0
+        self._loop = asyncio.get_running_loop()
+        self._requests = Requests(self.manifest.path_rules(), chance, self._loop.time())
+        self._open: dict[int, _Open] = {}
+        self._links: dict[PeerId, Link] = {}
+        self._stages: dict[PeerId, int] = {}
+        """Of the linked ones."""
+        self._dial_at: dict[PeerId, float] = {}
+        self._counter = 0
+        self._timer = Timer(self._tick)
+        self._looker: asyncio.Task[None] | None = None
+        self._complete = asyncio.Event()
+        """Some peer of every stage has been reached."""
+        self._missing: tuple[int, ...] = ()
+        self._declined: Counter[str] = Counter()
+
+    async def __aenter__(self) -> SwarmClient:
+        self.transport.listen(self)
+        first = self._loop.create_task(self._look(), name="first look")
+        complete = self._loop.create_task(self._complete.wait(), name="all stages")
+        # Records outlive their peers: that some are still being dialled keeps nobody waiting.
+        await asyncio.wait({first, complete}, return_when=asyncio.FIRST_COMPLETED)
+        complete.cancel()
+        self._looker = self._loop.create_task(self._look_forever(first), name="look up")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._timer.close()
+        if self._looker is not None:
+            self._looker.cancel()
+            await asyncio.gather(self._looker, return_exceptions=True)
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a request: peers take no more than a microbatch."""
+        return self.manifest.data.sequence_tokens * self.manifest.data.microbatch_sequences
+
+    async def forward(
+        self,
+        conversation: Conversation,
+        tokens_BT: Tensor,
+        labels_BT: Tensor | None = None,
+        deadline_seconds: float = ANSWER_SECONDS,
+    ) -> Answer:
+        """The model's answer to tokens_BT: what comes next, or the loss of the labels. Raises NoAnswer."""
+        self._counter += 1
+        key, (batch, length) = self._counter, tokens_BT.shape
+        labels = b"" if labels_BT is None else _int32(labels_BT)
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._open[key] = _Open(conversation, (batch, length), _int32(tokens_BT), labels, answer)
+        self._do(self._requests.start(key, conversation.pins, self._loop.time()))
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                return await answer
+        except TimeoutError:
+            raise NoAnswer(f"no answer within {deadline_seconds:g} s; {self._state()}") from None
+        finally:
+            del self._open[key]
+            self._do(self._requests.drop(key, self._loop.time()))
+
+    def _state(self) -> str:
+        linked = Counter(self._stages.values())
+        peers = ", ".join(f"{stage}: {linked[stage]}" for stage in range(len(self.manifest.stages)))
+        declined = ", ".join(f"{code} {count} times" for code, count in self._declined.items())
+        return f"peers reached by stage: {peers}" + (f"; they declined: {declined}" if declined else "")
+
+    # -- what Requests decides ------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._do(self._requests.tick(self._loop.time()))
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Ask():
+                    self._ask(effect)
+                case Finished(key, visited):
+                    conversation = self._open[key].conversation
+                    conversation.requests += 1
+                    conversation.left_out.update(set(range(len(self.manifest.stages))) - set(visited))
+                case Impossible(key, reason):
+                    self._fail(key, f"several peers refuse the request: {reason}")
+                case Missing(stages):
+                    self._say_missing(stages)
+        self._timer.arm(self._requests.next_deadline())
+
+    def _ask(self, ask: Ask) -> None:
+        kept = self._open[ask.request]
+        last = ask.stage == len(self.manifest.stages) - 1
+        body = kept.inputs + kept.labels if last else kept.inputs
+        message = AskForward(
+            ask.request, ask.attempt, ask.stage, ask.round, *kept.shape, self.exact, bool(kept.labels),
+            ask.deadline_seconds,
+        )  # fmt: skip
+        try:
+            self.sent_bytes += self._links[ask.peer].post(message, body)
+        except WireError:
+            self._loop.call_soon(self._lose, ask.peer)
+
+    def _fail(self, key: int, reason: str) -> None:
+        answer = self._open[key].answer
+        if not answer.done():
+            answer.set_exception(NoAnswer(reason))
+
+    def _say_missing(self, stages: tuple[int, ...]) -> None:
+        if stages:
+            names, rules = ", ".join(map(str, stages)), self.manifest.path_rules()
+            left = rules.stages - rules.shortest
+            why = f"this run lets a request leave out {left} middle stages" if left else (
+                "this run leaves no stage out"
+            )  # fmt: skip
+            self.say("missing", f"waiting for a peer of stage {names}: {why}")
+        elif self._missing and self._open:
+            self.say("found", "all stages that are needed have peers again")
+        self._missing = stages
+
+    # -- Receiver -------------------------------------------------------------------------------------
+
+    def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
+        self.received_bytes += wire_bytes
+        now = self._loop.time()
+        match message:
+            case Forwarded():
+                self._forwarded(peer, message, body)
+            case Declined(request, attempt, code, reason):
+                reason = "".join(filter(str.isprintable, reason[:200]))  # It may end on a terminal.
+                self._declined[code if code in CODES else "other"] += 1
+                if code == WRONG_STAGE:  # It has moved: its record will say so.
+                    self._lose(peer)
+                else:
+                    self._do(self._requests.declined(request, peer, attempt, code, reason, now))
+                if code == NOT_READY and self._declined[code] == 1:
+                    self.say("not_ready", "a peer has no settled snapshot of its stage yet; asking again")
+            case Refuse():
+                self._lose(peer)
+            case _:
+                pass  # A greeting, or what is not for visitors.
+
+    def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
+        link = self._links.get(peer)
+        if link is not None and link.closed:  # Not its link to us: it opens another with the next answer.
+            self._lose(peer)
+
+    def refused(self, peer: PeerId, code: str, reason: str) -> None:
+        self._lose(peer)
+
+    def _lose(self, peer: PeerId) -> None:
+        link = self._links.pop(peer, None)
+        if link is None:
+            return
+        link.close()
+        del self._stages[peer]
+        self._dial_at[peer] = self._loop.time() + REDIAL_SECONDS * self.chance.uniform(0.8, 1.2)
+        self._do(self._requests.lost(peer, self._loop.time()))
+
+    def _forwarded(self, peer: PeerId, message: Forwarded, body: bytes) -> None:
+        key, attempt, now = message.request, message.attempt, self._loop.time()
+        ask = self._requests.expects(key, peer, attempt)
+        if ask is None:
+            return
+        kept = self._open[key]
+        last = ask.stage == len(self.manifest.stages) - 1
+        try:
+            if ask.round not in (-1, message.round):
+                raise hidden.HiddenError(f"weights of round {message.round} where {ask.round} was asked for")
+            answer = self._answer(kept, body, message.loss_sum) if last else None
+            if not last:  # The next stage would refuse it for what this one did.
+                hidden.decode(body, (*kept.shape, self.manifest.model.width), self.codec)
+        except hidden.HiddenError as error:
+            self._do(self._requests.declined(key, peer, attempt, MALFORMED, str(error), now))
+            return
+        kept.conversation.rounds.setdefault(ask.stage, set()).add(message.round)
+        if not last:
+            kept.inputs = body
+        self._do(self._requests.answered(key, peer, attempt, message.round, now))
+        if answer is not None and not kept.answer.done():
+            kept.answer.set_result(answer)
+
+    def _answer(self, kept: _Open, body: bytes, loss_sum: float) -> Answer:
+        """The last stage's answer. Raises HiddenError."""
+        if not kept.labels:
+            shape = (kept.shape[0], self.manifest.model.vocabulary)
+            return Answer(hidden.decode(body, shape, "fp32"), 0.0)
+        if body:
+            raise hidden.HiddenError(f"{len(body)} bytes beside a score")
+        return Answer(None, loss_sum)
+
+    # -- finding peers --------------------------------------------------------------------------------
+
+    async def _look_forever(self, first: asyncio.Task[None]) -> None:
+        await first
+        while True:
+            short = set(range(len(self.manifest.stages))) - set(self._stages.values())
+            await asyncio.sleep(LOOK_SOON_SECONDS if short else LOOK_SECONDS)
+            await self._look()
+
+    async def _look(self) -> None:
+        """Look up all stages and dial who is new, as many of each stage as are of use."""
+        stages = range(len(self.manifest.stages))
+        found = await asyncio.gather(*(self._look_up(stage) for stage in stages))
+        newest: dict[PeerId, SignedRecord] = {}
+        for signed in (signed for records in found for signed in records):
+            held = newest.get(signed.peer)
+            if held is None or held.sequence < signed.sequence:
+                newest[signed.peer] = signed  # Who has moved stands under its old stage for a while.
+        linked, now = Counter(self._stages.values()), self._loop.time()
+        dials = []
+        for stage in stages:
+            new = [signed for peer, signed in newest.items() if signed.record.stage == stage
+                   and peer not in self._links and self._dial_at.get(peer, 0.0) <= now]  # fmt: skip
+            self.chance.shuffle(new)
+            dials += new[: max(0, MOST_LINKED - linked[stage])]
+        await asyncio.gather(*(self._dial(signed) for signed in dials))
+
+    async def _look_up(self, stage: int) -> list[SignedRecord]:
+        """Records of a stage; none when the directory does not answer."""
+        run = self.signed.run_id
+        try:
+            found = await self.directory.look_up(run, stage, OPERATION_SECONDS)
+            return [open_record(data, run) for _, data in sorted(found.items())]
+        except WireError as error:
+            self.say("look_up_failed", f"the directory does not answer for stage {stage}: {error}")
+            return []
+
+    async def _dial(self, signed: SignedRecord) -> None:
+        peer, record = signed.peer, signed.record
+        try:
+            link = await self.transport.open(peer, "data", DIAL_SECONDS, record.addresses)
+            self.sent_bytes += link.post(Hello(WIRE_VERSION, run_bytes(self.signed.run_id), b""))
+        except WireError:
+            self._dial_at[peer] = self._loop.time() + REDIAL_SECONDS * self.chance.uniform(0.8, 1.2)
+            return
+        self._links[peer], self._stages[peer] = link, record.stage
+        if len(set(self._stages.values())) == len(self.manifest.stages):
+            self._complete.set()
+        self._do(self._requests.reached(peer, record.stage, self._loop.time()))
+
+
+def _int32(tokens: Tensor) -> bytes:
+    data = tokens.to(torch.int32).numpy().astype("<i4", copy=False).tobytes()
+    assert len(data) == tokens.numel() * TOKEN_BYTES
+    return data

@@ -1,0 +1,165 @@
+"""Answers visitors: forward passes of this peer's stage, a few at a time, while it trains.
+
+What a visitor can cost is bounded. A request is no larger than a microbatch. Each visitor has
+ASKED_AT_ONCE of them here, all visitors together MOST_WAITING and MOST_WAITING_BYTES; the rest is
+declined as "busy". Visitors take turns. One request is computed at a time, at the priority of a forward
+pass (behind everything, it would starve on the busiest stage), and then none for three times as long
+while training has work waiting: so inference takes at most a quarter of a busy peer, and all of an idle
+one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from peers.compute import FORWARD, Compute
+from peers.inference.forward_work import Answer, ForwardWork
+from peers.inference.visitors import Visitors
+from peers.microbatch_work import Trouble
+from peers.neighbourhood import Neighbourhood
+from peers.snapshots import Snapshots
+from peers.stage_part import StagePart
+from peers.timer import Timer
+from protocols.messages import AskForward, Declined, Forwarded
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Manifest
+from swarmnet.requests import ASKED_AT_ONCE, BUSY, MALFORMED, WRONG_STAGE
+
+MOST_WAITING = 16
+MOST_WAITING_BYTES = 64 << 20
+REST_FACTOR = 3.0
+"""Rest after a request while training has work waiting, in times of what the request took."""
+FORGET_SECONDS = 60.0
+"""After so long without a request the weights that were made ready for it are freed."""
+MOST_SEQUENCES = 8
+"""Whose next token one request asks for: the logits of each are a vocabulary long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    ask: AskForward
+    body: bytes
+    until: float
+
+
+class Inference:
+    """The forward-only side of a worker."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        snapshots: Snapshots,
+        part: StagePart,
+        compute: Compute,
+        neighbourhood: Neighbourhood,
+        note: Callable[..., None],
+    ) -> None:
+        self.manifest = manifest
+        self.stage = stage
+        self.is_last = stage == len(manifest.stages) - 1
+        self.compute = compute
+        self.note = note
+        self.work = ForwardWork(manifest, stage, part, snapshots)
+        self.visitors = Visitors(neighbourhood, note)
+        self.outcomes: Counter[str] = Counter()
+        """Requests answered ("done") or declined, by code; "stale": nobody waited for them any more."""
+        self.seconds = 0.0
+        """Compute spent on them."""
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[PeerId, deque[_Waiting]] = {}
+        """By visitor; whose turn it is comes first."""
+        self._computes = False
+        self._rests_until = 0.0
+        self._used_at = float("-inf")
+        self._timer = Timer(self._look)
+
+    def close(self) -> None:
+        self._timer.close()
+        self.visitors.close()
+        self._waiting.clear()
+
+    def message(self, peer: PeerId, ask: AskForward, body: bytes) -> None:
+        trouble = self._unfit(ask, body) or self._too_many(peer, body)
+        if trouble is not None:
+            self._decline(peer, ask, trouble)
+            return
+        waiting = _Waiting(ask, body, self._loop.time() + ask.deadline_seconds)
+        self._waiting.setdefault(peer, deque()).append(waiting)
+        self._next()
+
+    def _unfit(self, ask: AskForward, body: bytes) -> Trouble | None:
+        data, model = self.manifest.data, self.manifest.model
+        if ask.stage != self.stage:
+            return Trouble(WRONG_STAGE, f"this peer holds stage {self.stage}")
+        size = ask.sequences * ask.tokens
+        most = data.microbatch_sequences * data.sequence_tokens
+        if not 0 < size <= most or ask.tokens > model.context:
+            return Trouble(MALFORMED, f"{ask.sequences} x {ask.tokens} tokens; at most {most} are taken")
+        if self.is_last and not ask.scores and ask.sequences > MOST_SEQUENCES:
+            return Trouble(MALFORMED, f"the next tokens of {ask.sequences} texts; at most {MOST_SEQUENCES}")
+        if len(body) != self.work.body_bytes(ask):
+            return Trouble(MALFORMED, f"a body of {len(body)} bytes, not {self.work.body_bytes(ask)}")
+        return None
+
+    def _too_many(self, peer: PeerId, body: bytes) -> Trouble | None:
+        own = self._waiting.get(peer, ())
+        if len(own) >= ASKED_AT_ONCE:
+            return Trouble(BUSY, f"{len(own)} requests of this visitor wait here")
+        bodies = [len(waiting.body) for queue in self._waiting.values() for waiting in queue]
+        if len(bodies) >= MOST_WAITING or (bodies and sum(bodies) + len(body) > MOST_WAITING_BYTES):
+            return Trouble(BUSY, f"{len(bodies)} requests wait here")
+        if not self.visitors.admits(peer):
+            return Trouble(BUSY, f"{len(self.visitors)} visitors are here")
+        return None
+
+    def _decline(self, peer: PeerId, ask: AskForward, trouble: Trouble) -> None:
+        self.outcomes[trouble.code] += 1
+        self.visitors.post(peer, Declined(ask.request, ask.attempt, trouble.code, trouble.reason))
+
+    # -- computing ------------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        """Hand the next request to the compute thread, unless it is training's turn."""
+        now = self._loop.time()
+        if self._computes or not self._waiting:
+            return
+        if now < self._rests_until and self.compute.queued:
+            self._timer.arm(self._rests_until)
+            return
+        while self._waiting:
+            peer = next(iter(self._waiting))
+            queue = self._waiting.pop(peer)
+            waiting = queue.popleft()
+            if queue:
+                self._waiting[peer] = queue  # At the end: the others' turn comes first.
+            if waiting.until <= now or self.visitors.is_gone(peer):
+                self.outcomes["stale"] += 1
+                continue
+            self._computes, self._used_at = True, now
+            work = partial(self.work.run, waiting.ask, waiting.body)
+            self.compute.submit(FORWARD, work, partial(self._done, peer, waiting.ask))
+            return
+
+    def _done(self, peer: PeerId, ask: AskForward, result: Answer | Trouble, seconds: float) -> None:
+        self._computes = False
+        self.seconds += seconds
+        self._used_at = self._loop.time()
+        self._rests_until = self._used_at + REST_FACTOR * seconds
+        if isinstance(result, Trouble):
+            self._decline(peer, ask, result)
+        else:
+            self.outcomes["done"] += 1
+            forwarded = Forwarded(ask.request, ask.attempt, result.round, result.loss_sum)
+            self.visitors.post(peer, forwarded, result.body)
+        self._timer.arm(self._used_at + FORGET_SECONDS)
+        self._next()
+
+    def _look(self) -> None:
+        if not self._waiting and self._loop.time() >= self._used_at + FORGET_SECONDS:
+            self.compute.submit(FORWARD, self.work.forget, lambda _result, _seconds: None)
+        self._next()

@@ -1,0 +1,137 @@
+"""Links back to visitors: opened for the first answer, closed after a time without questions.
+
+A visitor has no record and perhaps no address that can be dialled: the link takes the connection on which it
+reached us. So it need not listen, and may sit behind any router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from peers.neighbourhood import Neighbourhood
+from peers.strangers import Strangers
+from peers.timer import Timer
+from protocols.envelope import run_bytes
+from protocols.errors import WireError
+from protocols.messages import Hello, Message
+from protocols.transport import Body, Link
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import WIRE_VERSION
+
+OPEN_SECONDS = 8.0
+"""As for any link (lanes.DIAL_SECONDS)."""
+IDLE_SECONDS = 60.0
+MOST_VISITORS = 16
+"""At once. Others are answered one by one over links that are closed again (strangers.py)."""
+QUIET_SECONDS = 5.0
+"""Who was told nothing for so long makes room for a new visitor."""
+MOST_WAITING = 16
+"""Answers for one visitor while its link opens."""
+LOOK_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Visitor:
+    used_at: float
+    link: Link | None = None
+    waiting: list[tuple[Message, Body]] = field(default_factory=list)
+
+
+class Visitors:
+    def __init__(self, neighbourhood: Neighbourhood, note: Callable[..., None]) -> None:
+        self.neighbourhood = neighbourhood
+        self.note = note
+        self._loop = asyncio.get_running_loop()
+        sent = neighbourhood.traffic.sent
+        self._strangers = Strangers(neighbourhood.transport, sent, note, OPEN_SECONDS)
+        self._visitors: dict[PeerId, _Visitor] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer = Timer(self._look)
+
+    def __len__(self) -> int:
+        return len(self._visitors)
+
+    def admits(self, peer: PeerId) -> bool:
+        """Whether it is, or can become, one of the MOST_VISITORS."""
+        return peer in self._visitors or len(self._visitors) < MOST_VISITORS or self._quiet() is not None
+
+    def post(self, peer: PeerId, message: Message, body: Body = b"") -> None:
+        """Send it when there is a link. What cannot be sent is noted; the visitor's deadline tells it."""
+        if peer in self.neighbourhood.membership.peers:  # No visitor: the links to it have an owner.
+            self.neighbourhood.post(peer, "data", message, body)
+            return
+        if not self.admits(peer):
+            self._spawn(self._strangers.answer(peer, message, body))
+            return
+        quiet = self._quiet()
+        if peer not in self._visitors and len(self._visitors) >= MOST_VISITORS and quiet is not None:
+            self._forget(quiet)
+        visitor = self._visitors.setdefault(peer, _Visitor(0.0))
+        visitor.used_at = self._loop.time()
+        if visitor.link is not None and not visitor.link.closed:
+            self._send(visitor.link, message, body)
+            return
+        if len(visitor.waiting) < MOST_WAITING:
+            visitor.waiting.append((message, body))
+        if len(visitor.waiting) == 1:
+            self._spawn(self._open(peer, visitor))
+        self._timer.arm(visitor.used_at + LOOK_SECONDS)
+
+    def is_gone(self, peer: PeerId) -> bool:
+        """Whether the link to it has broken: nobody reads an answer."""
+        visitor = self._visitors.get(peer)
+        return visitor is not None and visitor.link is not None and visitor.link.closed
+
+    def close(self) -> None:
+        self._timer.close()
+        for task in self._tasks:
+            task.cancel()
+        for visitor in self._visitors.values():
+            if visitor.link is not None:
+                visitor.link.close()
+        self._visitors.clear()
+
+    async def _open(self, peer: PeerId, visitor: _Visitor) -> None:
+        try:
+            visitor.link = await self.neighbourhood.transport.open(peer, "data", OPEN_SECONDS)
+        except WireError as error:
+            self.note("visitor_not_reached", peer=peer, code=error.code, reason=str(error))
+            self._visitors.pop(peer, None)
+            return
+        hello = Hello(WIRE_VERSION, run_bytes(self.neighbourhood.run_id), self.neighbourhood.record)
+        waiting, visitor.waiting = visitor.waiting, []
+        for message, body in [(hello, b""), *waiting]:
+            self._send(visitor.link, message, body)
+
+    def _send(self, link: Link, message: Message, body: Body) -> None:
+        try:
+            self.neighbourhood.traffic.sent[message.kind] += link.post(message, body)
+        except WireError as error:
+            self.note("post_failed", peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        for peer, visitor in list(self._visitors.items()):
+            if visitor.used_at + IDLE_SECONDS <= now and not visitor.waiting:
+                self._forget(peer)
+        if self._visitors:
+            self._timer.arm(now + LOOK_SECONDS)
+
+    def _quiet(self) -> PeerId | None:
+        """Who has been told nothing for longest, if that is long."""
+        times = [(visitor.used_at, peer) for peer, visitor in self._visitors.items() if not visitor.waiting]
+        used_at, peer = min(times, default=(float("inf"), None))
+        return peer if used_at + QUIET_SECONDS <= self._loop.time() else None
+
+    def _forget(self, peer: PeerId) -> None:
+        link = self._visitors.pop(peer).link
+        if link is not None:
+            link.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

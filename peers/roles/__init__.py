@@ -1,0 +1,1 @@
+"""What a peer process can be: each role lives as long as the process and runs once in every session."""

@@ -1,0 +1,65 @@
+"""The bootstrap: lets others find each other, and keeps a run's manifest findable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+from peers.joining import find_manifest
+from peers.roles.role import Network, Process
+from peers.run_file import SignedManifest
+from peers.status import Status
+from protocols.errors import WireError
+
+MANIFEST_SECONDS = 60.0
+"""How often a bootstrap with a run stores its manifest again; it lives 600 s in the directory."""
+LOOK_SECONDS = 5.0
+"""How often a bootstrap says how many nodes it knows."""
+
+
+class Bootstrap:
+    """Role `bootstrap`."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+
+    async def run(self, network: Network) -> None:
+        """Until it is cancelled."""
+        process, directory = self.process, network.directory
+        await network.join(process)
+        signed = None
+        if process.config.run is not None:
+            kept = process.config.state / "run.json"
+            signed = await find_manifest(process.config.run, directory, kept, process.say)
+            self._tell_how_to_join(signed, network.transport.addresses)
+        process.known_as(signed.run_id if signed is not None else "")
+        put_at = float("-inf")
+        while True:
+            if signed is not None and time.monotonic() >= put_at + MANIFEST_SECONDS:
+                put_at = time.monotonic()
+                with contextlib.suppress(WireError):
+                    await directory.put_manifest(signed.run_id, signed.wire(), 10.0)
+            process.report.status(Status("bootstrap", swarm_peers=network.dht.known_nodes))
+            process.log.flush()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _tell_how_to_join(self, signed: SignedManifest, addresses: Sequence[str]) -> None:
+        public = [address for address in addresses if "/127.0.0.1/" not in address and "/::1/" not in address]
+        address = f"{(public or addresses)[0]}/p2p/{self.process.identity.peer_id}"
+        name, run = signed.manifest.name, signed.run_id
+        told = f"run {name}: others join with: swarmnet join {run} --bootstrap {address}"
+        self.process.say("run", told)
+
+    def not_ready(self) -> str | None:
+        return None
+
+    def leave(self) -> bool:
+        return False
+
+    def working_seconds(self) -> float:
+        return 0.0
+
+    async def save(self) -> None:
+        """It keeps nothing."""

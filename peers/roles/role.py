@@ -1,0 +1,75 @@
+"""What all roles of a peer process share, and what the process asks of a role."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from peers.config.peer_file import PeerFile
+from peers.counted_directory import CountedDirectory
+from peers.event_log import EventLog
+from peers.joining import PeerCache, join_directory
+from peers.metrics import Metrics
+from peers.observe import Pulse
+from peers.status import Report
+from protocols.dht import DhtDirectory
+from protocols.identity import Identity
+from protocols.p2pd import P2pdTransport
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process: what stays the same from session to session."""
+
+    config: PeerFile
+    identity: Identity
+    report: Report
+    metrics: Metrics
+    log: EventLog
+    pulse: Pulse
+    stop: asyncio.Event
+    """Set when a person or the system asks the process to end."""
+
+    def say(self, event: str, text: str, **fields: object) -> None:
+        """One line for people, and the event log."""
+        self.report.say(event, text, "info", **fields)
+        self.log.record(event, text=text, **fields)
+
+    def known_as(self, run: str, device: str = "none") -> None:
+        """Tell the metrics which run this peer belongs to."""
+        self.metrics.about.peer(run, self.identity.peer_id, self.config.role, device).set(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What lives as long as one p2pd."""
+
+    transport: P2pdTransport
+    dht: DhtDirectory
+    directory: CountedDirectory
+    """The same, counted for the metrics."""
+    cache: PeerCache
+
+    async def join(self, process: Process) -> None:
+        """Return when some bootstrap or remembered peer answers; at once for who names none."""
+        if process.config.bootstrap:
+            await join_directory(self.directory, process.config.bootstrap, self.cache, process.say)
+
+
+class Role(Protocol):
+    """Made once per process; `run` is called for every session, and ends or is cancelled with it."""
+
+    async def run(self, network: Network) -> None: ...
+
+    def not_ready(self) -> str | None:
+        """Why /readyz says no; None: ready."""
+
+    def leave(self) -> bool:
+        """Asked to end politely; False: there is nothing under way, `run` may be cancelled."""
+
+    def working_seconds(self) -> float:
+        """How long the present piece of work has taken; 0: none (the watchdog asks)."""
+
+    async def save(self) -> None:
+        """p2pd has died: bring to disk what would be missed."""
