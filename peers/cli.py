@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from peers.commands import bench, chaos, chat, model, plan, run, simulate
+from peers.commands import bench, chaos, chat, control, doctor, model, plan, run, simulate, watch
 from peers.errors import ConfigError, UserError
 
 ERROR_EXIT = 2
@@ -63,7 +63,12 @@ def application() -> typer.Typer:
         "run": run.run,
         "publish": run.publish,
         "join": run.join,
+        "pause": control.pause,
+        "resume": control.resume,
+        "leave": control.leave,
+        "top": watch.top,
         "demo": run.demo,
+        "doctor": doctor.doctor,
         "chaos": chaos.chaos,
         "export": model.export,
         "generate": model.generate,

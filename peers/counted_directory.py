@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Literal, Protocol, TypeVar
 
 from protocols.errors import WireError
+from protocols.orders import SignedOrder
 from protocols.transport import Directory
 from swarmnet.identifiers import PeerId, RunId
 
@@ -47,6 +48,22 @@ class CountedDirectory:
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
         return await self._count("get", self._inner.get_manifest(run, deadline_seconds))
+
+    async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
+        return await self._count("put", self._inner.put_order(run, order, deadline_seconds))
+
+    async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
+        return await self._count("get", self._inner.get_order(run, owner, deadline_seconds))
+
+    async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
+        return await self._count("put", self._inner.put_listing(listing, deadline_seconds))
+
+    async def listings(self, deadline_seconds: float) -> list[RunId]:
+        return await self._count("get", self._inner.listings(deadline_seconds))
+
+    async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
+        """Not counted: the directory itself is not asked."""
+        await self._inner.ask(peer, addresses, deadline_seconds)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -53,6 +53,8 @@ class EventLog:
         self._limit_bytes = limit_bytes
         self.trouble: Callable[[str], None] = lambda text: None
         """Told once when the disk refuses, and once when it takes again."""
+        self.listeners: list[Callable[[Event], None]] = []
+        """Told of every event at once, with its fields as they were given."""
         self._lines: list[str] = []
         self._oldest = 0.0
         self._waiting = b""
@@ -67,7 +69,10 @@ class EventLog:
         if not _RESERVED.isdisjoint(fields):
             raise TypeError(f"{sorted(_RESERVED & fields.keys())} are the log's own fields")
         now = self._monotonic()
-        line = {"time": round(self._clock(), 6), "monotonic": round(now, 6), "event": event, **fields}
+        at = self._clock()
+        line = {"time": round(at, 6), "monotonic": round(now, 6), "event": event, **fields}
+        for listener in self.listeners:
+            listener(Event(at, now, event, fields))
         if not self._lines:
             self._oldest = now
         self._lines.append(json.dumps(line, separators=(",", ":"), default=_plain))

@@ -9,7 +9,7 @@ is made only when somebody scrapes. An instance belongs to one peer; nothing her
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -36,7 +36,7 @@ KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "infere
 STATES = ("connecting", "joining", "training", "paused", "leaving")
 """What a worker can be at (`Worker.state`)."""
 
-PAUSES = ("user", "schedule", "limit", "busy", "owner", "other")
+PAUSES = ("user", "schedule", "idle", "battery", "limit", "owner", "other")
 """Who or what can pause a peer."""
 
 FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -284,6 +284,13 @@ class Network:
             "Operations of the directory; empty: nothing found, or nobody stored it; failed: no answer.",
             Label("operation", ("get", "put", "bootstrap")), Label("outcome", ("ok", "empty", "failed")),
         )  # fmt: skip
+        self.subflows = declare.gauge(
+            "network_subflows",
+            "Connections besides libp2p's own over which slow links send; they end with their links.",
+        )
+        self.messages_repeated = declare.counter(
+            "network_messages_repeated_total", "Messages sent once more because such a connection broke."
+        )
         self.daemon_restarts = declare.counter("daemon_restarts_total", "Restarts of p2pd after it died.")
 
 
@@ -379,15 +386,19 @@ def document() -> str:
         "`process_*` and `python_gc_*` of prometheus-client beside them. Labels with a fixed set of values",
         "have all their series from the start; a value outside the set is counted as `other`.",
         "",
-        "| metric | type | labels | meaning, unit |",
-        "|---|---|---|---|",
     ]
     metrics = Metrics(process=False)
     metrics.watch_gpu()
-    for metric in metrics.declared:
+    return "\n".join([*lines, *table(metrics.declared)]) + "\n"
+
+
+def table(declared: Iterable[Declared]) -> Iterator[str]:
+    """Of docs/metrics.md."""
+    yield "| metric | type | labels | meaning, unit |"
+    yield "|---|---|---|---|"
+    for metric in declared:
         labels = ", ".join(f"`{label.name}`{_values(label)}" for label in metric.labels)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
-    return "\n".join(lines) + "\n"
+        yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
 
 
 def _values(label: Label) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Protocol
 
-from peers.neighbourhood import Load, Neighbourhood
+from peers.listener import Load
+from peers.neighbourhood import Neighbourhood
 from peers.presence import OPERATION_SECONDS, Presence
 from peers.reasons import MOVES
 from peers.timer import Timer

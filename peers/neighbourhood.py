@@ -11,11 +11,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from peers.admission import Admission, OpenToAll
 from peers.clock import Clock
+from peers.echoes import Echoes
 from peers.lanes import DIAL_SECONDS, Lanes, Traffic
+from peers.listener import Listener
 from peers.reasons import REFUSALS
 from peers.strangers import Strangers
 from peers.timer import Timer
@@ -31,6 +33,7 @@ from protocols.messages import (
     Lane,
     ManifestIs,
     Message,
+    OrderIs,
     Refuse,
 )
 from protocols.records import SignedRecord, open_record
@@ -42,47 +45,6 @@ from swarmnet.membership import BEAT_SECONDS, SILENT_SECONDS, Membership
 RECORDS_TOLD = 32
 GOODBYES = {"moving": "moved", "pausing": "paused"}
 """What a Bye says, and the code of the departure; `left` for any other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What a beat says of this peer."""
-
-    stage: int
-    ready: bool
-    slots: int
-    service_seconds: float
-    round: int
-    moving_to: int = -1
-
-
-class Listener(Protocol):
-    """The peer's roles, as the neighbourhood sees them."""
-
-    def load(self) -> Load: ...
-
-    def linked(self, peer: PeerId, stage: int) -> None:
-        """A neighbour can be sent to."""
-
-    def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
-        """It is lost, silent, or has left; or neither side needs the link any more: `released`."""
-
-    def counted(self, peers: int) -> None:
-        """So many are known of the own group, this peer included."""
-
-    def beat(self, peer: PeerId) -> None:
-        """It said how it is: it may have become ready."""
-
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Anything that is not about the neighbourhood itself."""
-
-
-@dataclass(slots=True)
-class _Echo:
-    """For round-trip times: the newest beat of a neighbour, and when it came."""
-
-    sequence: int = -1
-    at: float = 0.0
 
 
 class Neighbourhood:
@@ -116,9 +78,8 @@ class Neighbourhood:
         self._greeted: set[PeerId] = set()
         self._mute: dict[PeerId, asyncio.Event] = {}
         """Dropped for their silence; set when something is heard of them again."""
-        self._echoes: dict[PeerId, _Echo] = {}
-        self._beats: dict[int, float] = {}
-        self._sequence = 0
+        self._echoes = Echoes(self.timings)
+        self.admission: Admission = OpenToAll()
         self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer = Timer(self._beat)  # The others do not know that we stood still.
@@ -165,6 +126,8 @@ class Neighbourhood:
 
     def _learn(self, signed: SignedRecord, data: bytes) -> None:
         record = signed.record
+        if self.admission.shuns(signed.peer):
+            return
         self.membership.recorded(
             signed.peer, record.stage, record.role, tuple(record.addresses), signed.sequence, data,
             self.clock.time(),
@@ -190,6 +153,8 @@ class Neighbourhood:
         known = self.membership.peers.get(peer)
         if known is None:  # It said Bye before we came to this.
             return
+        if self.admission.by_invite and peer not in self._greeted:
+            self._mute.setdefault(peer, asyncio.Event())  # Its greeting tells whether it may be here.
         lanes: Sequence[Lane] = ("group",) if known.stage == self.membership.stage else ("group", "data")
         for attempt in (1, 2):
             for lane in lanes:
@@ -223,7 +188,7 @@ class Neighbourhood:
         return heard.is_set()
 
     def _greeting(self) -> Hello:
-        return Hello(WIRE_VERSION, run_bytes(self.run_id), self.record)
+        return Hello(WIRE_VERSION, run_bytes(self.run_id), self.record, self.admission.invite)
 
     def _addresses(self, peer: PeerId) -> Sequence[str]:
         known = self.membership.peers.get(peer)
@@ -235,7 +200,7 @@ class Neighbourhood:
         known = self.membership.peers.get(peer)
         was_linked = known is not None and known.linked
         released = not left and was_linked and not self.membership.needs(peer)
-        self._echoes.pop(peer, None)
+        self._echoes.forget(peer)
         if left:
             self._mute.pop(peer, None)
             self._greeted.discard(peer)
@@ -250,6 +215,19 @@ class Neighbourhood:
             self.listener.unlinked(peer, reason or code, released)
             self._count()
 
+    def part_from(self, peer: PeerId, code: str, reason: str) -> None:
+        """The owner no longer lets it in: tell it why and end its links."""
+        self._greeted.discard(peer)
+        if peer in self.membership.peers:
+            self._unlink(peer, code, reason, left=True)
+            self._turn_away(peer, code, reason)
+
+    def _turn_away(self, peer: PeerId, code: str, reason: str) -> None:
+        self.refused(peer, code, reason)
+        evidence = self.admission.evidence() if code in ("banned", "not_invited") else []
+        for message in (Refuse(code, reason), *evidence):
+            self._spawn(self._strangers.answer(peer, message))
+
     # -- Receiver -------------------------------------------------------------------------------------
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
@@ -262,10 +240,11 @@ class Neighbourhood:
         if isinstance(message, AskManifest):
             self._spawn(self._strangers.answer(peer, ManifestIs(), self.signed_manifest))
             return
-        if peer not in self._greeted:
+        if peer not in self._greeted and not isinstance(message, OrderIs):  # An order proves itself.
             self.traffic.refused["malformed"] += 1
             return
-        self._hears(peer)
+        if peer in self._greeted:
+            self._hears(peer)
         match message:
             case Beat():
                 self._beaten(peer, message)
@@ -301,9 +280,10 @@ class Neighbourhood:
             code, reason = "wire_version", f"I speak wire version {WIRE_VERSION}, you {hello.wire_version}"
         elif hello.run_id != run_bytes(self.run_id):
             code, reason = "wrong_run", f"this peer trains {self.run_id[:16]}"
+        else:
+            code, reason = self.admission.refusal(peer, hello.invite) or ("", "")
         if code:
-            self.refused(peer, code, reason)
-            self._spawn(self._strangers.answer(peer, Refuse(code, reason)))
+            self._turn_away(peer, code, reason)
             return
         self._greeted.add(peer)
         self._hears(peer)
@@ -325,9 +305,7 @@ class Neighbourhood:
         """Once a second: tell the neighbours how we are."""
         now = self._loop.time()
         self._timer.arm(now + BEAT_SECONDS)
-        self._sequence += 1
-        self._beats = {s: at for s, at in self._beats.items() if s > self._sequence - 32}
-        self._beats[self._sequence] = now
+        self._echoes.beat(now)
         self.beat_now()
         self.membership.forget_old(self.clock.time())
         for peer in [peer for peer in self._mute if peer not in self.membership.peers]:
@@ -347,12 +325,12 @@ class Neighbourhood:
 
     def _beat_to(self, peer: PeerId) -> None:
         load = self.listener.load()
-        echo = self._echoes.get(peer, _Echo())
+        echo, echo_delay = self._echoes.of(peer, self._loop.time())
         self.post(
             peer,
             "group",
             Beat(
-                self._sequence, echo.sequence, self._loop.time() - echo.at if echo.sequence >= 0 else 0.0,
+                self._echoes.sequence, echo, echo_delay,
                 load.stage, load.ready, load.slots, load.service_seconds, load.round,
                 peer in self.membership.wanted(),
                 load.moving_to,
@@ -362,7 +340,7 @@ class Neighbourhood:
     @property
     def next_beat(self) -> int:
         """Sequence of the next one."""
-        return self._sequence + 1
+        return self._echoes.sequence + 1
 
     def beat_now(self) -> None:
         """Readiness changed: do not let the neighbours wait for the next beat."""
@@ -370,15 +348,11 @@ class Neighbourhood:
             self._beat_to(peer)
 
     def _beaten(self, peer: PeerId, beat: Beat) -> None:
-        now = self._loop.time()
         known = self.membership.peers.get(peer)
         if known is not None and known.stage != beat.stage:
             self.refused(peer, "malformed", f"a beat of stage {beat.stage}, its record says {known.stage}")
             return
-        self._echoes[peer] = _Echo(beat.sequence, now)
-        sent_at = self._beats.get(beat.echo)
-        if sent_at is not None:
-            self.timings.add("round trip", max(0.0, now - sent_at - beat.echo_delay))
+        self._echoes.heard(peer, beat.sequence, beat.echo, beat.echo_delay, self._loop.time())
         lived = self.clock.time()
         self.membership.beat(
             peer, beat.stage, beat.ready, beat.round, beat.service_seconds, lived, beat.moving_to, beat.echo

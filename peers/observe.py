@@ -158,6 +158,7 @@ class Observer:
                 sent=dict(traffic.sent),
                 received=dict(traffic.received),
                 refused=by_code(traffic.refused),
+                subflows=dict(worker.neighbourhood.transport.subflows),
             )
         if worker.data is not None:
             self.log.record("ledger", **ledger_fields(worker.data.ledger))
@@ -216,6 +217,9 @@ class Observer:
             network.received(kind).inc(growth.of("received", count, kind))
         for code, count in by_code(traffic.refused).items():
             network.refused(code).inc(growth.of("refused", count, code))
+        subflows = neighbourhood.transport.subflows
+        network.subflows.set(subflows.get("open", 0))
+        network.messages_repeated.inc(growth.of("messages repeated", subflows.get("repeated", 0)))
         now = neighbourhood.clock.time()
         states = Counter(_state_of(known, now) for known in neighbourhood.membership.peers.values())
         for state in ("active", "joining", "suspect", "gone"):

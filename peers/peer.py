@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from peers.config.peer_file import PeerFile
+from peers.control.server import Control, Request
 from peers.counted_directory import CountedDirectory
 from peers.errors import UserError, as_user_errors
 from peers.event_log import EventLog
@@ -26,6 +28,7 @@ from peers.joining import PeerCache
 from peers.metrics import Metrics
 from peers.observe import DirectoryObserver, Pulse
 from peers.roles.bootstrap import Bootstrap
+from peers.roles.observer import ObserverRole
 from peers.roles.role import Network, Process, Role
 from peers.roles.worker import WorkerRole
 from peers.status import Report, Status, hear_libraries, open_report
@@ -40,7 +43,11 @@ RESTART_SECONDS = 1.0
 LONGEST_RESTART_SECONDS = 30.0
 """While p2pd, which had run before, cannot be started."""
 
-ROLES: Mapping[str, Callable[[Process], Role]] = {"worker": WorkerRole, "bootstrap": Bootstrap}
+ROLES: Mapping[str, Callable[[Process], Role]] = {
+    "worker": WorkerRole,
+    "bootstrap": Bootstrap,
+    "observer": ObserverRole,
+}
 
 
 class P2pdEnded(Exception):
@@ -83,7 +90,11 @@ class Peer:
         """With the ports that p2pd got: after a restart it is found where it was."""
         self._stop = asyncio.Event()
         self._signals = 0
-        process = Process(config, identity, report, self.metrics, self.log, self.pulse, self._stop)
+        self.control = Control(config.state)
+        self.control.answers.update(status=self._asked_how_it_is, leave=self._asked_to_leave)
+        process = Process(
+            config, identity, report, self.metrics, self.log, self.pulse, self._stop, self.control
+        )
         self.say = process.say
         self.process = process
         self.role = ROLES[config.role](process)
@@ -103,6 +114,7 @@ class Peer:
         watchdog = Watchdog(lambda: self.pulse.turns, self.role.working_seconds, self._last_words)
         watchdog.start()
         try:
+            await self.control.start()
             await self._sessions()
         except (Fault, MemoryError) as error:
             why = str(error) if isinstance(error, Fault) else reason(error)
@@ -113,6 +125,7 @@ class Peer:
         finally:
             watchdog.stop()
             pulse.cancel()
+            await self.control.close()
             self.log.record("stopped", code="asked" if self._stop.is_set() else "fault")
             self.log.close()
             if exporter is not None:
@@ -152,15 +165,33 @@ class Peer:
         if self._signals > 1:
             self.log.flush()
             os._exit(FAULT)
+        self._leave()
+
+    def _leave(self) -> None:
         longest = f"{self.config.drain_seconds:g} s at most"
         self.report.say("leaving", f"leaving: finishes what is under way ({longest}); again: at once")
         self._stop.set()
+
+    async def _asked_how_it_is(self, _request: Request) -> dict[str, Any]:
+        config = self.config
+        why_not = self.role.not_ready()
+        return {
+            "peer": self.process.identity.peer_id, "name": config.name, "role": config.role,
+            "pid": os.getpid(), "ready": why_not is None, "why_not": why_not,
+        }  # fmt: skip
+
+    async def _asked_to_leave(self, _request: Request) -> dict[str, Any]:
+        self._leave()
+        return {"leaving": True, "drain_seconds": self.config.drain_seconds}
 
     # -- one session ----------------------------------------------------------------------------------
 
     async def _session(self) -> None:
         self.report.status(Status("connecting"))
-        transport = await P2pdTransport.start(self.config.identity, self._daemon_options())
+        options = daemon_options(self.config, self.listen)
+        transport = await P2pdTransport.start(self.config.identity, options)
+        if self.config.limits.upload is not None:
+            transport.limit_upload(self.config.limits.upload)
         self.listen = with_ports(self.config.listen, transport.addresses)
         directory = observing = None
         try:
@@ -200,12 +231,13 @@ class Peer:
                 task.cancel()
             await asyncio.gather(work, ended, stop, return_exceptions=True)
 
-    def _daemon_options(self) -> DaemonOptions:
-        config = self.config
-        return DaemonOptions(
-            listen=self.listen, announce=config.announce, auto_nat=config.nat, nat_port_map=config.nat,
-            relay=config.relay, reachability="public" if config.role == "bootstrap" else None,
-        )  # fmt: skip
+
+def daemon_options(config: PeerFile, listen: Sequence[str]) -> DaemonOptions:
+    """How a peer's p2pd meets the network; `listen`: the peer file's, or with the ports it got before."""
+    return DaemonOptions(
+        listen=tuple(listen), announce=config.announce, auto_nat=config.nat, nat_port_map=config.nat,
+        relay=config.relay, reachability="public" if config.role == "bootstrap" else None,
+    )  # fmt: skip
 
 
 def with_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:

@@ -18,6 +18,10 @@ class Settings:
     drain_seconds: float = 20.0
     checkpoints: Path | None = None
     """Folder; None keeps nothing on disk."""
+    orders: Path | None = None
+    """File that keeps the owner's newest order; None keeps none."""
+    invite: bytes = b""
+    """The owner's word that this peer may take part, where the run asks for one."""
     moves: bool = False
     """Leaves its stage for one that needs it more (moving.py)."""
     moved: int = 0

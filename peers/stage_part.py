@@ -44,6 +44,8 @@ class StagePart:
     """int32 [layout.size]: the weights before any round."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where weights, momentum and gradients live."""
+    most_graphs: int = 1 << 20
+    """Microbatches that may be open at a time, as far as the peer's owner limits the memory."""
 
 
 MakePart = Callable[[Manifest, int], StagePart]

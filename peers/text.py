@@ -7,7 +7,7 @@ import json
 import os
 import random
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -116,20 +116,32 @@ def open_tokenizer(name: str, vocabulary: int) -> Tokenizer:
 
 
 def load_corpus(
-    data: Data, vocabulary: int, *, longest_bytes: int = LONGEST_CORPUS_BYTES, seed: int = 0
+    data: Data,
+    vocabulary: int,
+    *,
+    longest_bytes: int = LONGEST_CORPUS_BYTES,
+    seed: int = 0,
+    withdrawn: Container[bytes] = (),
 ) -> Tensor:
     """All text of the manifest's sources as one tensor of tokens (uint8 for bytes, else int32).
 
-    Of more than `longest_bytes` only a part is kept, chosen by `seed`: give each peer its own.
+    Of more than `longest_bytes` only a part is kept, chosen by `seed`: give each peer its own. `withdrawn`:
+    SHA-256 of documents that are left out.
     """
     tokenizer = open_tokenizer(data.tokenizer, vocabulary)
-    return tokenizer.encode(load_text(data.sources, longest_bytes=longest_bytes, seed=seed))
+    text = load_text(data.sources, longest_bytes=longest_bytes, seed=seed, withdrawn=withdrawn)
+    return tokenizer.encode(text)
 
 
 def load_text(
-    sources: Iterable[Source], *, longest_bytes: int = LONGEST_CORPUS_BYTES, seed: int = 0
+    sources: Iterable[Source],
+    *,
+    longest_bytes: int = LONGEST_CORPUS_BYTES,
+    seed: int = 0,
+    withdrawn: Container[bytes] = (),
 ) -> bytes:
-    """The sources' documents, an empty line between them, the held-out modules never among them."""
+    """The sources' documents, an empty line between them, the held-out modules never among them, nor what
+    the run's owner has withdrawn: SHA-256 of a whole file's bytes, or of a .jsonl line's text as UTF-8."""
     sources = tuple(sources)
     files = [file for source in sources for file in _files(source.path)]
     total = sum(map(_size, files))
@@ -139,7 +151,7 @@ def load_text(
     documents: list[bytes] = []
     room = longest_bytes
     for file in files:
-        for document in _documents(file, room, chance):
+        for document in _documents(file, room, chance, withdrawn):
             documents.append(document[:room])
             room -= len(document) + len(_BETWEEN_DOCUMENTS)
             if room <= 0:
@@ -216,14 +228,20 @@ def _size(file: Path) -> int:
         raise TextError(f"cannot read {file}: {error.strerror}") from error
 
 
-def _documents(file: Path, room: int, chance: random.Random) -> Iterator[bytes]:
+def _documents(
+    file: Path, room: int, chance: random.Random, withdrawn: Container[bytes] = ()
+) -> Iterator[bytes]:
     """The documents of one file; of a file larger than `room`, some part of about that length."""
     size = _size(file)
     try:
         if file.suffix == ".jsonl":
-            yield from _lines(file, min(1.0, room / max(1, size)), chance)
+            for text in _lines(file, min(1.0, room / max(1, size)), chance):
+                if hashlib.sha256(text).digest() not in withdrawn:
+                    yield text
             return
         with file.open("rb") as opened:
+            if withdrawn and hashlib.file_digest(opened, "sha256").digest() in withdrawn:
+                return
             opened.seek(chance.randrange(size - room + 1) if size > room else 0)
             text = opened.read(room)
     except OSError as error:

@@ -15,14 +15,17 @@ from typing import Any
 
 from peers.claims import claims_of
 from peers.compute import Compute
+from peers.creator.obedience import Obedience
+from peers.creator.order_book import OrderBook
 from peers.data_path import DataPath, Text
 from peers.disk import Disk
 from peers.hearing import Hearing
 from peers.inference.server import Inference
+from peers.listener import Load
 from peers.meeting import met
 from peers.moving import Moving, first_stage
-from peers.neighbourhood import Load, Neighbourhood
-from peers.presence import Presence
+from peers.neighbourhood import Neighbourhood
+from peers.presence import OPERATION_SECONDS, Presence
 from peers.recovery import Recovery, newest_wish
 from peers.round_counts import RoundCounts
 from peers.run_file import SignedManifest
@@ -58,7 +61,7 @@ class Worker:
         transport: Transport,
         directory: Directory,
         compute: Compute,
-        load_text: Callable[[], Awaitable[Text]],
+        load_text: Callable[[frozenset[bytes]], Awaitable[Text]],
         settings: Settings,
         chance: Random,
         note: Callable[..., None],
@@ -71,8 +74,9 @@ class Worker:
         self.identity = identity
         self.transport = transport
         self.presence = Presence(signed, identity, transport, directory, settings.version, note)
+        book = OrderBook(signed, settings.orders, note, say)
+        self.orders = Obedience(self, book, settings.invite, load_text)
         self.compute = compute
-        self.load_text = load_text
         self.settings = settings
         self.chance = chance
         self.note = note
@@ -108,12 +112,14 @@ class Worker:
         self._changed.set()
 
     async def run(self) -> None:
+        await self.orders.first_look(OPERATION_SECONDS)
         wish = self.settings.stage
         self.stage = await first_stage(self.presence, self.chance, self.say) if wish is None else wish
-        self._assemble(await self.load_text() if self.stage == 0 else None)
+        self._assemble(await self.orders.read_text() if self.stage == 0 else None)
         self._tasks = [
             self.loop.create_task(self.presence.announce_forever(self.stage, self._record), name="announce"),
             self.loop.create_task(self.presence.look_forever(self._look_up), name="look up"),
+            self.loop.create_task(self.orders.keep_forever(), name="orders"),
         ]
         for task in self._tasks:
             task.add_done_callback(self.task_ended)
@@ -123,6 +129,7 @@ class Worker:
                 self._enter("joining")
                 await self._take_up()
                 self._enter("training")
+                self.stands()
                 await self._until_leaving_or_behind()
             await self._drain()
         finally:
@@ -133,6 +140,11 @@ class Worker:
         if state != self.state:
             self.state = state
             self.presence.announce_now()
+
+    def stands(self) -> None:
+        """The owner may have paused the run, or let it go on."""
+        if self.state in ("training", "paused"):
+            self._enter("paused" if self.orders.paused else "training")
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """Tasks that run along end with the worker; one that fails before ends the worker."""
@@ -174,6 +186,7 @@ class Worker:
         self.data.next_counter = int(self.presence.directory.now() * 1000)
         self.moving = Moving(self.presence, self.neighbourhood, self, self.chance, self.note, self.say)
         self._record()
+        self.orders.begin()
         self.neighbourhood.start()
         self.note("assembled", stage=self.stage, parameters=self.part.layout.parameters)
 
@@ -293,6 +306,7 @@ class Worker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.orders.close()
         self.moving.close()
         self.inference.close()
         if self.data is not None:
@@ -326,6 +340,10 @@ class Worker:
     def wake(self) -> None:
         """Something happened: conditions that are waited for may hold now."""
         self._changed.set()
+
+    def has_company(self) -> bool:
+        """Whether some other peer of the stage holds its weights, too."""
+        return self.neighbourhood is None or bool(self.neighbourhood.membership.live(self.stage))
 
     def load(self) -> Load:
         """What beats say."""

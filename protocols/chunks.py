@@ -1,9 +1,7 @@
 """Chunks of snapshots over connections of their own: how a state is fetched through lossy lines.
 
-Between two peers libp2p keeps one TCP connection, however many streams it carries; at 50 ms and 1 % loss that
-is 2.7 Mbit/s with cubic, with one stream as with four (measured). So a newcomer starts a few *carriers*:
-p2pd processes with throw-away identities, each with its own connections, which do nothing but fetch chunks.
-A chunk is checked by its hash, so it does not matter who asks and who answers.
+A newcomer starts a few carriers (carriers.py), which do nothing but fetch chunks. A chunk is checked by its
+hash, so it does not matter who asks and who answers.
 
     request   digest of the settled weights 32 | index u16
     answer    length u32 | the chunk; length 0: not held
@@ -12,19 +10,17 @@ A chunk is checked by its hash, so it does not matter who asks and who answers.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import shutil
 import struct
-import tempfile
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 
+from protocols.carriers import Carriers
 from protocols.daemon import DAEMON_ERRORS, Daemon, DaemonOptions
 from protocols.errors import PeerGone, Unreachable
 from protocols.hivemind_parts import StreamInfo
-from protocols.identity import create
+from protocols.messages import Chunk
 from protocols.transport import Arrived, FindChunk, Progressed
+from protocols.upload import Upload
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 
@@ -42,6 +38,7 @@ PART_BYTES = 16 * 1024
 ASKED_PER_STREAM = 2
 """While one chunk is on its way the next is asked for: the stream never waits for a round trip. Chunks of one
 connection come one after the other; two at once would both be half done when everything else is."""
+CHUNK_PRIORITY = Chunk.priority
 _REQUEST, _LENGTH = struct.Struct(">32sH"), struct.Struct(">I")
 
 
@@ -50,6 +47,7 @@ class ChunkService:
 
     def __init__(self) -> None:
         self.find: FindChunk = lambda digest, index: None
+        self.upload: Upload | None = None
         self._open: set[asyncio.StreamWriter] = set()
 
     async def accept(
@@ -66,47 +64,53 @@ class ChunkService:
                     digest, index = _REQUEST.unpack(await reader.readexactly(_REQUEST.size))
                 chunk = self.find(digest, index) or memoryview(b"")
                 writer.write(_LENGTH.pack(len(chunk)))
-                writer.write(chunk)
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await writer.drain()
+                    await self._write(writer, chunk)
         except DAEMON_ERRORS:
             pass  # It has what it wanted, or has gone.
         finally:
             self._open.discard(writer)
             writer.transport.abort()
 
+    async def _write(self, writer: asyncio.StreamWriter, chunk: memoryview) -> None:
+        """At the pace that the peer's owner allows, if there is one."""
+        if self.upload is None:
+            writer.write(chunk)
+            await writer.drain()
+            return
+        for at in range(0, len(chunk), PART_BYTES):
+            part = chunk[at : at + PART_BYTES]
+            await self.upload.turn(len(part), CHUNK_PRIORITY)
+            writer.write(part)
+            await writer.drain()
+
     def close(self) -> None:
         for writer in self._open:
             writer.transport.abort()
 
 
-class Carriers:
+class ChunkCarriers:
     """The newcomer's side: asks on as many connections per holder as there are carriers."""
 
     def __init__(
-        self, daemons: Sequence[Daemon], folder: Path, arrived: Arrived, progressed: Progressed
+        self, carriers: Carriers, daemons: Sequence[Daemon], arrived: Arrived, progressed: Progressed
     ) -> None:
-        self._daemons, self._folder, self._arrived, self._progressed = daemons, folder, arrived, progressed
+        self._carriers, self._daemons = carriers, daemons
+        self._arrived, self._progressed = arrived, progressed
         self._asked: dict[PeerId, asyncio.Queue[tuple[bytes, int]]] = {}
         self._lanes: list[asyncio.Task[None]] = []
 
     @classmethod
     async def start(
         cls, count: int, options: DaemonOptions, arrived: Arrived, progressed: Progressed
-    ) -> Carriers:
+    ) -> ChunkCarriers:
         """Start `count` p2pd. Raises CannotStart."""
-        folder = Path(tempfile.mkdtemp(prefix="swarmnet-carriers-"))
-        paths = [folder / f"identity-{number}" for number in range(count)]
-        for path in paths:
-            create(path)
-        starts = [Daemon.start(path, options) for path in paths]
-        started = await asyncio.gather(*starts, return_exceptions=True)
-        daemons = [daemon for daemon in started if isinstance(daemon, Daemon)]
-        carriers = cls(daemons, folder, arrived, progressed)
-        if not daemons:
+        carriers = Carriers(options)
+        try:
+            return cls(carriers, await carriers.start(count), arrived, progressed)
+        except BaseException:
             await carriers.close()
-            raise next(error for error in started if isinstance(error, BaseException))
-        return carriers
+            raise
 
     @property
     def lanes_per_holder(self) -> int:
@@ -171,6 +175,4 @@ class Carriers:
         for lane in self._lanes:
             lane.cancel()
         await asyncio.gather(*self._lanes, return_exceptions=True)
-        await asyncio.gather(*(daemon.stop() for daemon in self._daemons))
-        with contextlib.suppress(OSError):
-            shutil.rmtree(self._folder)
+        await self._carriers.close()

@@ -106,7 +106,7 @@ class Daemon:
     async def start(cls, identity_path: Path, options: DaemonOptions) -> Daemon:
         """Start p2pd; CannotStart says what is wrong with the ports or addresses."""
         expected = load(identity_path).peer_id
-        _check_ports(options.listen)
+        check_ports(options.listen)
         _allow_open_files()
         _remove_stale_folders()
         folder = Path(tempfile.mkdtemp(prefix=f"swarmnet-{os.getpid()}-"))
@@ -308,7 +308,7 @@ def multiaddr_bytes(address: str) -> bytes:
     return data
 
 
-def _check_ports(listen: Sequence[str]) -> None:
+def check_ports(listen: Sequence[str]) -> None:
     """CannotStart if a port is taken. go-libp2p sets SO_REUSEPORT: a second p2pd on the same port starts
     without a word and takes half of the first one's connections, so we have to look first."""
     for address in listen:

@@ -14,10 +14,19 @@ from statistics import median
 
 from protocols.daemon import DAEMON_ERRORS, Daemon
 from protocols.envelope import run_bytes
-from protocols.errors import Unreachable, WireError
+from protocols.errors import PeerGone, Unreachable, WireError
 from protocols.gate import Gate
-from protocols.hivemind_parts import DHTID, DHTNode, MSGPackSerializer, PeerID
+from protocols.hivemind_parts import DHTID, DHTNode, MSGPackSerializer, PeerID, dht_pb2
 from protocols.identity import public_key_bytes
+from protocols.listing import LISTING_SECONDS, RUNS_KEY, open_listing
+from protocols.orders import (
+    ORDER_SECONDS,
+    SignedOrder,
+    open_order,
+    open_stored_order,
+    order_key,
+    stored_order,
+)
 from protocols.records import (
     MANIFEST_SECONDS,
     SKEW_SECONDS,
@@ -28,7 +37,7 @@ from protocols.records import (
     open_record,
     stage_key,
 )
-from protocols.stored import PLAIN, key_id, node_id, stored_value
+from protocols.stored import PLAIN, content_of, key_id, node_id, stored_value
 from swarmnet.identifiers import PeerId, RunId
 
 logger = logging.getLogger(__name__)
@@ -87,6 +96,11 @@ class DhtDirectory:
         return self._gate.clock_offset
 
     @property
+    def measured_offset(self) -> float | None:
+        """The same as it was measured, however small; None: nobody has told the time yet."""
+        return median(self._gate.offsets.values()) if self._gate.offsets else None
+
+    @property
     def known_nodes(self) -> int:
         """DHT nodes in the routing table."""
         return len(self._node.protocol.routing_table.peer_id_to_uid)
@@ -104,7 +118,7 @@ class DhtDirectory:
 
         async def join(peer: PeerId, address: str) -> bool:
             try:
-                await self._gate.connect(peer, address, deadline_seconds)
+                await self._gate.connect(peer, [address], deadline_seconds)
                 if await self._node.protocol.call_ping(PeerID.from_base58(peer)) is None:
                     raise Unreachable(f"{address}/p2p/{peer} runs no directory of this kind")
             except WireError as error:
@@ -189,6 +203,55 @@ class DhtDirectory:
             return None
         open_manifest(found.value, run)
         return found.value
+
+    async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
+        """See `Directory.put_order`."""
+        key, value = order_key(run, open_order(order, run).owner), stored_order(run, order)
+        expires = self.now() + ORDER_SECONDS
+        self._gate.note(key_id(key), PLAIN, stored_value(value), expires)
+        return await self._store(key, value, expires, None, deadline_seconds)
+
+    async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
+        """See `Directory.get_order`: the newest that was seen, now or before."""
+        key, late = order_key(run, owner), False
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                await self._node.get(key, latest=True)
+        except TimeoutError:
+            late = True
+        seen = self._gate.orders.get(key_id(key))  # The gate has looked at every answer.
+        if seen is not None:
+            return open_stored_order(content_of(seen[1]))[1]
+        if late:
+            raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s")
+        return None
+
+    async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
+        """See `Directory.put_listing`."""
+        run, expires = open_listing(listing).run_id, self.now() + LISTING_SECONDS
+        self._gate.note(key_id(RUNS_KEY), MSGPackSerializer.dumps(run), stored_value(listing), expires)
+        return await self._store(RUNS_KEY, listing, expires, run, deadline_seconds)
+
+    async def listings(self, deadline_seconds: float) -> list[RunId]:
+        """See `Directory.listings`."""
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                found = await self._node.get(RUNS_KEY, latest=True)
+        except TimeoutError:
+            raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s") from None
+        entries = found.value.values() if found is not None and isinstance(found.value, dict) else ()
+        return sorted(open_listing(entry.value).run_id for entry in entries)
+
+    async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
+        """See `Directory.ask`. A ping that enters no routing table: asking a thousand costs no more than that."""
+        until = asyncio.get_running_loop().time() + deadline_seconds
+        await self._gate.connect(peer, addresses, deadline_seconds)
+        left = max(0.0, until - asyncio.get_running_loop().time())
+        stub = self._node.protocol.get_stub(PeerID.from_base58(peer))
+        try:
+            await stub.rpc_ping(dht_pb2.PingRequest(validate=False), timeout=left)
+        except (*DAEMON_ERRORS, TimeoutError):
+            raise PeerGone(f"{peer} takes connections, but its process does not answer") from None
 
     async def _store(
         self, key: bytes, value: bytes, expires: float, subkey: str | None, deadline_seconds: float

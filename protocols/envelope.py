@@ -43,6 +43,7 @@ class Kind(IntEnum):
     SETTLED = 4
     ORDER = 5
     MANIFEST = 6
+    INVITE = 7
 
 
 @dataclass(frozen=True, slots=True)

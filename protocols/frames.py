@@ -54,21 +54,27 @@ def wire_bytes(header_bytes: int, body_bytes: int, piece_bytes: int = PIECE_BYTE
     return content + _PIECE.size * -(-content // piece_bytes)
 
 
+def priority_of(piece: bytes) -> int:
+    """The priority of the message that a piece belongs to."""
+    return piece[0] & _PRIORITY
+
+
 def body_limit(message: Message) -> int:
     """The default limit: no body where none belongs."""
     return BODY_LIMIT if message.body else 0
 
 
-class _Outgoing:
+class Outgoing:
     """A message on its way out."""
 
-    __slots__ = ("at", "body", "check", "head", "left")
+    __slots__ = ("at", "body", "check", "head", "left", "message", "whole")
 
-    def __init__(self, header: bytes, body: memoryview) -> None:
+    def __init__(self, message: Message, header: bytes, body: memoryview) -> None:
+        self.message = message
         self.head = _FIRST.pack(len(header), len(body)) + header
         self.check = hashlib.sha256(header)
         self.body, self.at = body, 0
-        self.left = len(self.head) + len(body) + CHECK_BYTES
+        self.left = self.whole = len(self.head) + len(body) + CHECK_BYTES
 
     def content(self, most: int) -> list[Body]:
         """The next `most` bytes; hashed here, piece by piece, so that no long body blocks the loop."""
@@ -92,23 +98,33 @@ class FrameWriter:
     def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
         self._piece_bytes = min(piece_bytes, PIECE_LIMIT)
         self._header_limit = min(HEADER_LIMIT, piece_bytes - _FIRST.size)  # it fits into its first piece
-        self._queues: tuple[deque[_Outgoing], ...] = tuple(deque() for _ in range(PRIORITIES))
+        self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in range(PRIORITIES))
         self.queued_bytes = 0
         """Content still to be taken by `next_piece`."""
+        self.ended: Outgoing | None = None
+        """The message that ends in the piece taken last: a reader completes messages in this order."""
 
     def post(self, message: Message, body: Body = b"") -> int:
         """Queue a message; its bytes on the wire. TooLarge if no receiver would take it. The body must not
         change until it is sent."""
+        return self.wire_bytes(self.add(message, body))
+
+    def wire_bytes(self, outgoing: Outgoing) -> int:
+        """What a message that was added takes on the wire."""
+        return outgoing.whole + _PIECE.size * -(-outgoing.whole // self._piece_bytes)
+
+    def add(self, message: Message, body: Body = b"") -> Outgoing:
+        """`post` for who wants to know what became of it."""
         header = encode(message)
         view = memoryview(body).cast("B") if len(body) else memoryview(b"")
         if len(header) > self._header_limit:
             raise TooLarge(f"a {type(message).__name__} header of {len(header)} bytes; cut it up")
         if (len(view) and not message.body) or len(view) > BODY_LIMIT:
             raise TooLarge(f"a body of {len(view)} bytes does not fit a {type(message).__name__}")
-        outgoing = _Outgoing(header, view)
+        outgoing = Outgoing(message, header, view)
         self._queues[message.priority].append(outgoing)
         self.queued_bytes += outgoing.left
-        return wire_bytes(len(header), len(view), self._piece_bytes)
+        return outgoing
 
     def next_piece(self) -> bytes | None:
         """The next piece to send, or None when nothing is queued."""
@@ -120,9 +136,10 @@ class FrameWriter:
                 parts = outgoing.content(self._piece_bytes)
                 length = before - outgoing.left
                 self.queued_bytes -= length
+                self.ended = None
                 if outgoing.left == 0:
                     flags |= _END
-                    queue.popleft()
+                    self.ended = queue.popleft()
                 return b"".join((_PIECE.pack(flags, length >> 16, length & 0xFFFF), *parts))
         return None
 

@@ -1,11 +1,12 @@
 """The gate between hivemind's DHT and the network: nothing passes that does not prove itself.
 
 `DHTNode` is given this object instead of its `P2P`. It sees every request and response of the DHT as protobuf
-before hivemind decodes the MessagePack inside, and takes out whatever is not a signed record or a manifest
-(records.py). hivemind's own validators come too late: it decodes dictionaries first, and a deeply nested one
-kills the process (measured). What else is enforced here: a node's DHT id is the hash of
-its peer id, expiries are bounded, nothing older replaces something newer, storage has a limit, an answer
-stays below the 4 MiB at which hivemind's callers hang, and the swarm's time counts, not this machine's.
+before hivemind decodes the MessagePack inside, and takes out whatever is not a signed record, a manifest
+(records.py), an order (orders.py) or an entry of the registry (listing.py). hivemind's own validators come
+too late: it decodes dictionaries first, and a deeply nested one kills the process (measured). What else is
+enforced here: a node's DHT id is the hash of its peer id, expiries are bounded, nothing older replaces
+something newer, storage has a limit, an answer stays below the 4 MiB at which hivemind's callers hang, and
+the swarm's time counts, not this machine's.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import asyncio
 import hashlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeAlias
 
-from protocols.daemon import Daemon
+from protocols.daemon import DAEMON_ERRORS, Daemon
 from protocols.errors import Malformed, WireError
 from protocols.hivemind_parts import Multiaddr, P2PContext, P2PDaemonError, PeerID, dht_pb2
 from protocols.records import MANIFEST_SECONDS, SKEW_SECONDS
@@ -45,7 +46,10 @@ STORAGE_LIMIT = 32 * 1024 * 1024
 RECORDS_PER_PEER = 16
 KEYS_PER_REQUEST = 1024
 """A node that meets a new one hands over all that this one should keep, in one request."""
+PING, PING_SECONDS = "DHTProtocol.rpc_ping", 3.0
+"""hivemind's name of it, and as long as it waits for one."""
 _VERIFIED = 4096
+_ORDERS = 256
 
 Request: TypeAlias = Any
 """PingRequest, StoreRequest or FindRequest of hivemind's dht.proto, which has no types."""
@@ -81,6 +85,9 @@ class Gate:
         """The same as measured with each of the last peers that answered a ping."""
         self.acknowledged: Counter[bytes] = Counter()
         """How many others have stored what this node stores now, by key."""
+        self.orders: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
+        """Key -> sequence and value of the newest order that was seen. hivemind keeps what expires last, and
+        whoever has not heard of a newer order stores the older one again."""
 
     # What hivemind's DHT uses of P2P.
 
@@ -102,8 +109,12 @@ class Gate:
         }[input_type]
 
         async def guarded(request: Request, context: P2PContext) -> Response:
+            claimed = request.peer.node_id
             self._bind(request.peer, context.remote_id)
-            return await serve(handler, request, context)
+            response = await serve(handler, request, context)
+            if input_type is dht_pb2.PingRequest and request.validate and claimed != request.peer.node_id:
+                response.available = await self._calls_itself(context.remote_id, claimed)
+            return response
 
         await self._daemon.p2p.add_protobuf_handler(name, guarded, input_type, **options)
 
@@ -130,9 +141,9 @@ class Gate:
             self._filter_found(str(peer), request, response)
         return response
 
-    async def connect(self, peer: PeerId, address: str, deadline_seconds: float) -> None:
+    async def connect(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
         """Dial a peer; Unreachable if it does not answer."""
-        await self._daemon.connect(peer, [address], deadline_seconds)
+        await self._daemon.connect(peer, addresses, deadline_seconds)
 
     async def _unless_ended(self, call: Awaitable[Response]) -> Response:
         """The call's result; P2PDaemonError as soon as p2pd ends, on which hivemind would wait for ever."""
@@ -159,6 +170,20 @@ class Gate:
         response = await handler(request, context)
         response.dht_time += self.clock_offset
         return response
+
+    async def _calls_itself(self, peer: PeerID, claimed: bytes) -> bool:
+        """Whether a node that enters none of our tables (`_bind`) answers a call, with the id that it claims.
+        An ordinary hivemind node asks that of whom it joins through, and ends when it is told no."""
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                answer = await self._unless_ended(
+                    self._daemon.p2p.call_protobuf_handler(
+                        peer, PING, dht_pb2.PingRequest(), dht_pb2.PingResponse
+                    )
+                )
+        except (*DAEMON_ERRORS, TimeoutError):
+            return False
+        return bool(answer.peer.node_id == claimed)
 
     async def _serve_store(
         self, handler: Handler, request: dht_pb2.StoreRequest, context: P2PContext
@@ -284,7 +309,9 @@ class Gate:
                 self._verified.popitem(last=False)
         now = self.now()
         subkey = None if item.tag == PLAIN else text_of(item.tag)
-        latest = proof.expires_seconds if subkey is not None else now + MANIFEST_SECONDS + SKEW_SECONDS
+        latest = proof.expires_seconds
+        if latest is None:
+            latest = now + MANIFEST_SECONDS + SKEW_SECONDS
         if item.key != proof.key or subkey != proof.subkey:
             raise Malformed("a value under a key or subkey that is not its own")
         if proof.issued_seconds > now + SKEW_SECONDS:
@@ -293,7 +320,16 @@ class Gate:
             raise Malformed(
                 f"an expiry {item.expires - now:.0f} s from now, where {latest - now:.0f} is the end"
             )
+        if subkey is None and proof.sequence:
+            self._remember(item, proof.sequence)
         return proof
+
+    def _remember(self, item: Item, sequence: int) -> None:
+        known = self.orders.get(item.key)
+        if known is None or known[0] < sequence:
+            self.orders[item.key] = (sequence, item.value)
+            while len(self.orders) > _ORDERS:
+                self.orders.popitem(last=False)
 
     def _admit(self, item: Item) -> None:
         """Raise a WireError unless the value may be stored here; keeps the count of what is."""

@@ -1,4 +1,4 @@
-"""What the links of both transports share: the queue of a link, its limit, and who waits for it."""
+"""What the links of all transports share: the queue of a link, its limit, and who waits for it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ BACKLOG_BYTES = 64 * 1024 * 1024
 """Most that one link queues: 51 s of a 10 Mbit/s uplink; who is further behind must be given less."""
 
 
-class QueuedLink:
-    """A `Link` whose pieces a transport takes with `_take` and carries away. Not for use across threads."""
+class BoundedLink:
+    """What every `Link` of ours has: its limit, its end, and who waits for it. Not for use across threads."""
 
     def __init__(self, peer: PeerId, lane: Lane, backlog_bytes: int = BACKLOG_BYTES) -> None:
         self.peer, self.lane = peer, lane
-        self._writer = FrameWriter()
         self._backlog_bytes = backlog_bytes
         self._end: str | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -31,18 +30,16 @@ class QueuedLink:
         return self._end is not None
 
     @property
-    def queued_bytes(self) -> int:
-        return self._writer.queued_bytes
+    @abstractmethod
+    def queued_bytes(self) -> int: ...
 
     def post(self, message: Message, body: Body = b"") -> int:
         """See `Link.post`."""
         if self._end is not None:
             raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
-        if self._writer.queued_bytes + len(body) > self._backlog_bytes:
-            raise Backlog(f"{self._writer.queued_bytes} bytes wait on the {self.lane} link to {self.peer}")
-        taken = self._writer.post(message, body)
-        self._wake()
-        return taken
+        if self.queued_bytes + len(body) > self._backlog_bytes:
+            raise Backlog(f"{self.queued_bytes} bytes wait on the {self.lane} link to {self.peer}")
+        return self._queue(message, body)
 
     async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
         """See `Link.drained`."""
@@ -62,15 +59,11 @@ class QueuedLink:
     def close(self) -> None:
         self._finish("closed by us")
 
-    def _take(self) -> bytes | None:
-        """The next piece to carry away, or None."""
-        piece = self._writer.next_piece()
-        if self._waiters:
-            self._wake_waiters()
-        return piece
-
     def _wake_waiters(self) -> None:
-        queued = self._writer.queued_bytes
+        """A piece was carried away."""
+        if not self._waiters:
+            return
+        queued = self.queued_bytes
         for below_bytes, waiter in self._waiters:
             if queued <= below_bytes and not waiter.done():
                 waiter.set_result(None)
@@ -81,12 +74,46 @@ class QueuedLink:
         if self._end is not None:
             return False
         self._end = reason
-        self._writer.drop()
+        self._drop()
         for _, waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(PeerGone(f"the {self.lane} link to {self.peer} has ended: {reason}"))
         self._waiters.clear()
         return True
+
+    @abstractmethod
+    def _queue(self, message: Message, body: Body) -> int:
+        """Take it; its bytes on the wire."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Forget what is queued."""
+
+
+class QueuedLink(BoundedLink):
+    """A link with one queue, whose pieces a transport takes with `_take` and carries away."""
+
+    def __init__(self, peer: PeerId, lane: Lane, backlog_bytes: int = BACKLOG_BYTES) -> None:
+        super().__init__(peer, lane, backlog_bytes)
+        self._writer = FrameWriter()
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._writer.queued_bytes
+
+    def _queue(self, message: Message, body: Body) -> int:
+        taken = self._writer.post(message, body)
+        self._wake()
+        return taken
+
+    def _drop(self) -> None:
+        self._writer.drop()
+
+    def _take(self) -> bytes | None:
+        """The next piece to carry away, or None."""
+        piece = self._writer.next_piece()
+        self._wake_waiters()
+        return piece
 
     @abstractmethod
     def _wake(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from random import Random
 
@@ -20,6 +20,7 @@ from protocols.links import BACKLOG_BYTES, LocalLink, QueuedLink, deliver
 from protocols.memory_directory import MemoryDirectory
 from protocols.memory_ways import Conditions, Line, Timers, Way
 from protocols.messages import Lane, Message, encode
+from protocols.orders import SignedOrder
 from protocols.transport import Arrived, Body, FindChunk, Progressed, Receiver
 from swarmnet.identifiers import PeerId, RunId
 
@@ -170,6 +171,10 @@ class MemoryTransport:
     def addresses(self) -> Sequence[str]:
         return (f"/memory/{self.peer}",)
 
+    @property
+    def subflows(self) -> Mapping[str, int]:
+        return {}
+
     def listen(self, receiver: Receiver) -> None:
         self.receiver, self._context = receiver, copy_context()
 
@@ -227,6 +232,8 @@ class MemoryNetwork:
         self.transports: dict[PeerId, MemoryTransport] = {}
         self.records: dict[tuple[RunId, int], dict[PeerId, bytes]] = {}
         self.manifests: dict[RunId, bytes] = {}
+        self.orders: dict[tuple[RunId, PeerId], SignedOrder] = {}
+        self.listings: set[RunId] = set()
         self._ways: dict[tuple[PeerId, PeerId], Way] = {}
 
     def directory(self, peer: PeerId) -> MemoryDirectory:

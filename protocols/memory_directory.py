@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from protocols.errors import Malformed
+from protocols.errors import Malformed, PeerGone, Unreachable
+from protocols.listing import open_listing
+from protocols.orders import SignedOrder, open_order
 from protocols.records import RECORD_SECONDS, SKEW_SECONDS, Remembered, open_manifest, open_record
 from swarmnet.identifiers import PeerId, RunId
 
@@ -35,7 +38,7 @@ class MemoryDirectory:
         known = kept.get(signed.peer)
         if known is None or open_record(known, run).sequence <= signed.sequence:
             kept[signed.peer] = record
-        return any(self._reaches(peer) for peer in self._network.transports if peer != self._peer)
+        return self._has_company()
 
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
         """See `Directory.look_up`."""
@@ -50,14 +53,51 @@ class MemoryDirectory:
         open_manifest(signed_manifest, run)
         await asyncio.sleep(0)
         self._network.manifests[run] = signed_manifest
-        return any(self._reaches(peer) for peer in self._network.transports if peer != self._peer)
+        return self._has_company()
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
         """See `Directory.get_manifest`."""
         await asyncio.sleep(0)
         return self._network.manifests.get(run)
 
+    async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
+        """See `Directory.put_order`."""
+        signed = open_order(order, run)
+        await asyncio.sleep(0)
+        if signed.newer_than(self._network.orders.get((run, signed.owner))):
+            self._network.orders[run, signed.owner] = signed
+        return self._has_company()
+
+    async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
+        """See `Directory.get_order`."""
+        await asyncio.sleep(0)
+        return self._network.orders.get((run, owner))
+
+    async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
+        """See `Directory.put_listing`."""
+        await asyncio.sleep(0)
+        self._network.listings.add(open_listing(listing).run_id)
+        return self._has_company()
+
+    async def listings(self, deadline_seconds: float) -> list[RunId]:
+        """See `Directory.listings`."""
+        await asyncio.sleep(0)
+        return sorted(self._network.listings)
+
+    async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
+        """See `Directory.ask`."""
+        await asyncio.sleep(0)
+        other = self._network.transports.get(peer)
+        if other is None or other.closed:
+            raise Unreachable(f"{peer} does not answer: nothing listens there")
+        if other.frozen or not self._reaches(peer):
+            await asyncio.sleep(deadline_seconds)
+            raise PeerGone(f"{peer} takes connections, but its process does not answer")
+
     async def close(self) -> None: ...
+
+    def _has_company(self) -> bool:
+        return any(self._reaches(peer) for peer in self._network.transports if peer != self._peer)
 
     def _reaches(self, peer: PeerId) -> bool:
         return peer == self._peer or not (

@@ -25,6 +25,7 @@ Nats = Annotated[float, Meta(ge=0.0, le=1e15)]
 Shape = tuple[Number, Number, Number]
 Identifier = Annotated[bytes, Meta(max_length=16)]
 """ContributionId."""
+Invite = Annotated[bytes, Meta(max_length=256)]
 Digest = Annotated[bytes, Meta(max_length=32)]
 SetDigest = Annotated[bytes, Meta(max_length=8)]
 

@@ -20,6 +20,7 @@ from protocols.message_fields import (
     Count,
     Digest,
     Identifier,
+    Invite,
     Level,
     Name,
     Nats,
@@ -33,6 +34,7 @@ from protocols.message_fields import (
     StageNumber,
 )
 from protocols.message_fields import Message as Message
+from protocols.order_messages import OrderIs as OrderIs
 from protocols.peer_record import PeerRecord as PeerRecord
 from swarmnet.paths import Header
 
@@ -53,6 +55,9 @@ class Hello(Message, frozen=True, tag=1):
     run_id: Digest
     record: bytes
     """The sender's signed PeerRecord, or empty for a peer without a stage (bootstrap, observer)."""
+    invite: Invite = b""
+    """The owner's word that the sender may take part (protocols/invites.py); needed where the run's access is
+    by invite."""
 
 
 class Refuse(Message, frozen=True, tag=2):
@@ -359,6 +364,7 @@ AnyMessage = (
     Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit | Progress | Announce
     | Want | Contribution | AskIds | AskChain | ChainIs | Statements | AskState | State | AskChunk | Chunk
     | NoChunk | AskManifest | ManifestIs | AskForward | Forwarded | Declined
+    | OrderIs
 )  # fmt: skip
 
 DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit)

@@ -8,36 +8,45 @@ kept (4 MB at 100 ms: 108 ms on a warm stream, 629 ms on a new one).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from protocols.chunks import CHUNKS_PROTOCOL, Carriers, ChunkService
+from protocols.carriers import INTRODUCTION_BYTES, carried_peer
+from protocols.chunks import CHUNKS_PROTOCOL, ChunkCarriers, ChunkService
 from protocols.daemon import DAEMON_ERRORS, LOOPBACK, Daemon, DaemonOptions
 from protocols.dial_back_service import DialBackService
 from protocols.errors import Backlog, Malformed, PeerGone, Unreachable, WireError
-from protocols.frames import CLOSING, KEEPALIVE, PIECE_BYTES, FrameReader, body_limit
+from protocols.frames import FrameReader, body_limit
 from protocols.hivemind_parts import StreamInfo
-from protocols.links import BACKLOG_BYTES, LocalLink, QueuedLink, deliver
+from protocols.identity import Identity, load
+from protocols.links import BACKLOG_BYTES, BoundedLink, LocalLink, deliver
 from protocols.messages import Lane, Message
 from protocols.speed import SpeedService
+from protocols.subflow_dialer import SUBFLOW_PROTOCOL, SubflowDialer
+from protocols.subflows import ACKNOWLEDGED, P2pdLink, acknowledgement
 from protocols.transport import Arrived, FindChunk, Progressed, Receiver
+from protocols.upload import Upload
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 
 STREAMS_PER_PEER = 32
+MOST_SUBFLOWS = 8
+"""Of one peer; two are asked for (subflow_dialer.py)."""
 STREAMS = 512
 """A stranger opened 1 500 silent streams in 1.9 s and took all descriptors (measured)."""
 FIRST_MESSAGE_SECONDS = 10.0
-KEEPALIVE_SECONDS = 20.0
 IDLE_SECONDS = 60.0
 """Three keep-alives missed: the other process is frozen, or the path is dead and libp2p has not noticed."""
-WRITE_SECONDS = 30.0
-"""Longest wait for room to write: the other side reads nothing, though it is connected."""
 _READ_BYTES = 256 * 1024
+UNREAD_BYTES = 64 * 1024
+"""Of acknowledgements that the other side does not read: no honest peer lets 16,000 of them lie."""
 LANES: tuple[Lane, ...] = get_args(Lane)
+Handler = Callable[[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def protocol_name(lane: Lane) -> str:
@@ -45,104 +54,26 @@ def protocol_name(lane: Lane) -> str:
     return f"/swarmnet/{WIRE_VERSION}/{lane}"
 
 
-class P2pdLink(QueuedLink):
-    """A link over one libp2p stream that we opened."""
+@dataclass(slots=True)
+class _Subflows:
+    """What a peer has opened to us on an acknowledged lane."""
 
-    def __init__(
-        self,
-        peer: PeerId,
-        lane: Lane,
-        stream: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        ended: Callable[[P2pdLink, str, WireError | None], None],
-        backlog_bytes: int,
-    ) -> None:
-        super().__init__(peer, lane, backlog_bytes)
-        self._reader, self._stream = stream
-        self._stream.transport.set_write_buffer_limits(high=2 * PIECE_BYTES)
-        self._ended = ended
-        self._posted = asyncio.Event()
-        self._tasks = [
-            asyncio.create_task(self._send(), name=f"send {lane} {peer}"),
-            asyncio.create_task(self._watch(), name=f"watch {lane} {peer}"),
-        ]
-
-    def _wake(self) -> None:
-        self._posted.set()
-
-    async def _send(self) -> None:
-        try:
-            while True:
-                piece = self._take()
-                if piece is None:
-                    self._posted.clear()
-                    piece = await self._next()
-                self._stream.write(piece)
-                async with asyncio.timeout(WRITE_SECONDS):
-                    await self._stream.drain()
-        except TimeoutError:
-            self.fail(f"it takes nothing since {WRITE_SECONDS:g} s")
-        except (OSError, RuntimeError) as error:
-            self.fail(f"the stream broke ({error or type(error).__name__})")
-
-    async def _next(self) -> bytes:
-        """The next piece once there is one; a keep-alive if that takes too long."""
-        try:
-            async with asyncio.timeout(KEEPALIVE_SECONDS):
-                await self._posted.wait()
-        except TimeoutError:
-            return KEEPALIVE
-        return self._take() or KEEPALIVE
-
-    async def _watch(self) -> None:
-        try:
-            if await self._reader.read(1):
-                self.fail("it answered on a one-way stream", Malformed("bytes on a one-way stream"))
-            else:
-                self.fail("it ended")
-        except (OSError, RuntimeError) as error:
-            self.fail(f"the stream broke ({error or type(error).__name__})")
-
-    def fail(self, reason: str, error: WireError | None = None) -> None:
-        """End the link and say so."""
-        if self._finish(reason):
-            self._release()
-            self._stream.transport.abort()
-            self._ended(self, reason, error)
-
-    def close(self) -> None:
-        whole = self._writer.between_messages
-        if not self._finish("closed by us"):
-            return
-        self._release()
-        if whole:
-            self._stream.write(CLOSING)
-            self._stream.close()
-        else:
-            self._stream.transport.abort()
-        self._ended(self, "", None)
-
-    def _release(self) -> None:
-        for task in self._tasks:
-            if task is not asyncio.current_task():
-                task.cancel()
-
-    async def gone(self) -> None:
-        """Wait until nothing of the link is left."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        try:
-            async with asyncio.timeout(1.0):
-                await self._stream.wait_closed()
-        except (OSError, RuntimeError):
-            self._stream.transport.abort()
+    links: int = 0
+    writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
 
 class P2pdTransport:
     """`Transport` over p2pd; make it with `start`."""
 
-    def __init__(self, daemon: Daemon, limit: Callable[[Message], int], backlog_bytes: int) -> None:
+    def __init__(
+        self, daemon: Daemon, identity: Identity, limit: Callable[[Message], int], backlog_bytes: int
+    ) -> None:
         self.daemon = daemon
         self.chunks = ChunkService()
         """Serves chunks of snapshots to the carriers of others."""
+        self._dialer = SubflowDialer(identity)
+        self.upload: Upload | None = None
+        """What all links together may send; None: no limit. Set before the first link."""
         self.checks = (DialBackService(daemon.peer), SpeedService())
         """What `swarmnet doctor` asks of the peers of a swarm."""
         self._limit, self._backlog_bytes = limit, backlog_bytes
@@ -151,6 +82,8 @@ class P2pdTransport:
         self._ending: set[asyncio.Task[None]] = set()
         self._accepted: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
         self._per_peer: Counter[PeerId] = Counter()
+        self._carried: dict[PeerId, _Subflows] = {}
+        """Of those who have a link on the data lane to us."""
         self._closed = False
         self._supervisor = asyncio.create_task(self._supervise(), name="links supervisor")
 
@@ -166,15 +99,17 @@ class P2pdTransport:
         """Start p2pd with the identity in the file. Raises CannotStart (daemon.py) or IdentityError.
 
         `limit`: the longest body a message may have, in bytes; called before a body is read."""
-        transport = cls(await Daemon.start(identity_path, options), limit, backlog_bytes)
+        identity = load(identity_path)
+        transport = cls(await Daemon.start(identity_path, options), identity, limit, backlog_bytes)
+        handlers: dict[str, Handler] = {
+            protocol_name(lane): partial(transport._accept, lane) for lane in LANES
+        }
+        handlers |= {CHUNKS_PROTOCOL: transport.chunks.accept, SUBFLOW_PROTOCOL: transport._accept_subflow}
         try:
-            for lane in LANES:
+            for protocol, handler in handlers.items():
                 async with asyncio.timeout(options.start_seconds):
-                    await transport.daemon.p2p.add_binary_stream_handler(
-                        protocol_name(lane), partial(transport._accept, lane)
-                    )
+                    await transport.daemon.p2p.add_binary_stream_handler(protocol, handler)
             async with asyncio.timeout(options.start_seconds):
-                await transport.daemon.p2p.add_binary_stream_handler(CHUNKS_PROTOCOL, transport.chunks.accept)
                 for service in transport.checks:
                     await service.serve(transport.daemon.p2p)
         except BaseException:
@@ -190,16 +125,28 @@ class P2pdTransport:
     def addresses(self) -> Sequence[str]:
         return self.daemon.addresses
 
+    @property
+    def subflows(self) -> Mapping[str, int]:
+        """See `Transport.subflows`."""
+        open_ = sum(len(link.carriers) for link in self._links)
+        counted = self._dialer.counted
+        repeated = counted["repeated"] + sum(link.repeated for link in self._links)
+        return {"open": open_, "opened": counted["opened"], "failed": counted["failed"], "repeated": repeated}
+
     def listen(self, receiver: Receiver) -> None:
         self._receiver = receiver
+
+    def limit_upload(self, bytes_per_second: float) -> None:
+        """All links of this process, and the chunks that it serves, share so much from now on."""
+        self.upload = self.chunks.upload = Upload(bytes_per_second)
 
     def serve_chunks(self, find: FindChunk) -> None:
         """See `Transport.serve_chunks`."""
         self.chunks.find = find
 
-    async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> Carriers | None:
+    async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> ChunkCarriers | None:
         """See `Transport.carriers`. Each is a p2pd that only dials. Raises CannotStart."""
-        return await Carriers.start(count, LOOPBACK, arrived, progressed)
+        return await ChunkCarriers.start(count, LOOPBACK, arrived, progressed)
 
     async def ended(self) -> str:
         """Wait until p2pd has ended, by itself or by `close`; why."""
@@ -207,7 +154,7 @@ class P2pdTransport:
 
     async def open(
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
-    ) -> QueuedLink:
+    ) -> BoundedLink:
         """See `Transport.open`. Links to oneself do not leave the process."""
         if self._closed or self.daemon.end_reason is not None:
             raise PeerGone(f"this peer's own p2pd is not running ({self.daemon.end_reason})")
@@ -225,12 +172,22 @@ class P2pdTransport:
                 # else it may have moved: libp2p's own routing may know where
         left = max(0.0, until - asyncio.get_running_loop().time())
         stream = await self.daemon.open_stream(peer, protocol_name(lane), left)
-        link = P2pdLink(peer, lane, stream, self._link_ended, self._backlog_bytes)
+        link = P2pdLink(
+            peer,
+            lane,
+            stream,
+            self._link_ended,
+            self._dialer.want,
+            addresses,
+            self._backlog_bytes,
+            self.upload,
+        )
         self._links.add(link)
         return link
 
     def _link_ended(self, link: P2pdLink, reason: str, error: WireError | None) -> None:
         self._links.discard(link)
+        self._dialer.forget(link)
         if not self._closed:
             task = asyncio.create_task(link.gone())
             self._ending.add(task)
@@ -247,50 +204,118 @@ class P2pdTransport:
     ) -> None:
         """A stream that `info.peer_id` (proved by its handshake) opened to us."""
         peer = PeerId(info.peer_id.to_base58())
-        receiver, task = self._receiver, asyncio.current_task()
-        if receiver is None or self._closed or task is None:
+        receiver = self._receiver
+        if receiver is None or self._closed:
             writer.transport.abort()
             return
-        if self._per_peer[peer] >= STREAMS_PER_PEER or len(self._accepted) >= STREAMS:
-            writer.transport.abort()
-            receiver.refused(
-                peer, Backlog.code, f"{self._per_peer[peer]} links of this peer are open already"
-            )
-            return
-        self._accepted[task] = writer
-        self._per_peer[peer] += 1
-        try:
-            error, reason = await self._read(receiver, peer, lane, reader)
-        finally:
-            writer.transport.abort()
-            del self._accepted[task]
-            self._per_peer[peer] -= 1
-            if not self._per_peer[peer]:
-                del self._per_peer[peer]
+        answers = writer if lane in ACKNOWLEDGED else None
+        with self._admitted(peer, writer) as admitted:
+            if not admitted:
+                reason = f"{self._per_peer[peer]} links of this peer are open already"
+                receiver.refused(peer, Backlog.code, reason)
+                return
+            subflows = self._carried.setdefault(peer, _Subflows()) if answers is not None else None
+            if subflows is not None:
+                subflows.links += 1
+            until = asyncio.get_running_loop().time() + FIRST_MESSAGE_SECONDS
+            error, reason = await self._read(receiver, peer, lane, reader, answers, until)
+        if subflows is not None:
+            self._cut_subflows(peer, subflows)
         if error is not None:
             receiver.refused(peer, error.code, str(error))
         elif not self._closed:
             receiver.lost(peer, lane, reason)
 
+    async def _accept_subflow(
+        self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """A carrier opened a stream: it says for whom, who has a link on the data lane here."""
+        carrier, receiver = PeerId(info.peer_id.to_base58()), self._receiver
+        if receiver is None or self._closed:
+            writer.transport.abort()
+            return
+        peer = carrier
+        try:
+            with self._admitted(carrier, writer) as admitted:
+                if not admitted:
+                    raise Backlog(f"{self._per_peer[carrier]} streams of this carrier are open already")
+                async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
+                    shown = await reader.readexactly(INTRODUCTION_BYTES)
+                peer = carried_peer(shown, carrier, self.peer)
+                subflows = self._carried.get(peer)
+                if subflows is None or len(subflows.writers) >= MOST_SUBFLOWS:
+                    return  # Its link has ended meanwhile; or it wants too many.
+                subflows.writers.add(writer)
+                try:
+                    error, _ = await self._read(receiver, peer, "data", reader, writer, None)
+                finally:
+                    subflows.writers.discard(writer)
+        except DAEMON_ERRORS:
+            return  # It has gone, or says nothing.
+        except WireError as refused:
+            error = refused
+        if error is not None and not self._closed:
+            receiver.refused(peer, error.code, str(error))
+
+    @contextlib.contextmanager
+    def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter) -> Iterator[bool]:
+        """Count an accepted stream while it is open; False if there are too many. Closes it at the end."""
+        task = asyncio.current_task()
+        try:
+            if task is None or self._per_peer[peer] >= STREAMS_PER_PEER or len(self._accepted) >= STREAMS:
+                yield False
+                return
+            self._accepted[task] = writer
+            self._per_peer[peer] += 1
+            try:
+                yield True
+            finally:
+                del self._accepted[task]
+                self._per_peer[peer] -= 1
+                if not self._per_peer[peer]:
+                    del self._per_peer[peer]
+        finally:
+            writer.transport.abort()
+
+    def _cut_subflows(self, peer: PeerId, subflows: _Subflows) -> None:
+        """A link of this peer has ended; with the last of them end its subflows."""
+        subflows.links -= 1
+        if subflows.links == 0:
+            del self._carried[peer]
+            for writer in subflows.writers:
+                writer.transport.abort()
+
     async def _read(
-        self, receiver: Receiver, peer: PeerId, lane: Lane, reader: asyncio.StreamReader
+        self,
+        receiver: Receiver,
+        peer: PeerId,
+        lane: Lane,
+        reader: asyncio.StreamReader,
+        answers: asyncio.StreamWriter | None,
+        first_until: float | None,
     ) -> tuple[WireError | None, str]:
-        """Read a stream to its end: the error to refuse the peer for, or why the stream ended."""
+        """Read a stream to its end: the error to refuse the peer for, or why the stream ended. `answers`
+        takes the acknowledgements; a first message must come until `first_until`, if that is given."""
         frames = FrameReader(self._limit)
         clock = asyncio.get_running_loop().time
-        first_until = clock() + FIRST_MESSAGE_SECONDS
+        told = 0
         try:
             while True:
-                until = first_until if frames.messages == 0 else clock() + IDLE_SECONDS
-                async with asyncio.timeout_at(until):
+                waits = first_until is not None and frames.messages == 0
+                async with asyncio.timeout_at(first_until if waits else clock() + IDLE_SECONDS):
                     data = await reader.read(_READ_BYTES)
                 if not data:
                     break
                 error = deliver(receiver, peer, lane, frames, data)
                 if error is not None:
                     return error, ""
+                if answers is not None and frames.messages != told:
+                    told = frames.messages
+                    answers.write(acknowledgement(told))
+                    if answers.transport.get_write_buffer_size() > UNREAD_BYTES:
+                        return Malformed("it does not read what is acknowledged"), ""
         except TimeoutError:
-            if frames.messages == 0:
+            if first_until is not None and frames.messages == 0:
                 return Malformed(f"no message within {FIRST_MESSAGE_SECONDS:g} s of opening a link"), ""
             return None, f"silent for {IDLE_SECONDS:g} s"
         except DAEMON_ERRORS as broken:
@@ -321,6 +346,7 @@ class P2pdTransport:
         self._closed = True
         accepted = self._drop_accepted()
         self.chunks.close()
+        await self._dialer.close()
         for service in self.checks:
             await service.close()
         await asyncio.gather(*(link.gone() for link in links), *self._ending, return_exceptions=True)

@@ -1,8 +1,9 @@
 """What hivemind's DHT stores, taken apart and verified without hivemind: keys, values and dictionaries.
 
 hivemind 1.1.12 keeps a value as MessagePack; ours are `bin`: run id and signed record under a stage's key
-with the peer id as subkey, or a signed manifest under its own key without subkey. A dictionary (extension
-0x50) is [size limit, latest expiry, [[subkey, value, expiry], ...]], its values MessagePack once more.
+with the peer id as subkey, a listing under the registry's with the run id as subkey, a signed manifest or
+order under its own key without subkey. A dictionary (extension 0x50) is [size limit, latest expiry, [[subkey,
+value, expiry], ...]], its values MessagePack once more.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from protocols.envelope import RUN_ID_BYTES
 from protocols.errors import Malformed
 from protocols.hivemind_parts import DictionaryDHTValue, MSGPackSerializer, PeerID
 from protocols.identity import SIGNATURE_BYTES
+from protocols.listing import LISTING_BYTES, RUNS_KEY, open_listing
+from protocols.orders import STORED_ORDER_LIMIT, is_stored_order, open_stored_order, order_key
 from protocols.records import RECORD_LIMIT, manifest_key, open_manifest, open_record, stage_key
 from swarmnet.identifiers import RunId
 from swarmnet.manifest import MANIFEST_LIMIT
@@ -31,6 +34,7 @@ PEERS_PER_KEY = 768
 DICTIONARY_LIMIT = 3_500_000
 """Bytes of one dictionary."""
 _HEAD_BYTES = 5
+_PLAIN_LIMIT = max(MANIFEST_LIMIT, STORED_ORDER_LIMIT)
 _DICTIONARY_ITEMS = 4 * PEERS_PER_KEY + 16
 
 
@@ -52,7 +56,8 @@ class Proof:
     subkey: str | None
     sequence: int
     issued_seconds: float
-    expires_seconds: float
+    expires_seconds: float | None
+    """None: whoever has it may store it again, for MANIFEST_SECONDS at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +72,34 @@ class Item:
 
 
 def prove(value: bytes, *, plain: bool) -> Proof:
-    """Verify a stored value (MessagePack `bin`): a manifest if `plain`, otherwise a record."""
-    guard.check(value, MANIFEST_LIMIT + _HEAD_BYTES if plain else RECORD_LIMIT + _HEAD_BYTES)
-    if value[0] not in (0xC4, 0xC5, 0xC6):
-        raise Malformed("a stored value that is not binary")
-    content: bytes = msgpack.unpackb(value)
+    """Verify a stored value (MessagePack `bin`): a manifest or an order if `plain`, otherwise a record or an
+    entry of the registry."""
+    guard.check(value, _PLAIN_LIMIT + _HEAD_BYTES if plain else RECORD_LIMIT + _HEAD_BYTES)
+    content = content_of(value)
+    if plain and is_stored_order(content):
+        run, signed_order = open_stored_order(content)
+        sequence = signed_order.order.sequence
+        return Proof(key_id(order_key(run, signed_order.owner)), None, sequence, sequence / 1e6, None)
     if plain:
         run = RunId(hashlib.sha256(content[:-SIGNATURE_BYTES]).hexdigest())
         open_manifest(content, run)
-        return Proof(key_id(manifest_key(run)), None, 0, 0.0, 0.0)
+        return Proof(key_id(manifest_key(run)), None, 0, 0.0, None)
+    if len(content) == LISTING_BYTES:
+        return Proof(key_id(RUNS_KEY), open_listing(content).run_id, 0, 0.0, None)
     run = RunId(content[:RUN_ID_BYTES].hex())
     if len(content) <= RUN_ID_BYTES:
         raise Malformed("a stored record without a run id")
     signed = open_record(content[RUN_ID_BYTES:], run)
     key = key_id(stage_key(run, signed.record.stage))
     return Proof(key, signed.peer, signed.sequence, signed.sequence / 1e6, signed.expires_seconds)
+
+
+def content_of(value: bytes) -> bytes:
+    """What is in a stored value that has passed the guard. Malformed if it is not binary."""
+    if value[0] not in (0xC4, 0xC5, 0xC6):
+        raise Malformed("a stored value that is not binary")
+    content: bytes = msgpack.unpackb(value)
+    return content
 
 
 def stored_value(content: bytes) -> bytes:

@@ -6,11 +6,14 @@ side opens back. So no link has two owners, and either side notices when the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from protocols.messages import Lane, Message
 from swarmnet.identifiers import PeerId, RunId
+
+if TYPE_CHECKING:  # orders.py needs `Body` from here
+    from protocols.orders import SignedOrder
 
 Body = bytes | bytearray | memoryview
 
@@ -46,7 +49,8 @@ class Link(Protocol):
 
     def post(self, message: Message, body: Body = b"") -> int:
         """Queue a message and return its bytes on the wire. Raises PeerGone if the link has ended, Backlog
-        if more than the transport's limit is queued. Arrival is not confirmed."""
+        if more than the transport's limit is queued. Arrival is not confirmed. On the data lane messages may
+        arrive in another order, and one twice."""
 
     async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
         """Wait until at most `below_bytes` are queued; PeerGone at the deadline or if the link ends."""
@@ -87,6 +91,11 @@ class Transport(Protocol):
     def listen(self, receiver: Receiver) -> None:
         """Start to deliver; before this nothing is accepted."""
 
+    @property
+    def subflows(self) -> Mapping[str, int]:
+        """More connections for slow links (protocols/subflows.py): how many are `open`, were `opened`, `failed`
+        to; and the messages `repeated` as one broke. Empty where one connection carries all that there is."""
+
     def serve_chunks(self, find: FindChunk) -> None:
         """Answer the carriers of others: `find(digest, index)` is the chunk, or None."""
 
@@ -117,5 +126,21 @@ class Directory(Protocol):
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
         """The canonical manifest with the owner's signature, checked against the run id; None: not found."""
+
+    async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
+        """Return when this peer's own process has answered. Raises Unreachable if no address of it does,
+        PeerGone if one does and the process says nothing."""
+
+    async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
+        """Store an owner's signed order; an older one than is kept there replaces nothing."""
+
+    async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
+        """The newest order of the run's owner that is found; None: none was given."""
+
+    async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
+        """Store a run's entry in the registry (listing.py)."""
+
+    async def listings(self, deadline_seconds: float) -> list[RunId]:
+        """The runs in the registry; each is to be looked at by its manifest."""
 
     async def close(self) -> None: ...

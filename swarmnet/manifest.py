@@ -59,6 +59,9 @@ class ModelShape:
     """Standard deviation of the initial matrices; 0.02 learns too slowly below width 256 (docs/log.md)."""
 
 
+SourceKind = Literal["public", "licensed", "private", "crawled", "users", "synthetic", "other"]
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where text comes from, for the people who read the manifest and for the peers that fetch it."""
@@ -71,6 +74,19 @@ class Source:
     """SPDX name of the text's licence."""
     origin: str = ""
     """Where the text came from: a URL or a sentence."""
+    kind: SourceKind = "other"
+    """By the EU's template for the summary of training content: a public dataset, a dataset licensed by its
+    rightsholders, another private one, crawled, from users, synthetic, or something else."""
+    collected: str = ""
+    """When it was gathered, as 2023-01 to 2024-06."""
+    languages: str = ""
+    """Which human or programming languages it is in."""
+    bytes: int = 0
+    """How long the text is; 0: not stated."""
+    sha256: str = ""
+    """Of the file, where there is one; for people, nothing is refused by it."""
+    processing: str = ""
+    """What was done to it: filters, opt-outs that were respected, removal of illegal or personal content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +175,10 @@ class Manifest:
     """How hidden states and their gradients travel: 2, about 1, or 4 bytes per number."""
     wire_version: int = WIRE_VERSION
     """Version of the messages that all peers of the run speak."""
+    access: Literal["open", "invite"] = "open"
+    """open: whoever likes takes part; invite: whom the owner gave an invite (`swarmnet invite`)."""
+    listed: bool = False
+    """Whether its peers put the run into the registry, where anybody finds it (`swarmnet registry list`)."""
     intended_use: str = ""
     """What the model is for, for those who think of joining."""
     contact: str = ""
@@ -214,6 +234,7 @@ def check(manifest: Manifest) -> None:
         (min(manifest.data.sequence_tokens, manifest.data.microbatch_sequences) < 1,
          "data: sequence_tokens and microbatch_sequences must be at least 1"),
         (not manifest.data.sources, "data.sources is empty"),
+        (any(source.bytes < 0 for source in manifest.data.sources), "data.sources: bytes cannot be negative"),
         (rounds.target_tokens < 1 or rounds.window < 1 or rounds.snapshot_rounds < 1,
          "rounds: target_tokens, window and snapshot_rounds must be at least 1"),
         (not 0.0 <= paths.skip_ratio < 1.0, f"paths.skip_ratio is {paths.skip_ratio}; it must lie in [0, 1)"),

@@ -16,7 +16,8 @@ from torch import Tensor
 from peers.compute import InlineCompute
 from peers.inference.client import SwarmClient
 from peers.inference.server import Inference
-from peers.neighbourhood import Load, Neighbourhood
+from peers.listener import Load
+from peers.neighbourhood import Neighbourhood
 from peers.snapshots import Snapshots, Weights, units_of
 from peers.stage_part import real_part
 from protocols.envelope import run_bytes

@@ -128,6 +128,7 @@ class Swarm:
         self.seed = seed
         self.network = MemoryNetwork(Random(seed), conditions)
         self.text = Sampled(corpus(), text_run or self.signed.run_id, manifest.data)
+        self.text_without: Callable[[frozenset[bytes]], Sampled] = lambda withdrawn: self.text
         self.members: dict[str, Member] = {}
         self.notes: list[Note] = []
         self.escaped: list[BaseException] = []
@@ -159,8 +160,8 @@ class Swarm:
             self.notes.append(line)
             self.on_note(line)
 
-        async def text() -> Sampled:
-            return self.text
+        async def text(withdrawn: frozenset[bytes]) -> Sampled:
+            return self.text if not withdrawn else self.text_without(withdrawn)
 
         transport = self.network.transport(identity.peer_id)
         directory = self.network.directory(identity.peer_id)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from peers import metrics
 from peers.config import explain as config_explain
+from peers.observer import metrics
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -16,7 +16,7 @@ from protocols import errors, messages
 
 UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks", "_nodes", "_peers")
 COUNTS = ("stage", "ready", "round", "round_settled", "round_lag", "round_contributors", "peers",
-          "train_loss", "train_learning_rate", "stages", "state", "paused", "stages_missing")  # fmt: skip
+          "train_loss", "train_learning_rate", "stages", "state", "paused", "stages_missing", "network_subflows")  # fmt: skip
 """Gauges that are an index, a number of things, or what their help says."""
 
 

@@ -148,7 +148,7 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
         ("microbatch_duration_seconds", "backward", "ef"),
         ("microbatches_total", "committed", "abcdefg"),
         ("microbatches_total", "rerouted late_answers", "d"),
-        ("departures_total", "connection_lost left", "ab"),
+        ("departures_total", "connection_lost left", "a"),
         ("departures_total", "silent", "cdg"),
         ("state", "training", "adefg"),
         ("stage_peers", "", "abdefg"),

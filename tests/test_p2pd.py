@@ -13,7 +13,7 @@ import pytest
 from test_transport_contract import DEADLINE, Listener
 
 from protocols import daemon as daemon_module
-from protocols import p2pd
+from protocols import p2pd, subflows
 from protocols.daemon import LOOPBACK, CannotStart, Daemon, DaemonOptions, multiaddr_bytes
 from protocols.errors import PeerGone
 from protocols.frames import FrameWriter
@@ -125,7 +125,7 @@ async def test_a_stranger_that_says_nothing_is_cut_off(start, monkeypatch):
 
 async def test_a_link_without_a_sign_of_life_is_lost_and_keep_alives_prevent_it(start, monkeypatch):
     monkeypatch.setattr(p2pd, "IDLE_SECONDS", 0.5)
-    monkeypatch.setattr(p2pd, "KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(subflows, "KEEPALIVE_SECONDS", 0.05)
     victim, peer = await start(), await start()
     link = await peer.open(victim.peer, "group", DEADLINE, victim.addresses)
     link.post(BUSY)

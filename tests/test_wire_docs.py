@@ -9,8 +9,23 @@ from typing import get_args
 
 import pytest
 
-from protocols import dht, envelope, frames, gate, guard, messages, p2pd, records, stored
+from protocols import (
+    dht,
+    envelope,
+    frames,
+    gate,
+    guard,
+    invites,
+    listing,
+    messages,
+    orders,
+    p2pd,
+    records,
+    stored,
+    subflows,
+)
 from swarmnet.manifest import MANIFEST_LIMIT
+from swarmnet.orders import ORDER_LIMIT
 
 PAGE = Path(__file__).parent.parent / "docs" / "wire.md"
 WIRE = PAGE.read_text()
@@ -54,16 +69,32 @@ def test_every_test_that_the_trap_table_names_exists():
         ("record", f"{records.RECORD_LIMIT} bytes, {records.RECORD_SECONDS:g} s"),
         ("announced every", f"{records.ANNOUNCE_SECONDS:g} s"),
         ("manifest", f"{MANIFEST_LIMIT} bytes, {records.MANIFEST_SECONDS:g} s"),
+        ("order", f"{ORDER_LIMIT} bytes, {orders.ORDER_SECONDS:g} s"),
+        ("invite", f"{invites.INVITE_LIMIT} bytes"),
+        ("registry entry", f"{listing.LISTING_BYTES} bytes, {listing.LISTING_SECONDS:g} s"),
         ("clock", f"{records.SKEW_SECONDS:g} s"),
         ("streams", f"{p2pd.STREAMS_PER_PEER} per peer, {p2pd.STREAMS} in all"),
+        ("subflows", f"{p2pd.MOST_SUBFLOWS} per peer"),
+        ("unread acknowledgements", f"{p2pd.UNREAD_BYTES // 1024} KiB"),
         ("first message", f"{p2pd.FIRST_MESSAGE_SECONDS:g} s"),
-        ("keep-alive", f"{p2pd.KEEPALIVE_SECONDS:g} s"),
+        ("keep-alive", f"{subflows.KEEPALIVE_SECONDS:g} s"),
         ("idle", f"{p2pd.IDLE_SECONDS:g} s"),
-        ("write", f"{p2pd.WRITE_SECONDS:g} s"),
+        ("write", f"{subflows.WRITE_SECONDS:g} s"),
         ("DHT call", f"{dht.CALL_SECONDS:g} s"),
         ("DHT storage", f"{gate.STORAGE_LIMIT // 2**20} MiB"),
         ("DHT peers per key", str(stored.PEERS_PER_KEY)),
         ("DHT records per peer", str(gate.RECORDS_PER_PEER)),
+        (
+            "dial-backs",
+            f"{dial_back_service.REQUESTS_PER_IP} per IP and minute, "
+            f"{dial_back_service.REQUESTS_PER_MINUTE} in all",
+        ),
+        ("dial-back part", f"{dial_back.PART_LIMIT} bytes"),
+        ("dial-back dials", f"{dialler.ADDRESSES}, of {dialler.DIAL_SECONDS:g} s each"),
+        (
+            "speed",
+            f"{speed.BYTES_LIMIT // 2**20} MiB, {speed.PER_PEER} per peer and minute, {speed.PER_MINUTE} in all",
+        ),
     ],
 )
 def test_every_limit_stands_in_the_table_as_it_is(name, value):

@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass, field
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 0x1, 0x1000, 0x40000000
+FLOW_SECONDS = 120.0
+"""A firewall forgets a flow after such a silence."""
 PACKETS_A_TURN = 32
 """Read from one host before the next one's turn."""
 
@@ -37,6 +39,8 @@ class Spec:
     """Probability per packet, each way."""
     queue: float = 200.0
     """Milliseconds that packets may wait for the link; then they are dropped."""
+    firewall: bool = False
+    """Nothing comes in but answers: packets of flows (both addresses and ports) that the host began."""
 
 
 def enter_namespace(descriptor):
@@ -60,6 +64,13 @@ def open_tun(namespace):
     return descriptor
 
 
+def flow(packet, answer=False):
+    """(protocol, own address, own port, other address, other port) as the sender sees it, or who answers."""
+    ports = (packet[0] & 15) * 4
+    near, far = (packet[12:16], packet[ports : ports + 2]), (packet[16:20], packet[ports + 2 : ports + 4])
+    return (packet[9], *far, *near) if answer else (packet[9], *near, *far)
+
+
 @dataclass(slots=True, eq=False)
 class Link:
     """One host's link, both directions. Bandwidths in seconds per byte, times in seconds."""
@@ -73,6 +84,11 @@ class Link:
     queue: float = 0.2
     up_free: float = 0.0
     down_free: float = 0.0
+    firewall: bool = False
+    flows: dict = field(default_factory=dict)
+    """When this host last sent on a flow."""
+    stopped: int = 0
+    """Packets that the firewall kept out."""
     blocked: set = field(default_factory=set)
     """Addresses that this host cannot reach."""
     sent_bytes: int = 0
@@ -84,6 +100,12 @@ class Link:
         self.up = 8e-6 / spec.up if spec.up else 0.0
         self.down = 8e-6 / spec.down if spec.down else 0.0
         self.delay, self.loss, self.queue = spec.delay / 1e3, spec.loss, spec.queue / 1e3
+        self.firewall = spec.firewall
+
+    def lets_in(self, packet, now):
+        """Whether the host behind this link began the flow; IPv4 headers are 20 bytes or more."""
+        sent = self.flows.get(flow(packet, answer=True), -FLOW_SECONDS) if self.firewall else now
+        return now - sent < FLOW_SECONDS
 
 
 class Router:
@@ -151,6 +173,11 @@ class Router:
             source.sent_bytes += len(packet)
             if target.address in source.blocked:
                 continue
+            if source.firewall:
+                source.flows[flow(packet)] = time.monotonic()
+            if not target.lets_in(packet, time.monotonic()):
+                target.stopped += 1
+                continue
             if self.chance() < source.loss or self.chance() < target.loss:
                 source.lost += 1
                 continue
@@ -194,7 +221,7 @@ class Router:
                 hosts = {
                     name: {
                         "sent_bytes": link.sent_bytes, "received_bytes": link.received_bytes,
-                        "lost": link.lost, "overflowed": link.overflowed,
+                        "lost": link.lost, "overflowed": link.overflowed, "stopped": link.stopped,
                     }
                     for name, link in self.names.items()
                 }  # fmt: skip

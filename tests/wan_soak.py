@@ -21,6 +21,7 @@ from pathlib import Path
 import wan
 from wan_join import join
 from wan_liar import liar
+from wan_links import links
 from wan_partition import partition
 from wan_swarm import MODELS
 from wan_tokens import tokens
@@ -28,7 +29,7 @@ from wan_tokens import tokens
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["tokens", "partition", "join", "liar"])
+    parser.add_argument("what", choices=["tokens", "partition", "join", "liar", "links"])
     parser.add_argument("--model", choices=list(MODELS), default="1M")
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--warm-seconds", type=float, default=20.0)
@@ -47,7 +48,7 @@ def main():
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="swarmnet-wan-"))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    work = {"tokens": tokens, "partition": partition, "join": join, "liar": liar}[arguments.what]
+    work = {"tokens": tokens, "partition": partition, "join": join, "liar": liar, "links": links}[arguments.what]
     print(json.dumps(asyncio.run(work(folder, arguments)), indent=1))
 
 

@@ -36,11 +36,12 @@ def chat(
     from peers.text import TextError
 
     make, lines = _chat(tokens, until.replace("\\n", "\n").encode()), Lines(sys.stdin.fileno())
-    style = {"temperature": temperature, "top_k": top_k, "seed": seed}
     if asks_peers(source, run, bootstrap):
+        from peers.commands.visit import Style
         from peers.commands.visit import chat as through_swarm
 
         assert run is not None
+        style = Style(temperature=temperature, top_k=top_k, seed=seed)
         through_swarm(run, bootstrap or [], style, make, lines)
         return
     with as_user_errors(ExportError, TextError):

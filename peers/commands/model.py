@@ -42,9 +42,9 @@ def export(
     """Write a checkpoint as a Hugging Face model with a model card, checked against transformers."""
     from peers import checkpoint
     from peers.home import parity
-    from peers.home.card import MANIFEST_FILE, card
+    from peers.home.card import card
     from peers.home.evaluate import score_weights
-    from peers.home.export import ExportError
+    from peers.home.export import MANIFEST_FILE, ExportError
     from peers.home.export import export as write
     from peers.home.facts import facts
     from peers.text import TextError, held_out_text, open_tokenizer
@@ -102,10 +102,11 @@ def generate(
 
     texts = prompts or [prompt]
     if asks_peers(source, run, bootstrap):
+        from peers.commands.visit import Style
         from peers.commands.visit import generate as through_swarm
 
         assert run is not None
-        style = {"temperature": temperature, "top_k": top_k, "seed": seed}
+        style = Style(temperature=temperature, top_k=top_k, seed=seed)
         through_swarm(run, bootstrap or [], texts, tokens, style)
         return
     if len(texts) > 1:

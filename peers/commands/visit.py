@@ -42,7 +42,7 @@ def say(_event: str, text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
+def ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
     """The peers that this machine remembers of the run, if it took part. UserError without any way in."""
     with as_user_errors(ValueError):
         for address in bootstraps:
@@ -57,7 +57,7 @@ def _ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
 def generate(run: str, bootstraps: Sequence[str], prompts: Sequence[str], tokens: int, style: Style) -> None:
     """One prompt streams; of several each text is printed when it is whole."""
 
-    cache = _ways_in(run, bootstraps)
+    cache = ways_in(run, bootstraps)
 
     async def whole() -> None:
         async with visiting(run, bootstraps, cache, say) as client:
@@ -113,7 +113,7 @@ def chat(
 ) -> None:
     """A conversation with the model that the run's live peers hold."""
 
-    cache = _ways_in(run, bootstraps)
+    cache = ways_in(run, bootstraps)
 
     async def whole() -> None:
         async with visiting(run, bootstraps, cache, say) as client:
@@ -129,7 +129,7 @@ def chat(
 def evaluate(run: str, bootstraps: Sequence[str], text: bytes) -> Score:
     """The score of the model that the run's live peers hold."""
 
-    cache = _ways_in(run, bootstraps)
+    cache = ways_in(run, bootstraps)
 
     async def whole() -> Score:
         talk = Conversation()

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from peers.config.limits import LimitsFile
 from peers.config.quantities import (
     BootstrapMultiaddr,
     ByteCount,
@@ -65,6 +66,22 @@ def _stage(value: object) -> int | Literal["auto"]:
     raise ValueError(f"is {value!r}; expected a stage (0, 1, ...) or auto")
 
 
+def _invite(text: str) -> bytes:
+    from protocols.errors import Malformed  # protocols.invites loads the cryptography library
+    from protocols.invites import invite_bytes
+
+    try:
+        return invite_bytes(text) if text else b""
+    except Malformed as error:
+        raise ValueError(f"{error}; `swarmnet invite` prints one") from None
+
+
+def _checked_invite(text: str) -> str:
+    _invite(text)
+    return text
+
+
+InviteText = Annotated[str, AfterValidator(_checked_invite), Shown("text")]
 FilePath = Annotated[Path, AfterValidator(_resolve), Shown("path")]
 RunReference = Annotated[str, AfterValidator(_run), Shown("run id | path of a published run file")]
 StageWish = Annotated[int | Literal["auto"], PlainValidator(_stage), Shown("whole number | auto")]
@@ -85,15 +102,46 @@ class MetricsFile(BaseModel):
         return None if self.listen == "off" else split_host_and_port(self.listen)
 
 
+def _a(role: str) -> str:
+    return f"an {role}" if role[0] in "aeiou" else f"a {role}"
+
+
+class ObserverFile(BaseModel):
+    """What an observer shows, and where."""
+
+    model_config = STRICT
+
+    listen: HostAndPort = "127.0.0.1:9420"
+    """Where the page, /swarm.json, /metrics of the swarm, /sd and /healthz are served; port 0 takes any free
+    one. Whoever reaches this address can read them."""
+    series: Annotated[int, Field(ge=0, le=4096)] = 200
+    """Most peers that get series of their own in /metrics; how many have none is a series itself."""
+    targets: tuple[HostAndPort, ...] = ()
+    """Metrics addresses of the own peers, which /sd tells Prometheus: strangers do not announce theirs."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return split_host_and_port(self.listen)
+
+    @model_validator(mode="after")
+    def _nothing_is_off(self) -> ObserverFile:
+        for key, addresses in (("listen", (self.listen,)), ("targets", self.targets)):
+            if "off" in addresses:
+                error = "is off; an observer is its page" if key == "listen" else "off is no address"
+                raise PydanticCustomError("refused", "{error}", {"key": key, "error": error})
+        return self
+
+
 class PeerFile(BaseModel):
     """One peer. Paths are relative to the folder of the file."""
 
     model_config = STRICT
 
-    role: Literal["worker", "bootstrap"] = "worker"
-    """worker trains a stage; bootstrap only lets others find the run, and needs no run."""
+    role: Literal["worker", "bootstrap", "observer"] = "worker"
+    """worker trains a stage; bootstrap only lets others find the run, and needs no run; observer holds nothing
+    and shows the swarm on a page."""
     run: RunReference | None = None
-    """Which run to train. A worker needs it. By id, the manifest is fetched from other peers and checked."""
+    """Which run to train or to watch. A worker and an observer need it. By id, the manifest is fetched from other peers and checked."""
     bootstrap: tuple[BootstrapMultiaddr, ...] = ()
     """Peers to find the others through; any one that answers is enough. Empty: be the first."""
     name: Annotated[str, Field(max_length=64)] = Field(
@@ -127,6 +175,10 @@ class PeerFile(BaseModel):
     """auto: cuda where torch sees a GPU, else cpu."""
     metrics: MetricsFile = MetricsFile()
     """Where this peer can be watched."""
+    observer: ObserverFile = ObserverFile()
+    """What an observer shows, and where."""
+    limits: LimitsFile = LimitsFile()
+    """What of this machine the swarm may have, and when."""
     in_flight: Annotated[int, Field(ge=1, le=1024)] = 32
     """Most microbatches of its own that a peer of the first stage keeps under way. It keeps as many as its
     answers show to pay, and never more than an eighth of the memory holds."""
@@ -138,21 +190,28 @@ class PeerFile(BaseModel):
     """After Ctrl+C or SIGTERM, how long to finish what is under way. A second signal stops at once."""
     log: Literal["auto", "line", "json"] = "auto"
     """line: for people; json: one JSON object per line; auto: line on a terminal, else json."""
+    invite: InviteText = ""
+    """What the run's owner handed out (`swarmnet invite`), where the run takes peers by invite only."""
     text: dict[str, FilePath] = Field(default_factory=dict)
     """Where this machine keeps a data source of the run, by the source's name."""
     text_limit: Annotated[ByteCount, Field(ge=1 << 16, json_schema_extra={"default": "64MiB"})] = 64 << 20
     """How much text to keep in memory; of a longer one, a random part."""
 
     @property
+    def invite_bytes(self) -> bytes:
+        """What greetings carry; empty: none."""
+        return _invite(self.invite)
+
+    @property
     def may_move(self) -> bool:
         return self.stage == "auto" if self.moves == "auto" else self.moves
 
     @model_validator(mode="after")
-    def _worker_needs_run(self) -> PeerFile:
-        if self.role == "worker" and self.run is None:
-            raise PydanticCustomError(
-                "refused", "{error}", {"key": "run", "error": "is missing; a worker needs the run to train"}
-            )
+    def _needs_run(self) -> PeerFile:
+        purposes = {"worker": "to train", "observer": "to show"}
+        if self.role in purposes and self.run is None:
+            error = f"is missing; {_a(self.role)} needs the run {purposes[self.role]}"
+            raise PydanticCustomError("refused", "{error}", {"key": "run", "error": error})
         return self
 
 

@@ -17,6 +17,7 @@ _BYTES = {"": 1, "B": 1} | {
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
 _BYTES["KiB"] = _BYTES["kiB"]
+_BITS = {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*\.?", re.IGNORECASE)
 
 
@@ -40,6 +41,17 @@ def byte_count(value: object) -> object:
     if match is None or unit is None:
         raise ValueError(f"is {value!r}; expected a size such as 64MiB, 1.5GB or a number of bytes")
     return round(float(match[1]) * unit)
+
+
+def byte_rate(value: object) -> object:
+    """Bytes per second from `20Mbit/s`, `2.5MB/s` or `1MiB/s`; anything else is left to be refused."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)/s\s*", value)
+    unit = (_BITS[match[2]] / 8 if match[2] in _BITS else _BYTES.get(match[2])) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"is {value!r}; expected a rate such as 20Mbit/s or 2.5MB/s")
+    return float(match[1]) * unit
 
 
 def multiaddr(value: str) -> str:
@@ -91,6 +103,7 @@ def _is_ip(text: str, version: int) -> bool:
 
 
 Seconds = Annotated[float, BeforeValidator(seconds), Shown("duration such as 30s or 5min")]
+BytesPerSecond = Annotated[float, BeforeValidator(byte_rate), Shown("rate such as 20Mbit/s")]
 ByteCount = Annotated[int, BeforeValidator(byte_count), Shown("size such as 64MiB")]
 Multiaddr = Annotated[str, AfterValidator(multiaddr), Shown("multiaddr")]
 BootstrapMultiaddr = Annotated[str, AfterValidator(bootstrap_multiaddr), Shown("multiaddr with /p2p/...")]

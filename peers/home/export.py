@@ -21,6 +21,8 @@ from swarmnet.manifest import ModelShape
 from swarmnet.model import parameter_shapes, whole
 
 INDEX = "model.safetensors.index.json"
+MANIFEST_FILE = "swarmnet-manifest.json"
+"""The canonical manifest beside the model: its SHA-256 is the run id."""
 
 
 class ExportError(ValueError):

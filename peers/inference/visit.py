@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -16,6 +17,7 @@ from peers.home.evaluate import SCORED_BYTES, Score, cut
 from peers.home.generate import Continuation
 from peers.inference.client import Conversation, NoAnswer, SwarmClient
 from peers.joining import PeerCache, find_manifest, join_directory
+from peers.run_file import SignedManifest
 from peers.text import Tokenizer, open_tokenizer
 from protocols.daemon import LOOPBACK, DaemonOptions
 from protocols.dht import DhtDirectory
@@ -30,10 +32,31 @@ FIND_SECONDS = 60.0
 Say = Callable[[str, str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A run that was found, and what it was found with."""
+
+    signed: SignedManifest
+    transport: P2pdTransport
+    directory: DhtDirectory
+
+
 @asynccontextmanager
 async def visiting(
     run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say, exact: bool = True
 ) -> AsyncIterator[SwarmClient]:
+    """A visitor that asks the run's peers; raises as `reaching` does."""
+    async with (
+        reaching(run, bootstraps, cache, say) as found,
+        SwarmClient(found.signed, found.transport, found.directory, Random(), say, exact) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def reaching(
+    run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say
+) -> AsyncIterator[Reached]:
     """A visitor on p2pd, with an identity of its own that is thrown away. `run`: a run id or a published
     file; `cache`: addresses to try besides. NoAnswer if nobody is reached, RunFileError for a bad file."""
     with tempfile.TemporaryDirectory(prefix="swarmnet-visitor-") as folder:
@@ -49,8 +72,7 @@ async def visiting(
                     signed = await find_manifest(run, directory, place / "run.json", say)
             except TimeoutError:
                 raise NoAnswer(f"the run was not found within {FIND_SECONDS:g} s") from None
-            async with SwarmClient(signed, transport, directory, Random(), say, exact) as client:
-                yield client
+            yield Reached(signed, transport, directory)
         finally:
             if directory is not None:
                 await directory.close()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peers.config.peer_file import PeerFile
+from peers.control.server import Control
 from peers.counted_directory import CountedDirectory
 from peers.event_log import EventLog
 from peers.joining import PeerCache, join_directory
@@ -30,6 +31,8 @@ class Process:
     pulse: Pulse
     stop: asyncio.Event
     """Set when a person or the system asks the process to end."""
+    control: Control
+    """What commands can ask of this process; roles add their own answers."""
 
     def say(self, event: str, text: str, **fields: object) -> None:
         """One line for people, and the event log."""

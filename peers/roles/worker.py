@@ -1,27 +1,45 @@
-"""The worker role: finds the run, then holds one stage after the other until told to stop."""
+"""The worker role: finds the run, then holds one stage after the other until told to stop.
+
+While somebody or something pauses it, it holds none: nothing of the run is in memory, and the peer stays in
+the directory to come back.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from random import Random
+from typing import Any
 
 import torch
 
 from peers.compute import ThreadCompute, set_threads
+from peers.control.server import Request
 from peers.errors import UserError
+from peers.fitting import all_needs, allowed_bytes, graphs_that_fit
 from peers.joining import find_manifest
+from peers.limits.machine import gpu_use
+from peers.limits.watch import LimitsWatch
+from peers.memory import give_back, resident_bytes
+from peers.metrics import STATES
 from peers.observe import Observer
+from peers.roles.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing, Why
+from peers.roles.resting import rest
 from peers.roles.role import Network, Process
 from peers.run_file import SignedManifest
 from peers.settings import Settings
-from peers.stage_part import real_part
+from peers.stage_part import StagePart, real_part
 from peers.supervision import hear_loop, unless_failed
+from peers.telling import Teller
 from peers.text import Corpus, TextError, load_corpus
+from peers.top.story import Story
+from peers.top.view import view
 from peers.worker import Worker
-from swarmnet.manifest import Data, Source
+from swarmnet.manifest import Data, Manifest
 
 SAVE_SECONDS = 10.0
 """How long a new p2pd waits for the weights to be on disk."""
@@ -37,7 +55,16 @@ class WorkerRole:
         self.worker: Worker | None = None
         self.observer: Observer | None = None
         self.compute: ThreadCompute | None = None
+        self.story = Story()
+        """For `swarmnet top`: hears the event log from the start."""
+        process.log.listeners += [self.story.take, Teller(process.report).heard]
         self.stage, self.moved = None if config.stage == "auto" else config.stage, 0
+        self.pausing = Pausing()
+        self.watch = LimitsWatch(config.limits, self, gpu=gpu_use(self.device.type == "cuda"))
+        process.control.answers.update(
+            pause=self._asked_to_pause, resume=self._asked_to_resume, checkpoint=self._asked_to_save,
+            status=self._asked_how_it_is,
+        )
 
     async def run(self, network: Network) -> None:
         """Until it is told to leave, and has."""
@@ -53,20 +80,32 @@ class WorkerRole:
         told = f"run {name} ({signed.run_id[:16]}...), stages: {len(signed.manifest.stages)}, owner: {owner}"
         process.say("run", told)
         set_threads(config.threads)
-        while await self._stage(signed, network):
-            pass
+        watch = asyncio.create_task(self.watch.run(lambda: network.transport.daemon.pid), name="limits")
+        await asyncio.sleep(0)  # Its first look may find that this is no hour to begin.
+        try:
+            goes_on = True
+            while goes_on:
+                if self.pausing:
+                    await self._rest(signed, network)
+                else:
+                    goes_on = await self._stage(signed, network)
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    # -- holding a stage ------------------------------------------------------------------------------
 
     async def _stage(self, signed: SignedManifest, network: Network) -> bool:
-        """Hold one stage, until told to stop; True if it moves on to another."""
+        """Hold one stage, until told to stop; True if it moves on to another or is only paused."""
         process = self.process
         compute = self.compute = ThreadCompute(process.config.work_share)
         hear_loop(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
         worker = self.worker = Worker(
             signed, process.identity, network.transport, network.directory, compute,
-            partial(self._text, signed), self._settings(),
+            partial(self._text, signed), self._settings(signed.manifest),
             Random(process.identity.peer_id), process.log.record, process.say,
-            partial(real_part, device=self.device),
+            self._part,
         )  # fmt: skip
         observer = self.observer = Observer(worker, process.metrics, process.report, process.log)
         observing = asyncio.create_task(observer.run(), name="observer")
@@ -74,7 +113,7 @@ class WorkerRole:
             worker.leave()
         observing.add_done_callback(worker.task_ended)
         try:
-            await unless_failed(worker.run(), compute.failed)
+            await self._until_paused(worker, compute)
         finally:
             observing.cancel()
             await asyncio.gather(observing, return_exceptions=True)
@@ -85,44 +124,156 @@ class WorkerRole:
                 known = worker.neighbourhood.membership.peers.items()
                 with contextlib.suppress(UserError):  # A full disk, which was said before.
                     network.cache.write((peer, seen.addresses) for peer, seen in known)
-            self.worker = None
+            process.pulse.fault = lambda: None
+            self.worker = self.observer = self.compute = None
             held = worker.stage if worker.stage >= 0 else self.stage  # Also after its p2pd has died.
             self.stage = held if worker.goes_to is None else worker.goes_to
             self.moved += worker.goes_to is not None
-            process.metrics.about.moves.inc(worker.goes_to is not None)
-        return worker.goes_to is not None
+        return not process.stop.is_set() and (worker.goes_to is not None or bool(self.pausing))
 
-    def _settings(self) -> Settings:
+    async def _until_paused(self, worker: Worker, compute: ThreadCompute) -> None:
+        """Let it work until it is done. A pause makes it leave quickly; what takes longer is cut."""
+        work = asyncio.create_task(unless_failed(worker.run(), compute.failed), name="worker")
+        begun = asyncio.create_task(self.pausing.begun(), name="pause")
+        try:
+            await asyncio.wait({work, begun}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                drain = self.process.config.drain_seconds
+                if not self.process.stop.is_set():
+                    worker.leave(min(DRAIN_SECONDS, drain), "pausing")
+                # What nobody else holds is brought to disk, however long that takes.
+                await asyncio.wait({work}, timeout=CUT_SECONDS if worker.has_company() else None)
+            if work.done():
+                work.result()
+            else:
+                self.process.say("pause_cut", f"was not done within {CUT_SECONDS:g} s: leaves as it is")
+        finally:
+            for task in (work, begun):
+                task.cancel()
+            await asyncio.gather(work, begun, return_exceptions=True)
+
+    def _part(self, manifest: Manifest, stage: int) -> StagePart:
+        """What computes the stage; UserError if that would not fit into the memory that it may take."""
         config = self.process.config
+        every = all_needs(manifest, self.device, config.text_limit)
+        limit = config.limits.memory
+        graphs = graphs_that_fit(every, stage, allowed_bytes(limit, self.device), limit is not None)
+        return replace(real_part(manifest, stage, self.device), most_graphs=graphs)
+
+    def _settings(self, manifest: Manifest) -> Settings:
+        config = self.process.config
+        every = all_needs(manifest, self.device, config.text_limit)
+        allowed = allowed_bytes(config.limits.memory, self.device)
+        fits = all(needs.least <= allowed for needs in every)
         return Settings(
-            stage=self.stage, moves=config.may_move, moved=self.moved,
+            stage=self.stage, moves=config.may_move and fits, moved=self.moved,
             in_flight=config.in_flight, slots=config.slots, checkpoint_seconds=config.checkpoint_seconds,
             drain_seconds=config.drain_seconds, checkpoints=config.state / "checkpoints",
+            orders=config.state / "order.bin", invite=config.invite_bytes,
             version=version("swarmnet"), name=config.name,
         )  # fmt: skip
 
-    async def _text(self, signed: SignedManifest) -> Corpus:
-        """The run's text, from where this machine keeps it."""
+    async def _text(self, signed: SignedManifest, withdrawn: frozenset[bytes]) -> Corpus:
+        """The run's text, from where this machine keeps it, without what the owner has withdrawn."""
         data = signed.manifest.data
         here = self.process.config.text
         sources = tuple(
-            Source(s.name, str(here.get(s.name, s.path)), s.licence, s.origin) for s in data.sources
+            replace(source, path=str(here.get(source.name, source.path))) for source in data.sources
         )
         local = Data(sources, data.tokenizer, data.sequence_tokens, data.microbatch_sequences)
         seed = int.from_bytes(self.process.identity.public_key[:4], "little")
         vocabulary = signed.manifest.model.vocabulary
         try:
             tokens = await asyncio.to_thread(
-                load_corpus, local, vocabulary, longest_bytes=self.process.config.text_limit, seed=seed
-            )
+                load_corpus, local, vocabulary, longest_bytes=self.process.config.text_limit, seed=seed,
+                withdrawn=withdrawn,
+            )  # fmt: skip
         except TextError as error:
             raise UserError(str(error)) from None
         self.process.say("text", f"read {len(tokens):,} tokens of text")
         return Corpus(signed, tokens)
 
+    # -- pausing --------------------------------------------------------------------------------------
+
+    def pause(self, reason: Why, text: str = "") -> None:
+        """Let go of the stage soon, and hold none while this or another reason stands."""
+        if reason not in self.pausing.texts:
+            self.process.say("pausing", f"pauses: {text or self.pausing.meaning(reason)}", reason=reason)
+            self.process.metrics.about.paused(reason).set(1)
+        self.pausing.pause(reason, text)
+
+    def resume(self, reason: Why) -> None:
+        """Take a reason back; the peer goes on if it was the last."""
+        if reason in self.pausing.texts:
+            self.pausing.resume(reason)
+            left = self.pausing.line() if self.pausing else "goes on"
+            self.process.say("resuming", f"no longer paused by {reason}: {left}", reason=reason)
+            self.process.metrics.about.paused(reason).set(0)
+
+    async def _rest(self, signed: SignedManifest, network: Network) -> None:
+        """Be paused until no reason stands."""
+        process, pausing = self.process, self.pausing
+        stage = self.stage if self.stage is not None else 0
+        resting = asyncio.create_task(
+            rest(process, signed, network, stage, version("swarmnet"), pausing.line()), name="resting"
+        )
+        await asyncio.sleep(0)  # The new receiver is in place: nothing of the stage is reachable any more.
+        give_back()
+        pausing.resting.set()
+        held = resident_bytes()
+        about = process.metrics.about
+        about.stage.set(-1)
+        about.ready.set(0)
+        for state in STATES:
+            about.state(state).set(state == "paused")
+        process.say("paused", f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", bytes=held)
+        ended = asyncio.create_task(pausing.ended(), name="end of the pause")
+        try:
+            await asyncio.wait({resting, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if resting.done():
+                resting.result()
+        finally:
+            pausing.resting.clear()
+            for task in (resting, ended):
+                task.cancel()
+            await asyncio.gather(resting, ended, return_exceptions=True)
+
+    async def _asked_how_it_is(self, _request: Request) -> dict[str, Any]:
+        state = "paused" if self.pausing else ""
+        return view(self.worker, self.story, self.process.config.name, state)
+
+    async def _asked_to_pause(self, _request: Request) -> dict[str, Any]:
+        before, began = resident_bytes(), time.monotonic()
+        self.pause("user")
+        if self.worker is not None:  # Else it has not begun, and will not.
+            await self.pausing.resting.wait()
+        seconds = round(time.monotonic() - began, 3)
+        return {**self._standing(), "seconds": seconds, "bytes_before": before, "bytes": resident_bytes()}
+
+    async def _asked_to_resume(self, _request: Request) -> dict[str, Any]:
+        self.resume("user")
+        return self._standing()
+
+    async def _asked_to_save(self, _request: Request) -> dict[str, Any]:
+        worker = self.worker
+        if worker is None or worker.update is None:
+            raise UserError("this peer holds no weights now: it is paused, or has not joined its stage yet")
+        await worker.disk.save(worker.update.settled_weights)
+        if worker.disk.saved is None:
+            raise UserError("there is nothing to save yet: no round has settled")
+        path, round = worker.disk.saved
+        return {"path": str(path), "round": round}
+
+    def _standing(self) -> dict[str, Any]:
+        return {"paused": dict(self.pausing.texts)}
+
+    # -- what the process asks ------------------------------------------------------------------------
+
     def not_ready(self) -> str | None:
         if self.observer is not None and self.observer.ready:
             return None
+        if self.pausing:
+            return self.pausing.line()
         return self.worker.state if self.worker is not None else "connecting"
 
     def leave(self) -> bool:

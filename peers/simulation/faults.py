@@ -276,9 +276,14 @@ class _Liar(Snapshots):
         return _False(found.root, found.signed, found.data, self._truncated)
 
 
+def _lies(member: Member) -> bool:
+    return member.worker.states is not None and isinstance(member.worker.states.snapshots, _Liar)
+
+
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """Its snapshots are served with wrong or missing bytes."""
+    """Its snapshots are served with wrong or missing bytes, from then on. Never by half of a stage or more: who
+    must give up its history there has nobody to fetch the other one from (docs/consistency.md)."""
 
     at: float
     until: float
@@ -290,6 +295,10 @@ class Lie:
         if member is None or member.worker.neighbourhood is None:
             return False
         if member.worker.states is None:
+            return False
+        stage = world.living(member.worker.stage)
+        liars = {member.name} | {other.name for other in stage if _lies(other)}
+        if 2 * len(liars) >= len(stage):
             return False
         liar = _Liar(member.worker.snapshots, self.truncated)
         member.worker.states.snapshots = liar

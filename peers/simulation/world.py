@@ -198,7 +198,7 @@ class World:
         def part(manifest: Manifest, stage: int) -> StagePart:
             return real_part(manifest, stage) if self.real else stub_part(manifest, note, life << 24)
 
-        async def text() -> _Text:
+        async def text(_withdrawn: frozenset[bytes]) -> _Text:
             return _Text(self.manifest)
 
         return Worker(

@@ -1,0 +1,73 @@
+"""What a peer says of itself in its record, taken from its parts: for the observer's page and for newcomers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peers.status import printable
+from protocols.peer_record import NAME_CHARACTERS
+
+if TYPE_CHECKING:
+    from peers.worker import Worker
+
+HIGHEST_LOSS = 1e6
+"""Nats per token; a record holds no more, and no model means more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """Fields of a PeerRecord that change while a peer lives."""
+
+    state: str
+    name: str = ""
+    role: str = "worker"
+    round: int = 0
+    tokens_per_second: float = 0.0
+    moving_to: int = -1
+    loss: float | None = None
+    tokens: int = 0
+    settled: int = -1
+    checkpoint_round: int = -1
+    checkpoint_seconds: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+def claims_of(worker: Worker) -> Claims:
+    """As it is now; also before its parts are there."""
+    data, update, neighbourhood = worker.data, worker.update, worker.neighbourhood
+    shape = worker.manifest.data
+    seconds = worker.load().service_seconds
+    loss = data.loss if data is not None else None
+    saved = worker.disk.saved if neighbourhood is not None else None
+    traffic = neighbourhood.traffic if neighbourhood is not None else None
+    return Claims(
+        state=worker.state,
+        name=plain_name(worker.settings.name),
+        round=update.rounds.current if update is not None else 0,
+        tokens_per_second=shape.sequence_tokens * shape.microbatch_sequences / seconds if seconds > 0 else 0.0,
+        moving_to=worker.moving.moving_to if data is not None else -1,
+        loss=loss if loss is not None and isfinite(loss) and 0 <= loss <= HIGHEST_LOSS else None,
+        tokens=data.ledger.tokens if data is not None else 0,
+        settled=update.rounds.settled if update is not None else -1,
+        checkpoint_round=saved[1] if saved is not None else -1,
+        checkpoint_seconds=_written_at(saved[0]) if saved is not None else 0.0,
+        sent_bytes=traffic.sent.total() if traffic is not None else 0,
+        received_bytes=traffic.received.total() if traffic is not None else 0,
+    )
+
+
+def plain_name(name: str) -> str:
+    """A person's word as records take it."""
+    return printable(name)[:NAME_CHARACTERS]
+
+
+def _written_at(path: Path) -> float:
+    """Unix time; 0 if the file is gone. Also right for one of an earlier start."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,101 @@
+"""Commands for a peer that runs: pause, resume, leave, me."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peers.control.client import ask
+from peers.control.whom import state_of
+from peers.errors import UserError
+
+Where = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[STATE|PEER.yaml]", help="A peer's state folder or peer file. [default: the one that runs]"
+    ),
+]
+ANSWER_SECONDS = 15.0
+"""A pause takes at most about five; the rest is for a machine that swaps."""
+LEAVE_SECONDS = 15.0
+"""Besides the time that the peer file gives it to finish."""
+
+
+def pause(where: Where = None) -> None:
+    """Stop taking part and free the memory within seconds; the peer stays to be resumed."""
+    answer = ask(state_of(where), {"do": "pause"}, ANSWER_SECONDS)
+    before, held = answer["bytes_before"] / 1e6, answer["bytes"] / 1e6
+    typer.echo(
+        f"paused after {answer['seconds']:.1f} s; memory {before:,.0f} MB -> {held:,.0f} MB; "
+        "`swarmnet resume` goes on"
+    )
+
+
+def resume(where: Where = None) -> None:
+    """Take part again after `swarmnet pause`."""
+    still = ask(state_of(where), {"do": "resume"}, ANSWER_SECONDS)["paused"]
+    if not still:
+        typer.echo("resumes: joins its stage again")
+        return
+    typer.echo("no longer paused by you, but still:")
+    for reason, text in still.items():
+        typer.echo(f"  {reason}: {text}")
+
+
+def leave(
+    where: Where = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Name what stays on disk, to be removed.")] = False,
+) -> None:
+    """End a peer politely, as Ctrl+C does: what is under way is finished and handed over."""
+    state = state_of(where)
+    answer = ask(state, {"do": "leave"}, ANSWER_SECONDS)
+    _until_ended(state, float(answer["drain_seconds"]) + LEAVE_SECONDS)
+    typer.echo("has left")
+    if forget:
+        for line in what_stays(state):
+            typer.echo(line)
+
+
+def _until_ended(state: Path, seconds: float) -> None:
+    """Wait for the state folder's lock, which a peer holds as long as it lives."""
+    until = time.monotonic() + seconds
+    with (state / "lock").open("r") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                if time.monotonic() > until:
+                    raise UserError(
+                        f"the peer of {state} still runs after {seconds:g} s; a second SIGTERM ends it at once"
+                    ) from None
+            time.sleep(0.1)
+
+
+def what_stays(state: Path) -> list[str]:
+    """What a peer that left has on this disk, in lines; nothing is removed here."""
+    meanings = {
+        "identity.key": "who it is: keep it to come back as the same peer, with the same receipts",
+        "checkpoints": "weights of its stage",
+        "receipts.jsonl": "what others signed that it contributed",
+        "events.jsonl": "what happened",
+        "peer.yaml": "how it was set up",
+        "run.json": "the run",
+        "peers.json": "addresses of peers it met",
+    }
+    lines = [f"still on this disk, in {state}:"]
+    for path in sorted(state.iterdir()):
+        meaning = next((text for name, text in meanings.items() if path.name.startswith(name)), "")
+        lines.append(f"  {_size(path) / 1e6:10,.2f} MB  {path.name:<18} {meaning}".rstrip())
+    lines.append(f"remove all of it with: rm -r {json.dumps(str(state))}")
+    return lines
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.lstat().st_size for file in files if not file.is_dir())

@@ -1,0 +1,54 @@
+"""The command that looks for what is wrong: doctor."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peers.commands.run import Bootstraps, Settings, overrides
+from peers.config.peer_file import PeerFile, check_typed, load
+from peers.config.yaml_lines import Typed, overlay
+from peers.errors import UserError
+
+
+def doctor(
+    peer_file: Annotated[
+        Path | None, typer.Argument(metavar="[PEER.yaml]", help="The peer to look at, running or not.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Without a peer file: the run, as for join.")] = None,
+    bootstrap: Bootstraps = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this check, such as reachability. Repeatable.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document instead of lines.")] = False,
+    settings: Settings = None,
+) -> None:
+    """What keeps this machine from taking part, each with the fix. Exit code 1 if something fails."""
+    if peer_file is not None and (run is not None or bootstrap):
+        raise UserError("either a peer file, or --run and --bootstrap; a peer file names both itself")
+    config = (
+        load(peer_file, os.environ, overrides(settings)) if peer_file else _newcomer(run, bootstrap, settings)
+    )
+    from peers.doctor.show import run_doctor, wanted_checks
+
+    wanted_checks(only or ())
+    swarm = peer_file is not None or run is not None or bool(bootstrap)
+    must = peer_file is not None and config.role == "bootstrap"
+    raise typer.Exit(run_doctor(config, must_be_reached=must, swarm=swarm, only=only or (), as_json=json))
+
+
+def _newcomer(run: str | None, bootstrap: list[str] | None, settings: list[str] | None) -> PeerFile:
+    """The peer that `swarmnet join` would make here."""
+    typed = Typed(
+        "doctor", {"bootstrap": list(bootstrap or ())}, {("bootstrap",): "--bootstrap", ("run",): "--run"}
+    )
+    if run is not None:
+        typed.data["run"] = run
+    else:
+        typed.data["role"] = "bootstrap"  # the one role that needs no run
+    wanted = overrides(settings)
+    overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in wanted.items()})
+    return check_typed(typed, Path().absolute(), (run or "newcomer")[:16], os.environ)

@@ -1,0 +1,71 @@
+"""The command `top`: watch a peer, a swarm, or what happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peers.control.whom import state_of
+from peers.errors import UserError, as_user_errors
+
+
+def top(
+    state: Annotated[
+        Path | None,
+        typer.Argument(metavar="STATE", help="Of a running peer: its state folder or peer file."),
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(help="A run id or published file: watch the swarm instead of a peer.")
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="Multiaddr of a peer to find the swarm through. Repeatable.")
+    ] = None,
+    replay: Annotated[
+        list[Path] | None,
+        typer.Option(help="An event log, or a folder with some: watch what happened. Repeatable."),
+    ] = None,
+    speed: Annotated[float, typer.Option(min=1 / 16, max=1024, help="Of the replay, at first.")] = 1.0,
+    at: Annotated[
+        float | None, typer.Option(min=0, help="Seconds from the replay's first event to begin at.")
+    ] = None,
+) -> None:
+    """Watch: stages, peers, rounds, loss, traffic and events, live. Without a terminal: one frame."""
+    from rich.console import Console
+
+    if sum(given is not None for given in (state, run, replay)) > 1:
+        raise UserError("name one thing to watch: a state folder, --run RUN, or --replay LOG")
+    console = Console(highlight=False, markup=False, emoji=False)
+    if replay:
+        from peers.top.replay import Replay
+        from peers.top.show import replay as show_replay
+
+        show_replay(console, Replay.read(replay), speed, at)
+    elif run is not None:
+        _swarm(console, run, bootstrap or ())
+    else:
+        from peers.top.show import peer
+
+        peer(console, state_of(state))
+
+
+def _swarm(console: object, run: str, bootstraps: Sequence[str]) -> None:
+    from rich.console import Console
+
+    from peers.commands.visit import EXPECTED, say, ways_in
+    from peers.inference.visit import reaching
+    from peers.top.show import swarm
+    from protocols.errors import WireError
+
+    assert isinstance(console, Console)
+    cache = ways_in(run, bootstraps)
+
+    async def whole() -> None:
+        async with reaching(run, bootstraps, cache, say) as found:
+            await swarm(console, found)
+
+    with as_user_errors(*EXPECTED, WireError):
+        asyncio.run(whole())

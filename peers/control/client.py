@@ -1,0 +1,76 @@
+"""Asking the peer that runs with a state folder, from another process."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peers.control.socket_path import LONGEST_ANSWER_BYTES, SOCKET_NAME, socket_path
+from peers.errors import UserError
+
+_READ_BYTES = 64 * 1024
+
+
+def ask(state: Path, request: Mapping[str, Any], deadline_seconds: float) -> dict[str, Any]:
+    """The answer of the peer that runs with this state folder. UserError where none runs, it refuses, or it
+    does not answer in time; the message says what to do."""
+    until = time.monotonic() + deadline_seconds
+    if not state.is_dir():
+        raise UserError(
+            f"{state}: no such folder; name the state folder of a peer, its peer file, or leave it out"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.settimeout(max(0.001, deadline_seconds))
+            with socket_path(state) as path:
+                connection.connect(path)
+            connection.sendall(json.dumps(dict(request)).encode() + b"\n")
+            line = _line(connection, until)
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise UserError(
+                f"no peer runs with the state folder {state}; start it with `swarmnet run PEER.yaml` or "
+                "`swarmnet join RUN`, or name the folder of one that runs"
+            ) from None
+        except PermissionError:
+            raise UserError(f"{state / SOCKET_NAME}: it belongs to another user; ask as that user") from None
+        except TimeoutError:
+            raise UserError(
+                f"the peer of {state} did not answer within {deadline_seconds:g} s; "
+                "if it stays so, stop it (Ctrl+C or SIGTERM) and start it again"
+            ) from None
+        except OSError as error:
+            raise UserError(f"the peer of {state} cannot be asked: {error.strerror or error}") from None
+    return _decoded(line, state)
+
+
+def _line(connection: socket.socket, until: float) -> bytes:
+    """Everything up to the end of the line. Raises OSError, TimeoutError."""
+    parts: list[bytes] = []
+    size = 0
+    while not parts or not parts[-1].endswith(b"\n"):
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        part = connection.recv(_READ_BYTES)
+        size += len(part)
+        if not part or size > LONGEST_ANSWER_BYTES:
+            raise ConnectionError("it ended the conversation without an answer")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _decoded(line: bytes, state: Path) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise UserError(f"the peer of {state} answered with something else than an object: another version?")
+    if "error" in answer:
+        raise UserError(str(answer["error"]))
+    return answer

@@ -1,0 +1,130 @@
+"""The peer's side of the control socket: one JSON object a line comes in, one goes out.
+
+Only the user that the peer runs as can open it (mode 0600). Everything is bounded all the same: the length of
+a line, the number of connections, the time that one may stay silent and that an answer may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from peers.control.socket_path import LINE_BYTES, LONGEST_ANSWER_BYTES, SOCKET_NAME, socket_path
+from peers.errors import UserError
+
+MOST_CONNECTIONS = 16
+SILENT_SECONDS = 60.0
+"""A connection on which nothing is asked for so long is closed: `top` asks every second."""
+ANSWER_SECONDS = 60.0
+"""Longest that a request may take here; the checkpoint of a large stage is the slowest."""
+
+Request = Mapping[str, Any]
+Answer = Callable[[Request], Awaitable[dict[str, Any]]]
+"""Does what a request says. Raises UserError with what is wrong and what would be right."""
+
+
+class Control:
+    """What a peer answers. Roles add their own (`answers`); the server lives as long as the process."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.answers: dict[str, Answer] = {}
+        """By the word in `do`."""
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen. Raises UserError when the socket cannot be made."""
+        try:
+            listening = self._bind()
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise UserError(f"{self.state / SOCKET_NAME}: the control socket cannot be made: {why}") from None
+        self._server = await asyncio.start_unix_server(self._accept, sock=listening, limit=LINE_BYTES)
+
+    def _bind(self) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with socket_path(self.state) as path:
+                Path(path).unlink(missing_ok=True)  # Of a peer that was killed: the folder's lock is ours.
+                os.fchmod(listening.fileno(), 0o600)  # On Linux the file is made with this mode at once.
+                listening.bind(path)
+                Path(path).chmod(0o600)
+            listening.setblocking(False)
+        except BaseException:
+            listening.close()
+            raise
+        return listening
+
+    async def close(self) -> None:
+        """Stop listening, end the connections, remove the socket."""
+        if self._server is None:
+            return
+        self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        self._remove()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError, UserError), socket_path(self.state) as path:
+            Path(path).unlink(missing_ok=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._connections) >= MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
+            pass  # It has gone, says nothing, sent a line without an end; or the peer ends.
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            async with asyncio.timeout(SILENT_SECONDS):
+                line = await reader.readline()
+            if not line.endswith(b"\n"):
+                return
+            writer.write(await self._answer(line))
+            async with asyncio.timeout(SILENT_SECONDS):
+                await writer.drain()
+
+    async def _answer(self, line: bytes) -> bytes:
+        """One line for one line, whatever it is."""
+        try:
+            answer = self._encoded(await self._asked(line))
+        except UserError as error:
+            answer = self._encoded({"error": str(error)})
+        except TimeoutError:
+            answer = self._encoded({"error": f"the peer did not finish within {ANSWER_SECONDS:g} s"})
+        if len(answer) > LONGEST_ANSWER_BYTES:
+            answer = self._encoded({"error": f"an answer of {len(answer)} bytes; please report this"})
+        return answer
+
+    async def _asked(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"that is no JSON: {str(error)[:200]}") from None
+        wanted = request.get("do") if isinstance(request, dict) else None
+        answer = self.answers.get(wanted) if isinstance(wanted, str) else None
+        if answer is None:
+            known = ", ".join(sorted(self.answers))
+            raise UserError(f'expected {{"do": WORD}} with one of: {known}')
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await answer(request)
+
+    @staticmethod
+    def _encoded(answer: dict[str, Any]) -> bytes:
+        return json.dumps(answer, separators=(",", ":"), default=str).encode() + b"\n"

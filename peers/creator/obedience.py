@@ -1,0 +1,159 @@
+"""What a worker does about the owner's orders: hands them on, and obeys.
+
+Nothing of it touches the sets of contributions: whoever was banned has no links any more, so nothing new of
+it is taken, but what some peer took before stays in the sets that all come to agree on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from peers.creator.gatekeeper import Gatekeeper
+from peers.creator.order_book import OrderBook
+from peers.creator.upkeep import keep_forever
+from peers.data_path import Text
+from peers.errors import UserError
+from protocols.errors import WireError
+from protocols.messages import OrderIs
+from swarmnet.identifiers import PeerId
+from swarmnet.orders import NO_ORDER, Order, told
+
+if TYPE_CHECKING:
+    from peers.worker import Worker
+
+LoadText = Callable[[frozenset[bytes]], Awaitable[Text]]
+"""The run's text without the documents of these hashes."""
+
+
+class Obedience:
+    """Made with the worker; `begin` when its parts are there."""
+
+    def __init__(self, worker: Worker, book: OrderBook, invite: bytes, load_text: LoadText) -> None:
+        self.worker = worker
+        self.book = book
+        self.gatekeeper = Gatekeeper(book, invite, worker.presence.directory.now)
+        self.load_text = load_text
+        self._text: Text | None = None
+        self._loaded: frozenset[bytes] = frozenset()
+        """Withdrawn when `_text` was read."""
+        self._reading: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
+
+    @property
+    def paused(self) -> bool:
+        return self.book.order.paused
+
+    async def first_look(self, deadline_seconds: float) -> None:
+        """Ask the directory once before anything starts. UserError if this peer is not to take part."""
+        directory, signed = self.worker.presence.directory, self.book.signed
+        try:
+            found = await directory.get_order(signed.run_id, signed.manifest.owner, deadline_seconds)
+        except WireError as error:
+            self.worker.note("order_unknown", reason=str(error))
+            found = None
+        if found is not None:
+            self.book.accept(found)
+        self.gatekeeper.check_self(self.worker.transport.peer)
+        if self.book.order.sequence:
+            now = "; ".join(told(NO_ORDER, self.book.order))
+            self.worker.say("order", f"by the owner's newest order: {now}")
+
+    async def read_text(self) -> Text:
+        """For the first stage."""
+        self._loaded = self.book.order.documents()
+        self._text = await self.load_text(self._loaded)
+        return self._text
+
+    def begin(self) -> None:
+        """The worker's parts are assembled."""
+        self.book.heard.append(self._heard)
+        neighbourhood = self.worker.neighbourhood
+        assert neighbourhood is not None
+        neighbourhood.admission = self.gatekeeper
+        self._steer()
+
+    async def keep_forever(self) -> None:
+        """The order and the registry's entry in the directory, and what others have put there."""
+        await keep_forever(self.book, self.worker.presence.directory, self.worker.note)
+
+    async def close(self) -> None:
+        if self._heard in self.book.heard:
+            self.book.heard.remove(self._heard)
+        tasks = [task for task in (self._reading, self._saving) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- neighbours -----------------------------------------------------------------------------------
+
+    def linked(self, peer: PeerId) -> None:
+        self._tell(peer)
+
+    def message(self, peer: PeerId, message: OrderIs) -> None:
+        """From anybody, even from one who has not greeted."""
+        neighbourhood = self.worker.neighbourhood
+        assert neighbourhood is not None
+        held = self.book.held
+        try:
+            news = self.book.take(message.order)
+        except WireError as error:
+            neighbourhood.refused(peer, error.code, str(error))
+            return
+        if not news and held is not None and message.order != held.data:
+            self._tell(peer)  # It knows an older one. Who has no link to us gets nothing.
+
+    def _tell(self, peer: PeerId) -> None:
+        neighbourhood, held = self.worker.neighbourhood, self.book.held
+        if held is not None and neighbourhood is not None:
+            neighbourhood.post(peer, "group", OrderIs(held.data))
+
+    # -- obeying --------------------------------------------------------------------------------------
+
+    def _heard(self, before: Order, now: Order) -> None:
+        worker = self.worker
+        reason = now.reason or "no reason given"
+        worker.say("order", f"the owner orders: {'; '.join(told(before, now))} ({reason})")
+        neighbourhood = worker.neighbourhood
+        assert neighbourhood is not None
+        for peer, known in list(neighbourhood.membership.peers.items()):
+            if known.linked:
+                self._tell(peer)
+        for peer, (code, reason) in self.gatekeeper.parted().items():
+            neighbourhood.part_from(peer, code, reason)
+        try:
+            self.gatekeeper.check_self(worker.transport.peer)
+        except UserError as error:
+            if not worker.compute.failed.done():
+                worker.compute.failed.set_result(error)
+            return
+        self._steer()
+        if now.checkpoint > before.checkpoint and before.sequence:
+            self._saving = asyncio.get_running_loop().create_task(self._save(), name="ordered checkpoint")
+            self._saving.add_done_callback(worker.task_ended)
+        worker.stands()
+
+    def _steer(self) -> None:
+        """Start microbatches or not, from the text that may be read."""
+        data = self.worker.data
+        if data is None or self._text is None:
+            return
+        stale = self._loaded != self.book.order.documents()
+        data.text = None if self.paused or stale else self._text
+        if stale and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.get_running_loop().create_task(self._read_again(), name="read text again")
+            self._reading.add_done_callback(self.worker.task_ended)
+        data.pump()
+
+    async def _read_again(self) -> None:
+        """Documents were withdrawn. Until the text is read without them, nothing of it is used."""
+        while self._loaded != self.book.order.documents():
+            await self.read_text()
+        self._steer()
+
+    async def _save(self) -> None:
+        """The newest settled weights."""
+        update = self.worker.update
+        if update is not None:
+            await self.worker.disk.save(update.settled_weights)

@@ -1,0 +1,71 @@
+"""The newest order of a run's owner, as this peer knows it: on disk, and told to whom it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from peers.errors import UserError
+from peers.files import write_atomically
+from peers.run_file import SignedManifest
+from protocols.errors import WireError
+from protocols.orders import SignedOrder, open_order
+from swarmnet.orders import NO_ORDER, Order
+
+Note = Callable[..., None]
+Say = Callable[[str, str], None]
+Heard = Callable[[Order, Order], None]
+"""(order before, order now)."""
+
+
+class OrderBook:
+    def __init__(self, signed: SignedManifest, kept: Path | None, note: Note, say: Say) -> None:
+        """`kept`: where the order survives a restart; None: nowhere."""
+        self.signed = signed
+        self.kept = kept
+        self.note = note
+        self.say = say
+        self.held: SignedOrder | None = None
+        self.heard: list[Heard] = []
+        """Called when a newer order has come."""
+        self._read()
+
+    @property
+    def order(self) -> Order:
+        return self.held.order if self.held is not None else NO_ORDER
+
+    def take(self, data: bytes) -> bool:
+        """An order from anybody; whether it is news. Raises WireError for what is not the owner's."""
+        if self.held is not None and data == self.held.data:
+            return False
+        return self.accept(open_order(data, self.signed.run_id, self.signed.manifest.owner))
+
+    def accept(self, order: SignedOrder) -> bool:
+        """A verified one."""
+        if order.owner != self.signed.manifest.owner or not order.newer_than(self.held):
+            return False
+        before, self.held = self.order, order
+        self._write(order.data)
+        self.note("order", sequence=order.order.sequence, reason=order.order.reason)
+        for heard in tuple(self.heard):
+            heard(before, order.order)
+        return True
+
+    def _read(self) -> None:
+        """From an earlier life. A damaged file is as good as none: the swarm has it."""
+        if self.kept is None:
+            return
+        try:
+            self.take(self.kept.read_bytes())
+        except FileNotFoundError:
+            pass
+        except (OSError, WireError) as error:
+            self.note("order_unusable", reason=str(error))
+
+    def _write(self, data: bytes) -> None:
+        if self.kept is None:
+            return
+        try:
+            write_atomically(self.kept, data)
+        except UserError as error:  # A full disk: the order holds all the same.
+            self.say("order_not_kept", str(error))

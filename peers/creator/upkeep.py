@@ -1,0 +1,40 @@
+"""Keeping what belongs to a run in the directory: the owner's order and the registry's entry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from peers.creator.order_book import OrderBook
+from protocols.errors import WireError
+from protocols.identity import SIGNATURE_BYTES
+from protocols.listing import seal_listing
+from protocols.transport import Directory
+
+UPKEEP_SECONDS = 60.0
+"""A stored order and entry live 600 s: nine in a row may be lost."""
+OPERATION_SECONDS = 10.0
+
+
+async def keep_forever(book: OrderBook, directory: Directory, note: Callable[..., None]) -> None:
+    """Store again and again what this peer has, and take what is newer there."""
+    while True:
+        await keep(book, directory, note)
+        await asyncio.sleep(UPKEEP_SECONDS)
+
+
+async def keep(book: OrderBook, directory: Directory, note: Callable[..., None]) -> None:
+    """Once. A directory that does not answer is asked again the next time."""
+    signed = book.signed
+    try:
+        found = await directory.get_order(signed.run_id, signed.manifest.owner, OPERATION_SECONDS)
+        if found is not None:
+            book.accept(found)
+        if book.held is not None:
+            await directory.put_order(signed.run_id, book.held.data, OPERATION_SECONDS)
+        if signed.manifest.listed:
+            signature = signed.wire()[-SIGNATURE_BYTES:]
+            entry = seal_listing(signed.run_id, signed.manifest.owner, signature)
+            await directory.put_listing(entry, OPERATION_SECONDS)
+    except WireError as error:
+        note("upkeep_failed", code=error.code, reason=str(error))

@@ -1,0 +1,142 @@
+"""What torch sees of a GPU, and if nothing, why."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.doctor.line import Line, gibibytes
+from peers.doctor.machine import pinned
+
+NVIDIA, AMD = "0x10de", "0x1002"
+"""PCI vendor ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graphics:
+    """What was found; judged by `judge`."""
+
+    torch: str
+    """Its version; empty: it cannot be imported."""
+    torch_error: str = ""
+    cuda_build: str | None = None
+    """The CUDA version that torch was built for."""
+    rocm_build: str | None = None
+    devices: tuple[tuple[str, int, int], ...] = ()
+    """Name, free bytes, all bytes of each GPU that torch sees."""
+    vendors: frozenset[str] = frozenset()
+    """PCI vendors of the display controllers in this machine."""
+    driver: str | None = None
+    """Of NVIDIA; None: not loaded."""
+    nodes: bool = True
+    """Whether /dev has the GPUs."""
+
+
+def look(
+    pci: Path = Path("/sys/bus/pci/devices"), proc: Path = Path("/proc/driver/nvidia/version")
+) -> Graphics:
+    """Imports torch."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return Graphics("", str(error)[:200])
+    devices = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            devices.append((torch.cuda.get_device_name(index), free, total))
+    return Graphics(
+        str(torch.__version__), "", torch.version.cuda, torch.version.hip, tuple(devices), _vendors(pci),
+        _driver(proc), Path("/dev/nvidiactl").exists(),
+    )  # fmt: skip
+
+
+def _vendors(pci: Path) -> frozenset[str]:
+    """Of everything of PCI class 3, which is displays and GPUs."""
+    found = set()
+    for device in pci.glob("*"):
+        try:
+            if (device / "class").read_text().startswith("0x03"):
+                found.add((device / "vendor").read_text().strip())
+        except OSError:
+            continue
+    return frozenset(found)
+
+
+def _driver(proc: Path) -> str | None:
+    try:
+        found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", proc.read_text())
+    except OSError:
+        return None
+    return found[1] if found else "unknown"
+
+
+def torch_line(found: Graphics) -> Line:
+    install = f"{sys.executable} -m pip install --force-reinstall {pinned('torch')}"
+    if not found.torch:
+        return Line("torch", "fail", f"torch cannot be imported: {found.torch_error}", install)
+    built = f"for CUDA {found.cuda_build}" if found.cuda_build else "for the CPU"
+    text = f"torch {found.torch}, built " + (f"for ROCm {found.rocm_build}" if found.rocm_build else built)
+    wanted = pinned("torch").rpartition("==")[2]
+    data = {"version": found.torch, "cuda": found.cuda_build, "rocm": found.rocm_build}
+    if wanted and found.torch.partition("+")[0] != wanted:
+        text += f"; this program is tested with {wanted}, and another may compute other weights"
+        return Line("torch", "warn", text, install, data)
+    return Line("torch", "ok", text, data=data)
+
+
+def judge(found: Graphics, wish: str) -> Line:
+    """`wish`: `device` of the peer file. Without a GPU the CPU trains: only `cuda` fails for want of one."""
+    data = {"devices": [{"name": name, "free_bytes": free, "total_bytes": total}
+                        for name, free, total in found.devices]}  # fmt: skip
+    if found.devices:
+        name, free, total = found.devices[0]
+        more = f" and {len(found.devices) - 1} more" if len(found.devices) > 1 else ""
+        text = f"torch sees {name}, {gibibytes(free)} of {gibibytes(total)} free{more}"
+        if free < total / 2 and wish != "cpu":
+            return Line("gpu", "warn", f"{text}: another program uses it", "nvidia-smi   shows which", data)
+        return Line("gpu", "ok", text, data=data)
+    why, fix = _why_none(found)
+    if wish == "cuda":
+        return Line(
+            "gpu", "fail", f"device is cuda, but {why}", fix or "set device: cpu in the peer file", data
+        )
+    return Line("gpu", "warn" if fix and wish != "cpu" else "ok", why, fix if wish != "cpu" else "", data)
+
+
+def _why_none(found: Graphics) -> tuple[str, str]:
+    """Why torch sees no GPU, and what to do; nothing to do where there is none."""
+    cores = os.cpu_count() or 1
+    if NVIDIA in found.vendors or found.driver is not None:
+        if found.cuda_build is None:
+            wheel = f"{sys.executable} -m pip install --force-reinstall {pinned('torch')}"
+            return (
+                "an NVIDIA GPU is there, but this torch is built without CUDA",
+                f"{wheel}   (Linux: with CUDA)",
+            )
+        if found.driver is None:
+            return (
+                "an NVIDIA GPU is there, but its driver is not loaded",
+                "sudo ubuntu-drivers install && sudo reboot   (Debian: sudo apt install nvidia-driver)",
+            )
+        if not found.nodes:
+            return (
+                "an NVIDIA GPU and its driver are there, but not in this container",
+                "start the container with: docker run --gpus all ...",
+            )
+        return (
+            f"NVIDIA driver {found.driver} is too old for torch's CUDA {found.cuda_build}, or in trouble",
+            "nvidia-smi   says what; a newer driver: sudo ubuntu-drivers install && sudo reboot",
+        )
+    if AMD in found.vendors and found.rocm_build is None:
+        return (
+            f"an AMD GPU is there, but this torch is not built for ROCm; trains on {cores} CPU cores",
+            f"install the ROCm build of {pinned('torch')} (torch's page 'Get started'), if ROCm knows it",
+        )
+    if platform.system() == "Darwin":
+        return f"Apple's GPU is not supported; trains on {cores} CPU cores", ""
+    return f"no GPU that torch can use in this machine; trains on {cores} CPU cores", ""

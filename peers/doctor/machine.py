@@ -1,0 +1,136 @@
+"""What can be told without a network: Python, torch, memory, disk, files, ports."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+from peers.config.peer_file import PeerFile
+from peers.doctor.line import Line, gibibytes
+from protocols.daemon import OPEN_FILES, CannotStart, check_ports
+
+PYTHONS = ((3, 11), (3, 14))
+"""From, to (not included): pyproject.toml."""
+LEAST_MEMORY_BYTES = 1 << 30
+"""A peer of the smallest run takes 0.5 GiB: torch, hivemind and p2pd (measured: docs/doctor.md)."""
+LEAST_DISK_BYTES = 1 << 30
+EASY_DISK_BYTES = 8 << 30
+"""Checkpoints, snapshots and the event log of a small stage, and the checkpoint that replaces another."""
+
+
+def python() -> Line:
+    version, found = platform.python_version(), sys.version_info[:2]
+    text = f"Python {version}, {platform.system()} {platform.machine()}"
+    if PYTHONS[0] <= found < PYTHONS[1]:
+        return Line("python", "ok", text, data={"version": version})
+    return Line("python", "fail", f"{text}; needed is 3.11, 3.12 or 3.13",
+                "PYTHON=/path/to/python3.12 scripts/setup", {"version": version})  # fmt: skip
+
+
+def pinned(package: str) -> str:
+    """What `pip install` takes to bring the version that this program is made for, such as torch==2.13.0."""
+    required = importlib.metadata.requires("swarmnet") or []
+    found = [line.partition(";")[0].strip() for line in required if line.startswith(f"{package}==")]
+    return found[0] if found else package
+
+
+def memory(available_bytes: int, total_bytes: int) -> Line:
+    text = f"{gibibytes(available_bytes)} of {gibibytes(total_bytes)} free"
+    data = {"available_bytes": available_bytes, "total_bytes": total_bytes}
+    if available_bytes >= LEAST_MEMORY_BYTES:
+        return Line("memory", "ok", text, data=data)
+    text += f"; the smallest peer needs {gibibytes(LEAST_MEMORY_BYTES)}"
+    return Line("memory", "fail", text, "end what takes it: ps aux --sort=-rss | head", data)
+
+
+def free_memory(proc: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
+    """(available, total) bytes; of a container, what it may take. Where the system does not tell: both 0."""
+    try:
+        lines = dict(line.split(":", 1) for line in proc.read_text().splitlines() if ":" in line)
+        available, total = (int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
+    except (OSError, KeyError, ValueError, IndexError):
+        return 0, 0
+    try:
+        limit = int((groups / "memory.max").read_text())
+        used = int((groups / "memory.current").read_text())
+    except (OSError, ValueError):  # No limit ("max"), or no such system.
+        return available, total
+    return min(available, max(0, limit - used)), min(total, limit)
+
+
+def disk(state: Path) -> Line:
+    place = next(folder for folder in (state, *state.absolute().parents) if folder.exists())
+    if not os.access(place, os.W_OK):
+        fix = f"sudo mkdir -p '{state}' && sudo chown $USER '{state}'"
+        return Line("disk", "fail", f"{state} cannot be written by this user", fix)
+    free = shutil.disk_usage(place).free
+    text, data = f"{gibibytes(free)} free for {state}", {"free_bytes": free, "state": str(state)}
+    if free < LEAST_DISK_BYTES:
+        fix = "make room, or set state: /a/larger/disk in the peer file"
+        return Line("disk", "fail", f"{text}; at least {gibibytes(LEAST_DISK_BYTES)} is needed", fix, data)
+    if free < EASY_DISK_BYTES:
+        fix = "make room, or set state: /a/larger/disk in the peer file"
+        return Line("disk", "warn", f"{text}; a stage of a large model takes more", fix, data)
+    return Line("disk", "ok", text, data=data)
+
+
+def open_files() -> Line:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard == resource.RLIM_INFINITY or hard >= OPEN_FILES:
+        text = "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard} open files"
+        return Line("files", "ok", text, data={"limit": hard})
+    text = f"up to {hard} open files; a peer with many neighbours takes {OPEN_FILES}"
+    fix = f"sudo prlimit --pid $$ --nofile={OPEN_FILES}:{OPEN_FILES}   (systemd: LimitNOFILE={OPEN_FILES})"
+    return Line("files", "warn", text, fix, {"limit": hard})
+
+
+def port(config: PeerFile, running: bool) -> Line:
+    """Whether p2pd could listen where the peer file says."""
+    listen, data = ", ".join(config.listen), {"listen": list(config.listen)}
+    if running:
+        return Line("port", "ok", f"this peer is running and listens at {listen}", data=data)
+    try:
+        check_ports(config.listen)
+    except CannotStart as error:
+        return Line("port", "fail", str(error), "sudo ss -ltnp   shows who listens where", data)
+    return Line("port", "ok", f"{listen} can be listened at", data=data)
+
+
+def metrics(config: PeerFile, running: bool) -> Line:
+    """Whether the metrics could be served where the peer file says."""
+    address = config.metrics.address
+    if address is None:
+        return Line("metrics", "ok", "off")
+    text, data = f"{config.metrics.listen}", {"listen": config.metrics.listen}
+    if running:
+        return Line("metrics", "ok", f"served by the running peer at {text}", data=data)
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        return Line(
+            "metrics", "fail", f"{text}: {why}", "set metrics.listen=127.0.0.1:0 (any free port)", data
+        )
+    return Line("metrics", "ok", f"{text} is free", data=data)
+
+
+def second_opinion(able: bool) -> Line:
+    """Whether py-libp2p is there."""
+    if able:
+        version = importlib.metadata.version("libp2p")
+        return Line("libp2p", "ok", f"py-libp2p {version}, for a second opinion and for dialling others back",
+                    data={"version": version})  # fmt: skip
+    text = "py-libp2p is not installed: no second opinion here, and nobody can be dialled back from here"
+    compiler = "sudo apt install build-essential python3-dev libgmp-dev"
+    fix = f"{compiler} && {sys.executable} -m pip install {pinned('libp2p')}"
+    return Line("libp2p", "warn", text, fix)

@@ -1,0 +1,159 @@
+"""Runs all checks and shows them: a line each as they come, or one JSON document at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TextIO, get_args
+
+import uvloop
+from rich.console import Console
+from rich.text import Text
+
+from peers.config.peer_file import PeerFile
+from peers.doctor import graphics, machine
+from peers.doctor.line import Check, Line
+from peers.errors import UserError, as_user_errors
+from protocols.dialler import can_dial
+from protocols.identity import IdentityError, create, load
+
+CHECKS: tuple[str, ...] = get_args(Check)
+NETWORK = frozenset({"p2pd", "bootstrap", "clock", "run", "stage", "bandwidth", "reachability"})
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+@dataclass
+class Report:
+    """What was told, shown at once unless it goes out as JSON."""
+
+    wanted: frozenset[str]
+    out: TextIO
+    as_json: bool
+    lines: list[Line] = field(default_factory=list)
+
+    def tell(self, line: Line) -> None:
+        """Show it if it was wanted; a failure always is, for the rest hangs on it."""
+        if line.check not in self.wanted and line.level != "fail":
+            return
+        self.lines.append(line)
+        if not self.as_json:
+            console = Console(file=self.out, highlight=False, soft_wrap=True)
+            console.print(
+                Text.assemble((f"{line.level:<4}", COLOURS[line.level]), f"  {line.check:<12}  {line.text}")
+            )
+            if line.fix:
+                console.print(Text(f"{'':<18}  -> {line.fix}"))
+
+    @property
+    def failed(self) -> bool:
+        return any(line.level == "fail" for line in self.lines)
+
+    def end(self) -> None:
+        if self.as_json:
+            document = {"ok": not self.failed, "checks": [asdict(line) for line in self.lines]}
+            self.out.write(json.dumps(document, indent=1) + "\n")
+            return
+        counts = {level: sum(line.level == level for line in self.lines) for level in COLOURS}
+        self.out.write(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} in the way\n")
+
+
+def wanted_checks(names: Sequence[str]) -> frozenset[str]:
+    """All, or those named. UserError for a name that is none."""
+    for name in names:
+        if name not in CHECKS:
+            raise UserError(f"--only {name}: there is no such check; there are {', '.join(CHECKS)}")
+    return frozenset(names or CHECKS)
+
+
+def run_doctor(
+    config: PeerFile, *, must_be_reached: bool, swarm: bool, only: Sequence[str] = (), as_json: bool = False,
+    out: TextIO = sys.stdout,
+) -> int:  # fmt: skip
+    """0: nothing fails; 1: something does. `swarm`: one is named, so look at it. UserError for bad input."""
+    report = Report(wanted_checks(only), out, as_json)
+    with as_user_errors(IdentityError):
+        running = is_running(config.state)
+        found = _machine(config, running, report)
+        if swarm and report.wanted & NETWORK:
+            if found is None:
+                report.tell(
+                    Line("p2pd", "fail", "not looked at: torch, which hivemind needs, cannot be imported")
+                )
+            else:
+                _swarm(config, running, must_be_reached, found, report)
+    report.end()
+    return 1 if report.failed else 0
+
+
+def _machine(config: PeerFile, running: bool, report: Report) -> graphics.Graphics | None:
+    """What needs no network. What is known of GPUs; None without torch."""
+    available, total = machine.free_memory()
+    checks: dict[str, Callable[[], Line]] = {
+        "python": machine.python,
+        "memory": lambda: machine.memory(available, total),
+        "disk": lambda: machine.disk(config.state),
+        "files": machine.open_files,
+        "port": lambda: machine.port(config, running),
+        "metrics": lambda: machine.metrics(config, running),
+        "libp2p": lambda: machine.second_opinion(can_dial()),
+    }
+    if report.wanted & {"python"}:
+        report.tell(checks["python"]())
+    found = graphics.look()
+    report.tell(graphics.torch_line(found))
+    if found.torch:
+        report.tell(graphics.judge(found, config.device))
+    for name, check in checks.items():
+        if name in report.wanted and name != "python" and not (name == "memory" and total == 0):
+            report.tell(check())
+    return found if found.torch else None
+
+
+def _swarm(
+    config: PeerFile, running: bool, must_be_reached: bool, found: graphics.Graphics, report: Report
+) -> None:
+    from peers.doctor.stage import Memory
+    from peers.doctor.swarm import Examination, Subject, own_identity
+
+    with tempfile.TemporaryDirectory(prefix="swarmnet-doctor-") as folder:
+        place = Path(folder)
+        create(place / "stranger.key")
+        identity = own_identity(config)
+        if identity is None:
+            create(place / "own.key")
+            identity = load(place / "own.key")
+        elif not running:
+            (place / "own.key").touch(mode=0o600)
+            (place / "own.key").write_bytes(identity.file_bytes())
+        gpu = found.devices[0][1] if found.devices and config.device != "cpu" else None
+        free = Memory(machine.free_memory()[0], gpu)
+        subject = Subject(config, identity, running, must_be_reached, free, place)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(Examination(subject, report.tell, report.wanted).run())
+
+
+def is_running(state: Path) -> bool:
+    """Whether a peer holds the lock on this state folder; nothing is made."""
+    try:
+        with _opened(state / "lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise UserError(f"{state}: {error.strerror}; run the doctor as the user who runs the peer") from None
+    return False
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    with path.open() as file:
+        yield file

@@ -1,0 +1,364 @@
+"""What can only be told with a network: p2pd, bootstraps, clock, the run, the line's speed, and who gets in.
+
+The doctor meets the swarm as the peer itself would: its identity, its ports, its p2pd. Where that peer is
+running already, a stranger with a throw-away identity asks in its name (it has the key), since two processes
+with one identity would take each other's connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from peers.config.peer_file import PeerFile
+from peers.doctor.line import Line, Tell
+from peers.doctor.reachability import Addresses, judge, line_of
+from peers.doctor.stage import Memory
+from peers.doctor.stage import judge as judge_stage
+from peers.event_log import read
+from peers.joining import PeerCache, find_manifest
+from peers.peer import daemon_options, with_ports
+from peers.run_file import RunFileError, SignedManifest
+from protocols.daemon import CannotStart
+from protocols.dht import DhtDirectory, split_multiaddr
+from protocols.dial_back import ask_dial_back
+from protocols.dialler import Dialled, can_dial, dial
+from protocols.errors import Backlog, Unreachable, WireError
+from protocols.identity import Identity, load
+from protocols.p2pd import P2pdTransport
+from protocols.records import SKEW_SECONDS, open_record
+from protocols.speed import BYTES, measure
+from swarmnet.identifiers import PeerId
+
+CONNECT_SECONDS = 8.0
+FIND_SECONDS = 20.0
+"""For the manifest."""
+LOOK_UP_SECONDS = 8.0
+REMEMBERED = 4
+"""Of the peers met before, so many are asked besides the bootstraps."""
+HELPERS = 8
+"""Peers asked for a dial-back, until one has done it."""
+ASK_AGAIN_SECONDS = (0.0, 10.0, 20.0, 35.0)
+"""A helper that is busy dials again for others within a minute."""
+BUSY = "is asked too often just now"
+SLOW_UP, SLOW_DOWN = 5e6 / 8, 10e6 / 8
+"""Bytes per second. What the swarm is measured with is 10 Mbit/s up (docs/benchmarks/wan.md): half of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """A peer that answered."""
+
+    peer: PeerId
+    address: str
+
+    @property
+    def public(self) -> bool:
+        """Whether it stands in the open internet: what it reaches, anyone reaches."""
+        parts = self.address.split("/")
+        if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
+            return True  # a name
+        return ip_address(parts[2]).is_global
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The peer that is looked at."""
+
+    config: PeerFile
+    identity: Identity
+    """Whose addresses are tried: the peer's own, or a throw-away one where it has none yet."""
+    running: bool
+    must_be_reached: bool
+    """A bootstrap is of no use otherwise."""
+    free: Memory
+    place: Path
+    """A folder for what is thrown away; `stranger.key` in it is an identity to dial with."""
+
+
+class Examination:
+    """One visit to the swarm."""
+
+    def __init__(self, subject: Subject, tell: Tell, wanted: frozenset[str]) -> None:
+        """`wanted`: the checks to do; what they need besides is done silently."""
+        self.subject, self.tell, self.wanted = subject, tell, wanted
+        self.helpers: list[Helper] = []
+        self.signed: SignedManifest | None = None
+
+    async def run(self) -> None:
+        """Look at everything that is wanted; what cannot be looked at says so."""
+        try:
+            async with self._network() as (transport, directory):
+                await self._bootstraps(transport)
+                await self._join(directory)
+                if self.helpers and self.wanted & {"run", "stage", "reachability"}:
+                    await self._run(transport, directory)
+                if "bandwidth" in self.wanted:
+                    await self._bandwidth(transport)
+                if "reachability" in self.wanted:
+                    await self._reachability(transport)
+        except CannotStart as error:
+            self.tell(Line("p2pd", "fail", str(error), "mend the peer file's listen and announce"))
+
+    @asynccontextmanager
+    async def _network(self) -> AsyncIterator[tuple[P2pdTransport, DhtDirectory]]:
+        """p2pd as the peer file says, or a stranger's beside the running peer."""
+        config, place = self.subject.config, self.subject.place
+        listen = ("/ip4/0.0.0.0/tcp/0",) if self.subject.running else config.listen
+        if self.subject.running:
+            config = config.model_copy(update={"announce": (), "role": "worker", "nat": False})
+        key = place / ("stranger.key" if self.subject.running else "own.key")
+        began = time.monotonic()
+        transport = await P2pdTransport.start(key, daemon_options(config, listen))
+        directory = None
+        try:
+            took = time.monotonic() - began
+            self.tell(Line("p2pd", "ok", f"starts in {took:.1f} s as {transport.peer}",
+                           data={"seconds": round(took, 2), "peer": transport.peer}))  # fmt: skip
+            directory = await DhtDirectory.start(transport.daemon, stores=False)
+            yield transport, directory
+        finally:
+            if directory is not None:
+                await directory.close()
+            await transport.close()
+
+    async def _bootstraps(self, transport: P2pdTransport) -> None:
+        """Each bootstrap: whether and how soon it answers."""
+        config = self.subject.config
+        remembered = PeerCache(config.state / "peers.json").read()[:REMEMBERED]
+        own = self.subject.identity.peer_id
+        addresses = [each for each in dict.fromkeys([*config.bootstrap, *remembered]) if own not in each]
+        if not addresses:
+            if config.role != "bootstrap":
+                text = "no bootstrap is named: this peer would wait alone for others to find it"
+                fix = "bootstrap: [MULTIADDR] in the peer file; whoever published the run knows one"
+                self.tell(Line("bootstrap", "warn", text, fix))
+            return
+        answers = await asyncio.gather(*(self._one(transport, each) for each in addresses))
+        known = len([line for line in answers if line.level == "ok"])
+        for line in answers:
+            if line.level == "ok" or known or line is answers[-1]:
+                self.tell(line)
+            else:  # One failure says that nobody is there; the others are as bad.
+                self.tell(Line(line.check, "warn", line.text, line.fix, line.data))
+
+    async def _one(self, transport: P2pdTransport, multiaddr: str) -> Line:
+        try:
+            peer, address = split_multiaddr(multiaddr)
+        except ValueError as error:
+            return Line("bootstrap", "warn", str(error), "mend bootstrap: in the peer file")
+        began = time.monotonic()
+        try:
+            await transport.daemon.connect(peer, [address], CONNECT_SECONDS)
+        except Unreachable as error:
+            return await self._silent(peer, address, str(error))
+        took = time.monotonic() - began
+        self.helpers.append(Helper(peer, address))
+        text = f"{address} answers in {1000 * took:.0f} ms"
+        data: dict[str, object] = {"address": multiaddr, "seconds": round(took, 4)}
+        if "bootstrap" in self.wanted and can_dial() and "/p2p-circuit" not in address:
+            (second,) = await dial(peer, [address])
+            data["py_libp2p"] = second.outcome
+            text += f"; py-libp2p: {_opinion(second)}"
+        return Line("bootstrap", "ok", text, data=data)
+
+    async def _silent(self, peer: PeerId, address: str, why: str) -> Line:
+        """A bootstrap that p2pd does not reach; py-libp2p may tell more."""
+        data: dict[str, object] = {"address": f"{address}/p2p/{peer}"}
+        fix = "ask whoever published the run for another; does this machine's own line work?"
+        if can_dial():
+            (second,) = await dial(peer, [address])
+            data["py_libp2p"] = second.outcome
+            if second.outcome == "other_peer":
+                why = f"{address} answers as {second.detail}, not as {peer}"
+                fix = f"bootstrap: [{address}/p2p/{second.detail}] if its owner says that it has a new key"
+        return Line("bootstrap", "fail", why, fix, data)
+
+    async def _join(self, directory: DhtDirectory) -> None:
+        """Enter the directory through those that answered; the clock is told on the way."""
+        if not self.helpers:
+            return
+        known = [f"{helper.address}/p2p/{helper.peer}" for helper in self.helpers]
+        try:
+            await directory.bootstrap(known, CONNECT_SECONDS)
+        except Unreachable as error:
+            self.tell(Line("bootstrap", "fail", str(error), "ask whoever published the run for another"))
+            return
+        offset = directory.measured_offset
+        if offset is None:
+            return
+        text, data = (
+            f"{abs(offset):.2f} s {'behind' if offset > 0 else 'ahead of'} the swarm's",
+            {"seconds": offset},
+        )
+        if abs(offset) <= SKEW_SECONDS:
+            self.tell(Line("clock", "ok", text, data=data))
+        else:
+            text += "; the peer would use the swarm's time, but logs and orders would mislead"
+            self.tell(Line("clock", "warn", text, "sudo timedatectl set-ntp true", data))
+
+    async def _run(self, transport: P2pdTransport, directory: DhtDirectory) -> None:
+        """The manifest, whether its stages fit, and more peers who could help."""
+        config = self.subject.config
+        if config.run is None:
+            return
+        try:
+            async with asyncio.timeout(FIND_SECONDS):
+                signed = await find_manifest(
+                    config.run, directory, self.subject.place / "run.json", lambda *_: None
+                )
+        except (RunFileError, WireError, TimeoutError) as error:
+            why = str(error) or f"no peer knows it ({FIND_SECONDS:g} s)"
+            self.tell(Line("run", "fail", f"the run {config.run[:16]}... is not found: {why}",
+                           "check the run id with whoever published it"))  # fmt: skip
+            return
+        self.signed = signed
+        manifest = signed.manifest
+        stages = f"{len(manifest.stages)} stages"
+        text = f"{manifest.name} ({signed.run_id[:16]}...), {stages}, owner {manifest.owner}"
+        self.tell(Line("run", "ok", text, data={"run": signed.run_id, "name": manifest.name}))
+        wish = None if config.stage == "auto" else config.stage
+        self.tell(judge_stage(manifest, wish, self.subject.free))
+        if "reachability" in self.wanted:
+            await self._more_helpers(transport, directory, signed)
+
+    async def _more_helpers(
+        self, transport: P2pdTransport, directory: DhtDirectory, signed: SignedManifest
+    ) -> None:
+        """Peers of the run, from their records."""
+        known = {helper.peer for helper in self.helpers} | {self.subject.identity.peer_id, transport.peer}
+        for stage in range(len(signed.manifest.stages)):
+            if len(self.helpers) >= HELPERS:
+                return
+            try:
+                records = await directory.look_up(signed.run_id, stage, LOOK_UP_SECONDS)
+                opened = [open_record(data, signed.run_id) for data in records.values()]
+            except WireError:
+                continue
+            for found in opened:
+                direct = [each for each in found.record.addresses if "/p2p-circuit" not in each]
+                if found.peer not in known and direct:
+                    known.add(found.peer)
+                    self.helpers.append(Helper(found.peer, direct[0]))
+
+    async def _bandwidth(self, transport: P2pdTransport) -> None:
+        """Up and down, with the first helper that measures."""
+        why = "no peer of the swarm answers"
+        for helper in self.helpers[:HELPERS]:
+            try:
+                await transport.daemon.connect(helper.peer, [helper.address], CONNECT_SECONDS)
+                up = await measure(transport.daemon, helper.peer, "up")
+                down = await measure(transport.daemon, helper.peer, "down")
+            except (WireError, Backlog) as error:
+                why = str(error)
+                continue
+            text = (
+                f"{8e-6 * up:.1f} Mbit/s up, {8e-6 * down:.1f} Mbit/s down, with {helper.peer} "
+                f"({BYTES >> 20} MiB each way; its own line limits it too)"
+            )
+            data = {
+                "up_bytes_per_second": round(up),
+                "down_bytes_per_second": round(down),
+                "helper": helper.peer,
+            }
+            slow = up < SLOW_UP or down < SLOW_DOWN
+            fix = (
+                "end up- and downloads, use a cable instead of a radio; work goes to those with faster lines"
+            )
+            self.tell(Line("bandwidth", "warn" if slow else "ok", text, fix if slow else "", data))
+            return
+        self.tell(Line("bandwidth", "warn", f"not measured: {why}", "try again in a minute"))
+
+    async def _reachability(self, transport: P2pdTransport) -> None:
+        """What others see when they knock; a helper that is busy with others is asked again."""
+        reasons: dict[PeerId, str] = {}
+        for pause in ASK_AGAIN_SECONDS:
+            await asyncio.sleep(pause)
+            reasons = {}
+            if await self._ask_helpers(transport, reasons):
+                return
+            if not any(why.endswith(BUSY) for why in reasons.values()):
+                break
+        why = "; ".join(reasons.values()) or "no peer of the swarm answers"
+        fix = "name a bootstrap that has py-libp2p, or try again in a minute"
+        data = {"verdict": "unknown"}
+        self.tell(Line("reachability", "warn", f"nobody could dial back: {why}", fix, data))
+
+    async def _ask_helpers(self, transport: P2pdTransport, reasons: dict[PeerId, str]) -> bool:
+        """Tell what the first helper finds; False if none does, with the reason of each."""
+        subject = self.subject
+        addresses = addresses_of(subject, transport)
+        for helper in sorted(self.helpers, key=lambda each: not each.public)[:HELPERS]:
+            try:
+                await transport.daemon.connect(helper.peer, [helper.address], CONNECT_SECONDS)
+                answer = await ask_dial_back(
+                    transport.daemon, helper.peer, subject.identity, addresses.to_ask
+                )
+            except WireError as error:
+                reasons[helper.peer] = str(error)
+                continue
+            if answer.code != "done":
+                why = BUSY if answer.code == "busy" else "has no py-libp2p"
+                reasons[helper.peer] = f"{helper.peer} {why}"
+                continue
+            finding = judge(addresses, answer.observed, answer.dialled, subject.must_be_reached)
+            line = line_of(finding, answer.observed, answer.dialled, helper.peer)
+            if finding.verdict == "reachable" and not helper.public:
+                seen = f"{line.text}; as seen from within this network: {helper.peer} has no public address"
+                line = Line(line.check, line.level, seen, line.fix, line.data)
+            self.tell(line)
+            return True
+        return False
+
+
+def _opinion(second: Dialled) -> str:
+    if second.outcome == "reached":
+        return f"reached too, in {1000 * second.seconds:.0f} ms"
+    return f"{second.outcome.replace('_', ' ')} ({second.detail})"
+
+
+def addresses_of(subject: Subject, transport: P2pdTransport) -> Addresses:
+    """Of the peer that is looked at, which may be another process than the one that asks."""
+    config = subject.config
+    told = (
+        logged_addresses(config.state, subject.identity.peer_id) if subject.running else transport.addresses
+    )
+    listen = with_ports(config.listen, told)
+    listening = [port for each in listen if (port := tcp_port(each))]
+    announced = [port for each in config.announce if (port := tcp_port(each))]
+    return Addresses(
+        announced=config.announce or tuple(told),
+        chosen=bool(config.announce),
+        ports=tuple(dict.fromkeys([*listening, *([] if listening else announced)])),
+    )
+
+
+def tcp_port(address: str) -> int:
+    """0: none."""
+    parts = address.split("/")
+    return int(parts[4]) if len(parts) > 4 and parts[3] == "tcp" and parts[4].isdecimal() else 0
+
+
+def logged_addresses(state: Path, peer: PeerId) -> Sequence[str]:
+    """Where a running peer listens, from its event log: since its last start."""
+    found: list[str] = []
+    with (state / "events.jsonl").open("rb"):
+        for event in read(state / "events.jsonl"):
+            if event.name == "started":
+                found = []
+            elif event.name == "listening":
+                text = str(event.fields.get("text", "")).removeprefix("listening on ")
+                address, _, whose = text.rpartition("/p2p/")
+                if whose == peer:
+                    found.append(address)
+    return list(dict.fromkeys(found))
+
+
+def own_identity(config: PeerFile) -> Identity | None:
+    """None: it is not made yet. Raises IdentityError."""
+    return load(config.identity) if config.identity.exists() else None

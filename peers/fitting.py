@@ -1,0 +1,48 @@
+"""Whether a stage fits into the memory that a peer may take: decided before anything is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from peers.errors import UserError
+from peers.microbatch_work import memory_bytes
+from swarmnet.manifest import Manifest
+from swarmnet.needs import DAEMON_BYTES, PROCESS_BYTES, Needs, needs_of
+
+
+def all_needs(manifest: Manifest, device: torch.device, text_bytes: int) -> list[Needs]:
+    """Of every stage, on this device. Programs and text lie in the machine's memory, not in the GPU's."""
+    own = PROCESS_BYTES + DAEMON_BYTES if device.type == "cpu" else 0
+    return [
+        needs_of(manifest, stage, own + (text_bytes if stage == 0 and own else 0))
+        for stage in range(len(manifest.stages))
+    ]
+
+
+def allowed_bytes(limit: int | None, device: torch.device) -> int:
+    """What a peer may take of the memory that `device` computes in."""
+    there = memory_bytes(device)
+    return there if limit is None else min(limit, there)
+
+
+def graphs_that_fit(every: Sequence[Needs], stage: int, allowed: int, limited: bool) -> int:
+    """How many microbatches a peer may keep open in this stage. UserError if it does not fit at all.
+    `limited`: it is the peer file that allows no more."""
+    wanted = every[stage]
+    graphs = wanted.graphs_within(allowed)
+    if graphs >= 1:
+        return graphs
+    fitting = [f"{needs.stage} (needs {gib(needs.least)})" for needs in every if needs.least <= allowed]
+    tries = [f"stage {fitting[0]}: `--stage {fitting[0].partition(' ')[0]}`"] if fitting else []
+    tries += ["a larger limits.memory in the peer file"] if limited else ["a machine with more memory"]
+    whose = "limits.memory allows" if limited else "this machine has"
+    raise UserError(
+        f"stage {stage} needs {gib(wanted.least)}, {whose} {gib(allowed)}; try {', or '.join(tries)}"
+    )
+
+
+def gib(count: int) -> str:
+    """`7.6 GiB`."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

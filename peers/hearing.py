@@ -1,0 +1,78 @@
+"""What a worker's neighbourhood tells it, handed to the part of the worker that it concerns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peers.listener import Load
+from protocols.messages import (
+    DATA_MESSAGES,
+    STATE_MESSAGES,
+    AskForward,
+    AskState,
+    Message,
+    OrderIs,
+    Statements,
+)
+from swarmnet.identifiers import PeerId
+
+if TYPE_CHECKING:
+    from peers.worker import Worker
+
+
+class Hearing:
+    """`Listener` of the neighbourhood. Each of these wakes whatever in the worker waits for a condition."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def load(self) -> Load:
+        return self.worker.load()
+
+    def linked(self, peer: PeerId, stage: int) -> None:
+        worker = self.worker
+        worker.wake()
+        worker.orders.linked(peer)
+        if worker.update is not None and stage == worker.stage:
+            worker.update.joined(peer)
+
+    def counted(self, peers: int) -> None:
+        if self.worker.update is not None:
+            self.worker.update.counted(peers)
+
+    def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
+        worker = self.worker
+        worker.wake()
+        if worker.data is not None:
+            worker.data.unlinked(peer)
+        if worker.update is not None:
+            worker.update.left(peer, released)
+        if worker.states is not None:
+            worker.states.unlinked(peer)
+        worker.moving.gone(peer)
+
+    def beat(self, peer: PeerId) -> None:
+        worker = self.worker
+        worker.moving.beaten(peer)
+        if worker.data is not None:
+            worker.data.pump()
+
+    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        worker = self.worker
+        worker.wake()
+        if isinstance(message, DATA_MESSAGES):
+            if worker.data is not None:
+                worker.data.message(peer, message, body)
+        elif isinstance(message, STATE_MESSAGES):
+            if isinstance(message, AskState):
+                worker.digests.tell(peer)
+            if worker.states is not None:
+                worker.states.message(peer, message, body)
+        elif isinstance(message, Statements):
+            worker.digests.message(peer, message)
+        elif isinstance(message, OrderIs):
+            worker.orders.message(peer, message)
+        elif isinstance(message, AskForward):
+            worker.inference.message(peer, message, body)
+        elif worker.update is not None and peer in worker.update.rounds.neighbours:
+            worker.update.message(peer, message, body)

@@ -1,0 +1,154 @@
+"""The model card: what a person who meets the model should know of it, in Markdown.
+
+The head is YAML that the Hugging Face hub reads. What a run's owner and strangers wrote stands in it as text,
+never as Markdown or YAML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+from peers.home.evaluate import Score
+from peers.home.export import MANIFEST_FILE
+from peers.home.facts import Facts
+from peers.home.parity import Parity
+from swarmnet.manifest import Manifest, ModelShape
+from swarmnet.model import parameter_shapes, whole
+
+MOST_CONTRIBUTORS = 200
+"""Named in a card; how many more there are is said."""
+
+
+def card(manifest: Manifest, facts: Facts, score: Score | None, parity: Parity | None, folder: Path) -> str:
+    """README.md of the export in `folder`."""
+    return "\n".join(
+        [
+            *_head(manifest),
+            f"# {plain(manifest.name)}",
+            "",
+            f"A language model of {_count(manifest.model):,} parameters, trained by peers that do not know "
+            "each other, each with a part of it, without a server (swarmnet).",
+            "",
+            *_table(("", ""), _what(manifest, facts)),
+            "",
+            "## Data",
+            "",
+            *_table(
+                ("source", "licence", "where it came from"),
+                [(plain(it.name), plain(it.licence), plain(it.origin)) for it in manifest.data.sources],
+            ),
+            "",
+            "## Contributors",
+            "",
+            *_contributors(facts),
+            "",
+            "## Score",
+            "",
+            *_score(score),
+            "",
+            "## Check",
+            "",
+            *_check(parity),
+            "",
+            "## How to load",
+            "",
+            *_loading(manifest, folder),
+            "",
+        ]
+    )
+
+
+def plain(text: str) -> str:
+    """One line of text that Markdown shows as it is; `-` for none."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return re.sub(r"([\\`*_{}\[\]()<>#|!~])", r"\\\1", line) or "-"
+
+
+def _head(manifest: Manifest) -> list[str]:
+    """JSON's strings are YAML's."""
+    return [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [swarmnet, decentralized-training]",
+        f"model_name: {json.dumps(manifest.name)}",
+        "---",
+    ]
+
+
+def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
+    shape = manifest.model
+    rounds = ", ".join(f"stage {stage}: {count:,}" for stage, count in sorted(facts.rounds.items()))
+    tokens = f"at least {facts.tokens:,}, by {facts.logs} event logs" if facts.logs else "not known here"
+    return [
+        ("run", f"`{manifest.run_id()}`, the SHA-256 of `{MANIFEST_FILE}`"),
+        ("owner", f"`{manifest.owner}`, who signed the run"),
+        ("contact", plain(manifest.contact)),
+        ("intended use", plain(manifest.intended_use)),
+        ("architecture", f"{'Qwen3' if shape.qk_norm else 'Llama'}: {shape.layers} layers, width "
+                         f"{shape.width}, vocabulary {shape.vocabulary}"),
+        ("trained on", f"sequences of {manifest.data.sequence_tokens} tokens"),
+        ("trained in", f"{len(manifest.stages)} stages, by {manifest.sync.method}"),
+        ("settled rounds", rounds or "not known here"),
+        ("tokens", tokens),
+        ("weights signed by", f"{len(facts.signers)} peers" if facts.signers else "nobody known here"),
+    ]  # fmt: skip
+
+
+def _contributors(facts: Facts) -> list[str]:
+    if not facts.contributions:
+        return ["Not known here: no event log of a peer lay beside the checkpoints."]
+    ranked = sorted(facts.contributions.items(), key=lambda each: (-each[1], each[0]))
+    rows = [(f"`{plain(peer)}`", f"{count:,}") for peer, count in ranked[:MOST_CONTRIBUTORS]]
+    more = len(ranked) - len(rows)
+    lines = _table(("peer", "contributions in settled rounds"), rows)
+    return [*lines, "", f"As far as {facts.logs} event logs tell." + (f" And {more:,} more." if more else "")]
+
+
+def _score(score: Score | None) -> list[str]:
+    if score is None:
+        return ["Not scored."]
+    return [
+        f"{score.bits_per_byte:.4f} bits per byte, perplexity {score.perplexity:.4f} per token, on "
+        f"{score.bytes:,} bytes of held-out text (SHA-256 `{score.sha256}`, windows of {score.window} "
+        "tokens). Scores compare only where both are equal."
+    ]
+
+
+def _check(parity: Parity | None) -> list[str]:
+    if parity is None:
+        return ["Not compared with transformers, which was not installed where this was written."]
+    return [
+        f"transformers {parity.version} loads it and says the same to {parity.tokens} tokens: logits differ "
+        f"by {parity.difference:.1e} at most, where the largest is {parity.largest:.3g}."
+    ]
+
+
+def _loading(manifest: Manifest, folder: Path) -> list[str]:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name) or "model"
+    return [
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f'model = AutoModelForCausalLM.from_pretrained("{name}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
+        'inputs = tokenizer("def ", return_tensors="pt")',
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))",
+        "```",
+        "",
+        f"It has seen sequences of {manifest.data.sequence_tokens} tokens: later positions are new to it. Or "
+        "`swarmnet generate --from FOLDER`, `swarmnet chat --from FOLDER`.",
+    ]
+
+
+def _count(shape: ModelShape) -> int:
+    return sum(prod(size) for size in parameter_shapes(shape, whole(shape)).values())
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    return [lines[0], "|" + "---|" * len(head), *lines[1:]]

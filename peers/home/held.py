@@ -1,0 +1,41 @@
+"""A whole model on this machine's disk: the newest checkpoints of a run, or what was exported of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from peers import checkpoint
+from peers.home.export import MANIFEST_FILE, load_shape, load_weights
+from peers.run_file import parse
+from peers.text import Tokenizer, open_tokenizer
+from swarmnet.manifest import ModelShape
+
+BYTES = 256
+"""Tokens of a model that reads bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A whole model on this disk."""
+
+    weights: dict[str, Tensor]
+    shape: ModelShape
+    tokenizer: Tokenizer
+    window: int | None
+    """Length of a training sequence in tokens; None: not known."""
+
+
+def held(source: Path | None) -> Held:
+    """A checkpoint's model, or an exported one. Raises ExportError, TextError or UserError."""
+    if source is not None and (source / "config.json").is_file():
+        shape, manifest = load_shape(source), source / MANIFEST_FILE
+        window = parse(manifest.read_bytes()).data.sequence_tokens if manifest.is_file() else None
+        name = "bytes" if shape.vocabulary == BYTES else str(source / "tokenizer.json")
+        return Held(load_weights(source), shape, open_tokenizer(name, shape.vocabulary), window)
+    newest = checkpoint.newest(source)
+    weights = {name: tensor for stage in newest.stages for name, tensor in stage.items()}
+    shape, data = newest.manifest.model, newest.manifest.data
+    return Held(weights, shape, open_tokenizer(data.tokenizer, shape.vocabulary), data.sequence_tokens)

@@ -1,0 +1,87 @@
+"""Whether an exported folder is the model: transformers must load it and compute what this program computes.
+
+transformers is an optional extra; without it there is nothing to compare with, which the caller says.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peers.home.export import ExportError
+from peers.text import Tokenizer
+from swarmnet.manifest import ModelShape
+from swarmnet.model import forward, whole
+
+TOKENS = 256
+"""Compared: long enough that a wrong base of the rotary embedding shows."""
+TOLERANCE = 1e-4
+"""Largest difference between two logits, relative to the largest (measured: docs/take_home.md)."""
+SAMPLE = "def naïve(text):\n\treturn '日本🐝'  # 3.14\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """What was compared, and how well it agreed."""
+
+    version: str
+    """Of transformers."""
+    tokens: int
+    difference: float
+    """The largest between two logits."""
+    largest: float
+    """The largest logit."""
+
+
+def missing() -> str | None:
+    """Why no comparison can be made, with what mends it; None: it can."""
+    if importlib.util.find_spec("transformers") is not None:
+        return None
+    return "transformers is not installed, so the logits were not checked: pip install 'swarmnet[hf]'"
+
+
+def compare(folder: Path, weights: Mapping[str, Tensor], shape: ModelShape, tokenizer: Tokenizer) -> Parity:
+    """Load `folder` in transformers and compare. ExportError where it is not the model `weights`."""
+    name = f"transformers {version('transformers')}"
+    # Each of these is what transformers raises for some folder that it cannot read.
+    try:
+        theirs, report, encode = _load(folder)
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError) as error:
+        raise ExportError(f"{name} does not load what was written: {error}") from error
+    unequal = {kind: sorted(map(str, names)) for kind, names in report.items() if names}
+    if unequal:
+        raise ExportError(f"{name} does not take every parameter as it is: {unequal}")
+    if encode(SAMPLE) != tokenizer.encode(SAMPLE.encode()).tolist():
+        raise ExportError(f"{name} makes other tokens of a text than this program")
+    length = min(TOKENS, shape.context)
+    tokens_BT = torch.randint(shape.vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours = forward(weights, shape, whole(shape), tokens_BT)
+        expected = theirs(tokens_BT).logits
+    difference, largest = float((ours - expected).abs().max()), float(ours.abs().max())
+    if not difference <= TOLERANCE * largest:
+        raise ExportError(
+            f"{name} computes other logits: they differ by {difference:.2e}, the largest is {largest:.3g}"
+        )
+    return Parity(version("transformers"), length, difference, largest)
+
+
+def _load(folder: Path) -> tuple[Any, Mapping[str, Any], Any]:
+    """The model, what of its parameters was missing or too much, and its tokenizer as a function."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, local_files_only=True, dtype=torch.float32
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return model, report, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]

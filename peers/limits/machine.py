@@ -1,0 +1,90 @@
+"""How much of this machine other programs use: cores, and the GPU where its driver tells."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import ModuleType
+from typing import Protocol
+
+import psutil
+
+
+class OtherUse:
+    """Each look tells what was used since the look before. `daemon`: a process of ours besides this one."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[float, float, float] | None = None
+
+    def cores(self, daemon: int | None = None) -> float:
+        """Cores that other processes used, on average; 0 at the first look."""
+        now, busy, own = time.monotonic(), _busy_seconds(), _own_seconds(daemon)
+        before, self._seen = self._seen, (now, busy, own)
+        if before is None or now <= before[0]:
+            return 0.0
+        others = (busy - before[1]) - max(0.0, own - before[2])
+        return max(0.0, others / (now - before[0]))
+
+
+def _busy_seconds() -> float:
+    """Of all cores since the machine started, idle time left out."""
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    return float(sum(times[:8]) - idle)  # Guests' time, behind the eighth, is in user time already.
+
+
+def _own_seconds(daemon: int | None) -> float:
+    own = time.process_time()
+    if daemon is not None:
+        try:
+            times = psutil.Process(daemon).cpu_times()
+            own += times.user + times.system
+        except psutil.Error:
+            pass  # It has just ended; the next look knows the new one.
+    return own
+
+
+class GpuUse(Protocol):
+    """The GPU's time that other processes use, as a share."""
+
+    def share(self) -> float | None:
+        """None: cannot be told."""
+
+
+class NoGpu:
+    """No GPU, or no driver library that could be asked."""
+
+    def share(self) -> float | None:
+        return None
+
+
+class Nvidia:
+    """Through NVIDIA's library (extra `gpu`)."""
+
+    def __init__(self, library: ModuleType, device: object) -> None:
+        self.library, self.device = library, device
+        self._newest = 0
+
+    def share(self) -> float | None:
+        try:
+            samples = self.library.nvmlDeviceGetProcessUtilization(self.device, self._newest)
+        except self.library.NVMLError:  # Also: nothing has run since.
+            return 0.0
+        self._newest = max((sample.timeStamp for sample in samples), default=self._newest)
+        others = [sample.smUtil for sample in samples if sample.pid != os.getpid()]
+        return min(1.0, float(sum(others)) / 100.0)
+
+
+def gpu_use(wanted: bool) -> GpuUse:
+    """What can be asked about the first GPU, if this peer computes on one."""
+    if not wanted:
+        return NoGpu()
+    try:
+        import pynvml
+    except ImportError:
+        return NoGpu()
+    try:
+        pynvml.nvmlInit()
+        return Nvidia(pynvml, pynvml.nvmlDeviceGetHandleByIndex(0))
+    except pynvml.NVMLError:
+        return NoGpu()

@@ -1,0 +1,70 @@
+"""Keeps a peer within its hours, and out of the way of whoever uses the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from peers.config.limits import LimitsFile
+from peers.limits.machine import GpuUse, NoGpu, OtherUse
+from peers.roles.pausing import Why
+from swarmnet.hours import Hours
+from swarmnet.idleness import Idleness
+
+LOOK_SECONDS = 1.0
+
+
+class Pauses(Protocol):
+    """What is paused (the worker role)."""
+
+    def pause(self, reason: Why, text: str = "") -> None: ...
+
+    def resume(self, reason: Why) -> None: ...
+
+
+class LimitsWatch:
+    """`look` once before the peer begins, then `run`."""
+
+    def __init__(
+        self,
+        limits: LimitsFile,
+        role: Pauses,
+        others: OtherUse | None = None,
+        gpu: GpuUse | None = None,
+        idleness: Idleness | None = None,
+    ) -> None:
+        self.hours, self.only_when_idle, self.role = limits.when, limits.only_when_idle, role
+        self.others = others if others is not None else OtherUse()
+        self.gpu: GpuUse = gpu if gpu is not None else NoGpu()
+        self.idleness = idleness if idleness is not None else Idleness()
+
+    async def run(self, daemon: Callable[[], int | None]) -> None:
+        """Until cancelled. `daemon`: this peer's p2pd, whose work is its own."""
+        loop = asyncio.get_running_loop()
+        while True:
+            wall = time.localtime()
+            self.look(wall.tm_hour * 60 + wall.tm_min, loop.time(), daemon())
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def look(self, minute: int, now: float, daemon: int | None = None) -> None:
+        """`minute` of the day on the wall's clock; `now`: seconds on a clock that only goes forward."""
+        if self.hours is not None:
+            if self.hours.allow(minute):
+                self.role.resume("schedule")
+            else:
+                self.role.pause("schedule", _until(self.hours, minute))
+        if self.only_when_idle:
+            cores, gpu = self.others.cores(daemon), self.gpu.share()
+            if self.idleness.look(cores, gpu, now):
+                self.role.resume("idle")
+            else:
+                used = f"{cores:.1f} cores" + (f", {gpu:.0%} of the GPU" if gpu is not None else "")
+                self.role.pause("idle", f"other programs use this machine ({used} just now)")
+
+
+def _until(hours: Hours, minute: int) -> str:
+    wait = hours.until(minute)
+    at = (minute + wait) % (24 * 60)
+    return f"outside its hours until {at // 60:02}:{at % 60:02}"

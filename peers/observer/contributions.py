@@ -1,0 +1,55 @@
+"""Who has contributed how much, by their own records: claims, added up over restarts and moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from protocols.peer_record import PeerRecord
+
+MOST_KEPT = 8192
+"""Of peers and stages: beyond so many the smallest are forgotten."""
+
+Key = tuple[str, int]
+"""Peer and stage."""
+
+
+@dataclass(slots=True)
+class Contributions:
+    """Tokens whose gradients were committed."""
+
+    tokens: Counter[Key] = field(default_factory=Counter)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def first(self, record: PeerRecord) -> None:
+        """The first record seen of a peer, or the first after it was forgotten: it may have been counted."""
+        known = self.tokens[record.peer, record.stage]
+        self._set(record, max(known, record.tokens))
+
+    def grown(self, old: PeerRecord, new: PeerRecord) -> int:
+        """The peer's next record; how many tokens are new. After a move or a restart it counts from 0."""
+        same = old.stage == new.stage and new.tokens >= old.tokens
+        grown = new.tokens - old.tokens if same else new.tokens
+        self._set(new, self.tokens[new.peer, new.stage] + grown)
+        return grown
+
+    def _set(self, record: PeerRecord, tokens: int) -> None:
+        if tokens <= 0:
+            return
+        self.names[record.peer] = record.name
+        self.tokens[record.peer, record.stage] = tokens
+        if len(self.tokens) > MOST_KEPT:
+            self.tokens = Counter(dict(self.tokens.most_common(MOST_KEPT // 2)))
+            kept = {peer for peer, _ in self.tokens}
+            self.names = {peer: name for peer, name in self.names.items() if peer in kept}
+
+    def of_stage(self, stage: int, most: int) -> int:
+        """By all together, nobody counting for more than `most`: one liar must not spoil the sum."""
+        return sum(min(tokens, most) for (_, held), tokens in self.tokens.items() if held == stage)
+
+    def largest(self, count: int, most: int) -> list[tuple[str, str, int]]:
+        """(peer, name, tokens) of those who claim most, over all stages."""
+        peers: Counter[str] = Counter()
+        for (peer, _), tokens in self.tokens.items():
+            peers[peer] += min(tokens, most)
+        return [(peer, self.names.get(peer, ""), tokens) for peer, tokens in peers.most_common(count)]

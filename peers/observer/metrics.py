@@ -1,0 +1,172 @@
+"""The swarm's metrics, as claimed by the records of its peers; made anew from the picture at every scrape.
+
+The number of series is bounded: labels are stages, fixed words, the configured bootstraps, and at most
+`series` peers. How many peers have none is a series itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from peers import metrics
+from peers.metrics import PREFIX, Declared, Label
+from peers.observer.board import Board
+from peers.observer.picture import ROLES, STATES, Row
+from peers.reasons import DEPARTURES
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+"""Values of the labels, and the number."""
+STAGE, PEER = Label("stage"), Label("peer")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One metric, and where its numbers are in the board. `rows`: the peers that have series of their own."""
+
+    declared: Declared
+    samples: Callable[[Board, tuple[Row, ...]], Samples]
+
+
+def _gauge(name: str, help: str, *labels: Label) -> Declared:
+    return Declared(PREFIX + name, "gauge", labels, help)
+
+
+def _known(number: float | None) -> Samples:
+    """No series while nobody knows."""
+    return [] if number is None else [((), float(number))]
+
+
+SHOWN = (
+    Shown(
+        _gauge("swarm_peers",
+               "Peers as claimed by records; gone: still in the directory, but it does not answer.",
+               Label("role", ROLES), Label("state", STATES)),
+        lambda board, _: [(key, count) for key, count in (board.picture.states or {}).items()],
+    ),
+    Shown(
+        _gauge("swarm_stage_peers", "Peers that hold a stage or are about to, as claimed by records.",
+               STAGE),
+        lambda board, _: [((str(stage.stage),), stage.peers) for stage in board.picture.stages],
+    ),
+    Shown(
+        _gauge("swarm_stage_tokens_per_second",
+               "Tokens per second that the computers of a stage could do, as claimed by records.", STAGE),
+        lambda board, _: [((str(stage.stage),), stage.tokens_per_second) for stage in board.picture.stages],
+    ),
+    Shown(
+        _gauge("swarm_round", "Round of the usual peer that trains, number, as claimed by records."),
+        lambda board, _: _known(board.picture.round),
+    ),
+    Shown(
+        _gauge("swarm_loss", "Loss, nats per token: the median of what records claim."),
+        lambda board, _: _known(board.picture.loss),
+    ),
+    Shown(
+        _gauge("swarm_tokens", "Tokens trained, as claimed by records; of the stage that claims most."),
+        lambda board, _: _known(board.picture.tokens),
+    ),
+    Shown(
+        _gauge("swarm_tokens_per_second",
+               "Tokens per second that were trained between the newest records, as claimed by them."),
+        lambda board, _: _known(board.picture.tokens_per_second),
+    ),
+    Shown(
+        _gauge("swarm_sent_bytes_per_second", "Bytes per second sent by all peers, as claimed by records."),
+        lambda board, _: _known(board.picture.sent_bytes_per_second),
+    ),
+    Shown(
+        _gauge("swarm_received_bytes_per_second",
+               "Bytes per second received by all peers, as claimed by records."),
+        lambda board, _: _known(board.picture.received_bytes_per_second),
+    ),
+    Shown(
+        _gauge("swarm_checkpoint_timestamp_seconds",
+               "When every stage had a checkpoint on some disk, Unix time in seconds, as claimed by records."),
+        lambda board, _: _known(board.picture.checkpoint.at if board.picture.checkpoint else None),
+    ),
+    Shown(
+        _gauge("swarm_bootstrap_up", "1 if this bootstrap answers the observer, else 0.", Label("address")),
+        lambda board, _: [((address,), up) for address, up in board.bootstraps.items()],
+    ),
+    Shown(
+        Declared(PREFIX + "swarm_departures_total", "counter", (Label("reason", tuple(DEPARTURES)),),
+                 "Peers that have left since the observer began, as it has seen or as claimed by records."),
+        lambda board, _: [((code,), dict(board.picture.departures).get(code, 0)) for code in DEPARTURES],
+    ),
+    Shown(
+        _gauge("swarm_peer_versions", "Peers by version, as claimed by records; the rarest are `other`.",
+               Label("version")),
+        lambda board, _: [((version,), count) for version, count in board.picture.versions],
+    ),
+    Shown(
+        _gauge("swarm_last_walk_timestamp_seconds",
+               "When the observer last read the whole directory, Unix time in seconds; 0: not yet."),
+        lambda board, _: [((), board.walked_at)],
+    ),
+    Shown(
+        _gauge("swarm_records_truncated",
+               "Peers without series of their own, beyond the cap `observer.series`."),
+        lambda board, rows: [((), len(board.picture.rows) - len(rows) + board.picture.left_out)],
+    ),
+    Shown(
+        _gauge("swarm_peer_tokens", "Tokens that one peer has committed, as claimed by its record.",
+               PEER, STAGE),
+        lambda _, rows: [((row.peer, str(row.stage)), row.tokens) for row in rows],
+    ),
+    Shown(
+        _gauge("swarm_peer_up", "1 if one peer answers, or signs fresh records and cannot be asked; else 0.",
+               PEER, STAGE),
+        lambda _, rows: [((row.peer, str(row.stage)), row.state != "gone") for row in rows],
+    ),
+)  # fmt: skip
+
+
+class SwarmMetrics(Collector):
+    """A registry of its own. `series`: the most peers that get series of their own, the busiest first."""
+
+    def __init__(self, board: Callable[[], Board | None], series: int) -> None:
+        self._board, self._series = board, series
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def describe(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        """Nothing can clash in a registry of one's own."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        board = self._board()
+        if board is None:
+            return
+        rows = tuple(sorted(board.picture.rows, key=lambda row: (-row.tokens, row.peer))[: self._series])
+        for shown in SHOWN:
+            declared = shown.declared
+            names = [label.name for label in declared.labels]
+            kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
+            family = kind(declared.name, declared.help, labels=names)
+            for values, number in shown.samples(board, rows):
+                family.add_metric(list(values), float(number))
+            yield family
+
+    def text(self) -> bytes:
+        """What /metrics answers, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+def document() -> str:
+    """docs/metrics.md: those of a peer, and below them these."""
+    return "\n".join([
+        metrics.document(),
+        "## The swarm, from an observer",
+        "",
+        "An observer serves these at `/metrics` of its page, on 127.0.0.1:9420 unless its file differs",
+        "([observer](observer.md)); what is its own as a peer, it serves as every peer does. From",
+        "peers/observer/metrics.py.",
+        "",
+        *metrics.table(shown.declared for shown in SHOWN),
+        "",
+    ])  # fmt: skip

@@ -1,0 +1,48 @@
+"""The observer's pages: one of HTML, its JSON, metrics, service discovery and health."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from peers.http import Answer, Page, Probe, probed
+from peers.observer.board import Board
+from peers.observer.metrics import SwarmMetrics
+
+JSON = "application/json; charset=utf-8"
+ICON = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" fill="#2f7d5b">
+<circle cx="4" cy="4" r="2.5"/><circle cx="12" cy="5" r="2.5"/><circle cx="7" cy="12" r="2.5"/></svg>"""
+
+
+def pages(
+    board: Callable[[], Board | None],
+    metrics: SwarmMetrics,
+    targets: Sequence[str],
+    healthy: Probe,
+) -> dict[str, Page]:
+    """`board`: None until the run is known. The HTML holds nothing of the swarm: it asks for the JSON."""
+    html = files("peers.observer").joinpath("page.html").read_bytes()
+
+    def swarm(query: Mapping[str, str]) -> Answer:
+        shown = board()
+        if shown is None:
+            return Answer(503, JSON, b'{"error": "the run is not known yet: looking for its manifest"}')
+        return Answer(200, JSON, shown.answer(query.get("search", "")))
+
+    return {
+        "/": lambda _: Answer(200, "text/html; charset=utf-8", html),
+        "/icon.svg": lambda _: Answer(200, "image/svg+xml", ICON),
+        "/swarm.json": swarm,
+        "/metrics": lambda _: Answer(200, CONTENT_TYPE_LATEST, metrics.text()),
+        "/sd": lambda _: Answer(200, JSON, _discovery(board(), targets)),
+        "/healthz": lambda _: probed(healthy),
+    }
+
+
+def _discovery(board: Board | None, targets: Sequence[str]) -> bytes:
+    """As Prometheus' http_sd_configs reads it."""
+    labels = {"swarmnet_run": board.signed.manifest.name} if board is not None else {}
+    return json.dumps([{"targets": list(targets), "labels": labels}] if targets else []).encode()

@@ -1,0 +1,177 @@
+"""What an observer knows of each peer: its newest record, whether it answers, and what became of it.
+
+A record outlives its peer by up to two minutes, so the observer asks each peer itself, often in a stage of
+few peers, seldom in a large one (docs/decisions/0012-observer.md). Who has never answered here (it may be
+reached by others only) is believed while it signs fresh records. Times in seconds on the directory's clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from peers.observer.contributions import Contributions
+from protocols.peer_record import PeerRecord
+from protocols.records import ANNOUNCE_SECONDS, RECORD_SECONDS, SignedRecord
+from swarmnet.identifiers import PeerId
+
+SHORTEST_ASK_SECONDS = 3.0
+LONGEST_ASK_SECONDS = 60.0
+ASK_SECONDS_PER_PEER = 0.25
+"""A stage of n peers is asked four times a second in all, whoever is next: a thousand peers in eight stages
+cost 32 pings a second, and of a stage of twelve or fewer each is asked every 3 s."""
+STRANGER_ASK_SECONDS = 10.0
+"""Whoever has never answered here or has stopped answering is asked no more often than so."""
+AGAIN_SECONDS = 1.0
+"""After one ask that failed: it may have been this machine's fault."""
+MISSES = 2
+"""Asks in a row that fail before a peer counts as gone."""
+FRESH_SECONDS = 1.5 * ANNOUNCE_SECONDS
+"""How old the record of a peer may be that does not answer here: one announcement may be lost on the way."""
+MOST_PEERS = 4096
+"""Keys cost nothing to make; whoever comes after so many is counted and otherwise left out."""
+KEPT_DEPARTURES = 50
+
+Miss = Literal["silent", "not_reached"]
+"""Codes of peers/reasons.py, DEPARTURES, as are `left`, `moved` and `paused`."""
+
+
+@dataclass(slots=True)
+class Sighting:
+    """One peer. `gone`: the code of its departure while it is away."""
+
+    record: PeerRecord
+    sequence: int
+    ask_at: float
+    answers: bool = False
+    """It has answered here since it came."""
+    misses: int = 0
+    gone: str = ""
+    gone_at: float = float("-inf")
+    asking: bool = False
+    tokens_per_second: float = 0.0
+    """From the counts of its two newest records, as are these."""
+    sent_bytes_per_second: float = 0.0
+    received_bytes_per_second: float = 0.0
+
+    @property
+    def signed_at(self) -> float:
+        return self.sequence / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    at: float
+    peer: PeerId
+    name: str
+    stage: int
+    code: str
+
+
+@dataclass(slots=True)
+class Sightings:
+    """All peers of a run that are in its directory, and those that have been."""
+
+    stages: int
+    peers: dict[PeerId, Sighting] = field(default_factory=dict)
+    contributions: Contributions = field(default_factory=Contributions)
+    departures: Counter[str] = field(default_factory=Counter)
+    recent: deque[Departure] = field(default_factory=lambda: deque(maxlen=KEPT_DEPARTURES))
+    left_out: int = 0
+    """Records that found no room."""
+
+    # -- what happens ---------------------------------------------------------------------------------
+
+    def recorded(self, signed: SignedRecord, now: float) -> None:
+        """A verified record. One that is not news changes nothing."""
+        known, record = self.peers.get(signed.peer), signed.record
+        expired = signed.expires_seconds < now
+        if record.stage >= self.stages or expired or (known and known.sequence >= signed.sequence):
+            return
+        if known is None:
+            if len(self.peers) >= MOST_PEERS:
+                self.left_out += 1
+                return
+            self.peers[signed.peer] = Sighting(record, signed.sequence, now)
+            self.contributions.first(record)
+            return
+        self._changed(known, signed, now)
+
+    def _changed(self, known: Sighting, signed: SignedRecord, now: float) -> None:
+        old, new = known.record, signed.record
+        if not known.gone:
+            if new.state == "paused" != old.state:
+                self._departs(known, "paused", now)
+            elif new.stage != old.stage and old.stage >= 0:
+                self._departs(known, "moved", now)
+        seconds = (signed.sequence - known.sequence) / 1e6
+        known.tokens_per_second = self.contributions.grown(old, new) / seconds
+        known.sent_bytes_per_second = growth(old.sent_bytes, new.sent_bytes) / seconds
+        known.received_bytes_per_second = growth(old.received_bytes, new.received_bytes) / seconds
+        known.record, known.sequence = new, signed.sequence
+        if known.gone and known.signed_at > known.gone_at:  # It lives, if it does not answer here.
+            known.gone, known.answers, known.misses, known.ask_at = "", False, 0, now
+
+    def answered(self, peer: PeerId, now: float) -> None:
+        known = self.peers.get(peer)
+        if known is None:
+            return
+        known.asking, known.answers, known.misses, known.gone = False, True, 0, ""
+        known.ask_at = now + self._period(known)
+
+    def missed(self, peer: PeerId, code: Miss, now: float) -> None:
+        """It did not answer."""
+        known = self.peers.get(peer)
+        if known is None:
+            return
+        known.asking = False
+        known.misses += 1
+        if known.answers and known.misses < MISSES:
+            known.ask_at = now + AGAIN_SECONDS
+            return
+        known.ask_at = now + max(STRANGER_ASK_SECONDS, self._period(known))
+        if known.answers and not known.gone:
+            self._departs(known, "left" if known.record.state == "leaving" else code, now, away=True)
+
+    def look(self, now: float) -> None:
+        """Time has passed: records expire, and whoever never answered here is believed no longer."""
+        for peer, known in list(self.peers.items()):
+            if known.signed_at + RECORD_SECONDS < now:
+                if not known.gone:
+                    self._departs(known, "silent", now)
+                del self.peers[peer]
+            elif not (known.gone or known.answers) and known.signed_at + FRESH_SECONDS < now:
+                code = "left" if known.record.state == "leaving" else "silent"
+                self._departs(known, code, now, away=True)
+
+    def _departs(self, known: Sighting, code: str, now: float, away: bool = False) -> None:
+        record = known.record
+        self.departures[code] += 1
+        self.recent.append(Departure(now, PeerId(record.peer), record.name, record.stage, code))
+        if away:
+            known.gone, known.gone_at = code, now
+
+    # -- what follows ---------------------------------------------------------------------------------
+
+    def _period(self, known: Sighting) -> float:
+        peers = sum(other.record.stage == known.record.stage for other in self.peers.values())
+        return min(LONGEST_ASK_SECONDS, max(SHORTEST_ASK_SECONDS, ASK_SECONDS_PER_PEER * peers))
+
+    def due(self, now: float, most: int) -> list[PeerId]:
+        """Whom to ask now, the longest overdue first; each counts as being asked until it is told."""
+        waiting = [(known.ask_at, peer) for peer, known in self.peers.items()
+                   if not known.asking and known.ask_at <= now]  # fmt: skip
+        due = [peer for _, peer in sorted(waiting)[:most]]
+        for peer in due:
+            self.peers[peer].asking = True
+        return due
+
+    def here(self) -> Iterator[Sighting]:
+        return (known for known in self.peers.values() if not known.gone)
+
+
+def growth(before: int, after: int) -> int:
+    """Of a count; one that is smaller than before has begun anew at 0."""
+    return after - before if after >= before else after

@@ -1,0 +1,160 @@
+"""Reads a run's directory again and again, and asks each peer that is in it whether it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from peers.observer.sightings import Miss, Sightings
+from peers.presence import OPERATION_SECONDS
+from protocols.dht import split_multiaddr
+from protocols.errors import Unreachable, WireError
+from protocols.records import open_record
+from protocols.transport import Directory
+from swarmnet.identifiers import PeerId, RunId
+
+SHORTEST_WALK_SECONDS = 5.0
+LONGEST_WALK_SECONDS = 60.0
+"""Half a record's life: whoever announces itself is seen, and its departure, too."""
+WALK_SECONDS_PER_PEER = 0.05
+"""A look-up brings every record of a stage from up to 20 nodes: about 8 kB per peer of the run and walk, so
+160 kB/s however many there are."""
+TURN_SECONDS = 0.25
+ASK_DEADLINE_SECONDS = 3.0
+MOST_ASKED = 32
+"""At a time; of peers that are gone without a word each takes its whole deadline."""
+MOST_ADDRESSES = 4
+"""Dialled of one peer: a record may name 16, and what they lead to is anybody's choice."""
+BOOTSTRAP_SECONDS = 15.0
+FUTURE_SECONDS = 3.0
+NO_STAGE = -1
+"""Where peers without a stage announce themselves."""
+
+Note = Callable[..., None]
+
+
+def walk_seconds(peers: int) -> float:
+    """Between two walks of a run with so many peers."""
+    return min(LONGEST_WALK_SECONDS, max(SHORTEST_WALK_SECONDS, WALK_SECONDS_PER_PEER * peers))
+
+
+class Walk:
+    def __init__(
+        self,
+        run: RunId,
+        me: PeerId,
+        directory: Directory,
+        sightings: Sightings,
+        bootstraps: Sequence[str],
+        note: Note,
+    ) -> None:
+        """`bootstraps`: multiaddrs whose answering is shown."""
+        self.run_id = run
+        self.me = me
+        self.directory = directory
+        self.sightings = sightings
+        self.bootstraps: dict[str, bool] = dict.fromkeys(bootstraps, False)
+        self.walked_at = 0.0
+        """When the whole directory was last read; 0: not yet."""
+        self.note = note
+        self._asks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        forever = [
+            asyncio.create_task(work, name=name)
+            for name, work in (
+                ("walk", self._walk_forever()),
+                ("ask", self._ask_forever()),
+                ("ask bootstraps", self._ask_bootstraps_forever()),
+            )
+        ]
+        try:
+            done, _ = await asyncio.wait(forever, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            ending = [*forever, *self._asks]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+            for known in self.sightings.peers.values():
+                known.asking = False
+
+    async def _walk_forever(self) -> None:
+        while True:
+            await self.walk()
+            await asyncio.sleep(walk_seconds(len(self.sightings.peers)))
+
+    async def walk(self) -> None:
+        """One look at all stages, one after the other."""
+        complete = True
+        for stage in (*range(self.sightings.stages), NO_STAGE):
+            try:
+                found = await self.directory.look_up(self.run_id, stage, OPERATION_SECONDS)
+            except WireError as error:
+                self.note("look_up_failed", stage=stage, code=error.code, reason=str(error))
+                complete = False
+                continue
+            await self._take(found)
+        if complete:
+            self.walked_at = self.directory.now()
+
+    async def _take(self, found: dict[PeerId, bytes]) -> None:
+        for number, (peer, data) in enumerate(found.items()):
+            if number % 50 == 49:
+                await asyncio.sleep(0)  # Between many signatures the loop has other work.
+            if peer == self.me:
+                continue
+            now = self.directory.now()
+            with suppress(WireError):  # The directory has checked it, and is checked here again.
+                signed = open_record(data, self.run_id)
+                if signed.sequence / 1e6 <= now + FUTURE_SECONDS:
+                    self.sightings.recorded(signed, now)
+
+    async def _ask_forever(self) -> None:
+        while True:
+            now = self.directory.now()
+            self.sightings.look(now)
+            for peer in self.sightings.due(now, MOST_ASKED - len(self._asks)):
+                task = asyncio.create_task(self._ask(peer), name="ask a peer")
+                self._asks.add(task)
+                task.add_done_callback(self._asks.discard)
+            await asyncio.sleep(TURN_SECONDS)
+
+    async def _ask(self, peer: PeerId) -> None:
+        addresses = self.sightings.peers[peer].record.addresses[:MOST_ADDRESSES]
+        code: Miss | None = None
+        try:
+            await self.directory.ask(peer, addresses, ASK_DEADLINE_SECONDS)
+        except Unreachable:
+            code = "not_reached"
+        except WireError:
+            code = "silent"
+        now, before = self.directory.now(), self._gone(peer)
+        if code is None:
+            self.sightings.answered(peer, now)
+        else:
+            self.sightings.missed(peer, code, now)
+        gone = self._gone(peer)
+        if gone and not before:
+            self.note("departed", peer=peer, code=gone)
+
+    def _gone(self, peer: PeerId) -> str:
+        known = self.sightings.peers.get(peer)
+        return known.gone if known is not None else ""
+
+    async def _ask_bootstraps_forever(self) -> None:
+        while self.bootstraps:
+            await asyncio.gather(*(self._ask_bootstrap(address) for address in self.bootstraps))
+            await asyncio.sleep(BOOTSTRAP_SECONDS)
+        await asyncio.get_running_loop().create_future()
+
+    async def _ask_bootstrap(self, multiaddr: str) -> None:
+        peer, address = split_multiaddr(multiaddr)
+        try:
+            await self.directory.ask(peer, [address], ASK_DEADLINE_SECONDS)
+            self.bootstraps[multiaddr] = True
+        except WireError:
+            self.bootstraps[multiaddr] = False

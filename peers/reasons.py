@@ -1,0 +1,212 @@
+"""Why things happened: every code that an event, a counter or a message carries, in words, with what helps.
+
+A code is stable: dashboards, alerts and people's notes name it. Each belongs to an area, which is a set of
+events of the event log. docs/watching.md lists them all from here; a test finds every code in the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NOTHING = "nothing to do"
+TOP = "`swarmnet top`"
+DOCTOR = "`swarmnet doctor`"
+VERSION = "`swarmnet version` on both sides"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    meaning: str
+    """One sentence for people."""
+    cure: str
+    """The command, or the thing to do, that helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Codes that answer one question."""
+
+    title: str
+    events: tuple[str, ...]
+    """Of the event log; their field `code` is one of these."""
+    metric: str
+    """Where they are counted; empty: nowhere."""
+    reasons: Mapping[str, Reason]
+
+
+DEPARTURES = {
+    "left": Reason("it said goodbye", NOTHING),
+    "moved": Reason("it went to hold another stage", NOTHING),
+    "paused": Reason("its owner paused it", NOTHING),
+    "silent": Reason("nothing was heard of it for 4 seconds", f"if many fall silent at once: {DOCTOR} here"),
+    "still_silent": Reason("its machine takes connections, but the peer says nothing", "its owner restarts it"),
+    "not_reached": Reason("it could not be dialled again", f"its owner runs {DOCTOR}"),
+    "connection_lost": Reason("its connection ended without a goodbye", f"if often: {DOCTOR} on both sides"),
+    "refused_us": Reason("it refused this peer", VERSION),
+    "banned": Reason("the run's owner has banned it", "`swarmnet orders RUN` shows why"),
+    "not_invited": Reason("the run's owner has revoked its invite", "`swarmnet orders RUN` shows it"),
+    "released": Reason("neither side needs the link: nearer neighbours are there", NOTHING),
+}
+
+REFUSALS = {
+    "malformed": Reason("bytes that no honest peer sends", f"one peer: ban it; many: {VERSION}"),
+    "too_large": Reason("a length above what the message or the run allows", VERSION),
+    "bad_signature": Reason("the signature does not fit the peer, the run or the bytes", "ban it"),
+    "wrong_run": Reason("made for another run", "check `run` in the peer file of whoever sent it"),
+    "banned": Reason("the run's owner has banned it", "ask the owner; `swarmnet orders RUN` shows why"),
+    "not_invited": Reason(
+        "the run takes peers by invite only, and it showed none that counts",
+        "ask the owner for one (`swarmnet invite`)",
+    ),
+    "wire_version": Reason("another version of the wire format", "update the older side; `swarmnet version`"),
+    "backlog": Reason("too much is queued for that peer", f"{DOCTOR}: its line, or ours, is too slow"),
+    "wrong_stage": Reason("meant for another stage", "passes when records are fresh, within 2 minutes"),
+    "illegal_path": Reason("a way through the stages that the run forbids", "ban it; `swarmnet version`"),
+    "other": Reason("a code that this version does not know", VERSION),
+}
+
+LINKS = {
+    "gone": Reason("the other side ended or did not answer in time", NOTHING),
+    "unreachable": Reason("no address of it answered", f"{DOCTOR} here; its owner the same"),
+    "not_stored": Reason("no node of the directory stored it", f"{DOCTOR}: are bootstraps reached?"),
+    "backlog": REFUSALS["backlog"],
+    "malformed": REFUSALS["malformed"],
+    "too_large": REFUSALS["too_large"],
+    "bad_signature": REFUSALS["bad_signature"],
+    "wrong_run": REFUSALS["wrong_run"],
+    "wire": Reason("another failure of the wire; the event says which", DOCTOR),
+}
+
+REROUTES = {
+    "busy": Reason("that peer had no slot free", NOTHING),
+    "gone": Reason("that peer was lost while it had the microbatch", NOTHING),
+    "deadline": Reason("no answer came in the time that answers usually take", f"{TOP}: is its stage thin?"),
+    "not_ready": Reason("that peer is not in step yet", NOTHING),
+    "committed": Reason("that peer has counted it already and no longer keeps the answer", NOTHING),
+    "cancelled": Reason("that peer gave it up because it was cancelled there", NOTHING),
+    "other_path": Reason("that peer has it by another way", NOTHING),
+    "not_finite": Reason("its numbers are not finite", f"{TOP}: if the loss is not finite, stop the run"),
+    "wrong_stage": REFUSALS["wrong_stage"],
+    "illegal_path": REFUSALS["illegal_path"],
+    "malformed": REFUSALS["malformed"],
+    "other": REFUSALS["other"],
+}
+
+DROPS = {
+    "deadline": Reason("no peer of the next stage did it in time", f"{TOP}: which stage is thin?"),
+    "cancelled": Reason("whoever asked for it has gone, or asked somebody else", NOTHING),
+    "not_finite": REROUTES["not_finite"],
+    "malformed": REFUSALS["malformed"],
+}
+
+ROUNDS = {
+    "completed": Reason("all expected contributions came", NOTHING),
+    "deadline": Reason("some came late; they still count, as corrections", f"{TOP}: who lags or has gone?"),
+    "alone": Reason("no other peer of the stage was there", "invite peers: `swarmnet join RUN --stage N`"),
+    "empty": Reason("nobody had computed anything", f"{TOP}: which stage is missing?"),
+    "replayed": Reason("the group had settled it before; this peer caught up", NOTHING),
+}
+
+CONTRIBUTIONS = {
+    "accepted": Reason("checked and counted", NOTHING),
+    "repeated": Reason("it was here already", NOTHING),
+    "late": Reason("its round was settled without it", f"its maker runs {DOCTOR}: line and clock"),
+    "not_taken": Reason("a second one of that peer for that round, or a round too far ahead", "ban its maker"),
+    "malformed": REFUSALS["malformed"],
+    "too_large": REFUSALS["too_large"],
+    "bad_signature": REFUSALS["bad_signature"],
+    "wrong_run": REFUSALS["wrong_run"],
+    "not_finite": Reason("the own gradient was not finite, so none was made", f"{TOP}: is the loss finite?"),
+    "given_back": Reason("the own one came too late for its round; its gradient goes into the next", DOCTOR),
+    "other": REFUSALS["other"],
+}
+
+RESYNCHRONISATIONS = {
+    "behind": Reason("the group has forgotten the rounds that this peer lacks", NOTHING),
+    "forked": Reason("the group has another history, and that one stands", "after a partition: nothing"),
+    "in_minority": Reason("the group agrees on other weights: this peer's are wrong", f"{DOCTOR}: memory"),
+    "digests_differ": Reason("weights differ and no side has a majority", f"{TOP}: who is there?"),
+    "not_in_step": Reason("this peer did not catch up in 60 seconds", f"{DOCTOR}: its line or its computer"),
+}
+
+MOVES = {
+    "not_confirmed": Reason("no peer of the stage has said that it stays", NOTHING),
+    "directory_silent": Reason("the directory does not answer", f"{DOCTOR}: are bootstraps reached?"),
+    "not_needed": Reason("others move already, or it is no longer needed", NOTHING),
+}
+
+HOLDERS = {
+    "gone": Reason("it was lost", NOTHING),
+    "stalled": Reason("it sent nothing for some seconds", NOTHING),
+    "wrong_hash": Reason("it sent a chunk whose hash is wrong", "ban it"),
+    "wrong_length": Reason("it sent a chunk of a wrong length", "ban it"),
+    "no_chunk": Reason("it does not have the snapshot any more", NOTHING),
+}
+
+WAITS = {
+    "stage_missing": Reason(
+        "no peer holds a stage that cannot be left out", "hold it: `swarmnet join RUN --stage N`"
+    ),
+}
+
+ENDS = {
+    "asked": Reason("a person or the system asked for it", NOTHING),
+    "out_of_memory": Reason("the machine had no memory left", "less `slots` and `in_flight`; `swarmnet doctor`"),
+    "fault": Reason("something failed that should not", "restart it; report the event log's last lines"),
+}
+
+REQUESTS = {
+    "done": Reason("answered", NOTHING),
+    "stale": Reason("nobody waited for it any more", NOTHING),
+    "busy": Reason("too many requests wait there", NOTHING),
+    "not_ready": Reason("no settled snapshot yet", NOTHING),
+    "no_round": Reason("it no longer holds the weights of that round", "ask again"),
+    "wrong_stage": REFUSALS["wrong_stage"],
+    "malformed": REFUSALS["malformed"],
+    "not_finite": REROUTES["not_finite"],
+}
+
+AREAS = (
+    Area("A neighbour is gone", ("unlinked",), "departures_total", DEPARTURES),
+    Area("Refused", ("refused", "refused_by"), "refused_total", REFUSALS),
+    Area("Not sent, not found", ("dial_failed", "post_failed", "look_up_failed", "announce_failed",
+                                 "visitor_not_reached", "answer_failed"), "", LINKS),
+    Area("A microbatch went to another peer", ("rerouted", "nack"), "microbatches_rerouted_total", REROUTES),
+    Area("A microbatch was given up", ("microbatch_failed",), "microbatches_dropped_total", DROPS),
+    Area("A round was applied", ("applied",), "rounds_total", ROUNDS),
+    Area("A contribution", ("not_finite", "given_back"), "updates_total", CONTRIBUTIONS),
+    Area("The state is fetched anew", ("resynchronise", "digest_differs"), "", RESYNCHRONISATIONS),
+    Area("A move was called off", ("not_moving",), "", MOVES),
+    Area("A holder of a snapshot is asked no more", ("holder_dropped",), "", HOLDERS),
+    Area("Waiting", ("waiting", "waiting_over"), "stages_missing", WAITS),
+    Area("The peer ended", ("stopped", "fault"), "", ENDS),
+    Area("A visitor's request", (), "inference_requests_total", REQUESTS),
+)  # fmt: skip
+
+_BY_EVENT = {event: area for area in AREAS for event in area.events}
+
+
+def area_of(event: str) -> Area | None:
+    return _BY_EVENT.get(event)
+
+
+def reason_of(event: str, fields: Mapping[str, Any]) -> Reason | None:
+    """What the code of an event means; None for events without one, or with one of a newer version."""
+    area, code = area_of(event), fields.get("code")
+    return area.reasons.get(code) if area is not None and isinstance(code, str) else None
+
+
+def document() -> str:
+    """The part of docs/watching.md that lists all codes."""
+    lines: list[str] = []
+    for area in AREAS:
+        events = ", ".join(f"`{event}`" for event in area.events)
+        metric = f"`swarmnet_{area.metric}`" if area.metric else ""
+        where = "; ".join(words for words in (f"events {events}" if events else "", metric) if words)
+        lines += [f"### {area.title}", "", f"In {where}.", "", "| code | meaning | what helps |"]
+        lines.append("|---|---|---|")
+        lines += [f"| `{code}` | {reason.meaning} | {reason.cure} |" for code, reason in area.reasons.items()]
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,116 @@
+"""The observer: reads the run's directory, asks peers whether they are there, and shows it all on a page."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+
+from peers.claims import Claims, plain_name
+from peers.http import PageServer
+from peers.joining import find_manifest
+from peers.observer.board import Board
+from peers.observer.metrics import SwarmMetrics
+from peers.observer.pages import pages
+from peers.observer.picture import draw
+from peers.observer.sightings import Sightings
+from peers.observer.walk import NO_STAGE, Walk
+from peers.presence import Presence
+from peers.roles.role import Network, Process
+from peers.run_file import SignedManifest
+from peers.status import Status
+
+DRAW_SECONDS = 1.0
+
+
+class ObserverRole:
+    """Role `observer`. What it has seen outlives a session."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.board: Board | None = None
+        self.sightings: Sightings | None = None
+        self.metrics = SwarmMetrics(lambda: self.board, process.config.observer.series)
+
+    async def run(self, network: Network) -> None:
+        """Until it is cancelled."""
+        process, config = self.process, self.process.config
+        assert config.run is not None, "checked by PeerFile"
+        shown = pages(lambda: self.board, self.metrics, config.observer.targets, process.pulse.problem)
+        server = PageServer(config.observer.address, shown, "observer.listen")
+        process.say("page", f"the swarm's page is at {server.url}", url=server.url)
+        try:
+            await network.join(process)
+            kept = config.state / "run.json"
+            signed = await find_manifest(config.run, network.directory, kept, process.say)
+            process.known_as(signed.run_id)
+            await self._observe(signed, network)
+        finally:
+            await asyncio.to_thread(server.close)
+
+    async def _observe(self, signed: SignedManifest, network: Network) -> None:
+        process, directory = self.process, network.directory
+        if self.sightings is None:
+            self.sightings = Sightings(len(signed.manifest.stages))
+        if self.board is None:
+            self.board = Board(signed, self._join_line(signed, network), version("swarmnet"))
+        me = process.identity.peer_id
+        presence = Presence(
+            signed, process.identity, network.transport, directory, version("swarmnet"), process.log.record
+        )
+        walk = Walk(
+            signed.run_id, me, directory, self.sightings, process.config.bootstrap, process.log.record
+        )
+        claims = Claims("serving", plain_name(process.config.name), "observer")
+        working = [
+            asyncio.create_task(walk.run(), name="walk"),
+            asyncio.create_task(self._draw_forever(signed, walk, network), name="draw"),
+            asyncio.create_task(
+                presence.announce_forever(NO_STAGE, lambda: presence.record(NO_STAGE, claims)),
+                name="announce",
+            ),
+        ]
+        try:
+            done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in working:
+                task.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
+
+    async def _draw_forever(self, signed: SignedManifest, walk: Walk, network: Network) -> None:
+        assert self.board is not None
+        while True:
+            now = network.directory.now()
+            walk.sightings.look(now)
+            picture = draw(walk.sightings, signed, now)
+            self.board.show(picture, walk.walked_at, walk.bootstraps)
+            self.process.report.status(Status(
+                "observing", round=picture.round, loss=picture.loss, tokens=picture.tokens,
+                tokens_per_second=picture.tokens_per_second, swarm_peers=picture.peers,
+            ))  # fmt: skip
+            self.process.log.flush()
+            await asyncio.sleep(DRAW_SECONDS)
+
+    def _join_line(self, signed: SignedManifest, network: Network) -> str:
+        """Through the bootstraps of the peer file, else through this peer."""
+        me = self.process.identity.peer_id
+        own = [f"{address}/p2p/{me}" for address in network.transport.addresses]
+        public = [address for address in own if "/127.0.0.1/" not in address and "/::1/" not in address]
+        through = self.process.config.bootstrap or (public or own)[:1]
+        return f"swarmnet join {signed.run_id} " + " ".join(f"--bootstrap {address}" for address in through)
+
+    def not_ready(self) -> str | None:
+        board = self.board
+        if board is None:
+            return "looks for the run's manifest"
+        return None if board.walked_at else "has not read the whole directory yet"
+
+    def leave(self) -> bool:
+        return False
+
+    def working_seconds(self) -> float:
+        return 0.0
+
+    async def save(self) -> None:
+        """It keeps nothing."""

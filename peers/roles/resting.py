@@ -1,0 +1,91 @@
+"""A worker that is paused: in the directory, with its name and the word `paused`, and nothing in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from peers.claims import Claims, plain_name
+from peers.lanes import DIAL_SECONDS
+from peers.presence import Presence
+from peers.roles.role import Network, Process
+from peers.run_file import SignedManifest
+from peers.status import Status
+from protocols.envelope import run_bytes
+from protocols.errors import WireError
+from protocols.messages import AskManifest, Bye, Hello, Lane, ManifestIs, Message
+from protocols.transport import Body, Transport
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import WIRE_VERSION
+
+MOST_ANSWERS = 8
+"""Strangers that are answered at a time; whoever is not asks somebody else."""
+
+
+class Doorkeeper:
+    """`Receiver` of the transport while the peer is paused: says so to whoever dials, and hands the run's
+    manifest on. It takes nothing."""
+
+    def __init__(self, transport: Transport, signed: SignedManifest, record: Callable[[], bytes]) -> None:
+        self.transport = transport
+        self.signed = signed
+        self.record = record
+        self._answers: dict[tuple[PeerId, type[Message]], asyncio.Task[None]] = {}
+
+    def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
+        if isinstance(message, AskManifest):
+            self._answer(peer, [(ManifestIs(), self.signed.wire())])
+        elif isinstance(message, Hello):
+            hello = Hello(WIRE_VERSION, run_bytes(self.signed.run_id), self.record())
+            self._answer(peer, [(hello, b""), (Bye("pausing"), b"")])
+
+    def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
+        """Nobody here waits for anybody."""
+
+    def refused(self, peer: PeerId, code: str, reason: str) -> None:
+        """Whatever it was, nothing came of it."""
+
+    def _answer(self, peer: PeerId, messages: list[tuple[Message, Body]]) -> None:
+        key = (peer, type(messages[0][0]))
+        if key in self._answers or len(self._answers) >= MOST_ANSWERS:
+            return
+        task = asyncio.create_task(self._send(peer, messages), name=f"doorkeeper {peer}")
+        self._answers[key] = task
+        task.add_done_callback(lambda _: self._answers.pop(key, None))
+
+    async def _send(self, peer: PeerId, messages: list[tuple[Message, Body]]) -> None:
+        with contextlib.suppress(WireError):
+            link = await self.transport.open(peer, "group", DIAL_SECONDS)
+            for message, body in messages:
+                link.post(message, body)
+            await link.drained(0, DIAL_SECONDS)
+            link.close()
+
+    async def close(self) -> None:
+        for task in list(self._answers.values()):
+            task.cancel()
+        await asyncio.gather(*self._answers.values(), return_exceptions=True)
+
+
+async def rest(
+    process: Process, signed: SignedManifest, network: Network, stage: int, version: str, told: str
+) -> None:
+    """Be there, paused, until cancelled. `stage`: the one it held, under which it is found; `told`: the
+    status line."""
+    presence = Presence(
+        signed, process.identity, network.transport, network.directory, version, process.log.record
+    )
+    claims = Claims("paused", name=plain_name(process.config.name))
+
+    def record() -> bytes:
+        return presence.record(max(0, stage), claims)
+
+    door = Doorkeeper(network.transport, signed, record)
+    network.transport.listen(door)
+    network.transport.serve_chunks(lambda digest, index: None)
+    process.report.status(Status(told))
+    try:
+        await presence.announce_forever(max(0, stage), record)
+    finally:
+        await door.close()

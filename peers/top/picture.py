@@ -1,0 +1,129 @@
+"""What `swarmnet top` shows, whoever made it: a running peer, a look into the directory, or event logs.
+
+It travels as JSON over a peer's control socket, so it is bounded and checked before it is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from peers.errors import UserError
+
+MOST_PEERS = 4096
+MOST_LOSSES = 512
+MOST_EVENTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSeen:
+    """One peer. None: not known from where the picture was made."""
+
+    peer: str
+    stage: int
+    state: str
+    name: str = ""
+    round: int | None = None
+    loss: float | None = None
+    """Nats per token."""
+    tokens_per_second: float | None = None
+    """What it trains now."""
+    can_do: float | None = None
+    """What its computer could do, in tokens per second."""
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    here: bool = False
+    """It is the peer that made the picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An event worth a line."""
+
+    time: float
+    """Unix time in seconds."""
+    code: str
+    text: str
+    level: str = "info"
+    """info, warning or error."""
+    who: str = ""
+    """Whose event log says so, where there are several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All that is drawn."""
+
+    source: str
+    """Where it comes from, for people."""
+    time: float
+    """Unix time in seconds."""
+    run: str = ""
+    state: str = ""
+    stages: int = 0
+    """0: not known."""
+    peers: tuple[PeerSeen, ...] = ()
+    round: int | None = None
+    settled: int | None = None
+    lag: int | None = None
+    """Rounds behind the newest that is known."""
+    loss: float | None = None
+    losses: tuple[float, ...] = ()
+    """Oldest first."""
+    tokens: int = 0
+    tokens_per_second: float | None = None
+    sent: dict[str, int] = field(default_factory=dict)
+    """Bytes by kind."""
+    received: dict[str, int] = field(default_factory=dict)
+    microbatches: dict[str, int] = field(default_factory=dict)
+    """What became of them -> how many."""
+    rounds: dict[str, int] = field(default_factory=dict)
+    """How they ended -> how many."""
+    events: tuple[Happened, ...] = ()
+    """Oldest first."""
+    waits_for: tuple[int, ...] = ()
+    """Stages without a peer, for which microbatches wait."""
+
+    def peers_of(self, stage: int) -> list[PeerSeen]:
+        return [seen for seen in self.peers if seen.stage == stage]
+
+
+def as_json(picture: Picture) -> dict[str, Any]:
+    """Plain data."""
+    plain: dict[str, Any] = msgspec.to_builtins(picture)
+    return plain
+
+
+def from_json(data: Mapping[str, Any]) -> Picture:
+    """The picture in what a peer answered. UserError if it is none: the peer is of another version."""
+    try:
+        picture = msgspec.convert(data, Picture)
+    except msgspec.ValidationError as error:
+        raise UserError(
+            f"the peer's answer is no picture of a swarm ({error}); its version is another: swarmnet version"
+        ) from None
+    if max(
+        len(picture.peers) // MOST_PEERS,
+        len(picture.losses) // MOST_LOSSES,
+        len(picture.events) // MOST_EVENTS,
+    ):
+        raise UserError("the peer's answer is longer than a picture of a swarm is")
+    return picture
+
+
+def curve(points: Iterable[tuple[float, float]], bins: int = 120) -> tuple[float, ...]:
+    """Means of (time, value) in equal parts of the time; parts without a point are left out."""
+    ordered: Sequence[tuple[float, float]] = sorted(points)
+    if not ordered:
+        return ()
+    first, last = ordered[0][0], ordered[-1][0]
+    width = (last - first) / bins or 1.0
+    sums: dict[int, tuple[float, int]] = {}
+    for at, value in ordered:
+        index = min(bins - 1, int((at - first) / width))
+        total, count = sums.get(index, (0.0, 0))
+        sums[index] = (total + value, count + 1)
+    return tuple(total / count for _, (total, count) in sorted(sums.items()))

@@ -1,0 +1,134 @@
+"""The picture from the directory alone: what peers say of themselves in their signed records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+
+from peers.top.picture import Happened, PeerSeen, Picture, curve
+from peers.top.story import MOST_EVENTS, Curve
+from protocols.errors import WireError
+from protocols.records import ANNOUNCE_SECONDS, SignedRecord, open_record
+from protocols.transport import Directory
+from swarmnet.identifiers import PeerId, RunId
+from swarmnet.manifest import Manifest
+
+LOOK_UP_SECONDS = 10.0
+"""Deadline of one look-up (as in presence.py)."""
+QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
+"""A peer whose record is older has missed two announcements."""
+
+
+async def look(directory: Directory, run: RunId, manifest: Manifest) -> dict[PeerId, SignedRecord]:
+    """The newest record of every peer. Raises WireError when the directory does not answer."""
+    stages = range(-1, len(manifest.stages))
+    found = await asyncio.gather(*(directory.look_up(run, stage, LOOK_UP_SECONDS) for stage in stages))
+    newest: dict[PeerId, SignedRecord] = {}
+    for data in (data for records in found for data in records.values()):
+        try:
+            signed = open_record(data, run)
+        except WireError:  # The gate lets none in; a directory without one might.
+            continue
+        known = newest.get(signed.peer)
+        if known is None or known.sequence < signed.sequence:
+            newest[signed.peer] = signed
+    return newest
+
+
+class Watch:
+    """Look after look: the loss curve, tokens per second and who came and went are found by comparing."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.losses = Curve()
+        self.events: deque[Happened] = deque(maxlen=MOST_EVENTS)
+        self._before: dict[PeerId, SignedRecord] = {}
+        self._speeds: dict[PeerId, float] = {}
+
+    def take(self, records: Mapping[PeerId, SignedRecord], now: float) -> Picture:
+        """`now`: the swarm's time, Unix seconds."""
+        first = not self._before
+        for peer, signed in records.items():
+            self._compare(peer, self._before.get(peer), signed, now, first)
+        for peer in self._before.keys() - records.keys():
+            gone = self._before[peer].record
+            text = f"{_name(gone.name, peer)} of stage {gone.stage}: its record has run out"
+            self.events.append(Happened(now, "record_gone", text, "warning"))
+            self._speeds.pop(peer, None)
+        self._before = dict(records)
+        losses = [signed.record.loss for signed in records.values() if signed.record.loss is not None]
+        if losses:
+            self.losses.add(now, sum(losses) / len(losses))
+        return self._picture(records, now, sum(losses) / len(losses) if losses else None)
+
+    def _compare(
+        self, peer: PeerId, before: SignedRecord | None, signed: SignedRecord, now: float, first: bool
+    ) -> None:
+        record, name = signed.record, _name(signed.record.name, peer)
+        if before is None:
+            if not first:
+                self.events.append(
+                    Happened(now, "record_new", f"{name} announces itself for stage {record.stage}")
+                )
+            return
+        old, passed = before.record, (signed.sequence - before.sequence) / 1e6
+        if old.stage != record.stage:
+            text = f"{name} went from stage {old.stage} to {record.stage}"
+            self.events.append(Happened(now, "moved", text))
+        elif old.state != record.state:
+            self.events.append(
+                Happened(now, record.state or "unknown", f"{name} of stage {record.stage}: {record.state}")
+            )
+        if passed > 0 and record.tokens >= old.tokens:
+            self._speeds[peer] = (record.tokens - old.tokens) / passed
+
+    def _picture(self, records: Mapping[PeerId, SignedRecord], now: float, loss: float | None) -> Picture:
+        peers = [self._seen(peer, signed, now) for peer, signed in records.items()]
+        peers.sort(key=lambda seen: (seen.stage, seen.name, seen.peer))
+        workers = [signed.record for signed in records.values() if signed.record.stage >= 0]
+        rounds = [record.round for record in workers if record.state in ("", "training")]
+        speeds = [
+            self._speeds[peer]
+            for peer, signed in records.items()
+            if peer in self._speeds and signed.record.stage == 0
+        ]
+        held = {record.stage for record in workers}
+        return Picture(
+            source="the directory, as peers say",
+            time=now,
+            run=self.manifest.name,
+            stages=len(self.manifest.stages),
+            peers=tuple(peers),
+            round=max(rounds, default=None),
+            settled=max((record.settled for record in workers), default=None),
+            lag=max(rounds) - min(rounds) if rounds else None,
+            loss=loss,
+            losses=curve(self.losses.points),
+            tokens=sum(record.tokens for record in workers if record.stage == 0),
+            tokens_per_second=sum(speeds) if speeds else None,
+            sent={"all": sum(record.sent_bytes for record in workers)},
+            received={"all": sum(record.received_bytes for record in workers)},
+            events=tuple(self.events),
+            waits_for=tuple(stage for stage in range(len(self.manifest.stages)) if stage not in held),
+        )
+
+    def _seen(self, peer: PeerId, signed: SignedRecord, now: float) -> PeerSeen:
+        record = signed.record
+        quiet = now - signed.sequence / 1e6 > QUIET_SECONDS
+        return PeerSeen(
+            peer=peer,
+            stage=record.stage,
+            state="quiet" if quiet else record.state or record.role,
+            name=record.name,
+            round=record.round if record.stage >= 0 else None,
+            loss=record.loss,
+            tokens_per_second=self._speeds.get(peer),
+            can_do=record.tokens_per_second or None,
+            sent_bytes=record.sent_bytes,
+            received_bytes=record.received_bytes,
+        )
+
+
+def _name(name: str, peer: PeerId) -> str:
+    return name or f"...{peer[-6:]}"

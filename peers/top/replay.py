@@ -1,0 +1,182 @@
+"""What happened, again: the event logs of one or several peers as a picture of any moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers import event_log
+from peers.errors import UserError
+from peers.event_log import Event
+from peers.top.picture import Picture, curve
+from peers.top.story import Story
+
+EVENTS = "events.jsonl"
+SHOWN_EVENTS = 100
+UNUSED = frozenset({"took", "made", "first_pull", "offers_missing", "looked"})
+"""The most frequent events that no story tells: not kept while a log is read."""
+SLOWEST, FASTEST = 1 / 16, 1024.0
+JUMP_SECONDS = 10.0
+
+
+def logs_of(paths: Sequence[Path]) -> dict[str, list[Path]]:
+    """Name of a peer -> its logs, oldest first. A path may be a log, a state folder, or a folder of those.
+    UserError names the first path without any."""
+    found: dict[str, list[Path]] = {}
+    for path in paths:
+        logs = [path] if path.is_file() else [path / EVENTS] if (path / EVENTS).is_file() else []
+        logs = logs or sorted(path.glob(f"*/{EVENTS}"))
+        if not logs:
+            raise UserError(f"{path}: holds no event log; name an {EVENTS}, or a peer's state folder")
+        for log in logs:
+            name = log.parent.name or log.parent.resolve().name
+            while name in found:
+                name += "'"
+            older = log.with_name(log.name + ".old")
+            found[name] = [older, log] if older.is_file() else [log]
+    return found
+
+
+class Replay:
+    """Pictures of any moment; moving forward is cheap, moving back tells the stories again."""
+
+    def __init__(self, events: Iterable[tuple[str, Event]], names: Sequence[str]) -> None:
+        """`events`: with the name of the peer whose log they are from, in any order."""
+        self.names = tuple(names)
+        self._events = sorted(events, key=lambda one: one[1].time)
+        if not self._events:
+            raise UserError("the event logs are empty: the peers had not begun")
+        self.began = self._events[0][1].time
+        """Unix time of the first event in seconds."""
+        self.seconds = self._events[-1][1].time - self.began
+        self._begin()
+
+    @classmethod
+    def read(cls, paths: Sequence[Path]) -> Replay:
+        """Raises UserError for what is no log."""
+        logs = logs_of(paths)
+        events = [
+            (name, event)
+            for name, files in logs.items()
+            for file in files
+            for event in _read(file)
+            if event.name not in UNUSED
+        ]
+        return cls(events, list(logs))
+
+    def _begin(self) -> None:
+        self._stories = {name: Story(name) for name in self.names}
+        self._next = 0
+
+    def at(self, seconds: float) -> Picture:
+        """The picture so many seconds after the first event."""
+        until = self.began + min(max(0.0, seconds), self.seconds)
+        if self._next and self._events[self._next - 1][1].time > until:
+            self._begin()
+        while self._next < len(self._events) and self._events[self._next][1].time <= until:
+            name, event = self._events[self._next]
+            try:
+                self._stories[name].take(event)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise UserError(
+                    f"the event `{event.name}` in the log of {name} is not as this version writes it; "
+                    "replay it with the version that wrote it"
+                ) from None
+            self._next += 1
+        return self._picture(until)
+
+    def _picture(self, now: float) -> Picture:
+        stories = [story for story in self._stories.values() if story.seen_at]
+        peers = sorted((story.seen(now) for story in stories), key=lambda seen: (seen.stage, seen.name))
+        origins = [story for story in stories if story.stage == 0] or stories
+        losses = [story.loss for story in origins if story.loss is not None]
+        rounds = [seen.round for seen in peers if seen.round is not None and seen.state == "training"]
+        events = sorted((one for story in stories for one in story.events), key=lambda one: one.time)
+        missing = {
+            stage for story in stories for stage in story.waits_for if story.state_at(now) == "training"
+        }
+        first = origins[0].stage if origins else 0
+        return Picture(
+            source=f"replay of {len(self.names)} event log{'' if len(self.names) == 1 else 's'}",
+            time=now,
+            run=next((story.run for story in stories if story.run), ""),
+            stages=max((seen.stage for seen in peers), default=-1) + 1,
+            peers=tuple(peers),
+            round=max(rounds, default=None),
+            settled=max((story.settled for story in stories if story.settled is not None), default=None),
+            lag=max(rounds) - min(rounds) if rounds else None,
+            loss=sum(losses) / len(losses) if losses else None,
+            losses=curve(point for story in origins for point in story.losses.points),
+            tokens=sum(story.tokens for story in origins),
+            tokens_per_second=sum(seen.tokens_per_second or 0.0 for seen in peers if seen.stage == first),
+            sent=_sum(story.sent for story in stories),
+            received=_sum(story.received for story in stories),
+            microbatches=_sum(story.microbatches for story in stories),
+            rounds=_sum(story.rounds for story in stories),
+            events=tuple(events[-SHOWN_EVENTS:]),
+            waits_for=tuple(sorted(missing)),
+        )
+
+
+def _read(path: Path) -> Iterable[Event]:
+    try:
+        yield from event_log.read(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
+
+
+@dataclass(slots=True)
+class Player:
+    """Where a replay is. Time in seconds on the caller's clock; nothing here reads one."""
+
+    seconds: float
+    """The replay's length."""
+    now: float
+    speed: float = 1.0
+    position: float = 0.0
+    paused: bool = False
+
+    def advance(self, now: float) -> float:
+        """The position by now; it stays at the end."""
+        if not self.paused:
+            self.position = min(self.seconds, self.position + (now - self.now) * self.speed)
+        self.now = now
+        return self.position
+
+    def press(self, key: str, now: float) -> bool:
+        """A key; False: leave."""
+        self.advance(now)
+        match key:
+            case "q":
+                return False
+            case " ":
+                self.paused = not self.paused
+            case "+" | "=":
+                self.speed = min(FASTEST, self.speed * 2)
+            case "-":
+                self.speed = max(SLOWEST, self.speed / 2)
+            case "right" | "l":
+                self.position = min(self.seconds, self.position + JUMP_SECONDS)
+            case "left" | "h":
+                self.position = max(0.0, self.position - JUMP_SECONDS)
+            case "home" | "0":
+                self.position = 0.0
+            case "end" | "$":
+                self.position = self.seconds
+            case _:
+                pass
+        return True
+
+    @property
+    def line(self) -> str:
+        how = "paused" if self.paused else f"{self.speed:g} x"
+        return f"{self.position:,.1f} of {self.seconds:,.1f} s, {how}"

@@ -1,0 +1,200 @@
+"""A picture as lines of a terminal: from 80 columns on, with or without colour, Unicode or ASCII."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from peers.status import amount, printable
+from peers.telling import short
+from peers.top.picture import Happened, PeerSeen, Picture
+
+UNICODE, ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+LEAST_PEERS, LEAST_EVENTS = 4, 3
+"""Rows of each on a low terminal."""
+MOST_STAGES = 24
+"""Stages with a number of their own; of more only the thin ones are named."""
+THIN_PEERS = 2
+"""Fewer peers than this, and one loss stops the stage."""
+STYLES = {"warning": "yellow", "error": "bold red", "info": ""}
+STATE_STYLES = {"training": "green", "gone": "red", "stopped": "red", "suspect": "yellow", "quiet": "yellow",
+                "joining": "cyan", "paused": "magenta", "leaving": "cyan"}  # fmt: skip
+
+Column = tuple[str, int, Callable[[PeerSeen], str]]
+"""Heading, width, and what stands there; right-aligned where the width is negative."""
+
+
+def frame(picture: Picture, console: Console, foot: str = "", rows: int | None = None) -> Group:
+    """The whole screen. `rows`: no more lines than this; None: as many as it takes."""
+    width = max(40, console.width)
+    bars = UNICODE if console.encoding.lower().startswith("utf") else ASCII
+    head = [_title(picture, width), _figures(picture), _curve(picture, width, bars), _stages(picture, bars)]
+    if picture.waits_for:
+        names = ", ".join(map(str, picture.waits_for[:MOST_STAGES]))
+        text = f"waits for stages {names}: nobody holds them. Hold one: swarmnet join RUN --stage N"
+        head.append(Text(text, style="bold red"))
+    known = (
+        _traffic("up", picture.sent),
+        _traffic("down", picture.received),
+        _counts("microbatches", picture.microbatches),
+        _counts("rounds", picture.rounds),
+    )
+    tail = [line for line in known if line is not None]
+    shown_peers, shown_events = _room(picture, rows, len(head) + len(tail) + 5 + bool(foot))
+    lines = [*head, Text(), *_peers(picture, width, shown_peers), Text(), *tail]
+    lines += [*_events(picture.events, shown_events), *([Text(foot, style="dim")] if foot else [])]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "crop"
+        line.truncate(width, overflow="crop")
+        if bars is ASCII:  # Names of peers may hold anything printable.
+            line.plain = line.plain.encode(console.encoding, "replace").decode(console.encoding)
+    return Group(*lines)
+
+
+def _room(picture: Picture, rows: int | None, taken: int) -> tuple[int, int]:
+    """How many peers and events fit."""
+    if rows is None:
+        return len(picture.peers), 20
+    left = max(LEAST_PEERS + LEAST_EVENTS, rows - taken)
+    peers = min(len(picture.peers), max(LEAST_PEERS, left - max(LEAST_EVENTS, left // 3)))
+    return peers, max(LEAST_EVENTS, left - peers)
+
+
+def _title(picture: Picture, width: int) -> Text:
+    at = datetime.fromtimestamp(picture.time, UTC).strftime("%H:%M:%S")
+    words = [word for word in ("swarmnet top", picture.run, picture.source, picture.state) if word]
+    left = printable("   ".join(words))[: width - 10]
+    return Text(left.ljust(width - 8) + at, style="bold")
+
+
+def _figures(picture: Picture) -> Text:
+    parts = []
+    if picture.round is not None:
+        settled = f" (settled {picture.settled})" if picture.settled is not None else ""
+        parts.append(f"round {picture.round}{settled}")
+    if picture.lag is not None:
+        parts.append(f"lag {picture.lag}")
+    if picture.loss is not None:
+        parts.append(f"loss {picture.loss:.3f}")
+    if picture.tokens_per_second is not None:
+        parts.append(f"{picture.tokens_per_second:,.0f} tok/s")
+    parts += [f"{picture.tokens:,} tokens"] * bool(picture.tokens)
+    return Text("  ".join(parts))
+
+
+def _curve(picture: Picture, width: int, bars: str) -> Text:
+    if not picture.losses:
+        return Text("loss     not known yet", style="dim")
+    first, last = f"{picture.losses[0]:.3f}", f"{picture.losses[-1]:.3f}"
+    room = width - len(first) - len(last) - len("loss     ") - 2
+    return Text(f"loss     {first} {spark(picture.losses, room, bars)} {last}")
+
+
+def spark(values: Sequence[float], width: int, bars: str = UNICODE) -> str:
+    """A curve one line high; longer ones are averaged, shorter ones stay as long as they are."""
+    count = min(width, len(values))
+    edges = [index * len(values) // count for index in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    step = (high - low) / (len(bars) - 1) or 1.0
+    return "".join(bars[round((mean - low) / step)] for mean in means)
+
+
+def _stages(picture: Picture, bars: str) -> Text:
+    line = Text("stages  ")
+    alive: dict[int, int] = {}
+    for seen in picture.peers:
+        if seen.state not in ("gone", "stopped"):
+            alive[seen.stage] = alive.get(seen.stage, 0) + 1
+    named = [stage for stage in range(picture.stages)
+             if picture.stages <= MOST_STAGES or alive.get(stage, 0) < THIN_PEERS]  # fmt: skip
+    for stage in named[:MOST_STAGES]:
+        count = alive.get(stage, 0)
+        style = "bold red" if count == 0 else "yellow" if count < THIN_PEERS else "green"
+        line.append(f" {stage}:", style="dim").append(bars[-1] * min(count, 8) + f" {count} ", style=style)
+    if len(named) < picture.stages:
+        line.append(f" and {picture.stages - len(named[:MOST_STAGES])} more")
+    return line if picture.stages else Text("stages   not known yet", style="dim")
+
+
+def _columns(picture: Picture, width: int) -> list[Column]:
+    """Columns of which something is known, and for which there is room."""
+    columns: list[Column] = [
+        ("stage", -5, lambda seen: "-" if seen.stage < 0 else str(seen.stage)),
+        ("peer", 16, lambda seen: printable(seen.name)[:12] or short(seen.peer)),
+        ("state", 9, lambda seen: printable(seen.state)),
+        ("round", -6, lambda seen: _number(seen.round)),
+        ("loss", -6, lambda seen: "-" if seen.loss is None else f"{seen.loss:.3f}"),
+        ("tok/s", -7, lambda seen: _number(seen.tokens_per_second)),
+        ("can do", -7, lambda seen: _number(seen.can_do)),
+        ("up", -7, lambda seen: "-" if seen.sent_bytes is None else amount(seen.sent_bytes)),
+        ("down", -7, lambda seen: "-" if seen.received_bytes is None else amount(seen.received_bytes)),
+    ]
+    known = [
+        column for column in columns
+        if column[0] in ("stage", "peer", "state") or any(column[2](seen) != "-" for seen in picture.peers)
+    ]  # fmt: skip
+    while sum(abs(size) + 1 for _, size, _ in known) > width + 1:
+        known.pop()
+    return known
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _peers(picture: Picture, width: int, most: int) -> list[Text]:
+    columns = _columns(picture, width)
+
+    def row(words: Sequence[str]) -> str:
+        cells = zip(columns, words, strict=True)
+        return " ".join(
+            word.rjust(-size) if size < 0 else word[:size].ljust(size) for (_, size, _), word in cells
+        ).rstrip()
+
+    lines = [Text(row([heading for heading, _, _ in columns]), style="bold")]
+    shown = picture.peers
+    if len(shown) > most:  # Whoever is in trouble comes first.
+        shown = tuple(sorted(shown, key=lambda seen: (not seen.here, seen.state == "training")))
+    for seen in shown[:most]:
+        mark = " (here)" if seen.here else ""
+        words = [cell(seen) + (mark if heading == "peer" else "") for heading, _, cell in columns]
+        line = Text(row(words))
+        style = STATE_STYLES.get(seen.state, "")
+        if style:
+            line.highlight_words([f" {seen.state}"], style)
+        lines.append(line)
+    if len(picture.peers) > most:
+        lines.append(Text(f"      and {len(picture.peers) - most} more", style="dim"))
+    return lines
+
+
+def _traffic(direction: str, counts: Mapping[str, int]) -> Text | None:
+    total = sum(counts.values())
+    if not total:
+        return None
+    kinds = [(kind, count) for kind, count in sorted(counts.items(), key=lambda one: -one[1]) if count]
+    parts = "  ".join(f"{kind} {amount(count)}" for kind, count in kinds if kind != "all")
+    return Text(f"{direction:<5}{amount(total):>8}   {printable(parts)}".rstrip())
+
+
+def _counts(title: str, counts: Mapping[str, int]) -> Text | None:
+    parts = "  ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+    return Text(f"{title:<13}{printable(parts)}") if parts else None
+
+
+def _events(events: Sequence[Happened], most: int) -> list[Text]:
+    if not events:
+        return []
+    lines = [Text("events", style="bold")]
+    names = any(event.who for event in events)
+    for event in events[-most:]:
+        at = datetime.fromtimestamp(event.time, UTC).strftime("%H:%M:%S")
+        who = f"{printable(event.who)[:10]:<11}" if names else ""
+        line = Text(f"{at} {who}{printable(event.code)[:15]:<16}")
+        lines.append(line.append(printable(event.text), style=STYLES.get(event.level, "")))
+    return lines

@@ -1,0 +1,88 @@
+"""The picture as one running worker sees it: what it answers when `swarmnet top` asks over its socket."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from peers.neighbourhood import Neighbourhood
+from peers.observe import ledger_fields
+from peers.telling import short
+from peers.top.picture import PeerSeen, Picture, as_json, curve
+from peers.top.story import Story, counts_of
+from peers.worker import Worker
+from swarmnet.membership import BEAT_SECONDS, Known
+
+
+def view(worker: Worker | None, story: Story, name: str = "", state: str = "") -> dict[str, Any]:
+    """Everything that `swarmnet top` shows, as plain JSON data. `story` has heard the peer's event log from
+    its start; `state`: what the role says it is at when it has no worker (paused, connecting)."""
+    return as_json(picture_of(worker, story, name, state))
+
+
+def picture_of(worker: Worker | None, story: Story, name: str = "", state: str = "") -> Picture:
+    now, losses, events = time.time(), curve(story.losses.points), tuple(story.events)
+    source = f"peer {name or short(story.peer)}"
+    if worker is None or worker.neighbourhood is None or worker.data is None:
+        state = worker.state if worker is not None else state or story.state
+        return Picture(source, now, story.run, state, loss=story.loss, losses=losses, events=events)
+    data, update, traffic = worker.data, worker.update, worker.neighbourhood.traffic
+    own = PeerSeen(
+        peer=worker.identity.peer_id,
+        stage=worker.stage,
+        state=worker.state,
+        name=name,
+        round=update.rounds.current if update is not None else None,
+        loss=data.loss,
+        tokens_per_second=story.speed(now),
+        can_do=_can_do(worker, data.service_seconds),
+        sent_bytes=traffic.sent.total(),
+        received_bytes=traffic.received.total(),
+        here=True,
+    )
+    peers = [own, *_neighbours(worker, worker.neighbourhood)]
+    newest = max((seen.round for seen in peers if seen.round is not None), default=None)
+    return Picture(
+        source=source,
+        time=now,
+        run=worker.manifest.name,
+        state=worker.state,
+        stages=len(worker.manifest.stages),
+        peers=tuple(sorted(peers, key=lambda seen: (seen.stage, not seen.here, seen.peer))),
+        round=own.round,
+        settled=update.rounds.settled if update is not None else None,
+        lag=max(0, newest - own.round) if newest is not None and own.round is not None else None,
+        loss=data.loss,
+        losses=losses,
+        tokens=data.ledger.tokens,
+        tokens_per_second=own.tokens_per_second,
+        sent=dict(traffic.sent),
+        received=dict(traffic.received),
+        microbatches=counts_of(ledger_fields(data.ledger)),
+        rounds=dict(update.counts.ended.items()) if update is not None else {},
+        events=events,
+        waits_for=data.missing,
+    )
+
+
+def _neighbours(worker: Worker, neighbourhood: Neighbourhood) -> list[PeerSeen]:
+    now = neighbourhood.clock.time()
+    return [
+        PeerSeen(peer, known.stage, _state(known, now), round=known.round if known.linked else None,
+                 can_do=_can_do(worker, known.service_seconds) if known.linked else None)
+        for peer, known in neighbourhood.membership.peers.items()
+    ]  # fmt: skip
+
+
+def _state(known: Known, now: float) -> str:
+    if not known.linked:
+        return "gone" if known.failures else "known"
+    if now - known.heard_at > 2 * BEAT_SECONDS:
+        return "suspect"
+    return "training" if known.ready else "joining"
+
+
+def _can_do(worker: Worker, service_seconds: float) -> float | None:
+    data = worker.manifest.data
+    tokens = data.sequence_tokens * data.microbatch_sequences
+    return tokens / service_seconds if service_seconds > 0 else None

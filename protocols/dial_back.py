@@ -1,0 +1,122 @@
+"""Dial-back: a peer asks another whether the addresses it announces lead to it, seen from there.
+
+    on a stream of /swarmnet/1/dial-back, each part: length u16 | a MessagePack array
+    helper    Greeting   a challenge, and the address the asker was seen at
+    asker     Ask        whose addresses, and their signature, which covers the challenge and the helper's key
+    helper    Answer     what was met at each address
+
+The signature lets a program ask for a peer that runs already with the same key, and makes whoever sends
+helpers to dial strangers answer for it. What a helper refuses to dial: protocols/dial_back_service.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from protocols.daemon import DAEMON_ERRORS, Daemon
+from protocols.dialler import ADDRESSES, DIAL_SECONDS, START_SECONDS, Address, Dialled
+from protocols.errors import Malformed, PeerGone
+from protocols.guard import check
+from protocols.identity import Identity, public_key_bytes
+from protocols.message_fields import Name
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import WIRE_VERSION
+
+DIAL_BACK_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/dial-back"
+PART_LIMIT = 8192
+"""Bytes of one part; eight outcomes with their details are 4 300 at most."""
+STEP_SECONDS = 10.0
+"""For a part to come that costs the other side nothing."""
+ANSWER_SECONDS = START_SECONDS + DIAL_SECONDS + STEP_SECONDS
+CHALLENGE_BYTES = 16
+_DOMAIN = b"swarmnet dial-back 1\0"
+_LENGTH = struct.Struct(">H")
+
+
+class Part(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What goes over the stream."""
+
+
+class Greeting(Part, frozen=True):
+    challenge: Annotated[bytes, Meta(min_length=CHALLENGE_BYTES, max_length=CHALLENGE_BYTES)]
+    observed: Annotated[str, Meta(max_length=200)]
+    """The multiaddr at the other end of the connection; empty if that is a relay's."""
+
+
+class Ask(Part, frozen=True):
+    peer: Name
+    addresses: Annotated[tuple[Address, ...], Meta(min_length=1, max_length=ADDRESSES)]
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+class Answer(Part, frozen=True):
+    code: Literal["done", "busy", "unable"]
+    """busy: asked too often, by this address or by all; unable: no py-libp2p there."""
+    dialled: Annotated[tuple[Dialled, ...], Meta(max_length=ADDRESSES)]
+
+
+SomePart = TypeVar("SomePart", bound=Part)
+
+
+@dataclass(frozen=True, slots=True)
+class DialBack:
+    """What a helper answered."""
+
+    observed: str
+    code: Literal["done", "busy", "unable"]
+    dialled: tuple[Dialled, ...]
+
+
+def statement(challenge: bytes, helper: PeerId, peer: PeerId, addresses: Sequence[str]) -> bytes:
+    """What the owner of the addresses signs. ValueError if an id holds no Ed25519 key."""
+    listed = hashlib.sha256("\n".join(addresses).encode()).digest()
+    return b"".join((_DOMAIN, challenge, public_key_bytes(helper), public_key_bytes(peer), listed))
+
+
+def encode(part: Part) -> bytes:
+    data = msgspec.msgpack.encode(part)
+    return _LENGTH.pack(len(data)) + data
+
+
+async def read_part(reader: asyncio.StreamReader, kind: type[SomePart], seconds: float) -> SomePart:
+    """The next part of a stream. Malformed, or PeerGone when none comes within `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+            if length > PART_LIMIT:
+                raise Malformed(f"a part of {length} bytes; at most {PART_LIMIT} are allowed")
+            data = await reader.readexactly(length)
+    except DAEMON_ERRORS as error:
+        raise PeerGone(f"no {kind.__name__.lower()} came: {error or type(error).__name__}") from None
+    check(data, PART_LIMIT)
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Malformed(f"no {kind.__name__.lower()}: {error}") from None
+
+
+async def ask_dial_back(
+    daemon: Daemon, helper: PeerId, identity: Identity, addresses: Callable[[str], Sequence[str]]
+) -> DialBack:
+    """Ask a connected helper to dial what `addresses(observed address)` names, at most `ADDRESSES`, and see
+    whether `identity` answers there. Raises PeerGone or Malformed."""
+    reader, writer = await daemon.open_stream(helper, DIAL_BACK_PROTOCOL, STEP_SECONDS)
+    try:
+        greeting = await read_part(reader, Greeting, STEP_SECONDS)
+        wanted = tuple(addresses(greeting.observed))[:ADDRESSES]
+        signed = statement(greeting.challenge, helper, identity.peer_id, wanted)
+        writer.write(encode(Ask(identity.peer_id, wanted, identity.sign(signed))))
+        answer = await read_part(reader, Answer, ANSWER_SECONDS)
+        if answer.code == "done" and tuple(each.address for each in answer.dialled) != wanted:
+            raise Malformed(f"{helper} answered for other addresses than it was asked for")
+        return DialBack(greeting.observed, answer.code, answer.dialled)
+    finally:
+        writer.transport.abort()

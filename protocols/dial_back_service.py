@@ -1,0 +1,217 @@
+"""The helper's side of a dial-back: what it dials for others, how often, and what it never dials.
+
+An address is dialled if its owner signed it, and if
+- it is IP (or a name, looked up here) with TCP and a port, and nothing behind it;
+- its IP is the one the asker was seen at, or a public one, or a private one where the asker was seen at a
+  private one: nobody outside lets this peer knock at the doors of its own house.
+Four requests a minute in all and two from one IP, one at a time, eight addresses each: whoever sends helpers
+to knock at strangers' gets fewer knocks out of it than the packets it takes to ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import secrets
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from protocols.daemon import DAEMON_ERRORS
+from protocols.dial_back import (
+    CHALLENGE_BYTES,
+    DIAL_BACK_PROTOCOL,
+    STEP_SECONDS,
+    Answer,
+    Ask,
+    Greeting,
+    encode,
+    read_part,
+    statement,
+)
+from protocols.dialler import Dialled, Dials, can_dial, dial
+from protocols.errors import WireError
+from protocols.hivemind_parts import P2P, StreamInfo
+from protocols.identity import verify
+from swarmnet.identifiers import PeerId
+
+REQUESTS_PER_MINUTE, REQUESTS_PER_IP = 4, 2
+STREAMS = 8
+"""Open at once; a stream costs a socket and nothing else until its signature is checked."""
+LOOK_UP_SECONDS = 3.0
+
+IP = ipaddress.IPv4Address | ipaddress.IPv6Address
+LookUp = Callable[[str], Awaitable[Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an address leads."""
+
+    host: str
+    """An IP, or a name."""
+    named: bool
+    port: int
+
+
+def place_of(address: str) -> Place | None:
+    """Host and port of a multiaddr that is one of TCP and nothing more; else None."""
+    parts = address.split("/")
+    if len(parts) != 5 or parts[0] or parts[3] != "tcp" or not parts[4].isdecimal():
+        return None
+    kind, host, port = parts[1], parts[2], int(parts[4][:6])
+    if not 0 < port < 65536:
+        return None
+    if kind in ("dns", "dns4", "dns6"):
+        return Place(host, True, port)
+    ip = ip_of(host)
+    if ip is None or kind != f"ip{ip.version}":
+        return None
+    return Place(host, False, port)
+
+
+def ip_of(text: str) -> IP | None:
+    """The IP address written so, an IPv4 in IPv6 clothes as what it is; None if it is none."""
+    try:
+        ip = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return (ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
+
+
+def observed_ip(address: str) -> IP | None:
+    """The IP at the other end of a direct connection."""
+    parts = address.split("/")
+    direct = len(parts) >= 3 and parts[1] in ("ip4", "ip6") and "p2p-circuit" not in parts
+    return ip_of(parts[2]) if direct else None
+
+
+def may_dial(ip: IP, asker: IP | None) -> bool:
+    """Whether this peer dials `ip` for an asker that was seen at `asker`."""
+    if ip == asker:
+        return True
+    if ip.is_multicast or ip.is_unspecified or ip.is_loopback or ip.is_link_local:
+        return False
+    if ip.is_global:
+        return True
+    return asker is not None and asker.is_private and not asker.is_loopback and ip.is_private
+
+
+async def look_up(name: str) -> Sequence[str]:
+    """The name's IP addresses; none if there is no answer in time."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(LOOK_UP_SECONDS):
+            found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, TimeoutError):
+        return ()
+    return [str(entry[4][0]) for entry in found]
+
+
+class DialBackService:
+    """Answers on streams that others open."""
+
+    def __init__(
+        self, peer: PeerId, dials: Dials = dial, able: Callable[[], bool] = can_dial, names: LookUp = look_up
+    ) -> None:
+        """`peer`: this one."""
+        self._peer, self._dials, self._able, self._look_up = peer, dials, able, names
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._work: asyncio.Task[tuple[Dialled, ...]] | None = None
+        self._asked: deque[tuple[float, IP | None]] = deque()
+
+    async def serve(self, p2p: P2P) -> None:
+        """Register with p2pd."""
+        await p2p.add_binary_stream_handler(DIAL_BACK_PROTOCOL, self.accept)
+
+    async def accept(
+        self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve one stream to its end."""
+        task = asyncio.current_task()
+        if len(self._open) >= STREAMS or task is None:
+            writer.transport.abort()
+            return
+        self._open[task] = writer
+        try:
+            await self._answer(str(info.addr), reader, writer)
+            async with asyncio.timeout(STEP_SECONDS):
+                await reader.read(1)  # The asker ends it: our end could overtake the answer.
+        except (WireError, *DAEMON_ERRORS):
+            pass  # It has gone, or is no asker.
+        finally:
+            del self._open[task]
+            writer.transport.abort()
+
+    async def _answer(self, seen: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asker = observed_ip(seen)
+        challenge = secrets.token_bytes(CHALLENGE_BYTES)
+        writer.write(encode(Greeting(challenge, seen if asker is not None else "")))
+        ask = await read_part(reader, Ask, STEP_SECONDS)
+        peer = PeerId(ask.peer)
+        if not verify(peer, statement(challenge, self._peer, peer, ask.addresses), ask.signature):
+            return
+        if not self._able():
+            answer = Answer("unable", ())
+        elif not self._admit(asker):
+            answer = Answer("busy", ())
+        else:
+            work = self._work = asyncio.create_task(self._dial(peer, ask.addresses, asker), name="dial back")
+            try:
+                await asyncio.wait([work])
+            finally:
+                self._work = None
+            if work.cancelled():
+                return
+            answer = Answer("done", work.result())
+        writer.write(encode(answer))
+        async with asyncio.timeout(STEP_SECONDS):
+            await writer.drain()
+
+    def _admit(self, asker: IP | None) -> bool:
+        now = asyncio.get_running_loop().time()
+        while self._asked and self._asked[0][0] < now - 60.0:
+            self._asked.popleft()
+        from_there = sum(ip == asker for _, ip in self._asked)
+        if self._work is not None or len(self._asked) >= REQUESTS_PER_MINUTE or from_there >= REQUESTS_PER_IP:
+            return False
+        self._asked.append((now, asker))
+        return True
+
+    async def _dial(self, peer: PeerId, addresses: Sequence[str], asker: IP | None) -> tuple[Dialled, ...]:
+        """Each address: what was met there, or why it was not dialled."""
+        reasons: dict[str, str] = {}
+        plain: dict[str, str] = {}
+        for address in dict.fromkeys(addresses):
+            place = place_of(address)
+            if place is None:
+                reasons[address] = "only an IP or a name with a TCP port is dialled back"
+                continue
+            hosts = await self._look_up(place.host) if place.named else [place.host]
+            ips = [ip for host in hosts if (ip := ip_of(host)) is not None]
+            allowed = [ip for ip in ips if may_dial(ip, asker)]
+            if allowed:
+                plain[address] = f"/ip{allowed[0].version}/{allowed[0]}/tcp/{place.port}"
+            elif ips:
+                reasons[address] = f"{ips[0]} is reached in its own network only"
+            else:
+                reasons[address] = f"{place.host} is a name without an address"
+        targets = tuple(dict.fromkeys(plain.values()))
+        met = {each.address: each for each in await self._dials(peer, targets)} if targets else {}
+        dialled = []
+        for address in addresses:
+            if address in reasons:
+                dialled.append(Dialled(address, "not_tried", reasons[address], 0.0))
+            else:
+                found = met[plain[address]]
+                dialled.append(Dialled(address, found.outcome, found.detail, found.seconds))
+        return tuple(dialled)
+
+    async def close(self) -> None:
+        """Cut all streams; what is being dialled is given up."""
+        if self._work is not None:
+            self._work.cancel()
+        for writer in self._open.values():  # Cancelling their tasks makes asyncio 3.11 complain.
+            writer.transport.abort()
+        await asyncio.gather(*self._open, return_exceptions=True)

@@ -1,0 +1,116 @@
+"""A program: dials addresses with py-libp2p, each on a connection of its own, and says what was met there.
+
+    python libp2p_dial.py < {"peer": "12D3Koo...", "addresses": ["/ip4/.../tcp/..."], "seconds": 5}
+    > {"address": "/ip4/...", "outcome": "reached", "detail": "...", "seconds": 0.03}     a line per address
+
+py-libp2p is an implementation of libp2p that shares nothing with p2pd, and this process has met nobody: what
+it reaches, anyone reaches. It runs apart from the peer because its protobuf definitions collide with those of
+hivemind in one process, because it is trio's, and because what it dials is hostile. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+
+import trio
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from google.protobuf.message import DecodeError
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.peer.id import ID
+from libp2p.protocol_muxer.multiselect_client import MultiselectClient
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
+from libp2p.security.noise.transport import PROTOCOL_ID, Transport
+from libp2p.transport.exceptions import OpenConnectionError
+from libp2p.transport.tcp.tcp import TCP
+from multiaddr import Multiaddr
+
+MEMORY_BYTES = 1 << 30
+"""Of address space; it takes 0.4 GB. Whoever is dialled may answer with a flood."""
+CLOSE_SECONDS = 1.0
+NICENESS = 10
+"""The peer that starts this has training to do."""
+FOREIGN = (BaseLibp2pError, OSError, EOFError, ValueError, RuntimeError, InvalidSignature, InvalidTag,
+           DecodeError, trio.BrokenResourceError, trio.ClosedResourceError)  # fmt: skip
+"""What a stranger's bytes were seen to raise, or can."""
+REFUSED = {errno.ECONNREFUSED: "refused", errno.ECONNRESET: "refused"}
+NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EADDRNOTAVAIL)
+
+
+async def meet(address: str, peer: str) -> tuple[str, str]:
+    """Dial, shake hands: (outcome, what was seen). Outcomes as in dial_back.py."""
+    try:
+        connection = await TCP().dial(Multiaddr(address))
+    except (OpenConnectionError, OSError, ValueError) as error:
+        return _not_connected(error)
+    try:
+        await MultiselectClient().select_one_of([PROTOCOL_ID], MultiselectCommunicator(connection))
+        noise = Transport(create_new_key_pair(), noise_privkey=create_noise_key().private_key)
+        await noise.secure_outbound(connection, ID.from_base58(peer))
+    except PeerIDMismatchesPubkey as error:
+        return "other_peer", str(error).rpartition("=")[2]
+    except FOREIGN as error:
+        return "not_libp2p", f"something listens there that is no libp2p with Noise ({type(error).__name__})"
+    finally:
+        with trio.move_on_after(CLOSE_SECONDS) as closing:
+            closing.shield = True
+            await connection.close()
+    return "reached", "Noise handshake with this peer's key"
+
+
+def _not_connected(error: BaseException) -> tuple[str, str]:
+    codes = {code for cause in _causes(error) if (code := getattr(cause, "errno", None))}
+    for code in codes:
+        if code in REFUSED:
+            return "refused", "nothing listens there"
+    for code in codes:
+        if code in NO_WAY:
+            return "no_way", os.strerror(code)
+        if code == errno.ETIMEDOUT:
+            return "silent", os.strerror(code)
+    return "no_way", str(error)[:200]
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for part in error.exceptions:
+                yield from _causes(part)
+        error = error.__cause__ or error.__context__
+
+
+async def dial(address: str, peer: str, seconds: float) -> None:
+    began = time.monotonic()
+    outcome, detail = "silent", f"no answer within {seconds:g} s"
+    with trio.move_on_after(seconds):
+        outcome, detail = await meet(address, peer)
+    took = round(time.monotonic() - began, 4)
+    print(json.dumps({"address": address, "outcome": outcome, "detail": detail, "seconds": took}), flush=True)
+
+
+async def dial_all(peer: str, addresses: list[str], seconds: float) -> None:
+    async with trio.open_nursery() as nursery:
+        for address in addresses:
+            nursery.start_soon(dial, address, peer, seconds)
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    os.nice(NICENESS)
+    logging.disable()
+    asked = json.load(sys.stdin)
+    trio.run(dial_all, asked["peer"], asked["addresses"], asked["seconds"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What a peer says of itself in the directory, signed; a hint until its handlers answer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from protocols.message_fields import Name, Number, RoundNumber, StageNumber
+
+NAME_CHARACTERS = 64
+"""As long as the peer file's `name` may be."""
+
+State = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
+"""connecting, joining, training, serving (without a stage), paused, leaving, or a word of a newer version; empty: it does not say."""
+Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
+
+
+class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="peer"):
+    """All of it are claims: nobody else has counted. Counts begin anew when the peer starts or moves."""
+
+    peer: Name
+    stage: StageNumber
+    """-1: holds none."""
+    role: str
+    addresses: list[str]
+    """Multiaddrs without the /p2p/ part."""
+    round: RoundNumber
+    tokens_per_second: float
+    """What its computer could do, not what it was given to do."""
+    version: str
+    moving_to: StageNumber = -1
+    """As in Beat."""
+    name: str = ""
+    """For people, chosen by the peer's owner; at most NAME_CHARACTERS, all of them printable."""
+    state: State = ""
+    loss: Loss | None = None
+    """Of the newest microbatch whose loss passed there, nats per token."""
+    tokens: Number = 0
+    """Whose gradients it has committed."""
+    settled: RoundNumber = -1
+    """Newest settled round."""
+    checkpoint_round: RoundNumber = -1
+    """Of the newest checkpoint on its disk; -1: none."""
+    checkpoint_seconds: float = 0.0
+    """When that was written, seconds since 1970."""
+    sent_bytes: Number = 0
+    received_bytes: Number = 0

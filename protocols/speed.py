@@ -1,0 +1,181 @@
+"""How fast a line is: a few megabytes to or from a peer of the swarm, on a stream of its own.
+
+    asker     direction u8 (0: up, to the helper; 1: down) | bytes u32
+    helper    status u8 (0: go; 1: busy)
+    down: the helper sends the bytes. up: the asker does, and the helper answers each `PART_BYTES` with a u32,
+    how many came so far: what the asker's own buffers take tells nothing about the line.
+
+A fresh stream begins slowly (a window of 256 KiB that doubles each round trip), so the rate is that of the
+second half. One measurement at a time, four a minute, two for one peer: 32 MiB a minute is the most it costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from protocols.daemon import DAEMON_ERRORS, Daemon
+from protocols.errors import Backlog, PeerGone
+from protocols.hivemind_parts import P2P, StreamInfo
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import WIRE_VERSION
+
+SPEED_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/speed"
+BYTES = 4 * 1024 * 1024
+"""3.4 s at 10 Mbit/s."""
+BYTES_LIMIT = 8 * 1024 * 1024
+PART_BYTES = 64 * 1024
+MEASURE_SECONDS = 6.0
+"""A slow line is measured by what came until then."""
+SERVE_SECONDS = 15.0
+STEP_SECONDS = 10.0
+PER_MINUTE, PER_PEER = 4, 2
+UP, DOWN = 0, 1
+GO, BUSY = b"\0", b"\1"
+_REQUEST, _COUNT = struct.Struct(">BI"), struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """So many bytes had come at this time, in seconds."""
+
+    seconds: float
+    count: int
+
+
+def rate(samples: list[Sample]) -> float:
+    """Bytes per second over the second half of what came; 0 if too little did to tell."""
+    if len(samples) < 2:
+        return 0.0
+    half = samples[-1].count / 2
+    begin = next((one for one, other in pairwise(samples) if other.count > half), samples[0])
+    seconds = samples[-1].seconds - begin.seconds
+    return (samples[-1].count - begin.count) / seconds if seconds > 0 else 0.0
+
+
+class SpeedService:
+    """The helper's side."""
+
+    def __init__(self) -> None:
+        self._served: deque[tuple[float, str]] = deque()
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    async def serve(self, p2p: P2P) -> None:
+        """Register with p2pd."""
+        await p2p.add_binary_stream_handler(SPEED_PROTOCOL, self.accept)
+
+    async def accept(
+        self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve one stream to its end."""
+        task = asyncio.current_task()
+        if task is None or not self._admit(str(info.peer_id)):
+            writer.write(BUSY)
+            writer.close()
+            return
+        self._open[task] = writer
+        try:
+            async with asyncio.timeout(SERVE_SECONDS):
+                direction, count = _REQUEST.unpack(await reader.readexactly(_REQUEST.size))
+                if direction > DOWN or count > BYTES_LIMIT:
+                    return
+                writer.write(GO)
+                await (self._send(writer, count) if direction == DOWN else self._take(reader, writer, count))
+                await reader.read(1)  # The asker ends it: our end could overtake the last bytes.
+        except DAEMON_ERRORS:
+            pass  # It has what it wanted, or its line is too slow for the time there is.
+        finally:
+            del self._open[task]
+            writer.transport.abort()
+
+    def _admit(self, peer: str) -> bool:
+        now = asyncio.get_running_loop().time()
+        while self._served and self._served[0][0] < now - 60.0:
+            self._served.popleft()
+        of_peer = sum(other == peer for _, other in self._served)
+        if self._open or len(self._served) >= PER_MINUTE or of_peer >= PER_PEER:
+            return False
+        self._served.append((now, peer))
+        return True
+
+    @staticmethod
+    async def _send(writer: asyncio.StreamWriter, count: int) -> None:
+        part = bytes(PART_BYTES)
+        while count > 0:
+            writer.write(part[:count])
+            count -= len(part)
+            await writer.drain()
+
+    @staticmethod
+    async def _take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int) -> None:
+        taken = 0
+        while taken < count:
+            taken += len(await reader.readexactly(min(PART_BYTES, count - taken)))
+            writer.write(_COUNT.pack(taken))
+
+    async def close(self) -> None:
+        """Cut the stream that is open."""
+        for writer in self._open.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+
+async def measure(
+    daemon: Daemon, helper: PeerId, direction: Literal["up", "down"], count: int = BYTES
+) -> float:
+    """Bytes per second to or from a connected helper, its line's limits included. Raises PeerGone, or Backlog
+    if the helper has measured enough for now."""
+    reader, writer = await daemon.open_stream(helper, SPEED_PROTOCOL, STEP_SECONDS)
+    samples: list[Sample] = []
+    try:
+        writer.write(_REQUEST.pack(UP if direction == "up" else DOWN, count))
+        async with asyncio.timeout(STEP_SECONDS):
+            if await reader.readexactly(1) != GO:
+                raise Backlog(f"{helper} has measured with others just now; try again in a minute")
+        try:
+            async with asyncio.timeout(MEASURE_SECONDS):
+                if direction == "up":
+                    await _up(reader, writer, count, samples)
+                else:
+                    await _down(reader, count, samples)
+        except TimeoutError:
+            pass  # What came until now tells enough.
+    except DAEMON_ERRORS as error:
+        raise PeerGone(f"{helper} ended the measurement: {error or type(error).__name__}") from None
+    finally:
+        writer.transport.abort()
+    return rate(samples)
+
+
+async def _down(reader: asyncio.StreamReader, count: int, samples: list[Sample]) -> None:
+    clock, came = asyncio.get_running_loop().time, 0
+    while came < count:
+        data = await reader.read(PART_BYTES)
+        if not data:
+            raise EOFError("it ended")
+        came += len(data)
+        samples.append(Sample(clock(), came))
+
+
+async def _up(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int, samples: list[Sample]
+) -> None:
+    clock = asyncio.get_running_loop().time
+
+    async def send() -> None:
+        await SpeedService._send(writer, count)
+
+    sending = asyncio.create_task(send(), name="speed up")
+    try:
+        while not samples or samples[-1].count < count:
+            (taken,) = _COUNT.unpack(await reader.readexactly(_COUNT.size))
+            if samples and taken <= samples[-1].count:
+                raise ValueError("it counts backwards")
+            samples.append(Sample(clock(), min(taken, count)))
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)

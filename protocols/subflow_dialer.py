@@ -1,0 +1,91 @@
+"""Opens subflows for links that are slow (subflows.py), through carriers started when first needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from protocols.carriers import Carriers, introduction
+from protocols.daemon import DAEMON_ERRORS, LOOPBACK, CannotStart, Daemon
+from protocols.errors import PeerGone, Unreachable
+from protocols.identity import Identity
+from protocols.subflows import P2pdLink
+from swarmnet.manifest import WIRE_VERSION
+
+SUBFLOW_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/subflow"
+MOST_CARRIERS = 2
+"""So a link has three streams at most. A carrier takes about 60 MB; three connections to each of three
+neighbours carry 24 Mbit/s where loss leaves each 2.7, more than a home line's uplink."""
+DIAL_SECONDS = 8.0
+RETRY_SECONDS = 60.0
+"""After a carrier did not reach a neighbour (which dialled us, from behind a router), or none could start, or
+a subflow broke."""
+
+
+class SubflowDialer:
+    """One per transport."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._carriers = Carriers(LOOPBACK)
+        self._tasks: dict[P2pdLink, asyncio.Task[None]] = {}
+        self._starting = asyncio.Lock()
+        self._clock = asyncio.get_running_loop().time
+        self.counted: Counter[str] = Counter()
+        """Subflows `opened`, attempts that `failed`, and messages `repeated` by links that have ended."""
+
+    @property
+    def carriers(self) -> int:
+        return len(self._carriers.running)
+
+    def want(self, link: P2pdLink) -> None:
+        """The link is slow: open one more subflow for it, unless it has as many as it may."""
+        if link in self._tasks or not link.addresses or self._clock() < link.broke_at + RETRY_SECONDS:
+            return
+        task = asyncio.create_task(self._open(link), name=f"subflow {link.peer}")
+        self._tasks[link] = task
+        task.add_done_callback(lambda _task: self._tasks.pop(link, None))
+
+    def forget(self, link: P2pdLink) -> None:
+        """It has ended."""
+        self.counted["repeated"] += link.repeated
+        link.repeated = 0
+        task = self._tasks.get(link)
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._carriers.close()
+
+    async def _open(self, link: P2pdLink) -> None:
+        try:
+            carrier = await self._unused(link)
+            if carrier is None:
+                return
+            await carrier.connect(link.peer, link.addresses, DIAL_SECONDS)
+            stream = await carrier.open_stream(link.peer, SUBFLOW_PROTOCOL, DIAL_SECONDS)
+        except (PeerGone, Unreachable, CannotStart, *DAEMON_ERRORS):
+            self.counted["failed"] += 1
+            link.broke_at = self._clock()
+            return
+        if link.closed:
+            stream[1].transport.abort()
+            return
+        stream[1].write(introduction(self._identity, carrier.peer, link.peer))
+        link.add(carrier.peer, stream)
+        self.counted["opened"] += 1
+
+    async def _unused(self, link: P2pdLink) -> Daemon | None:
+        """A carrier that does not carry for this link yet; None: all do, and no more may be started."""
+        async with self._starting:
+            for carrier in self._carriers.running:
+                if carrier.peer not in link.carriers:
+                    return carrier
+            if len(self._carriers.running) >= MOST_CARRIERS:
+                return None
+            (carrier,) = await self._carriers.start(1)
+            return carrier

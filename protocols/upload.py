@@ -1,0 +1,42 @@
+"""The share of a process's links in what it may send: all of them wait for their turn here.
+
+The decision is `UploadShare`'s; this waits for it, on the event loop's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarmnet.upload_share import UploadShare
+
+
+class Upload:
+    """One per process, given to its transport. Bytes per second."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._share = UploadShare(bytes_per_second, self._loop.time())
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def turn(self, size: int, priority: int) -> None:
+        """Return when `size` bytes of a message of this priority may be sent."""
+        ticket = self._share.ask(size, priority, self._loop.time())
+        turn = self._waiting[ticket] = self._loop.create_future()
+        self._grant()
+        try:
+            await turn
+        finally:
+            if self._waiting.pop(ticket, None) is not None:
+                self._share.withdraw(ticket)
+
+    def _grant(self) -> None:
+        for ticket in self._share.granted(self._loop.time()):
+            turn = self._waiting.pop(ticket, None)
+            if turn is not None and not turn.done():
+                turn.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting:
+            self._timer = self._loop.call_at(self._share.next_grant(self._loop.time()), self._grant)

@@ -1,0 +1,61 @@
+"""Hours of the day in which a peer may work, on the clock of the wall where it stands.
+
+A span such as 22:00-08:00 goes over midnight. Times are minutes after midnight; a span's end is not in it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+DAY_MINUTES = 24 * 60
+_SPAN = re.compile(r"\s*(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})\s*")
+
+
+class HoursError(ValueError):
+    """No hours; the message says what would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """Any of these spans."""
+
+    spans: tuple[tuple[int, int], ...]
+    """(first minute, minute after the last); the second is the smaller one over midnight."""
+
+    def allow(self, minute: int) -> bool:
+        """Whether a peer may work in this minute of the day."""
+        return any(
+            first <= minute < stop if first < stop else minute >= first or minute < stop
+            for first, stop in self.spans
+        )
+
+    def until(self, minute: int) -> int:
+        """Minutes until that changes; a whole day where it never does."""
+        now = self.allow(minute)
+        changes = (wait for wait in range(1, DAY_MINUTES) if self.allow((minute + wait) % DAY_MINUTES) != now)
+        return next(changes, DAY_MINUTES)
+
+
+def parse(text: str) -> Hours:
+    """`22:00-08:00`, or several spans with commas between them. Raises HoursError."""
+    spans = []
+    for part in text.split(","):
+        match = _SPAN.fullmatch(part)
+        if match is None:
+            raise HoursError(f"is {text!r}; expected hours such as 22:00-08:00, or several with commas")
+        first, stop = _minute(match[1], match[2]), _minute(match[3], match[4])
+        if first % DAY_MINUTES == stop % DAY_MINUTES:
+            raise HoursError(
+                f"is {text!r}; {part.strip()} begins when it ends; leave `hours` out for all day"
+            )
+        spans.append((first % DAY_MINUTES, stop if stop == DAY_MINUTES else stop % DAY_MINUTES))
+    return Hours(tuple(spans))
+
+
+def _minute(hour: str, minute: str) -> int:
+    """24:00 is the end of the day."""
+    total = int(hour) * 60 + int(minute)
+    if int(minute) > 59 or total > DAY_MINUTES:
+        raise HoursError(f"there is no time {hour}:{minute} in a day")
+    return total

@@ -1,0 +1,131 @@
+"""A real Chromium without a window, driven over its DevTools pipe: no web socket, no driver, no download."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+START_SECONDS = 60.0
+ANSWER_SECONDS = 30.0
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--mute-audio",
+    "--disable-dev-shm-usage", "--remote-debugging-pipe", "about:blank",
+)  # fmt: skip
+
+
+class Browser:
+    """Use as `async with Browser(folder) as browser`. One page."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._answers: dict[int, asyncio.Future[dict]] = {}
+        self._count = 0
+        self._session = ""
+        self.complaints: list[str] = []
+        """What the page wrote to its console as an error, and exceptions that nobody caught."""
+
+    async def __aenter__(self) -> Browser:
+        read_here, write_there = os.pipe()
+        read_there, write_here = os.pipe()
+        # Chromium reads descriptor 3 and writes descriptor 4; a shell puts the pipes there.
+        self.process = await asyncio.create_subprocess_exec(
+            "/bin/bash", "-c", f'exec "$0" "$@" 3<&{read_there} 4>&{write_there}',
+            CHROMIUM, f"--user-data-dir={self.folder}", *FLAGS,
+            pass_fds=(read_there, write_there), start_new_session=True,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(read_there)
+        os.close(write_there)
+        self._write = os.fdopen(write_here, "wb", buffering=0)
+        self._file = os.fdopen(read_here, "rb")
+        self._reader = asyncio.StreamReader(limit=64 << 20)
+        protocol = asyncio.StreamReaderProtocol(self._reader)
+        self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, self._file)
+        self._listener = asyncio.create_task(self._listen(), name="browser")
+        try:
+            target = await self.ask("Target.createTarget", START_SECONDS, url="about:blank")
+            found = await self.ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+            self._session = found["sessionId"]
+            for domain in ("Page", "Runtime", "Log"):
+                await self.ask(f"{domain}.enable")
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # Its own session: all of its helpers with it.
+        await self.process.wait()
+        self._listener.cancel()
+        await asyncio.gather(self._listener, return_exceptions=True)
+        self._pipe.close()
+        self._write.close()
+
+    async def _listen(self) -> None:
+        while True:
+            message = json.loads((await self._reader.readuntil(b"\0"))[:-1])
+            answer = self._answers.pop(message.get("id", -1), None)
+            if answer is not None and not answer.done():
+                answer.set_result(message)
+            method, fields = message.get("method"), message.get("params", {})
+            if method == "Runtime.exceptionThrown":
+                details = fields["exceptionDetails"]
+                self.complaints.append(details.get("exception", {}).get("description") or details["text"])
+            elif method == "Log.entryAdded" and fields["entry"]["level"] == "error":
+                self.complaints.append(f"{fields['entry']['text']} {fields['entry'].get('url', '')}")
+
+    async def ask(self, method: str, seconds: float = ANSWER_SECONDS, **params: object) -> dict:
+        self._count += 1
+        answer = self._answers[self._count] = asyncio.get_running_loop().create_future()
+        message = {"id": self._count, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        self._write.write(json.dumps(message).encode() + b"\0")
+        async with asyncio.timeout(seconds):
+            found = await answer
+        assert "error" not in found, f"{method}: {found['error']}"
+        return found["result"]
+
+    async def look_like(self, width: int, height: int, dark: bool = False) -> None:
+        """A window of so many CSS pixels, in daylight or in the dark."""
+        await self.ask(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+            mobile=width < 500,
+        )  # fmt: skip
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.ask("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def open(self, url: str) -> None:
+        await self.ask("Page.navigate", url=url)
+
+    async def js(self, expression: str, seconds: float = ANSWER_SECONDS) -> object:
+        """The value of an expression in the page; a promise is waited for."""
+        found = await self.ask(
+            "Runtime.evaluate", seconds, expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    async def until(self, expression: str, seconds: float) -> float:
+        """Wait until an expression is true in the page; how long that took, seconds."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not await self.js(expression):
+            assert loop.time() < began + seconds, f"not within {seconds:g} s: {expression}"
+            await asyncio.sleep(0.1)
+        return loop.time() - began
+
+    async def picture(self, path: Path, whole: bool = True) -> None:
+        """A PNG of the page."""
+        found = await self.ask("Page.captureScreenshot", captureBeyondViewport=whole)
+        await asyncio.to_thread(path.write_bytes, base64.b64decode(found["data"]))

@@ -1,0 +1,265 @@
+"""Real processes: what a model loses with half of its middle stages gone, trained with and without skipping.
+
+    scripts/soak quality [--tokens 500000] [--each 1] [--keep FOLDER] [--report FILE]
+
+Two runs that differ in nothing but `paths` (no skipping, and 1/3) train on 127.0.0.1 for the same number of
+tokens, one after the other. Then their checkpoints are scored on held-out text: whole, and with every choice
+of half of the middle stages left out, which is what inference does with stages that nobody holds (hidden
+states go by). Last, the skipping run is started again without the peers of two middle stages and scored
+through the live peers that are left, as `swarmnet evaluate --run` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from torch import Tensor
+
+from peers import event_log
+from peers.checkpoint import Model, newest
+from peers.demo.peers import DemoPeer, start
+from peers.demo.show import LOOPBACK
+from peers.home.evaluate import Score, bits_per_byte
+from peers.run_file import publish
+from peers.text import held_out_text
+from protocols.identity import load_or_create
+from swarmnet.model import forward
+
+STAGES = (2, 1, 1, 1, 1, 2)
+"""Layers. The first and the last stage are never left out (docs/decisions/0007-skipping.md)."""
+RUN: dict[str, Any] = {
+    "name": "quality", "stages": list(STAGES),
+    "model": {
+        "layers": sum(STAGES), "width": 64, "heads": 4, "key_value_heads": 4, "head_width": 16,
+        "feed_forward": 192,
+    },
+    "data": {"sequence_tokens": 64, "microbatch_sequences": 8},
+    "rounds": {"target_tokens": 512},
+}  # fmt: skip
+"""Small rounds: with 2048 tokens each, half a million are 244 steps, and at that point the model has hardly begun
+to use its depth (docs/benchmarks/quality.md)."""
+IN_FLIGHT = 2
+"""Microbatches of an origin under way: as many as the machine has cores, and gradients of few rounds ago."""
+SKIP_RATIO = 1 / 3
+MIDDLE = range(1, len(STAGES) - 1)
+GONE = len(MIDDLE) // 2
+MOST_LOSS, MOST_COST = 1.07, 1.02
+"""Times the perplexity: with half of the middle gone, and of the whole model for having skipped (issue 4)."""
+SCORED_BYTES = 32 * 1024
+SILENT_SECONDS = 300.0
+"""Without one microbatch more, a run is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One of the two runs."""
+
+    name: str
+    skip_ratio: float
+
+
+ARMS = (Arm("whole", 0.0), Arm("skipping", SKIP_RATIO))
+
+
+class Swarm:
+    """The processes of one run, in a folder of its own."""
+
+    def __init__(self, folder: Path, arm: Arm, tokens: int, each: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.arm = arm
+        self.tokens = tokens
+        self.each = each
+        self.peers: dict[str, DemoPeer] = {}
+        self.boot: DemoPeer | None = None
+
+    def publish(self) -> None:
+        # Both decay over the same tokens; a round is so many of them.
+        rounds = self.tokens // RUN["rounds"]["target_tokens"]
+        run = {**RUN, "sync": {"decay_rounds": rounds}, "paths": {"skip_ratio": self.arm.skip_ratio}}
+        file = self.folder / "run.yaml"
+        file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
+        publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
+
+    async def begin(self, without: Collection[int] = ()) -> None:
+        self.boot = await start(self.folder, "boot", {"role": "bootstrap", "run": "run.json", **LOOPBACK})
+        await self.boot.until_listening()
+        for stage, number in itertools.product(range(len(STAGES)), range(self.each)):
+            if stage not in without:
+                keys = {"run": "run.json", "bootstrap": self.boot.addresses, "stage": stage, **LOOPBACK}
+                keys |= {"in_flight": IN_FLIGHT, "drain_seconds": 60.0}
+                name = f"stage-{stage}-{number}"
+                self.peers[name] = await start(self.folder, name, keys)
+
+    async def trained(self) -> None:
+        """Wait until the origins have committed all tokens. AssertionError if nothing happens any more."""
+        done, moved_at = 0, time.monotonic()
+        while done < self.tokens:
+            await asyncio.sleep(1.0)
+            now, before = sum(peer.status.get("tokens", 0) for peer in self.origins()), done
+            if now > before:
+                done, moved_at = now, time.monotonic()
+                print(f"\r{self.arm.name}: {done:,} of {self.tokens:,} tokens", end="", file=sys.stderr)
+            dead = [name for name, peer in self.peers.items() if not peer.alive]
+            assert not dead, f"{dead} ended: {[list(self.peers[name].said)[-3:] for name in dead]}"
+            assert time.monotonic() < moved_at + SILENT_SECONDS, f"nothing for {SILENT_SECONDS:g} s"
+        print(file=sys.stderr)
+
+    def origins(self) -> list[DemoPeer]:
+        return [peer for name, peer in self.peers.items() if name.startswith("stage-0-")]
+
+    async def end(self) -> None:
+        await asyncio.gather(*(peer.stop(90.0) for peer in self.peers.values()))
+        if self.boot is not None:
+            await self.boot.stop(5.0)
+        self.peers.clear()
+
+    def committed(self, stage: int) -> dict[str, int]:
+        """Tokens by peer of a stage."""
+        return {
+            folder.name: sum(event.fields["tokens"] for event in self.events(folder, "committed"))
+            for folder in self.folder.glob(f"stage-{stage}-*/")
+        }
+
+    def events(self, folder: Path, name: str) -> list[event_log.Event]:
+        log = folder / "events.jsonl"
+        return [event for event in event_log.read(log) if event.name == name] if log.exists() else []
+
+    def counts(self) -> list[dict[str, Any]]:
+        """What every stage saw and did."""
+        return [
+            {
+                "tokens": self.committed(stage),
+                "rounds": max(
+                    (event.fields["round"] + 1 for folder in self.folder.glob(f"stage-{stage}-*/")
+                     for event in self.events(folder, "settled")), default=0,
+                ),
+            }
+            for stage in range(len(STAGES))
+        ]  # fmt: skip
+
+    async def live(self, text: bytes) -> dict[str, Any]:
+        """The score that the live peers give, as `swarmnet evaluate --run` asks them."""
+        from peers.inference.client import Conversation
+        from peers.inference.visit import score, visiting
+        from peers.joining import PeerCache
+
+        assert self.boot is not None
+        talk, cache = Conversation(), PeerCache(self.folder / "visitor.json")
+        run = str(self.folder / "run.json")
+        async with visiting(run, self.boot.addresses, cache, lambda *_: None) as client:
+            found = await score(client, text, limit=SCORED_BYTES // 4, conversation=talk)
+        return {**told(found), "left_out": dict(talk.left_out), "requests": talk.requests}
+
+
+def scored(model: Model, text: bytes, gone: Collection[int], limit: int = SCORED_BYTES) -> Score:
+    """The model from its checkpoints, with the stages in `gone` left out."""
+    manifest = model.manifest
+
+    def logits_of(tokens_BT: Tensor) -> Tensor:
+        passed = tokens_BT
+        for stage, weights in enumerate(model.stages):
+            if stage not in gone:
+                passed = forward(weights, manifest.model, manifest.span(stage), passed)
+        return passed
+
+    return bits_per_byte(logits_of, text, window=manifest.data.sequence_tokens, limit=limit)
+
+
+def told(score: Score) -> dict[str, float]:
+    return {"bits_per_byte": round(score.bits_per_byte, 4), "perplexity": round(score.perplexity, 4)}
+
+
+def quality(model: Model, text: bytes) -> dict[str, Any]:
+    """Whole, and without each choice of half of the middle stages; also without each single one, and all."""
+    whole = scored(model, text, ())
+
+    def loss(gone: Collection[int]) -> float:
+        return scored(model, text, gone).perplexity / whole.perplexity
+
+    half = {" ".join(map(str, gone)): loss(gone) for gone in itertools.combinations(MIDDLE, GONE)}
+    return {
+        "round": model.round, "whole": told(whole), "text_sha256": whole.sha256,
+        "half_gone": {gone: round(ratio, 4) for gone, ratio in half.items()},
+        "half_gone_mean": round(exp(fmean(map(log, half.values()))), 4),
+        "half_gone_worst": round(max(half.values()), 4),
+        "one_gone": {stage: round(loss((stage,)), 4) for stage in MIDDLE},
+        "all_gone": round(loss(MIDDLE), 4),
+    }  # fmt: skip
+
+
+async def train(folder: Path, arm: Arm, tokens: int, each: int) -> dict[str, Any]:
+    """One run from beginning to end, unless that is done; what its peers did, and its quality."""
+    kept = folder / "found.json"
+    if kept.exists():
+        return cast("dict[str, Any]", json.loads(kept.read_text()))
+    swarm = Swarm(folder, arm, tokens, each)
+    swarm.publish()
+    began = time.monotonic()
+    try:
+        await swarm.begin()
+        await swarm.trained()
+    finally:
+        await swarm.end()
+    seconds = time.monotonic() - began
+    text = held_out_text()
+    found = {"seconds": round(seconds), "stages": swarm.counts(), **quality(newest(folder), text)}
+    if arm.skip_ratio > 0:
+        gone = tuple(MIDDLE)[:GONE]
+        resting = scored(newest(folder), text, gone, SCORED_BYTES // 4)
+        try:
+            await swarm.begin(without=gone)
+            found["live"] = {"gone": list(gone), "checkpoints": told(resting), **await swarm.live(text)}
+        finally:
+            await swarm.end()
+    kept.write_text(json.dumps(found))
+    return found
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    lines = [f"{'':10} {'bits/byte':>9} {'perplexity':>10} {'half gone':>10} {'worst':>7} {'all gone':>9}"]
+    for name, arm in found.items():
+        lines.append(
+            f"{name:10} {arm['whole']['bits_per_byte']:9.4f} {arm['whole']['perplexity']:10.4f} "
+            f"{arm['half_gone_mean']:10.4f} {arm['half_gone_worst']:7.4f} {arm['all_gone']:9.4f}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=500_000, help="of each run")
+    parser.add_argument("--each", type=int, default=1, help="peers per stage")
+    parser.add_argument("--keep", type=Path, help="folder for the peers' states, kept; finished runs stay")
+    parser.add_argument("--only", choices=[arm.name for arm in ARMS], help="train this run and end")
+    parser.add_argument("--report", type=Path, help="where to write all figures as JSON")
+    options = parser.parse_args()
+    folder = options.keep or Path(tempfile.mkdtemp(prefix="swarmnet-quality-"))
+    found = {
+        arm.name: asyncio.run(train(folder / arm.name, arm, options.tokens, options.each)) for arm in ARMS
+    }
+    cost = found["skipping"]["whole"]["perplexity"] / found["whole"]["whole"]["perplexity"]
+    report = {"run": RUN, "tokens": options.tokens, "each": options.each, **found, "cost": round(cost, 4)}
+    if options.report:
+        options.report.write_text(json.dumps(report, indent=2) + "\n")
+    print(table(found))
+    print(f"skipping costs the whole model {cost - 1:+.2%} perplexity (at most {MOST_COST - 1:.0%})")
+    print("live, without two middle stages:", found["skipping"]["live"])
+    print(f"states and checkpoints are in {folder}")
+    return 0 if cost <= MOST_COST and found["skipping"]["half_gone_mean"] <= MOST_LOSS else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,159 @@
+"""The control socket: what commands ask of a peer that runs, and what they say when none does."""
+
+import asyncio
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from peers.control import server
+from peers.control.client import ask
+from peers.control.server import Control
+from peers.control.socket_path import LINE_BYTES, SOCKET_NAME, socket_path
+from peers.control.whom import state_of
+from peers.errors import UserError
+
+
+async def echo(request):
+    return {"heard": dict(request)}
+
+
+async def refuse(request):
+    raise UserError("not now; try later")
+
+
+async def asked(state, request, seconds=5.0):
+    return await asyncio.to_thread(ask, state, request, seconds)
+
+
+@pytest.fixture
+async def control(tmp_path):
+    control = Control(tmp_path)
+    control.answers.update(echo=echo, refuse=refuse)
+    await control.start()
+    yield control
+    await control.close()
+
+
+async def test_a_request_gets_its_answer_and_a_refusal_is_an_error_for_people(control, tmp_path):
+    assert await asked(tmp_path, {"do": "echo", "n": 1}) == {"heard": {"do": "echo", "n": 1}}
+    with pytest.raises(UserError, match="not now; try later"):
+        await asked(tmp_path, {"do": "refuse"})
+    with pytest.raises(UserError, match="one of: echo, refuse"):
+        await asked(tmp_path, {"do": "fly"})
+
+
+async def test_only_the_owner_may_open_it_and_it_goes_with_the_peer(control, tmp_path):
+    path = tmp_path / SOCKET_NAME
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    await control.close()
+    assert not path.exists()
+
+
+async def test_one_that_a_killed_peer_left_behind_is_replaced(tmp_path):
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(tmp_path / SOCKET_NAME))
+    with pytest.raises(UserError, match="no peer runs with the state folder"):
+        ask(tmp_path, {"do": "echo"}, 1.0)
+    control = Control(tmp_path)
+    control.answers["echo"] = echo
+    await control.start()
+    assert await asked(tmp_path, {"do": "echo"})
+    await control.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="/proc is not there")
+async def test_a_state_folder_with_a_long_path_works(tmp_path):
+    state = tmp_path.joinpath(*["a-rather-long-name-of-a-folder"] * 6)
+    state.mkdir(parents=True)
+    assert len(os.fsencode(state)) > 107
+    control = Control(state)
+    control.answers["echo"] = echo
+    await control.start()
+    assert await asked(state, {"do": "echo"}) == {"heard": {"do": "echo"}}
+    await control.close()
+    assert list(state.iterdir()) == []
+
+
+def test_where_there_is_no_way_around_a_long_path_it_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "is_dir", lambda path: False)
+    with pytest.raises(UserError, match="shorter path"), socket_path(tmp_path / ("x" * 120)):
+        pass
+
+
+async def talk(state, *lines):
+    """Send raw bytes; everything that comes back before the other side ends the conversation."""
+    reader, writer = await asyncio.open_unix_connection(str(state / SOCKET_NAME))
+    writer.writelines(lines)
+    writer.write_eof()
+    async with asyncio.timeout(10.0):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_several_requests_go_over_one_connection(control, tmp_path):
+    answers = (await talk(tmp_path, b'{"do":"echo","n":1}\n', b'{"do":"echo","n":2}\n')).splitlines()
+    assert [json.loads(answer)["heard"]["n"] for answer in answers] == [1, 2]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(
+    line=st.one_of(st.binary(max_size=200), st.just(b"[" * 50_000), st.just(b'{"do": 1e999}'), st.just(b"{}"))
+)
+def test_whatever_is_asked_the_answer_is_one_line_of_json(line, tmp_path_factory):
+    async def story():
+        control = Control(tmp_path_factory.mktemp("c"))
+        answer = await control._answer(line.replace(b"\n", b"") + b"\n")
+        assert answer.endswith(b"\n")
+        assert "error" in json.loads(answer)
+
+    asyncio.run(story())
+
+
+async def test_a_line_without_an_end_and_too_many_connections_are_cut(control, tmp_path):
+    assert await talk(tmp_path, b"x" * (3 * LINE_BYTES)) == b""
+    silent = [await asyncio.open_unix_connection(str(tmp_path / SOCKET_NAME)) for _ in range(40)]
+    await asyncio.sleep(0.1)
+    assert len(control._connections) <= server.MOST_CONNECTIONS
+    for _, writer in silent:
+        writer.close()
+    await asyncio.sleep(0.1)
+    assert await asked(tmp_path, {"do": "echo"})
+
+
+async def test_an_answer_that_takes_too_long_is_said_on_both_sides(control, tmp_path, monkeypatch):
+    async def never(request):
+        await asyncio.Event().wait()
+
+    control.answers["never"] = never
+    with pytest.raises(UserError, match=r"did not answer within 0\.2 s"):
+        await asked(tmp_path, {"do": "never"}, 0.2)
+    monkeypatch.setattr(server, "ANSWER_SECONDS", 0.1)
+    with pytest.raises(UserError, match="did not finish within"):
+        await asked(tmp_path, {"do": "never"})
+
+
+def test_whom_a_command_means(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    with pytest.raises(UserError, match="no peer seems to run below"):
+        state_of(None)
+    one, two = tmp_path / "swarmnet" / "one", tmp_path / "swarmnet" / "two"
+    for state in (one, two):
+        state.mkdir(parents=True)
+    (one / SOCKET_NAME).touch()
+    assert state_of(None) == one
+    (two / SOCKET_NAME).touch()
+    with pytest.raises(UserError, match="several peers run here; name the state folder of one"):
+        state_of(None)
+    assert state_of(two) == two
+    (tmp_path / "p.yaml").write_text("role: bootstrap\nstate: swarmnet/two\n")
+    assert state_of(tmp_path / "p.yaml") == two
+    with pytest.raises(UserError, match="no such folder or file"):
+        state_of(tmp_path / "nowhere")

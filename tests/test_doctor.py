@@ -1,0 +1,295 @@
+"""The doctor's judgement: what was found, in words that help, each with the right fix. No network here."""
+
+import fcntl
+import io
+import json
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from swarm import tiny_manifest
+
+from peers.config.peer_file import check_typed
+from peers.config.yaml_lines import Typed
+from peers.doctor import graphics, machine, stage
+from peers.doctor.graphics import AMD, NVIDIA, Graphics
+from peers.doctor.line import Line
+from peers.doctor.reachability import Addresses, judge
+from peers.doctor.show import CHECKS, Report, is_running, wanted_checks
+from peers.doctor.stage import Memory
+from peers.doctor.swarm import logged_addresses, tcp_port
+from peers.errors import UserError
+from protocols.dialler import ADDRESSES, Dialled
+
+SEEN = "/ip4/8.8.4.4/tcp/40000"
+DOOR = "/ip4/8.8.4.4/tcp/31331"
+OTHER = "/ip4/9.9.9.9/tcp/4001"
+GIB = 1 << 30
+
+
+def met(address, outcome, detail=""):
+    return Dialled(address, outcome, detail, 0.05)
+
+
+def verdict(announced, *dialled, chosen=True, must=False, ports=(31331,)):
+    return judge(Addresses(tuple(announced), chosen, ports), SEEN, dialled, must)
+
+
+# -- reachability ------------------------------------------------------------
+
+
+def test_whoever_is_reached_where_it_announces_itself_is_reachable():
+    finding = verdict([DOOR], met(DOOR, "reached"))
+    assert (finding.verdict, finding.level, finding.fix) == ("reachable", "ok", "")
+
+
+def test_addresses_that_p2pd_found_itself_need_not_all_lead_here():
+    docker = "/ip4/172.17.0.1/tcp/31331"
+    finding = verdict([docker, DOOR], met(docker, "not_tried"), met(DOOR, "reached"), chosen=False)
+    assert finding.verdict == "reachable"
+    finding = verdict([docker, DOOR], met(docker, "silent"), met(DOOR, "reached"), chosen=False)
+    assert finding.verdict == "reachable"
+
+
+def test_a_wrongly_announced_peer_is_told_what_is_there_and_what_to_announce():
+    finding = verdict([OTHER], met(OTHER, "other_peer", "12D3KooWelse"), met(DOOR, "reached"))
+    assert (finding.verdict, finding.level) == ("wrongly_announced", "fail")
+    assert OTHER in finding.text
+    assert "12D3KooWelse" in finding.text
+    assert finding.fix == f"announce: [{DOOR}] in the peer file"
+
+
+def test_one_wrong_address_beside_a_right_one_is_a_warning_that_names_it():
+    finding = verdict([OTHER, DOOR], met(OTHER, "refused"), met(DOOR, "reached"))
+    assert (finding.verdict, finding.level) == ("wrongly_announced", "warn")
+    assert finding.fix == f"announce: [{DOOR}] in the peer file"
+
+
+def test_a_forwarded_port_that_nobody_is_told_of_is_wrongly_announced():
+    private = "/ip4/192.168.1.5/tcp/31331"
+    finding = verdict([private], met(private, "not_tried"), met(DOOR, "reached"), chosen=False)
+    assert (finding.verdict, finding.fix) == ("wrongly_announced", f"announce: [{DOOR}] in the peer file")
+    assert "nobody is told" in finding.text
+
+
+@pytest.mark.parametrize("outcome", ["silent", "refused", "no_way", "not_libp2p", "other_peer"])
+def test_where_nothing_leads_here_a_firewall_is_between(outcome):
+    finding = verdict([], met(DOOR, outcome, "detail"), chosen=False)
+    assert (finding.verdict, finding.level) == ("firewalled", "warn")
+    assert "forward TCP port 31331" in finding.fix
+    assert "connections that it opens itself" in finding.text
+
+
+def test_a_bootstrap_behind_a_firewall_is_of_no_use():
+    assert verdict([DOOR], met(DOOR, "silent"), must=True).level == "fail"
+
+
+def test_a_firewalled_peer_that_announces_wrongly_besides_hears_both():
+    finding = verdict([OTHER], met(OTHER, "refused"), met(DOOR, "silent"))
+    assert finding.verdict == "firewalled"
+    assert f"wrongly announced besides: {OTHER}" in finding.text
+
+
+def test_a_firewalled_peer_with_a_relay_is_told_of_it():
+    relay = "/ip4/9.9.9.9/tcp/1/p2p/12D3KooWrelay/p2p-circuit"
+    assert relay in verdict([relay], met(DOOR, "silent"), chosen=False).text
+
+
+def test_nothing_that_could_be_tried_is_no_verdict():
+    finding = verdict([OTHER], met(OTHER, "not_tried", "no"), met(DOOR, "failed", "broke"))
+    assert (finding.verdict, finding.level) == ("unknown", "warn")
+
+
+def test_braces_in_what_a_stranger_says_are_only_braces():
+    assert "{0}" in verdict([], met(DOOR, "no_way", "{0} {x}"), chosen=False).text
+
+
+def test_the_own_door_is_always_asked_for_and_loopback_never_from_afar():
+    many = [f"/ip4/9.9.9.9/tcp/{port}" for port in range(1, 20)]
+    asked = Addresses(("/ip4/127.0.0.1/tcp/1", *many), True, (31331,)).to_ask(SEEN)
+    assert len(asked) == ADDRESSES
+    assert asked[-1] == DOOR
+    assert not any("127.0.0.1" in each for each in asked)
+    assert Addresses(("/ip4/127.0.0.1/tcp/1",), False, (1,)).to_ask("/ip4/127.0.0.1/tcp/9") == (
+        "/ip4/127.0.0.1/tcp/1",
+    )
+
+
+# -- graphics ------------------------------------------------------------
+
+CUDA = Graphics("2.13.0", cuda_build="12.6", vendors=frozenset({NVIDIA}), driver="550.54")
+CPU = replace(CUDA, cuda_build=None)
+
+
+def test_a_gpu_that_torch_sees_is_named_with_its_memory():
+    line = graphics.judge(replace(CUDA, devices=(("RTX 3080", 9 * GIB, 10 * GIB),)), "auto")
+    assert (line.level, line.text) == ("ok", "torch sees RTX 3080, 9.0 GiB of 10.0 GiB free")
+
+
+def test_a_gpu_that_another_program_has_is_a_warning():
+    line = graphics.judge(replace(CUDA, devices=(("RTX 3080", GIB, 10 * GIB),)), "auto")
+    assert line.level == "warn"
+
+
+@pytest.mark.parametrize(
+    ("found", "why", "fix"),
+    [
+        (CPU, "built without CUDA", "pip install --force-reinstall torch=="),
+        (replace(CUDA, driver=None), "driver is not loaded", "ubuntu-drivers install"),
+        (replace(CUDA, nodes=False), "not in this container", "--gpus all"),
+        (CUDA, "driver 550.54 is too old for torch's CUDA 12.6", "nvidia-smi"),
+        (replace(CPU, vendors=frozenset({AMD}), driver=None), "not built for ROCm", "ROCm build of torch=="),
+    ],
+)
+def test_a_gpu_that_torch_does_not_see_is_explained(found, why, fix):
+    line = graphics.judge(found, "auto")
+    assert line.level == "warn"
+    assert why in line.text
+    assert fix in line.fix
+    assert graphics.judge(found, "cuda").level == "fail"
+    assert graphics.judge(found, "cpu").level == "ok"
+
+
+def test_a_machine_without_a_gpu_is_well_unless_one_is_asked_for():
+    none = Graphics("2.13.0")
+    assert graphics.judge(none, "auto").level == "ok"
+    line = graphics.judge(none, "cuda")
+    assert (line.level, line.fix) == ("fail", "set device: cpu in the peer file")
+
+
+def test_what_pci_and_the_driver_say_is_read(tmp_path):
+    card = tmp_path / "pci" / "0000:01:00.0"
+    card.mkdir(parents=True)
+    (card / "class").write_text("0x030000\n")
+    (card / "vendor").write_text("0x10de\n")
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb\n")
+    found = graphics.look(tmp_path / "pci", tmp_path / "version")
+    assert (found.vendors, found.driver) == ({NVIDIA}, "550.54.14")
+
+
+def test_another_torch_than_the_tested_one_is_a_warning():
+    assert graphics.torch_line(Graphics("2.13.0+cpu")).level == "ok"
+    line = graphics.torch_line(Graphics("2.9.1"))
+    assert line.level == "warn"
+    assert f"{sys.executable} -m pip install" in line.fix
+    assert graphics.torch_line(Graphics("", "libgomp.so.1: cannot open")).level == "fail"
+
+
+# -- the machine ------------------------------------------------------------
+
+
+def config(tmp_path, **keys):
+    data = {"role": "bootstrap", "state": str(tmp_path / "state"), "metrics": {"listen": "off"}, **keys}
+    return check_typed(Typed("test", data), tmp_path, "test", {})
+
+
+def test_memory_is_what_the_container_may_take(tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
+    assert machine.free_memory(tmp_path / "meminfo", tmp_path) == (4 * GIB, 8 * GIB)
+    (tmp_path / "memory.max").write_text(f"{2 * GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{GIB}\n")
+    assert machine.free_memory(tmp_path / "meminfo", tmp_path) == (GIB, 2 * GIB)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.free_memory(tmp_path / "meminfo", tmp_path) == (4 * GIB, 8 * GIB)
+    assert machine.free_memory(tmp_path / "nothing", tmp_path) == (0, 0)
+
+
+def test_too_little_memory_fails():
+    assert machine.memory(GIB // 2, GIB).level == "fail"
+    assert machine.memory(4 * GIB, 8 * GIB).level == "ok"
+
+
+def test_the_disk_of_a_state_that_is_not_made_yet_is_looked_at_and_nothing_is_made(tmp_path):
+    line = machine.disk(tmp_path / "a" / "b")
+    assert line.data["free_bytes"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_taken_port_fails_and_that_of_the_running_peer_does_not(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        here = {"listen": f"127.0.0.1:{number}"}
+        wish = config(tmp_path, listen=[f"/ip4/127.0.0.1/tcp/{number}"], metrics=here)
+        assert machine.port(wish, running=False).level == "fail"
+        assert machine.port(wish, running=True).level == "ok"
+        assert machine.metrics(wish, running=False).level == "fail"
+        assert machine.metrics(wish, running=True).level == "ok"
+
+
+def test_without_py_libp2p_the_command_that_brings_it_is_told():
+    line = machine.second_opinion(able=False)
+    assert line.level == "warn"
+    assert line.fix.endswith(f"{sys.executable} -m pip install libp2p==0.8.1")
+
+
+def test_a_held_lock_means_that_the_peer_runs_and_nothing_is_made(tmp_path):
+    assert not is_running(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "lock").touch()
+    assert not is_running(tmp_path)
+    with (tmp_path / "lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert is_running(tmp_path)
+
+
+def test_the_addresses_of_a_running_peer_are_those_since_its_last_start(tmp_path):
+    def event(name, **fields):
+        return json.dumps({"time": 1.0, "monotonic": 1.0, "event": name, **fields}) + "\n"
+
+    old, new = (f"listening on /ip4/8.8.4.4/tcp/{port}/p2p/12D3KooWme" for port in (1, 2))
+    text = event("started") + event("listening", text=old) + event("started") + event("listening", text=new)
+    (tmp_path / "events.jsonl").write_text(text + event("listening", text=new) + '{"torn')
+    assert logged_addresses(tmp_path, "12D3KooWme") == ["/ip4/8.8.4.4/tcp/2"]
+    assert [tcp_port(each) for each in ("/ip4/1.1.1.1/tcp/7", "/ip4/1.1.1.1/udp/7/quic-v1", "")] == [7, 0, 0]
+
+
+# -- the stage ------------------------------------------------------------
+
+
+def test_a_stage_that_fits_nowhere_fails_and_the_one_that_fits_is_named():
+    manifest = tiny_manifest()
+    needs = [stage.needed(manifest, number) for number in range(len(manifest.stages))]
+    assert stage.judge(manifest, None, Memory(max(needs))).level == "ok"
+    assert stage.judge(manifest, None, Memory(min(needs) - 1)).level == "fail"
+    assert stage.judge(manifest, 99, Memory(max(needs))).level == "fail"
+    between = stage.judge(manifest, None, Memory(max(needs) - 1))
+    assert between.level == "warn"
+    assert between.fix == f"stage: {needs.index(min(needs))} in the peer file"
+
+
+# -- the report ------------------------------------------------------------
+
+
+def test_lines_are_shown_as_they_come_each_with_its_fix():
+    out = io.StringIO()
+    report = Report(frozenset(CHECKS), out, as_json=False)
+    report.tell(Line("disk", "warn", "little room", "make room"))
+    assert out.getvalue() == "warn  disk          little room\n                    -> make room\n"
+    assert not report.failed
+
+
+def test_json_is_one_document_with_the_same(tmp_path):
+    out = io.StringIO()
+    report = Report(frozenset({"port"}), out, as_json=True)
+    report.tell(Line("disk", "ok", "not asked for"))
+    report.tell(Line("p2pd", "fail", "what the rest hangs on", "fix", {"seconds": 1.0}))
+    report.end()
+    document = json.loads(out.getvalue())
+    assert document["ok"] is False
+    told = {"check": "p2pd", "level": "fail", "text": "what the rest hangs on", "fix": "fix"}
+    assert document["checks"] == [{**told, "data": {"seconds": 1.0}}]
+
+
+def test_a_check_that_does_not_exist_is_named_with_those_that_do():
+    with pytest.raises(UserError, match=r"nose.*there are python, torch"):
+        wanted_checks(["nose"])
+    assert wanted_checks([]) == set(CHECKS)
+
+
+def test_every_check_is_in_the_documentation():
+    text = (Path(__file__).parent.parent / "docs" / "doctor.md").read_text()
+    assert [check for check in CHECKS if f"| {check} |" not in text] == []

@@ -1,0 +1,133 @@
+"""Hours and idleness of the peer file pause a peer and bring it back; memory is checked before anything."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from peers.config.limits import LimitsFile
+from peers.errors import UserError
+from peers.fitting import all_needs, allowed_bytes, graphs_that_fit
+from peers.limits.machine import OtherUse
+from peers.limits.watch import LimitsWatch
+from peers.microbatch_work import memory_bytes
+from peers.roles.pausing import Pausing
+from swarmnet.idleness import Idleness, IdleRules
+from swarmnet.manifest import Manifest, ModelShape
+from swarmnet.needs import DAEMON_BYTES, PROCESS_BYTES, needs_of
+
+CPU = torch.device("cpu")
+GIB = 1 << 30
+
+
+class Use:
+    """What others use, as a test says."""
+
+    def __init__(self):
+        self.used = 0.0
+
+    def cores(self, daemon=None):
+        return self.used
+
+
+def test_a_peer_is_paused_outside_its_hours_and_told_until_when():
+    pausing = Pausing()
+    watch = LimitsWatch(LimitsFile(hours="22:00-08:00"), pausing)
+    watch.look(12 * 60, 0.0)
+    assert pausing.texts == {"schedule": "outside its hours until 22:00"}
+    watch.look(22 * 60, 1.0)
+    assert not pausing
+
+
+def test_a_peer_makes_room_for_others_and_comes_back():
+    pausing, use = Pausing(), Use()
+    rules = IdleRules(busy_seconds=5, quiet_seconds=120)
+    watch = LimitsWatch(LimitsFile(only_when_idle=True), pausing, others=use, idleness=Idleness(rules))
+    use.used = 1.7
+    for now in range(6):
+        watch.look(0, now)
+    assert "1.7 cores" in pausing.texts["idle"]
+    use.used = 0.0
+    for now in range(6, 127):
+        watch.look(0, now)
+    assert not pausing
+
+
+def test_a_persons_pause_outlasts_the_hours_and_the_other_way_round():
+    pausing = Pausing()
+    watch = LimitsWatch(LimitsFile(hours="22:00-08:00"), pausing)
+    pausing.pause("user")
+    watch.look(12 * 60, 0.0)
+    watch.look(23 * 60, 1.0)
+    assert list(pausing.texts) == ["user"]
+    watch.look(12 * 60, 2.0)
+    pausing.resume("user")
+    assert pausing.line() == "paused (schedule)"
+    assert pausing
+
+
+def test_the_own_work_is_not_taken_for_that_of_others_and_that_of_others_is_seen():
+    use = OtherUse()
+    use.cores()
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        time.sleep(1.0)
+        assert use.cores() > 0.3, "two processes that do nothing else, on a machine that may be full"
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    alone = OtherUse()
+    alone.cores()
+    before, until = os.times(), time.monotonic() + 0.5
+    while time.monotonic() < until:
+        pass
+    after = os.times()
+    own = (after.user - before.user) / 0.5
+    machine = os.cpu_count() or 1
+    assert alone.cores() <= machine - own + 0.3
+
+
+def manifest(width=1024, layers=(8, 8, 8)):
+    shape = ModelShape(
+        width=width, layers=sum(layers), heads=8, key_value_heads=8, head_width=width // 8,
+        feed_forward=4 * width, vocabulary=32_000, context=2048,
+    )  # fmt: skip
+    return Manifest("big", "", stages=layers, model=shape)
+
+
+def test_a_stage_that_does_not_fit_is_refused_with_what_would_help():
+    every = all_needs(manifest(layers=(8, 2, 8)), CPU, 64 << 20)
+    with pytest.raises(UserError) as refused:
+        graphs_that_fit(every, 0, 4 * GIB, limited=True)
+    text = str(refused.value)
+    assert "stage 0 needs" in text
+    assert "limits.memory allows 4.0 GiB" in text
+    assert "`--stage 1`" in text
+    with pytest.raises(UserError, match=r"this machine has 1\.0 GiB; try a machine with more memory"):
+        graphs_that_fit(every, 0, GIB, limited=False)
+
+
+def test_fewer_microbatches_are_kept_where_that_makes_it_fit():
+    every = all_needs(manifest(), CPU, 0)
+    needs = every[1]
+    assert graphs_that_fit(every, 1, needs.least, limited=True) == 1
+    assert graphs_that_fit(every, 1, needs.least + 3 * needs.graph, limited=True) == 4
+    assert allowed_bytes(None, CPU) == memory_bytes(CPU)
+    assert allowed_bytes(1000, CPU) == 1000
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "seen"),
+    [(256, 4, 703e6), (384, 4, 932e6), (512, 4, 1371e6)],
+)
+def test_what_a_stage_is_said_to_need_lies_above_what_was_seen_and_not_far(width, layers, seen):
+    """Highest resident memory of a real peer, without its p2pd (docs/volunteer.md)."""
+    shape = ModelShape(width=width, layers=layers, heads=8, key_value_heads=8, head_width=width // 8,
+                       feed_forward=4 * width)  # fmt: skip
+    needs = needs_of(Manifest("m", "", stages=(layers,), model=shape), 0, PROCESS_BYTES)
+    assert 1.0 * seen < needs.weights + PROCESS_BYTES < 1.5 * seen or width == 256
+    assert needs.weights + PROCESS_BYTES + DAEMON_BYTES > seen

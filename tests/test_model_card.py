@@ -1,0 +1,258 @@
+"""`swarmnet export`: its card says what is known, and what transformers reads differently is not left."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from peers import checkpoint, cli
+from peers.event_log import EventLog
+from peers.home import export as exporting
+from peers.home.card import card, plain
+from peers.home.facts import Facts, facts
+from protocols.envelope import Kind, seal
+from protocols.identity import Identity
+from swarmnet.identifiers import PeerId
+from swarmnet.layout import layout_of
+from swarmnet.manifest import Data, Manifest, ModelShape, Source
+from swarmnet.model import initial_units, parameter_shapes
+
+SHAPE = ModelShape(
+    width=16, layers=2, heads=2, key_value_heads=1, head_width=8, feed_forward=24, context=64, rope_theta=5e5
+)
+SOURCES = (Source("books", "books", "CC0-1.0", "https://example.org/books"), Source("code", "code", "MIT"))
+OWNER = Identity.from_seed(bytes(32))
+MANIFEST = Manifest(
+    "tiny", PeerId(OWNER.peer_id), stages=(1, 1), model=SHAPE, intended_use="to be tested",
+    contact="owner@example.org", data=Data(sources=SOURCES, sequence_tokens=32),
+)  # fmt: skip
+RUN = MANIFEST.run_id()
+PEERS = [Identity.from_seed(bytes([number + 1]) * 32) for number in range(3)]
+ONE, TWO, THREE = (identity.peer_id for identity in PEERS)
+
+
+def leave_checkpoint(
+    folder: Path, stage: int, round: int, signers: list[Identity], manifest=MANIFEST
+) -> Path:
+    span = manifest.span(stage)
+    layout = layout_of(parameter_shapes(SHAPE, span))
+    units = initial_units(SHAPE, span, layout, seed=1)
+    statements = [seal(each, manifest.run_id(), Kind.SETTLED, stage, round, 1, bytes(40)) for each in signers]
+    return checkpoint.write(folder, manifest, stage, round, bytes(8), units, layout, statements)
+
+
+def leave_log(folder: Path, peer: str, stage: int, events: list[tuple[str, dict[str, object]]]) -> Path:
+    clock = iter(range(1000, 2000))
+    with EventLog(folder / "events.jsonl", lambda: next(clock), lambda: 0.0) as log:
+        log.record("started", peer=peer)
+        log.record("assembled", stage=stage)
+        for event, fields in events:
+            log.record(event, **fields)
+    return folder / "events.jsonl"
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> Path:
+    """What two peers of the first stage and one of the second left, one without its log."""
+    folder = tmp_path / "states"
+    leave_checkpoint(folder / "other", 0, 99, PEERS, replace(MANIFEST, seed=4))
+    leave_checkpoint(folder / "one", 0, 7, PEERS[:2])
+    leave_checkpoint(folder / "one", 0, 3, PEERS[2:])
+    leave_checkpoint(folder / "two", 0, 7, [])
+    leave_checkpoint(folder / "three", 1, 5, PEERS[2:])
+    leave_log(folder / "other", "stranger", 0, [("committed", {"origin": "stranger", "tokens": 999})])
+    leave_log(folder / "one", ONE, 0, [
+        ("committed", {"origin": ONE, "counter": 0, "tokens": 64}),
+        ("committed", {"origin": ONE, "counter": 1, "tokens": 64}),
+        ("made", {"round": 0, "id": "aa", "tokens": 128}),
+        ("took", {"round": 0, "id": "bb", "maker": TWO}),
+        ("took", {"round": 1, "id": "cc", "maker": TWO}),
+        ("took", {"round": 2, "id": "dd", "maker": TWO}),  # never settled
+        ("settled", {"round": 0, "digest": "00", "ids": ["aa", "bb"]}),
+        ("settled", {"round": 1, "digest": "00", "ids": ["cc"]}),
+    ])  # fmt: skip
+    leave_log(folder / "three", THREE, 1, [
+        ("committed", {"origin": ONE, "counter": 0, "tokens": 64}),
+        ("committed", {"origin": TWO, "counter": 0, "tokens": 32}),
+        ("made", {"round": 0, "id": "ee", "tokens": 96}),
+        ("settled", {"round": 0, "digest": "00", "ids": ["ee"]}),
+    ])  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def swarmnet(monkeypatch, capsys, tmp_path):
+    """Runs a command; returns exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    monkeypatch.setattr("peers.text.held_out_text", lambda: b"for each in range(10):\n    print(each)\n" * 9)
+
+    def command(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return command
+
+
+@pytest.fixture
+def without_transformers(monkeypatch):
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "transformers" else there(name, *more),
+    )
+
+
+def head_of(page: str) -> dict[str, object]:
+    """The YAML that the hub reads."""
+    return YAML(typ="safe").load(io.StringIO(page.split("---\n")[1]))
+
+
+def test_what_is_known_comes_from_the_files_of_that_run_alone(states):
+    found = facts(states, RUN)
+    assert found.rounds == {0: 8, 1: 6}
+    assert found.signers == {ONE, TWO, THREE}
+    assert found.logs == 2
+    assert found.tokens == 128 + 32
+    assert found.contributions == {ONE: 1, TWO: 2, THREE: 1}
+    assert found.seconds == 9.0
+    assert found.troubles == []
+
+
+def test_a_folder_without_logs_leaves_tokens_and_contributors_unknown(tmp_path):
+    leave_checkpoint(tmp_path, 0, 7, [])
+    page = card(MANIFEST, facts(tmp_path, RUN), None, None, Path("model"))
+    assert "| tokens | not known here |" in page
+    assert "Not known here: no event log" in page
+    assert "| weights signed by | nobody known here |" in page
+
+
+def test_a_damaged_log_is_named_and_the_rest_counts(states):
+    (states / "one" / "events.jsonl").write_text("no event\n")
+    found = facts(states, RUN)
+    assert found.contributions == {THREE: 1}
+    assert "one/events.jsonl:1" in found.troubles[0]
+
+
+def test_the_card_of_an_export_says_what_the_model_is(states, swarmnet, tmp_path, without_transformers):
+    code, out, err = swarmnet("export", "--hf", "model", "--from", states)
+    assert code == 0, err
+    assert "transformers is not installed" in err
+    assert f"(run {RUN}, round 5)" in out
+    page = (tmp_path / "model" / "README.md").read_text()
+    assert head_of(page)["library_name"] == "transformers"
+    assert head_of(page)["model_name"] == "tiny"
+    for text in (
+        f"| run | `{RUN}`", f"| owner | `{OWNER.peer_id}`", "| intended use | to be tested |",
+        "| contact | owner@example.org |", "| books | CC0-1.0 | https://example.org/books |",
+        "| code | MIT | - |", "| settled rounds | stage 0: 8, stage 1: 6 |",
+        "| tokens | at least 160, by 2 event logs |", "| weights signed by | 3 peers |",
+        f"| `{TWO}` | 2 |", "As far as 2 event logs tell.", "bits per byte, perplexity",
+        "Not compared with transformers", 'from_pretrained("model")',
+    ):  # fmt: skip
+        assert text in page
+    manifest = (tmp_path / "model" / "swarmnet-manifest.json").read_bytes()
+    assert hashlib.sha256(manifest).hexdigest() == RUN
+
+
+def test_what_strangers_wrote_stays_text():
+    name = '# x]\n---\nlicense: "mit" | <b>`a`</b>\x1b[2J'
+    manifest = replace(MANIFEST, name=name, contact="[mail](https://example.org)\nmore")
+    page = card(manifest, Facts(contributions=Facts().contributions), None, None, Path("a b/mo;del"))
+    assert head_of(page)["model_name"] == name
+    assert "license" not in head_of(page)
+    assert "\x1b" not in page
+    assert "| contact | \\[mail\\]\\(https://example.org\\) more |" in page
+    assert 'from_pretrained("mo-del")' in page
+    assert plain("") == "-"
+
+
+def test_a_crowd_of_contributors_is_cut():
+    crowd = Facts(logs=1)
+    crowd.contributions.update({f"peer{number}": number + 1 for number in range(1000)})
+    page = card(MANIFEST, crowd, None, None, Path("model"))
+    assert len(re.findall(r"^\| `peer\d+` \|", page, re.MULTILINE)) == 200
+    assert "| `peer999` | 1,000 |" in page
+    assert "And 800 more." in page
+
+
+def test_transformers_confirms_the_logits_before_it_says_done(states, swarmnet, tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'swarmnet[hf]'")
+    code, out, err = swarmnet("export", "--hf", "model", "--from", states, "--no-score")
+    assert code == 0, err
+    assert re.search(r"check  transformers 5\.\S+ computes the same for 64 tokens", out)
+    page = (tmp_path / "model" / "README.md").read_text()
+    assert "loads it and says the same to 64 tokens" in page
+    assert "Not scored." in page
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 1e4}, "computes other logits"),
+        ("rms_norm_eps", 0.5, "computes other logits"),
+        ("num_hidden_layers", 1, "does not take every parameter"),
+        ("num_hidden_layers", 3, "does not take every parameter"),
+        ("hidden_size", 18, "does not"),
+    ],
+)
+def test_a_folder_that_is_not_the_model_is_not_left(
+    states, swarmnet, tmp_path, monkeypatch, key, value, word
+):
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'swarmnet[hf]'")
+    right = exporting._config
+    monkeypatch.setattr(exporting, "_config", lambda shape: {**right(shape), "rope_theta": 1e4, key: value})
+    monkeypatch.setattr(exporting, "_require_same", lambda folder, stages: None)
+    before = sorted(tmp_path.iterdir())
+    code, out, err = swarmnet("export", "--hf", "model", "--from", states, "--no-score")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert word in err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_disk_that_gives_back_other_bytes_is_noticed(states, swarmnet, tmp_path, monkeypatch):
+    kept = exporting.save_file
+
+    def rotten(tensors, file, metadata):
+        name = next(iter(tensors))
+        kept({**tensors, name: torch.zeros_like(tensors[name])}, file, metadata)
+
+    monkeypatch.setattr(exporting, "save_file", rotten)
+    code, _, err = swarmnet("export", "--hf", "model", "--from", states, "--no-score")
+    assert code == 2
+    assert "does not give model.embed_tokens.weight back" in err
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_exported_folder_knows_how_far_it_was_trained(states, swarmnet, without_transformers):
+    from peers.home.held import held
+
+    assert swarmnet("export", "--hf", "model", "--from", states, "--no-score")[0] == 0
+    assert held(Path("model")).window == 32
+    Path("model", "swarmnet-manifest.json").write_bytes(b"{}")
+    code, _, err = swarmnet("generate", "--from", "model")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "manifest" in err
+
+
+def test_a_chat_goes_through_pipes(states, swarmnet, monkeypatch, tmp_path):
+    (tmp_path / "typed").write_text("def f\n/reset\ndef f\n/quit\n")
+    with (tmp_path / "typed").open() as typed:
+        monkeypatch.setattr("sys.stdin", typed)
+        code, out, err = swarmnet("chat", "--from", states, "--tokens", 9, "--temperature", 0)
+    assert code == 0
+    assert err == "forgotten; what you type next begins a new text\n"
+    first, second = out[: len(out) // 2], out[len(out) // 2 :]
+    assert first == second != ""

@@ -1,0 +1,287 @@
+"""A real Prometheus with the shipped files: the rules are right, every expression finds data."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from test_swarm_on_loopback import RUN
+
+from peers.demo.peers import DemoPeer, start
+from peers.demo.show import LOOPBACK
+from peers.metrics import Metrics
+from peers.run_file import publish
+from protocols.identity import load_or_create
+
+SHIPPED = Path(__file__).parent.parent / "configs" / "observability"
+DASHBOARDS = sorted((SHIPPED / "grafana").glob("*.json"))
+PATIENCE_SECONDS = 100.0
+"""For everything to have started and every expression to find data; 25 s on an idle machine."""
+NEEDS = ("prometheus", "promtool")
+MISSING = next((tool for tool in NEEDS if shutil.which(tool) is None), None)
+needs_prometheus = pytest.mark.skipif(MISSING is not None, reason=f"{MISSING} is not installed")
+COMPARED = re.compile(r"\s*(==|!=|>=|<=|>|<)\s*(?:bool\s+)?-?[0-9][0-9.e]*")
+VARIABLES = {"$__rate_interval": "15s", "$instance": ".*", "$run": ".*", "$stage": ".*", "$__interval": "5s"}
+OF_PROMETHEUS = re.compile(r"\b(swarmnet_\w+|process_\w+)")
+
+
+def panels(dashboard):
+    return json.loads(dashboard.read_text())["panels"]
+
+
+def panel_expressions():
+    """(dashboard: panel, expression as Prometheus gets it)."""
+    found = []
+    for dashboard in DASHBOARDS:
+        for panel in panels(dashboard):
+            for target in panel["targets"]:
+                expression = target["expr"]
+                for variable, value in VARIABLES.items():
+                    expression = expression.replace(variable, value)
+                found.append((f"{dashboard.stem}: {panel['title']}", expression))
+    return found
+
+
+def alerts():
+    rules = YAML(typ="safe").load((SHIPPED / "alerts.yml").read_text())
+    return [rule for group in rules["groups"] for rule in group["rules"]]
+
+
+def alert_expressions():
+    """Without what they compare with: an alert that is silent must not be silent for want of a series."""
+    return [(f"alert {rule['alert']}", COMPARED.sub("", rule["expr"])) for rule in alerts()]
+
+
+def declared_series():
+    """All names that a peer or an observer can have."""
+    from peers.observer.metrics import SHOWN
+
+    metrics = Metrics(process=False)
+    metrics.watch_gpu()
+    declared = [*metrics.declared, *(shown.declared for shown in SHOWN)]
+    return {
+        name for metric in declared
+        for name in ([f"{metric.name}_{part}" for part in ("bucket", "sum", "count")]
+                     if metric.kind == "histogram" else [metric.name])
+    }  # fmt: skip
+
+
+# -- without a swarm ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_dashboard_is_complete_json_that_asks_only_for_series_that_exist(dashboard):
+    data = json.loads(dashboard.read_text())
+    assert data["uid"].startswith("swarmnet-")
+    names = {variable["name"] for variable in data["templating"]["list"]}
+    assert {"datasource", "run", "instance"} <= names
+    assert ("stage" in names) == (dashboard.stem == "swarm")
+    assert len({panel["id"] for panel in data["panels"]}) == len(data["panels"]) > 10
+    for panel in data["panels"]:
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+        for target in panel["targets"]:
+            used = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
+            assert used <= names
+            asked = {name for name in OF_PROMETHEUS.findall(target["expr"]) if name.startswith("swarmnet_")}
+            assert asked <= declared_series(), panel["title"]
+
+
+def test_panels_do_not_lie_over_each_other():
+    for dashboard in DASHBOARDS:
+        taken = set()
+        for panel in panels(dashboard):
+            place = panel["gridPos"]
+            cells = {(x, y) for x in range(place["x"], place["x"] + place["w"])
+                     for y in range(place["y"], place["y"] + place["h"])}  # fmt: skip
+            assert not cells & taken, f"{dashboard.stem}: {panel['title']}"
+            taken |= cells
+
+
+def test_alerts_name_series_that_exist_and_say_what_helps():
+    wanted = {
+        "PeerStuck", "PeerAlone", "StageThin", "LossNotFinite", "RoundLag", "NoCheckpoint", "BootstrapDown",
+        "ClockOffset", "UpdatesRejected", "DiskLow",
+    }  # fmt: skip
+    assert wanted <= {rule["alert"] for rule in alerts()}
+    for rule in alerts():
+        asked = {name for name in OF_PROMETHEUS.findall(rule["expr"]) if name.startswith("swarmnet_")}
+        assert asked <= declared_series(), rule["alert"]
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert set(rule["annotations"]) == {"summary", "help"}
+
+
+def test_what_is_compared_is_cut_off_and_nothing_else():
+    cut = 'sum(a{reason!="busy",code=~"x|y"}) / clamp_min(b, 0.1) > 0.2 and on (instance) c == 1'
+    assert COMPARED.sub("", cut) == (
+        'sum(a{reason!="busy",code=~"x|y"}) / clamp_min(b, 0.1) and on (instance) c'
+    )
+    assert COMPARED.sub("", "time() - a > 2e9") == "time() - a"
+
+
+@needs_prometheus
+def test_promtool_finds_nothing_to_say_of_the_rules_and_the_configuration():
+    for what, file in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
+        done = subprocess.run(
+            ["promtool", "check", what, SHIPPED / file], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "SUCCESS" in done.stdout
+
+
+@needs_prometheus
+def test_promtool_finds_nothing_to_say_of_any_declared_metric():
+    metrics = Metrics(process=False)
+    metrics.watch_gpu()
+    assert linted(metrics.text()) == ""
+
+
+def linted(text):
+    """What promtool says of a scrape; empty: nothing."""
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
+    return (done.stdout + done.stderr).decode() if done.returncode or done.stdout or done.stderr else ""
+
+
+# -- with one ---------------------------------------------------------------------------------------------
+
+
+def get(url, seconds=10.0):
+    with urllib.request.urlopen(url, timeout=seconds) as answer:
+        return answer.read()
+
+
+class Watched:
+    """A worker for each of two stages, an observer, and a Prometheus that scrapes all three."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.peers: list[DemoPeer] = []
+        self.prometheus: asyncio.subprocess.Process | None = None
+        self.until = time.monotonic() + PATIENCE_SECONDS
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+
+    async def peer(self, name, **keys):
+        keys = {"run": "run.json", **LOOPBACK, **keys}
+        if "metrics" not in keys:
+            keys["metrics"] = {"listen": "127.0.0.1:0"}
+        peer = await start(self.folder, name, keys)
+        self.peers.append(peer)
+        await peer.until_listening()
+        return peer
+
+    async def said(self, peer, pattern):
+        """The first group of the first line of a peer that fits."""
+        while True:
+            for line in peer.said:
+                found = re.search(pattern, line)
+                if found:
+                    return found[1]
+            self.check(f"{peer.name} says {pattern}: {list(peer.said)[-3:]}")
+            await asyncio.sleep(0.2)
+
+    def check(self, what):
+        assert time.monotonic() < self.until, f"not within {PATIENCE_SECONDS:g} s: {what}"
+
+    async def begin(self):
+        file = self.folder / "run.yaml"
+        file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
+        publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
+        common = {"in_flight": 2, "slots": 8, "checkpoint_seconds": 2}
+        first = await self.peer("peer-0", stage=0, **common)
+        other = await self.peer("peer-1", stage=1, bootstrap=first.addresses, **common)
+        pattern = r"metrics at http://([\d.:]+)/metrics"
+        self.metrics = [await self.said(peer, pattern) for peer in (first, other)]
+        shows = {"listen": "127.0.0.1:0", "targets": self.metrics[1:]}
+        observer = await self.peer("observer", role="observer", bootstrap=first.addresses, observer=shows)
+        self.page = await self.said(observer, r"http://([\d.:]+)(?!.*/metrics)")
+        await self.scrape()
+
+    async def scrape(self):
+        """The shipped files, with this swarm's addresses and a scrape every second."""
+        text = (SHIPPED / "prometheus.yml").read_text()
+        changes = {
+            "127.0.0.1:9420": self.page, "127.0.0.1:9410": self.metrics[0], ": 15s": ": 1s",
+            "refresh_interval: 1m": "refresh_interval: 5s",
+        }  # fmt: skip
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new)
+        (self.folder / "prometheus.yml").write_text(text)
+        shutil.copy(SHIPPED / "alerts.yml", self.folder)
+        nowhere = asyncio.subprocess.DEVNULL
+        self.prometheus = await asyncio.create_subprocess_exec(
+            "prometheus", f"--config.file={self.folder / 'prometheus.yml'}", "--log.level=warn",
+            f"--storage.tsdb.path={self.folder / 'data'}", f"--web.listen-address={self.url[7:]}",
+            stdin=nowhere, stdout=nowhere, stderr=nowhere,
+        )  # fmt: skip
+
+    async def ask(self, path, **query):
+        """Prometheus' answer; None while it does not serve yet."""
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+        try:
+            return json.loads(await asyncio.to_thread(get, url))["data"]
+        except urllib.error.HTTPError as error:
+            if error.code == 503:
+                return None
+            raise AssertionError(f"{query}: {error.read().decode()}") from None
+        except urllib.error.URLError:
+            return None
+
+    async def until_data(self, expressions):
+        """Ask until each returns something that is a number."""
+        waiting = dict(expressions)
+        while waiting:
+            self.check(f"no data for {sorted(waiting)}")
+            for name, expression in list(waiting.items()):
+                data = await self.ask("query", query=expression)
+                if data is not None and any(sample["value"][1] != "NaN" for sample in data["result"]):
+                    del waiting[name]
+            await asyncio.sleep(0.5)
+
+    async def end(self):
+        if self.prometheus is not None:
+            self.prometheus.terminate()
+            await asyncio.wait_for(self.prometheus.wait(), 20.0)
+        await asyncio.gather(*(peer.stop(10.0) for peer in self.peers))
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+@needs_prometheus
+@pytest.mark.timeout(180)
+async def test_every_expression_of_every_panel_and_alert_finds_data_in_a_running_swarm(tmp_path):
+    expressions = [*panel_expressions(), *alert_expressions()]
+    numbered = [(f"{number} {name}", text) for number, (name, text) in enumerate(expressions)]
+    assert len(numbered) > 80
+    watched = Watched(tmp_path)
+    try:
+        await watched.begin()
+        await watched.until_data(numbered)
+        groups = (await watched.ask("rules"))["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        assert len(rules) == len(alerts())
+        assert {
+            rule["name"]: rule.get("lastError") for rule in rules if rule["health"] not in ("ok", "unknown")
+        } == {}
+        targets = (await watched.ask("targets"))["activeTargets"]
+        assert {
+            target["scrapeUrl"]: target["lastError"] for target in targets if target["health"] != "up"
+        } == {}
+        assert len(targets) == 3, "a worker, the other by the observer's /sd, and the observer"
+        for address in (*watched.metrics, watched.page):
+            assert linted(await asyncio.to_thread(get, f"http://{address}/metrics")) == "", address
+    finally:
+        await watched.end()

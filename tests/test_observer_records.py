@@ -1,0 +1,112 @@
+"""The fields of a record by which a peer is shown: bounded, checked when read, and never made wrong."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.claims import Claims, claims_of, plain_name
+from peers.presence import Presence
+from protocols.envelope import Kind, seal
+from protocols.errors import Malformed
+from protocols.identity import Identity
+from protocols.memory import MemoryNetwork
+from protocols.messages import PeerRecord
+from protocols.records import RECORD_BYTES, open_record, seal_record
+from swarm import sign, tiny_manifest
+from swarmnet.identifiers import RunId
+
+RUN = RunId("ab" * 32)
+ME = Identity.from_seed(b"me")
+GOOD = {"name": "attic 3080", "state": "training", "loss": 2.5, "tokens": 10, "checkpoint_seconds": 5.0}
+
+
+def sealed(**fields):
+    """Signed without looking, as a liar does."""
+    content = PeerRecord(ME.peer_id, 0, "worker", [], 1, 1.0, "0", **{**GOOD, **fields})
+    return seal(ME, RUN, Kind.RECORD, 0, 1, 1, msgspec.msgpack.encode(content))
+
+
+def test_what_a_peer_says_of_itself_comes_back_as_it_was():
+    assert open_record(sealed(), RUN).record.name == "attic 3080"
+    assert open_record(sealed(loss=None), RUN).record.loss is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": "x" * 65}, {"name": "a\x1b[31mred"}, {"name": "two\nlines"}, {"name": "right\u202eleft"},
+        {"state": "x" * 17}, {"state": "<b>"}, {"state": "two words"}, {"state": "joining\n"},
+        {"loss": -1.0}, {"loss": float("nan")}, {"loss": float("inf")}, {"loss": 1e7},
+        {"tokens": -1}, {"tokens": 2**62}, {"settled": -2}, {"checkpoint_round": 2**32},
+        {"checkpoint_seconds": float("inf")}, {"checkpoint_seconds": -1.0},
+        {"sent_bytes": -1}, {"received_bytes": 2**63},
+    ],
+)  # fmt: skip
+def test_impossible_words_and_numbers_are_refused(fields):
+    with pytest.raises(Malformed):
+        open_record(sealed(**fields), RUN)
+
+
+def test_the_longest_record_fits():
+    content = PeerRecord(
+        ME.peer_id, 0, "worker", ["/ip4/203.0.113.5/tcp/31330/p2p/" + ME.peer_id + "/p2p-circuit"] * 16, 2**32 - 1,
+        1e300, "v" * 64, 2**15 - 1, "\U0001f40b" * 64, "connecting", 1e6, 2**62 - 1, 2**32 - 1, 2**32 - 1, 1e300,
+        2**62 - 1, 2**62 - 1,
+    )  # fmt: skip
+    assert len(seal_record(ME, RUN, content, 1.0)) < RECORD_BYTES
+
+
+@given(st.text(max_size=100))
+def test_any_name_that_a_person_types_becomes_one_that_records_take(name):
+    open_record(sealed(name=plain_name(name)), RUN)
+
+
+def test_an_older_record_without_these_fields_is_still_read():
+    old = msgspec.msgpack.encode(["peer", ME.peer_id, 0, "worker", [], 1, 1.0, "0"])
+    record = open_record(seal(ME, RUN, Kind.RECORD, 0, 1, 1, old), RUN).record
+    assert (record.state, record.loss, record.settled) == ("", None, -1)
+
+
+def test_docs_wire_lists_the_fields_of_a_record_in_their_order():
+    page = (Path(__file__).parent.parent / "docs" / "wire.md").read_text()
+    (found,) = re.findall(r'`\["peer", (peer, stage,[^\]]*)\]`', page)
+    assert found.replace("\n  ", " ").split(", ") == list(PeerRecord.__struct_fields__)
+
+
+@dataclass
+class Ghost:
+    """A worker whose parts are not there yet, or are broken."""
+
+    state: str = "connecting"
+    data: object = None
+    update: object = None
+    neighbourhood: object = None
+    manifest: object = field(default_factory=tiny_manifest)
+    settings: object = None
+
+    def load(self):
+        return type("Load", (), {"service_seconds": 0.0})
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e9, -1.0])
+def test_a_worker_in_trouble_makes_no_record_that_would_be_refused(loss):
+    settings = type("Settings", (), {"name": "a\nb"})
+    data = type("Data", (), {"loss": loss, "ledger": type("Ledger", (), {"tokens": 5})})
+    ghost = Ghost(data=data, settings=settings)
+    ghost.moving = type("Moving", (), {"moving_to": -1})
+    claims = claims_of(ghost)
+    assert (claims.loss, claims.name, claims.tokens) == (None, "a?b", 5)
+    assert claims_of(Ghost(settings=settings)).tokens == 0
+
+
+async def test_presence_signs_what_is_claimed():
+    network = MemoryNetwork()
+    transport, signed = network.transport(ME.peer_id), sign(tiny_manifest())
+    presence = Presence(signed, ME, transport, network.directory(ME.peer_id), "1.2", lambda *_, **__: None)
+    record = open_record(presence.record(2, Claims("paused", "attic", tokens=7)), signed.run_id).record
+    assert (record.stage, record.state, record.name, record.tokens, record.version) == (2, "paused", "attic", 7, "1.2")

@@ -1,0 +1,157 @@
+"""An observer beside a real swarm in memory: it sees who trains, dies, freezes, is cut off, leaves and moves."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from peers.claims import Claims
+from peers.observer.picture import draw
+from peers.observer.sightings import Sightings
+from peers.observer.walk import NO_STAGE, Walk, walk_seconds
+from peers.presence import Presence
+from peers.virtual_time import run
+from protocols.identity import Identity
+from protocols.records import RECORD_SECONDS
+from swarm import Swarm, tiny_manifest
+
+EYE = Identity.from_seed(b"the observer")
+PROMISED_SECONDS = 15.0
+SLOW_SECONDS = 1.0
+"""Every piece of computing takes so long of the virtual clock: minutes pass without much work."""
+
+
+class Watched:
+    """A swarm of two stages of two peers each, and an observer in the same world."""
+
+    def __init__(self):
+        self.swarm = Swarm(tiny_manifest((1, 1)))
+        self.notes = []
+
+    @asynccontextmanager
+    async def training(self):
+        swarm = self.swarm
+        swarm.open()
+        for name, stage in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
+            swarm.start(name, stage, compute=lambda _: SLOW_SECONDS)
+        swarm.network.transport(EYE.peer_id)
+        self.sightings = Sightings(2)
+        self.directory = swarm.network.directory(EYE.peer_id)
+        note = lambda event, **fields: self.notes.append((event, fields))  # noqa: E731 - the event log
+        self.walk = Walk(swarm.signed.run_id, EYE.peer_id, self.directory, self.sightings, (), note)
+        walking = asyncio.create_task(self.walk.run())
+        try:
+            await swarm.until(lambda: self.states() == {"training": 4}, 60.0)
+            yield swarm
+        finally:
+            walking.cancel()
+            await asyncio.gather(walking, return_exceptions=True)
+        await swarm.close()
+
+    def picture(self):
+        return draw(self.sightings, self.swarm.signed, self.directory.now())
+
+    def states(self):
+        states = [row.state for row in self.picture().rows]
+        return {state: states.count(state) for state in states}
+
+    def peers(self):
+        return [stage.peers for stage in self.picture().stages]
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("crash", "not_reached"), ("freeze", "silent"), ("partition", "silent")]
+)
+def test_a_stage_thins_within_fifteen_seconds_of_a_peers_end(how, code):
+    watched = Watched()
+
+    async def story():
+        async with watched.training() as swarm:
+            victim = swarm.members["c"].peer
+            assert watched.peers() == [2, 2]
+            began = swarm.loop.time()
+            if how == "crash":
+                await swarm.crash("c")
+            elif how == "freeze":
+                swarm.network.freeze(victim)
+            else:
+                swarm.network.partition([EYE.peer_id], [victim])
+            await swarm.until(lambda: watched.peers() == [2, 1], PROMISED_SECONDS)
+            assert watched.picture().weakest == 1
+            assert watched.sightings.departures == {code: 1}
+            assert [fields["code"] for event, fields in watched.notes if event == "departed"] == [code]
+            if how == "freeze":
+                swarm.network.thaw(victim)
+                await swarm.until(lambda: watched.peers() == [2, 2], 60.0)
+            swarm.network.heal()
+            assert swarm.loop.time() > began
+
+    run(story())
+
+
+def test_who_leaves_says_so_and_its_work_stays_counted():
+    watched = Watched()
+
+    async def story():
+        async with watched.training() as swarm:
+            await swarm.until(lambda: swarm.committed(0) > 4, 60.0)
+            await swarm.until(lambda: watched.picture().tokens > 0, 45.0)
+            counted = watched.picture().tokens
+            assert watched.picture().loss is not None
+            await swarm.leave("b")
+            await swarm.until(lambda: watched.peers() == [1, 2], PROMISED_SECONDS)
+            swarm.network.crash(swarm.members["b"].peer)  # The process ends after the worker.
+            await swarm.until(lambda: watched.sightings.departures == {"left": 1}, PROMISED_SECONDS)
+            assert watched.picture().tokens >= counted
+
+    run(story())
+
+
+def test_peers_without_a_stage_and_paused_ones_are_shown_as_what_they_are():
+    watched = Watched()
+
+    async def story():
+        async with watched.training() as swarm:
+            sleeper = Identity.from_seed(b"sleeper")
+            transport, directory = swarm.network.transport(sleeper.peer_id), swarm.network.directory(sleeper.peer_id)
+            presence = Presence(swarm.signed, sleeper, transport, directory, "0", lambda *_, **__: None)
+            claims = Claims("paused", "attic")
+            announcing = asyncio.create_task(
+                presence.announce_forever(NO_STAGE, lambda: presence.record(NO_STAGE, claims))
+            )
+            await swarm.until(lambda: watched.states() == {"training": 4, "paused": 1}, 30.0)
+            assert watched.peers() == [2, 2]
+            announcing.cancel()
+            await asyncio.gather(announcing, return_exceptions=True)
+
+    run(story())
+
+
+def test_a_change_of_state_is_announced_at_once_and_otherwise_the_directory_is_left_in_peace():
+    watched = Watched()
+
+    async def story():
+        async with watched.training() as swarm:
+            announced = []
+            directory = swarm.members["a"].worker.presence.directory
+            announce = directory.announce
+
+            async def counted(*arguments):
+                announced.append(swarm.loop.time())
+                return await announce(*arguments)
+
+            directory.announce = counted
+            await swarm.during(60.0)
+            assert len(announced) <= 3
+            began = swarm.loop.time()
+            swarm.members["a"].worker.leave()
+            await swarm.until(lambda: announced and announced[-1] >= began, 1.0)
+            await swarm.leave("a")
+
+    run(story())
+
+
+def test_walks_are_rarer_in_a_large_run_and_never_rarer_than_records_live():
+    assert walk_seconds(6) == 5.0
+    assert walk_seconds(1000) == 50.0
+    assert walk_seconds(10**6) <= RECORD_SECONDS / 2

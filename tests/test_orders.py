@@ -1,0 +1,174 @@
+"""Orders: what the owner changes, how that is signed, and what of strangers is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm import OWNER, sign, tiny_manifest
+
+from peers.creator.order_book import OrderBook
+from protocols.envelope import Kind, seal
+from protocols.errors import BadSignature, Malformed, TooLarge, WireError, WrongRun
+from protocols.identity import Identity
+from protocols.messages import decode, encode
+from protocols.order_messages import OrderIs
+from protocols.orders import (
+    is_stored_order,
+    open_order,
+    open_stored_order,
+    order_key,
+    seal_order,
+    stored_order,
+)
+from protocols.stored import key_id, prove, stored_value
+from swarmnet import orders
+from swarmnet.identifiers import PeerId, RunId
+from swarmnet.orders import NO_ORDER, Order, OrderError
+
+SIGNED = sign(tiny_manifest())
+RUN = SIGNED.run_id
+STRANGER = Identity.from_seed(b"stranger")
+PEER = STRANGER.peer_id
+DIGEST = "ab" * 32
+
+
+def numbered(order: Order, sequence: int) -> Order:
+    return replace(order, sequence=sequence)
+
+
+def everything() -> Order:
+    order = orders.pause(NO_ORDER, "the text was wrong")
+    order = orders.ban(order, PEER, "sent nonsense")
+    order = orders.withdraw(order, DIGEST, "its author asked")
+    order = orders.revoke(order, "cd" * 16, "handed on")
+    return numbered(orders.checkpoint(order, ""), 1_000_000)
+
+
+def test_an_order_is_complete_and_says_what_it_changes():
+    order = everything()
+    assert order.paused
+    assert order.banned(PEER) == "sent nonsense"
+    assert order.documents() == {bytes.fromhex(DIGEST)}
+    assert len(orders.told(NO_ORDER, order)) == 5
+    calm = orders.unban(orders.resume(order, ""), PEER, "a mistake")
+    assert calm.banned(PEER) is None
+    assert orders.told(order, calm) == ["the run goes on", f"{PEER} is no longer banned"]
+    assert orders.told(order, order) == ["nothing changes"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda held: orders.pause(held, ""),
+        lambda held: orders.ban(held, PEER, ""),
+        lambda held: orders.withdraw(held, DIGEST, ""),
+        lambda held: orders.withdraw(held, "my file", ""),
+        lambda held: orders.revoke(held, "cd" * 16, ""),
+        lambda held: orders.revoke(held, "x", ""),
+        lambda held: orders.unban(held, OWNER.peer_id, ""),
+        lambda held: orders.resume(NO_ORDER, ""),
+        lambda held: orders.checkpoint(held, "x" * 201),
+        lambda held: orders.checkpoint(held, "two\nlines"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused_where_it_is_typed(change):
+    with pytest.raises(OrderError):
+        change(everything())
+
+
+def test_the_sequence_grows_though_the_clock_goes_back():
+    assert orders.next_sequence(NO_ORDER, 10.0) == 10_000_000
+    assert orders.next_sequence(Order(sequence=99_000_000), 10.0) == 99_000_001
+
+
+def test_a_signed_order_comes_back_as_it_was():
+    order = everything()
+    signed = seal_order(OWNER, RUN, order)
+    assert open_order(signed.data, RUN, OWNER.peer_id).order == order
+
+
+def test_only_the_owner_gives_orders_and_only_for_the_run():
+    forged = seal_order(STRANGER, RUN, everything())
+    with pytest.raises(BadSignature, match="not signed by the run's owner"):
+        open_order(forged.data, RUN, OWNER.peer_id)
+    with pytest.raises(WrongRun):
+        open_order(seal_order(OWNER, RunId("12" * 32), everything()).data, RUN, OWNER.peer_id)
+    record = seal(OWNER, RUN, Kind.RECORD, -1, 0, 1, forged.data[120:])
+    with pytest.raises(WireError):
+        open_order(record, RUN, OWNER.peer_id)
+
+
+def test_an_order_that_nobody_would_take_is_not_made():
+    order = NO_ORDER
+    for number in range(600):
+        order = orders.withdraw(order, f"{number:064x}", "")
+    with pytest.raises(TooLarge):
+        seal_order(OWNER, RUN, numbered(order, 1))
+
+
+@given(st.data())
+def test_no_flipped_bit_of_an_order_is_accepted(data):
+    signed = bytearray(seal_order(OWNER, RUN, everything()).data)
+    signed[data.draw(st.integers(0, len(signed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(WireError):
+        open_order(bytes(signed), RUN, OWNER.peer_id)
+
+
+@given(st.binary(max_size=400))
+def test_what_the_owner_never_signed_is_refused_without_a_crash(data):
+    with pytest.raises(WireError):
+        open_order(data, RUN, OWNER.peer_id)
+    with pytest.raises(WireError):
+        open_order(seal(OWNER, RUN, Kind.ORDER, -1, 0, 5, data), RUN, OWNER.peer_id)
+
+
+def test_in_the_directory_an_order_proves_whose_place_it_fills():
+    mine, forged = seal_order(OWNER, RUN, everything()), seal_order(STRANGER, RUN, everything())
+    for signed in (mine, forged):
+        content = stored_order(RUN, signed.data)
+        assert is_stored_order(content)
+        assert open_stored_order(content)[0] == RUN
+        proof = prove(stored_value(content), plain=True)
+        assert (proof.key, proof.subkey) == (key_id(order_key(RUN, signed.owner)), None)
+        assert (proof.sequence, proof.issued_seconds) == (1_000_000, 1.0)
+    assert order_key(RUN, OWNER.peer_id) != order_key(RUN, PeerId(STRANGER.peer_id))
+    assert not is_stored_order(SIGNED.wire())
+
+
+def test_the_newest_order_counts_and_survives_a_restart(tmp_path):
+    notes = []
+
+    def book():
+        return OrderBook(
+            SIGNED, tmp_path / "order.bin", lambda event, **_: notes.append(event), lambda *_: None
+        )
+
+    heard = []
+    first = book()
+    first.heard.append(lambda before, now: heard.append((before.sequence, now.sequence)))
+    old, new = (seal_order(OWNER, RUN, numbered(Order(paused=True), n)) for n in (5, 6))
+    assert first.take(new.data)
+    assert not first.take(new.data)
+    assert not first.take(old.data), "a replay of an older one"
+    assert heard == [(0, 6)]
+    assert book().order.sequence == 6
+    (tmp_path / "order.bin").write_bytes(b"x" * 200)
+    assert book().order == NO_ORDER
+    assert notes[-1] == "order_unusable"
+
+
+def test_of_two_orders_at_once_everybody_takes_the_same():
+    one, two = (seal_order(OWNER, RUN, numbered(Order(reason=why), 7)) for why in ("a", "b"))
+    books = [OrderBook(SIGNED, None, lambda *_, **__: None, lambda *_: None) for _ in range(2)]
+    for book, both in zip(books, ((one, two), (two, one)), strict=True):
+        for signed in both:
+            book.take(signed.data)
+    assert books[0].held == books[1].held
+
+
+def test_the_message_is_bounded_before_it_is_decoded():
+    with pytest.raises(Malformed):
+        decode(encode(OrderIs(bytes(16 * 1024 + 1))))

@@ -1,0 +1,289 @@
+"""Orders in a whole swarm on the virtual clock: they reach everybody, are obeyed, and part no group."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from swarm import OWNER, Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
+
+from peers.errors import UserError
+from peers.virtual_time import run
+from protocols.envelope import run_bytes
+from protocols.identity import Identity
+from protocols.invites import seal_invite
+from protocols.messages import Hello, OrderIs
+from protocols.orders import SignedOrder, seal_order
+from swarmnet import orders
+from swarmnet.manifest import WIRE_VERSION
+from swarmnet.orders import NO_ORDER, Order
+
+
+class Silent:
+    """A visitor that only sends."""
+
+    def received(self, *_): ...
+
+    def lost(self, *_): ...
+
+    def refused(self, *_): ...
+
+
+class OwnedSwarm(Swarm):
+    """With an owner who orders, from a machine that is no peer of the run."""
+
+    def __init__(self, manifest, **options):
+        super().__init__(manifest, **options)
+        self.order: Order = NO_ORDER
+
+    def sealed(self, order: Order) -> SignedOrder:
+        sequence = orders.next_sequence(self.order, self.loop.time())
+        return seal_order(OWNER, self.signed.run_id, replace(order, sequence=sequence))
+
+    async def give(self, order: Order, to: str) -> SignedOrder:
+        """One peer hears it, and says it on."""
+        signed = self.sealed(order)
+        self.order = signed.order
+        await self.send(signed.data, to)
+        return signed
+
+    async def send(self, data: bytes, to: str, sender: Identity = OWNER) -> None:
+        transport = self.network.transports.get(sender.peer_id) or self.network.transport(sender.peer_id)
+        transport.listen(Silent())
+        link = await transport.open(self.members[to].peer, "group", 5.0)
+        link.post(OrderIs(data))
+        await link.drained(0, 5.0)
+
+    def sequences(self):
+        return {self.members[name].worker.orders.book.order.sequence for name in self.living()}
+
+    def knows(self, order: SignedOrder):
+        return self.sequences() == {order.order.sequence}
+
+    async def end_of(self, member):
+        """Raises what it ended with."""
+        async with asyncio.timeout(30.0):
+            await member.task
+
+    async def training(self):
+        await self.until(lambda: self.committed(0) > 10 and self.committed(1) > 10, 60.0)
+
+
+def swarm_of(*names: tuple[str, int], **changes) -> OwnedSwarm:
+    swarm = OwnedSwarm(tiny_manifest((2, 1), **changes), seed=3)
+    swarm.open()
+    for name, stage in names:
+        swarm.start(name, stage)
+    return swarm
+
+
+FOUR = (("a", 0), ("b", 0), ("c", 1), ("d", 1))
+
+
+def test_a_pause_reaches_everybody_and_ends_as_soon_as_the_owner_says():
+    async def story():
+        swarm = swarm_of(*FOUR)
+        await swarm.training()
+        paused = await swarm.give(orders.pause(NO_ORDER, "a look at the data"), "c")
+        await swarm.until(lambda: swarm.knows(paused), 2.0)
+        await swarm.during(8.0)  # What was under way is done, and the open round closes.
+        assert {member.worker.state for member in swarm.members.values()} == {"paused"}
+        before = swarm.committed(0), swarm.committed(1)
+        late = swarm.start("e", 0)  # It takes the order with the first link.
+        await swarm.until(lambda: late.worker.state == "paused", 20.0)
+        await swarm.during(5.0)
+        assert (swarm.committed(0), swarm.committed(1)) == before
+        resumed = await swarm.give(orders.resume(paused.order, ""), "d")
+        await swarm.until(lambda: swarm.knows(resumed), 2.0)
+        await swarm.until(lambda: swarm.committed(0) > before[0] + 10, 20.0)
+        assert late.worker.state == "training"
+        await swarm.send(paused.data, "a")  # A replay of the older one.
+        await swarm.during(3.0)
+        assert swarm.knows(resumed)
+        assert swarm.members["a"].worker.state == "training"
+        await swarm.close()
+        assert shared_rounds(swarm) > 3
+        nothing_is_committed_twice(swarm)
+
+    run(story())
+
+
+def test_forged_orders_are_refused_and_counted():
+    async def story():
+        swarm = swarm_of(*FOUR[1:3])
+        await swarm.training()
+        stranger = Identity.from_seed(b"stranger")
+        forged = seal_order(stranger, swarm.signed.run_id, Order(sequence=10**15, paused=True))
+        damaged = bytearray(swarm.sealed(Order(paused=True)).data)
+        damaged[-1] ^= 1
+        other_run = seal_order(OWNER, "12" * 32, Order(sequence=10**15, paused=True)).data
+        for data in (forged.data, bytes(damaged), other_run):
+            await swarm.send(data, "b", stranger)
+            await swarm.during(0.5)
+        assert swarm.sequences() == {0}
+        refused = swarm.members["b"].worker.neighbourhood.traffic.refused
+        assert refused["bad_signature"] == 2
+        assert refused["wrong_run"] == 1
+        await swarm.close()
+
+    run(story())
+
+
+def test_a_banned_peer_is_left_alone_by_all_and_the_sets_stay_equal():
+    async def story():
+        swarm = swarm_of(*FOUR, ("e", 1))
+        await swarm.training()
+        banned = swarm.members["e"]
+        order = orders.ban(NO_ORDER, banned.peer, "sent nonsense")
+        # Far from it, in the middle of rounds to which it has contributed.
+        await swarm.give(order, "a")
+        with pytest.raises(UserError, match="has banned this peer: sent nonsense"):
+            await swarm.end_of(banned)
+        banned.dead = True
+        at = swarm.committed(1)
+        await swarm.until(lambda: swarm.committed(1) > at + 20, 30.0)
+        await banned.worker.transport.close()
+        back = swarm.start("e", 1)  # It knows of the ban now.
+        with pytest.raises(UserError, match="has banned"):
+            await swarm.end_of(back)
+        back.dead = True
+        for name in swarm.living():
+            assert banned.peer not in swarm.members[name].worker.neighbourhood.membership.peers
+        await swarm.close()
+        assert shared_rounds(swarm) > 3
+
+    run(story())
+
+
+def test_a_banned_peer_that_will_not_go_is_refused_by_everybody():
+    async def story():
+        swarm = swarm_of(*FOUR, ("e", 1))
+        await swarm.training()
+        rebel = swarm.members["e"]
+        rebel.worker.orders.gatekeeper.check_self = lambda me: None
+        rebel.worker.orders.gatekeeper.refusal = lambda peer, invite: None
+        given = await swarm.give(orders.ban(NO_ORDER, rebel.peer, ""), "d")
+        await swarm.until(lambda: swarm.knows(given), 5.0)
+        began = swarm.loop.time()
+        await swarm.during(6.0)
+        mine = {note.fields["id"] for note in swarm.of("made", "e") if note.time > began}
+        for name in [name for name in swarm.living() if name != "e"]:
+            assert rebel.peer not in swarm.members[name].worker.neighbourhood.membership.peers
+            assert not mine & {note.fields["id"] for note in swarm.of("took", name)}
+        assert swarm.of("refused_by", "e")
+        await swarm.crash("e")
+        await swarm.close()
+        nothing_is_committed_twice(swarm)
+
+    run(story())
+
+
+def test_everybody_saves_when_a_checkpoint_is_asked_for(tmp_path):
+    async def story():
+        swarm = OwnedSwarm(tiny_manifest((2, 1)))
+        swarm.open()
+        for name, stage in FOUR:
+            swarm.start(name, stage, checkpoints=tmp_path / name, checkpoint_seconds=3600.0)
+        await swarm.training()
+        await swarm.until(lambda: min(settled for _, settled in swarm.rounds().values()) > 2, 30.0)
+        assert not list(tmp_path.rglob("*.safetensors"))
+        await swarm.give(orders.checkpoint(NO_ORDER, "before the holidays"), "a")
+        # The first order that a peer hears is no request to it: it may be an old one.
+        await swarm.during(2.0)
+        await swarm.give(orders.checkpoint(swarm.order, "now"), "b")
+        await swarm.until(lambda: len({p.parent for p in tmp_path.rglob("*.safetensors")}) == 4, 30.0)
+        await swarm.close()
+
+    run(story())
+
+
+def test_withdrawn_documents_are_read_no_more():
+    async def story():
+        swarm = swarm_of(*FOUR[1:3])
+        read = []
+
+        def without(withdrawn):
+            read.append(withdrawn)
+            return swarm.text
+
+        swarm.text_without = without
+        await swarm.training()
+        await swarm.give(orders.withdraw(NO_ORDER, "ab" * 32, "its author asked"), "c")
+        await swarm.until(lambda: read == [frozenset({bytes.fromhex("ab" * 32)})], 5.0)
+        at = swarm.committed(0)
+        await swarm.until(lambda: swarm.committed(0) > at + 10, 20.0)
+        await swarm.close()
+
+    run(story())
+
+
+# -- invites ------------------------------------------------------------------------------------------
+
+
+def test_a_run_by_invite_takes_in_whom_the_owner_invited_and_nobody_else():
+    async def story():
+        swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite", contact="owner@example.org"))
+        swarm.open()
+
+        def invite(name, days=1.0):
+            peer = Identity.from_seed(name.encode()).peer_id if name else None
+            seconds = swarm.loop.time()
+            return seal_invite(OWNER, swarm.signed.run_id, peer, seconds + 86400 * days, seconds)
+
+        for name, stage in FOUR[1:]:
+            swarm.start(name, stage, invite=invite(name if name != "d" else ""))
+        await swarm.training()
+        for name, shown in (("x", b""), ("y", invite("b")), ("z", invite("z", -1.0))):
+            uninvited = swarm.start(name, 1, invite=shown)
+            with pytest.raises(UserError, match=r"by invite only.*owner@example\.org"):
+                await swarm.end_of(uninvited)
+            uninvited.dead = True
+        # One that does not check itself is refused by everybody, and is sent nothing.
+        rebel = swarm.start("r", 1)
+        rebel.worker.orders.gatekeeper.check_self = lambda me: None
+        await swarm.during(12.0)
+        for name, _ in FOUR[1:]:
+            known = swarm.members[name].worker.neighbourhood.membership.peers.get(rebel.peer)
+            assert known is None or not known.linked
+        assert not any(note.fields.get("peer") == rebel.peer for note in swarm.of("linked", "b", "c", "d"))
+        assert swarm.members["c"].worker.neighbourhood.traffic.refused["not_invited"] > 0
+        await swarm.crash("r")
+        # Revoked: the bearer's links end.
+        revoked = next(iter({
+            swarm.members["c"].worker.orders.gatekeeper._shown[swarm.members["d"].peer]
+        }))  # fmt: skip
+        await swarm.give(orders.revoke(NO_ORDER, revoked, "lost"), "b")
+        with pytest.raises(UserError, match="revoked"):
+            await swarm.end_of(swarm.members["d"])
+        swarm.members["d"].dead = True
+        at = swarm.committed(1)
+        await swarm.until(lambda: swarm.committed(1) > at + 10, 30.0)
+        await swarm.close()
+
+    run(story())
+
+
+def test_a_greeting_with_rubbish_for_an_invite_is_refused():
+    async def story():
+        swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite"))
+        swarm.open()
+        now = swarm.loop.time()
+        mine = seal_invite(OWNER, swarm.signed.run_id, None, now + 1e6, now)
+        swarm.start("a", 0, invite=mine)
+        await swarm.during(3.0)
+        stranger = Identity.from_seed(b"stranger")
+        transport = swarm.network.transport(stranger.peer_id)
+        transport.listen(Silent())
+        gatekeeper = swarm.members["a"].worker.orders.gatekeeper
+        own = seal_invite(stranger, swarm.signed.run_id, None, now + 1e6, now)
+        for shown in (b"", b"x" * 200, own, mine[:-1]):
+            link = await transport.open(swarm.members["a"].peer, "group", 5.0)
+            link.post(Hello(WIRE_VERSION, run_bytes(swarm.signed.run_id), b"", shown))
+            await swarm.during(1.0)
+            assert gatekeeper.refusal(stranger.peer_id, shown)[0] == "not_invited"
+        refused = swarm.members["a"].worker.neighbourhood.traffic.refused
+        assert refused["not_invited"] == 4
+        await swarm.close()
+
+    run(story())

@@ -1,0 +1,81 @@
+"""A real peer that is paused frees its memory, stays in the directory, comes back, and leaves when told."""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from peers.control.client import ask
+from peers.demo.peers import start
+from peers.run_file import publish
+from protocols.identity import load_or_create
+from tests.test_supervision import QUIET, times, until
+
+RUN = """
+name: small
+seed: 1
+stages: [1]
+model: {layers: 1, width: 256, heads: 2, key_value_heads: 2, head_width: 128, feed_forward: 4096}
+data: {sequence_tokens: 16, microbatch_sequences: 1}
+rounds: {target_tokens: 64, settle_seconds: 2, snapshot_rounds: 4}
+"""
+
+
+@contextlib.asynccontextmanager
+async def two_peers(folder):
+    (folder / "run.yaml").write_text(RUN)
+    publish(folder / "run.yaml", load_or_create(folder / "owner.key"), folder / "run.json")
+    first = await start(folder, "first", {"run": "run.json", "stage": 0, **QUIET})
+    peers = [first]
+    try:
+        await first.until_listening()
+        keys = {"run": "run.json", "stage": 0, "bootstrap": first.addresses[-1:], **QUIET}
+        peers.append(await start(folder, "second", keys))
+        for peer in peers:
+            await until(lambda peer=peer: len(times(peer.state, "settled")) > 2, 90, "both train")
+        yield peers
+    finally:
+        for peer in peers:
+            await peer.stop(15.0)
+
+
+async def asked(peer, do, seconds=30.0):
+    return await asyncio.to_thread(ask, peer.state, {"do": do}, seconds)
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+async def test_a_pause_frees_memory_and_is_seen_and_the_peer_comes_back_and_leaves_paused(tmp_path):
+    async with two_peers(tmp_path) as (first, second):
+        paused_at = time.time()
+        answer = await asked(second, "pause")
+        assert answer["paused"] == {"user": "somebody here asked for it; `swarmnet resume` goes on"}
+        assert answer["bytes"] < answer["bytes_before"] - 20e6
+        assert answer["bytes"] < 420e6, "torch and Python, and nothing of the stage"
+        log = first.state / "events.jsonl"
+        assert "paused" in {event.fields.get("code") for event in read(log) if event.name == "unlinked"}
+        await until(lambda: second.status.get("state") == "paused (user)", 10, "it says so")
+        before = len(times(first.state, "linked"))
+        await asyncio.sleep(3.0)  # Long enough to be dialled again, if anybody would.
+        assert len(times(first.state, "linked")) == before
+        assert second.alive
+
+        assert (await asked(second, "resume"))["paused"] == {}
+        await until(lambda: any(at > paused_at for at in times(second.state, "in_step")), 60, "it is back")
+        again = max(times(second.state, "in_step"))
+        await until(lambda: any(at > again for at in times(second.state, "settled")), 60, "it settles rounds")
+
+        saved = await asked(first, "checkpoint")
+        assert saved["round"] >= 0
+
+        await asked(second, "pause")
+        await asked(second, "leave")
+        await asyncio.wait_for(second.process.wait(), 20.0)
+        assert second.process.returncode == 0
+
+
+def read(path):
+    from peers import event_log
+
+    return list(event_log.read(path))

@@ -1,0 +1,242 @@
+"""Every code that the program uses is in the list of reasons, and the other way round; so are the docs."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from peers import reasons, telling
+from peers.event_log import Event
+from peers.metrics import Metrics
+from peers.telling import QUIET_SECONDS, Teller, told
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted(path for name in ("swarmnet", "protocols", "peers") for path in (ROOT / name).rglob("*.py"))
+LISTED = {code for area in reasons.AREAS for code in area.reasons}
+WHERE = {
+    "Trouble": 0, "_unlink": 1, "part_from": 1, "refused": 1, "_refused": 1, "Refuse": 0, "SendNack": 3,
+    "Nack": 2, "NackArrived": 3, "_reroute": 1, "_abandon": 1, "Failed": 1, "Declined": 2, "Fault": 1,
+    "Dropped": 1, "Withdraw": 0, "_rest": 1,
+}  # fmt: skip
+"""Calls of which one argument is a code, and which; an unpacked argument counts as one."""
+QUOTED = {"peers/reasons.py", "peers/telling.py", "peers/metrics.py"}
+"""Where codes are listed or translated, not used."""
+
+
+def literals(node, constants):
+    """The strings that an expression can be, as far as they stand in the source."""
+    if isinstance(node, ast.Constant):
+        return {node.value} if isinstance(node.value, str) else set()
+    if isinstance(node, ast.IfExp):
+        return literals(node.body, constants) | literals(node.orelse, constants)
+    if isinstance(node, ast.BoolOp):
+        return set().union(*(literals(value, constants) for value in node.values))
+    if isinstance(node, ast.Name):
+        return constants.get(node.id, set())
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        inner = literals(node.args[1], constants) if len(node.args) > 1 else set()
+        return inner | {value for one in (node.func.value,) if isinstance(one, ast.Name)
+                        for value in constants.get(one.id, set())}  # fmt: skip
+    return set()
+
+
+def constants_of(nodes):
+    """Names that stand for strings here: constants, values of tables, and variables given a literal."""
+    found = {}
+    for node in nodes:
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for name, value in pairs:
+                if isinstance(name, ast.Name):
+                    for one in value.values if isinstance(value, ast.Dict) else [value]:
+                        found.setdefault(name.id, set()).update(literals(one, {}))
+    return found
+
+
+def scopes(tree):
+    """(nodes, the variables of the place) of every function, and of what is outside of all."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    outside = constants_of(tree.body)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef)]
+    yield [node for body in bodies for node in body if isinstance(node, ast.Assign)], outside
+    for function in functions:
+        nodes = list(ast.walk(function))
+        yield nodes, {**outside, **constants_of(nodes)}
+
+
+def used_codes():
+    """Code -> where it is used: (file:line, the event's name or the empty string)."""
+    shared = constants_of(ast.parse((ROOT / "swarmnet" / "requests.py").read_text()).body)
+    used = {}
+    for path in MODULES:
+        name = str(path.relative_to(ROOT))
+        if name in QUOTED:
+            continue
+        for nodes, constants in scopes(ast.parse(path.read_text())):
+            for node in nodes:
+                event = node.args[0].value if isinstance(node, ast.Call) and is_note(node) else ""
+                for code in codes_at(node, {**shared, **constants}) - {""}:
+                    used.setdefault(code, []).append((f"{name}:{node.lineno}", event))
+    return used
+
+
+def codes_at(node, constants):
+    if isinstance(node, ast.Assign):  # `code = ...`, also of a class of errors
+        named = any(isinstance(target, ast.Name) and target.id == "code" for target in node.targets)
+        return literals(node.value, constants) if named else set()
+    return codes_of_call(node, constants) if isinstance(node, ast.Call) else set()
+
+
+def is_note(call):
+    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return called in ("note", "record", "say") and bool(call.args) and isinstance(call.args[0], ast.Constant)
+
+
+def codes_of_call(call, constants):
+    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    found = set()
+    for keyword in call.keywords:
+        if keyword.arg == "code":
+            found |= literals(keyword.value, constants)
+    position = WHERE.get(called)
+    if called in ("refused", "_refused") and len(call.args) < 3:
+        position = None  # Of the directory's gate, which gives its reasons in words.
+    if position is not None and position < len(call.args):
+        found |= literals(call.args[position], constants)
+    return found
+
+
+USED = used_codes()
+
+
+def test_every_code_that_is_used_is_listed():
+    assert {code: places[0][0] for code, places in USED.items() if code not in LISTED} == {}
+
+
+def test_every_event_with_a_code_is_of_an_area_that_lists_it():
+    wrong = [
+        (place, event, code)
+        for code, places in USED.items()
+        for place, event in places
+        if event and (reasons.area_of(event) is None or code not in reasons.area_of(event).reasons)
+    ]
+    assert wrong == []
+
+
+def test_every_listed_code_is_used():
+    strings = {
+        node.value
+        for path in MODULES
+        if str(path.relative_to(ROOT)) not in QUOTED
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert LISTED - strings == {"other"} - strings
+
+
+def test_the_search_would_find_a_new_code():
+    tree = ast.parse("self.note('x', code='new' if a else 'newer')\nself._unlink(peer, NEW)\nNEW = 'newest'")
+    found = [codes_at(node, constants_of(tree.body)) for node in ast.walk(tree)]
+    assert set().union(*found) == {"new", "newer", "newest"}
+
+
+def test_each_code_has_a_meaning_and_what_helps():
+    for area in reasons.AREAS:
+        for code, reason in area.reasons.items():
+            assert code.replace("_", "").isalpha(), code
+            assert reason.meaning, code
+            assert reason.cure, code
+            assert not reason.meaning.endswith("."), code
+
+
+def test_the_metrics_that_areas_name_exist_and_have_all_codes_as_labels():
+    declared = {metric.name.removeprefix("swarmnet_"): metric for metric in Metrics(process=False).declared}
+    for area in reasons.AREAS:
+        if area.metric and declared[area.metric].labels:
+            (label,) = declared[area.metric].labels
+            assert set(area.reasons) <= set(label.values), area.title
+
+
+def test_the_page_lists_them_all():
+    page = (ROOT / "docs" / "watching.md").read_text()
+    assert page.endswith("## Codes\n\n" + reasons.document()), "run scripts/docs"
+
+
+# -- and in words -------------------------------------------------------------------------------------------
+
+
+def test_every_event_with_codes_has_words():
+    assert {event for area in reasons.AREAS for event in area.events} == set(telling.WHAT)
+
+
+def test_events_are_told_with_what_happened_why_and_what_helps():
+    words = told("unlinked", {"peer": "12D3KooWabcdef", "code": "silent"})
+    assert words.text == "lost ...abcdef: nothing was heard of it for 4 seconds"
+    assert words.level == "warning"
+    assert "swarmnet doctor" in words.reason.cure
+    assert told("waiting", {"stages": [1, 2], "code": "stage_missing"}).text.startswith(
+        "waits for stages 1, 2:"
+    )
+    assert told("unlinked", {}) is None
+    assert told("unlinked", {"code": "of a newer version"}) is None
+    assert told("committed", {"code": "silent"}) is None
+    assert told("unlinked", {"code": "left"}).text == "unlinked: it said goodbye", "a field is missing"
+
+
+class Said:
+    def __init__(self):
+        self.lines = []
+
+    def say(self, event, text, level="info", **fields):
+        self.lines.append((event, text, level, fields))
+
+
+def heard(events):
+    said = Said()
+    teller = Teller(said)
+    for at, name, fields in events:
+        teller.heard(Event(1e9 + at, at, name, fields))
+    return said.lines
+
+
+def test_a_report_tells_trouble_once_and_how_often_it_came_since():
+    refusal = {"peer": "12D3KooWabcdef", "code": "malformed"}
+    lines = heard([(float(second), "refused", refusal) for second in range(40)])
+    assert [line[0] for line in lines] == ["refused", "refused"]
+    assert lines[0][1].startswith("refused ...abcdef: bytes that no honest peer sends (")
+    assert lines[1][1].endswith(f"({QUIET_SECONDS - 1:.0f} more since it was last said)")
+    assert lines[0][3] == {"code": "malformed"}
+
+
+def test_a_report_tells_each_peer_and_nothing_that_is_everyday():
+    events = [
+        (1.0, "unlinked", {"peer": "12D3KooWabcdef", "code": "left"}),
+        (1.0, "unlinked", {"peer": "12D3KooWabcdeg", "code": "silent"}),
+        (1.0, "unlinked", {"peer": "12D3KooWabcdeh", "code": "released"}),
+        (1.0, "applied", {"round": 3, "code": "completed"}),
+        (1.0, "applied", {"round": 4, "code": "alone"}),
+        (1.0, "committed", {"tokens": 5}),
+    ]
+    assert [line[1].partition(":")[0] for line in heard(events)] == [
+        "lost ...abcdef", "lost ...abcdeg", "round 4 was applied"
+    ]  # fmt: skip
+
+
+def test_strangers_cannot_fill_the_memory_of_what_was_said():
+    said = Said()
+    teller = Teller(said)
+    for number in range(2000):
+        teller.heard(Event(0.0, 0.0, "refused", {"peer": f"12D3KooW{number:06}", "code": "malformed"}))
+    assert len(teller._said) <= telling.MOST_REMEMBERED
+    assert len(teller._kept) <= telling.MOST_REMEMBERED
+
+
+@pytest.mark.parametrize("text", ["a\x1b[2J", "b\nc"])
+def test_a_reason_that_a_stranger_wrote_is_not_what_is_told(text):
+    assert (
+        text not in told("refused_by", {"peer": text, "code": "other", "reason": text}).text or len(text) < 12
+    )

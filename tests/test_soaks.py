@@ -1,0 +1,77 @@
+"""What the long checks compute from what they saw; the checks themselves are scripts/soak's."""
+
+from math import exp, log
+from statistics import fmean
+
+import pytest
+import torch
+from moving_soak import SLOWNESS, STORIES, best_assignment
+from quality_soak import MIDDLE, STAGES, quality, scored
+
+from peers.checkpoint import Model
+from peers.home.evaluate import score_weights
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Data, Manifest, ModelShape
+from swarmnet.model import parameter_shapes
+
+SHAPE = ModelShape(
+    width=16, layers=sum(STAGES), heads=2, key_value_heads=2, head_width=8, feed_forward=24, context=64
+)
+MANIFEST = Manifest("tiny", PeerId("owner"), stages=STAGES, model=SHAPE, data=Data(sequence_tokens=32))
+TEXT = bytes(range(32, 127)) * 5
+
+
+@pytest.fixture
+def model():
+    generator = torch.Generator().manual_seed(1)
+    stages = tuple(
+        {
+            name: torch.randn(shape, generator=generator) * 0.3
+            for name, shape in parameter_shapes(SHAPE, MANIFEST.span(stage)).items()
+        }
+        for stage in range(len(STAGES))
+    )
+    return Model(MANIFEST, stages, 7)
+
+
+def test_a_model_with_no_stage_left_out_scores_as_evaluate_says(model):
+    weights = {name: tensor for stage in model.stages for name, tensor in stage.items()}
+    assert scored(model, TEXT, ()) == score_weights(weights, SHAPE, TEXT, window=32)
+
+
+def test_a_stage_left_out_scores_as_one_that_adds_nothing(model):
+    silent = dict(model.stages[2])
+    for name in silent:
+        if "o_proj" in name or "down_proj" in name:
+            silent[name] = torch.zeros_like(silent[name])
+    stages = (*model.stages[:2], silent, *model.stages[3:])
+    without = scored(model, TEXT, (2,)).perplexity
+    assert without == pytest.approx(scored(Model(MANIFEST, stages, 7), TEXT, ()).perplexity)
+    assert without != pytest.approx(scored(model, TEXT, ()).perplexity)
+
+
+def test_every_choice_of_half_of_the_middle_stages_is_scored(model):
+    found = quality(model, TEXT)
+    assert list(found["half_gone"]) == ["1 2", "1 3", "1 4", "2 3", "2 4", "3 4"]
+    assert found["half_gone_worst"] == max(found["half_gone"].values())
+    assert found["half_gone_mean"] == pytest.approx(exp(fmean(map(log, found["half_gone"].values()))), 1e-3)
+    assert set(found["one_gone"]) == set(MIDDLE)
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_the_best_assignment_leaves_no_stage_with_less_than_any_other_would(name):
+    story, seconds = STORIES[name], (2.0, 2.0, 1.36)
+    best = best_assignment(story, seconds)
+    assert set(best) == set(range(9)) - {story.killed}
+
+    def least(assignment):
+        speeds = {number: 1 / SLOWNESS if number == story.slow else 1.0 for number in best}
+        return min(
+            sum(speeds[number] for number, at in assignment.items() if at == stage) / seconds[stage]
+            for stage in range(3)
+        )
+
+    for number in best:
+        for stage in range(3):
+            assert least({**best, number: stage}) <= least(best)
+    assert least(best) > least({number: story.stages[number] for number in best})

@@ -1,0 +1,170 @@
+"""`swarmnet top` on what lives: a worker's own picture, the socket it is asked over, and the directory."""
+
+import asyncio
+import time
+
+import pytest
+from rich.console import Console
+from swarm import Swarm, tiny_manifest
+
+from peers.control.server import Control
+from peers.control.socket_path import LONGEST_ANSWER_BYTES
+from peers.event_log import Event
+from peers.top import show
+from peers.top.picture import as_json, from_json
+from peers.top.records import QUIET_SECONDS, Watch, look
+from peers.top.story import Story
+from peers.top.view import picture_of, view
+from peers.virtual_time import run
+from protocols.identity import Identity
+from protocols.peer_record import PeerRecord
+from protocols.records import open_record, seal_record
+from swarmnet.identifiers import RunId
+
+
+@pytest.fixture(scope="module")
+def lived():
+    """Pictures of a, of stage 0, before and after the only peer of stage 1 crashes; records."""
+    seen = {}
+
+    async def story():
+        swarm.open()
+        tale = Story("a")
+        member = swarm.start("a", 0, in_flight=2)
+        hears_too(member.worker, tale)
+        swarm.start("b", 1)
+        await swarm.until(lambda: swarm.committed(0) >= 20, 60.0)
+        seen["before"] = view(member.worker, tale, "attic")
+        directory = member.worker.presence.directory
+        seen["records"] = await look(directory, swarm.signed.run_id, swarm.signed.manifest)
+        await swarm.crash("b")
+        await swarm.until(lambda: swarm.of("waiting", "a"), 30.0)
+        seen["after"] = view(member.worker, tale, "attic")
+        await swarm.close()
+
+    swarm = Swarm(tiny_manifest((1, 2)))
+    run(story())
+    return swarm, seen
+
+
+def hears_too(worker, tale):
+    """What the event log does in a process: the story hears every event."""
+    for part in (worker, worker.presence):
+        plain = part.note
+
+        def note(event, plain=plain, **fields):
+            plain(event, **fields)
+            tale.take(Event(time.time(), 0.0, event, fields))
+
+        part.note = note
+
+
+def test_a_worker_shows_itself_its_neighbours_its_loss_and_what_it_counts(lived):
+    swarm, seen = lived
+    picture = from_json(seen["before"])
+    assert (picture.run, picture.state, picture.stages) == (swarm.signed.manifest.name, "training", 2)
+    own, other = picture.peers
+    assert own.here
+    assert (own.name, own.stage, own.state) == ("attic", 0, "training")
+    assert (other.stage, other.state, other.here) == (1, "training", False)
+    assert other.can_do > 0
+    assert picture.loss == pytest.approx(picture.losses[-1], abs=0.5)
+    assert picture.tokens > 0
+    assert picture.sent["activation"] > picture.sent["control"] > 0
+    assert picture.received["gradient"] > 0
+    assert picture.microbatches["committed"] >= 20
+    assert sum(picture.rounds.values()) == picture.round
+    assert picture.lag == 0
+
+
+def test_a_peer_that_is_lost_is_seen_as_gone_with_its_code(lived):
+    _, seen = lived
+    picture = from_json(seen["after"])
+    assert [seen.state for seen in picture.peers] == ["training", "gone"]
+    codes = [event.code for event in picture.events]
+    assert {"connection_lost", "stage_missing"} <= set(codes)
+
+
+def test_before_there_is_a_worker_the_role_says_what_it_is_at():
+    picture = picture_of(None, Story(), "attic", "paused")
+    assert (picture.source, picture.state, picture.peers) == ("peer attic", "paused", ())
+
+
+# -- the directory ------------------------------------------------------------------------------------------
+
+
+def test_the_directory_shows_everybody_with_what_they_claim(lived):
+    swarm, seen = lived
+    now = max(signed.sequence for signed in seen["records"].values()) / 1e6
+    picture = Watch(swarm.signed.manifest).take(seen["records"], now)
+    assert [peer.stage for peer in picture.peers] == [0, 1]
+    assert picture.stages == 2
+    assert picture.waits_for == ()
+
+
+RUN = RunId("ab" * 32)
+
+
+def record(identity, now, **fields):
+    claims = {
+        "stage": 0, "role": "worker", "addresses": [], "round": 3, "tokens_per_second": 900.0, "version": "1",
+        "state": "training", "loss": 3.0, "tokens": 1000, "name": "attic", **fields,
+    }  # fmt: skip
+    return open_record(seal_record(identity, RUN, PeerRecord(identity.peer_id, **claims), now), RUN)
+
+
+def test_looks_are_compared_who_came_went_moved_and_how_fast_it_trains():
+    manifest, one, other = tiny_manifest((1, 2)), Identity.generate(), Identity.generate()
+    watch, now = Watch(manifest), 1_700_000_000.0
+    a, b = one.peer_id, other.peer_id
+    first = watch.take({a: record(one, now)}, now)
+    assert (first.loss, first.tokens, first.tokens_per_second) == (3.0, 1000, None)
+    assert first.waits_for == (1,)
+    later = now + 30
+    loft = {"stage": 1, "round": 8, "name": "loft"}
+    records = {a: record(one, later, tokens=4000, round=9, loss=2.0), b: record(other, later, **loft)}
+    second = watch.take(records, later)
+    assert second.tokens_per_second == pytest.approx(100.0)
+    assert (second.round, second.lag) == (9, 1)
+    assert second.loss == pytest.approx(2.5)
+    assert [(event.code, event.text) for event in second.events] == [
+        ("record_new", "loft announces itself for stage 1")
+    ]
+    last = watch.take({b: record(other, later + 1, stage=0, name="loft")}, later + QUIET_SECONDS + 2)
+    assert [event.code for event in last.events] == ["record_new", "moved", "record_gone"]
+    assert last.peers[0].state == "quiet", "its record is old"
+
+
+def test_a_state_of_a_newer_version_is_shown_as_it_is():
+    manifest, one = tiny_manifest((1, 2)), Identity.generate()
+    picture = Watch(manifest).take({one.peer_id: record(one, 1e9, state="dreaming", loss=None)}, 1e9)
+    assert picture.peers[0].state == "dreaming"
+    assert picture.loss is None
+
+
+# -- over the socket ----------------------------------------------------------------------------------------
+
+
+async def test_without_a_terminal_one_frame_of_the_running_peer_is_printed(tmp_path, capsys, lived):
+    _, seen = lived
+
+    async def status(_request):
+        return seen["before"]
+
+    control = Control(tmp_path)
+    control.answers["status"] = status
+    await control.start()
+    try:
+        await asyncio.wait_for(asyncio.to_thread(show.peer, Console(width=80), tmp_path), 20.0)
+    finally:
+        await control.close()
+    text = capsys.readouterr().out
+    assert "peer attic" in text
+    assert "(here)" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_picture_is_small_enough_for_the_socket(lived):
+    _, seen = lived
+    picture = from_json(seen["before"])
+    assert len(str(as_json(picture))) < LONGEST_ANSWER_BYTES / 20

@@ -1,0 +1,180 @@
+"""What `swarmnet top` draws: in 80 columns, without colour, with few rows, whatever strangers write."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from peers.errors import UserError
+from peers.top import screen
+from peers.top.keys import split
+from peers.top.picture import Happened, PeerSeen, Picture, as_json, curve, from_json
+
+EPOCH = 1_700_000_000.0
+PEERS = tuple(
+    PeerSeen(
+        peer=f"12D3KooWpeer{number:02}",
+        stage=number // 2,
+        state="training",
+        name=f"peer-{number}",
+        round=231 + number % 2,
+        loss=2.0 + number / 100,
+        tokens_per_second=6000.0 + number,
+        can_do=7000.0,
+        sent_bytes=71_200_000,
+        received_bytes=69_900_000,
+        here=number == 2,
+    )
+    for number in range(6)
+)
+PICTURE = Picture(
+    source="peer attic",
+    time=EPOCH,
+    run="demo",
+    state="training",
+    stages=3,
+    peers=PEERS,
+    round=231,
+    settled=228,
+    lag=1,
+    loss=2.0712,
+    losses=tuple(4.0 - step / 60 for step in range(120)),
+    tokens=503_808,
+    tokens_per_second=12_918.0,
+    sent={"activation": 120_000_000, "control": 900_000},
+    received={"gradient": 110_000_000},
+    microbatches={"committed": 4120, "rerouted": 3, "dropped": 0},
+    rounds={"completed": 229, "deadline": 2},
+    events=(
+        Happened(EPOCH - 9, "silent", "lost ...abc123: nothing was heard of it for 4 seconds", "warning"),
+        Happened(EPOCH - 5, "in_step", "in step at round 230"),
+    ),
+)
+
+
+def drawn(picture, width=80, rows=None, colour=False, encoding="utf-8", foot=""):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+    console = Console(
+        file=stream, width=width, force_terminal=colour, color_system="standard" if colour else None,
+        no_color=not colour, highlight=False, markup=False, emoji=False,
+    )  # fmt: skip
+    console.print(screen.frame(picture, console, foot, rows))
+    stream.seek(0)
+    return stream.read()
+
+
+def test_the_frame_fits_80_columns_and_says_all_of_it():
+    text = drawn(PICTURE, foot="q leaves")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("swarmnet top   demo   peer attic   training")
+    assert lines[0].endswith("22:13:20")
+    for words in (
+        "round 231 (settled 228)  lag 1  loss 2.071  12,918 tok/s  503,808 tokens",
+        "0:██ 2", "peer-2 (here)", "6,002", "71.2 MB", "activation 120 MB", "gradient 110 MB",
+        "committed 4,120  rerouted 3", "completed 229  deadline 2",
+        "silent          lost ...abc123", "q leaves",
+    ):  # fmt: skip
+        assert words in text, words
+    assert "dropped" not in text, "what did not happen takes no room"
+
+
+def test_a_frame_is_as_wide_as_the_terminal_and_loses_columns_first():
+    for width in (40, 57, 80, 132, 200):
+        lines = drawn(PICTURE, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert ("down" in lines[5]) == (width >= 80)
+        assert "state" in lines[5]
+
+
+@pytest.mark.parametrize("rows", [10, 24, 40])
+def test_a_low_terminal_keeps_the_head_and_the_newest_events(rows):
+    many = tuple(
+        replace(PEERS[0], peer=f"p{number}", name=f"n{number}", state="gone" if number == 900 else "training")
+        for number in range(1000)
+    )
+    events = tuple(Happened(EPOCH + number, "left", f"event {number}") for number in range(200))
+    lines = drawn(replace(PICTURE, peers=many, events=events), rows=rows).splitlines()
+    assert len(lines) <= max(rows, 22)
+    assert any("event 199" in line for line in lines)
+    assert any("n900" in line for line in lines), "whoever is in trouble comes first"
+    assert any("more" in line for line in lines)
+
+
+def test_without_colour_there_is_no_escape_character_and_with_it_there_is():
+    assert "\x1b" not in drawn(PICTURE)
+    assert "\x1b[33m" in drawn(PICTURE, colour=True)
+
+
+def test_a_terminal_without_unicode_gets_ascii():
+    assert drawn(PICTURE, encoding="ascii").isascii()
+
+
+def test_a_stage_without_peers_is_shown_and_named():
+    picture = replace(PICTURE, peers=PEERS[:3], waits_for=(2,))
+    text = drawn(picture)
+    assert "2: 0" in text
+    assert "waits for stages 2: nobody holds them. Hold one: swarmnet join RUN --stage N" in text
+
+
+def test_nothing_known_yet_is_a_frame_too():
+    text = drawn(Picture("peer x", EPOCH, state="connecting"))
+    assert "connecting" in text
+    assert "not known yet" in text
+
+
+HOSTILE = "a\x1b[2Jb\nc\u202e"
+
+
+def test_what_strangers_write_does_not_steer_the_terminal():
+    peer = replace(PEERS[0], name=HOSTILE, state=HOSTILE)
+    event = Happened(EPOCH, HOSTILE, HOSTILE, "info", HOSTILE)
+    picture = replace(PICTURE, run=HOSTILE, source=HOSTILE, peers=(peer,), events=(event,), sent={HOSTILE: 5})
+    text = drawn(picture)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_a_curve_is_high_where_values_are():
+    assert screen.spark([1.0, 2.0, 3.0], 3) == "▁▄█" or screen.spark([1.0, 2.0, 3.0], 3) == "▁▅█"
+    assert screen.spark([7.0], 40) == "▁"
+    assert len(screen.spark([float(x) for x in range(1000)], 40)) == 40
+    assert screen.spark([2.0] * 5, 5) == "▁▁▁▁▁"
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 100))
+def test_any_curve_fits(values, width):
+    assert 1 <= len(screen.spark(values, width)) <= width
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(-1e3, 1e3)), max_size=200), st.integers(1, 50))
+def test_any_points_become_bins_between_their_extremes(points, bins):
+    means = curve(points, bins)
+    assert len(means) <= bins
+    if points:
+        assert (
+            min(y for _, y in points) - 1e-6 <= min(means) <= max(means) <= max(y for _, y in points) + 1e-6
+        )
+
+
+def test_a_picture_survives_the_socket():
+    assert from_json(json.loads(json.dumps(as_json(PICTURE)))) == PICTURE
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, {"source": 5, "time": 1.0}, {"source": "x", "time": 1.0, "peers": [{"peer": "y"}]},
+     {"source": "x", "time": 1.0, "losses": [0.0] * 5000}],
+)  # fmt: skip
+def test_an_answer_that_is_no_picture_is_said(answer):
+    with pytest.raises(UserError, match="picture of a swarm"):
+        from_json(answer)
+
+
+def test_keys_are_characters_and_arrows():
+    assert split("q +\x1b[C\x1b[D\x1bOF\x1b[1~x") == ["q", " ", "+", "right", "left", "end", "home", "x"]
+    assert split("\x1b[200~a\x1b") == ["a"]

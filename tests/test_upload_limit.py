@@ -1,0 +1,115 @@
+"""What a peer file's `limits.upload` does to real links and to the chunks that a peer serves."""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from protocols.chunks import PART_BYTES, ChunkService
+from protocols.daemon import LOOPBACK
+from protocols.identity import create
+from protocols.messages import Act, Bye
+from protocols.p2pd import P2pdTransport
+from protocols.upload import Upload
+
+RATE = 2_000_000
+
+
+class Heard:
+    """A receiver that notes what comes and when."""
+
+    def __init__(self):
+        self.messages = []
+
+    def received(self, peer, lane, message, body, wire_bytes):
+        self.messages.append((time.monotonic(), message, len(body)))
+
+    def lost(self, peer, lane, reason):
+        self.messages.append((time.monotonic(), reason, 0))
+
+    def refused(self, peer, code, reason):
+        raise AssertionError(reason)
+
+
+@contextlib.asynccontextmanager
+async def two_peers(folder):
+    for name in ("a", "b"):
+        create(folder / name)
+    sender, taker = [await P2pdTransport.start(folder / name, LOOPBACK) for name in ("a", "b")]
+    heard = Heard()
+    sender.listen(Heard())
+    taker.listen(heard)
+    try:
+        yield sender, taker, heard
+    finally:
+        await sender.close()
+        await taker.close()
+
+
+async def until(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.loopback
+async def test_links_keep_the_limit_together_and_control_overtakes(tmp_path):
+    act = Act("peer", 1, 1, 1, 10.0, (1, 1, 1))
+    async with two_peers(tmp_path) as (sender, taker, heard):
+        sender.limit_upload(RATE)
+        links = [await sender.open(taker.peer, lane, 10.0, taker.addresses) for lane in ("data", "group")]
+        began = time.monotonic()
+        for _ in range(3):
+            links[0].post(act, bytes(1_000_000))
+        await asyncio.sleep(0.05)
+        asked = time.monotonic()
+        links[1].post(Bye("control"))
+        await until(lambda: sum(isinstance(what, Act) for _, what, _ in heard.messages) == 3)
+        seconds = heard.messages[-1][0] - began
+        (said,) = [at for at, what, _ in heard.messages if isinstance(what, Bye)]
+    assert seconds > 0.9 * 3_000_000 / RATE - 0.2
+    assert said - asked < 0.6 * 3_000_000 / RATE, "the Bye did not wait for three megabytes"
+
+
+@pytest.mark.loopback
+async def test_what_waits_for_its_turn_is_said_before_the_link_closes(tmp_path):
+    async with two_peers(tmp_path) as (sender, taker, heard):
+        sender.limit_upload(RATE)
+        link = await sender.open(taker.peer, "group", 10.0, taker.addresses)
+        await sender.upload.turn(RATE, 0)  # A second's worth: whoever comes now waits.
+        link.post(Bye("last words"))
+        await asyncio.sleep(0.05)
+        assert heard.messages == []
+        link.close()
+        await until(lambda: len(heard.messages) == 2)
+    assert isinstance(heard.messages[0][1], Bye)
+
+
+async def test_chunks_are_served_in_parts_at_the_pace_that_is_allowed():
+    loop, service, written = asyncio.get_running_loop(), ChunkService(), []
+
+    class Writer:
+        def write(self, data):
+            written.append((loop.time(), len(data)))
+
+        async def drain(self):
+            pass
+
+    service.upload = Upload(20 * PART_BYTES)
+    began = loop.time()
+    await service._write(Writer(), memoryview(bytes(10 * PART_BYTES)))
+    assert [size for _, size in written] == [PART_BYTES] * 10
+    assert written[-1][0] - began > 0.25, "ten twentieths of a second, less what may go at once"
+
+
+async def test_whoever_gives_up_waiting_frees_the_place():
+    upload = Upload(1000.0)
+    await upload.turn(600, 0)
+    gone = asyncio.create_task(upload.turn(10_000, 0))
+    await asyncio.sleep(0.01)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    async with asyncio.timeout(5.0):
+        await upload.turn(1, 3)
