@@ -73,6 +73,18 @@ def write(
     signed: Sequence[bytes] = (),
 ) -> Path:  # fmt: skip
     """Write `stage-S-round-R.safetensors` and keep the stage's newest KEPT. DiskError."""
+    path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
+    write_atomically(path, content(manifest, stage, round, chain, units, layout, signed))
+    for old in [*files(folder, stage)[KEPT:], *folder.glob(".stage-*.part")]:
+        old.unlink()  # The latter were left by writers that were killed.
+    return path
+
+
+def content(
+    manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
+    signed: Sequence[bytes] = (),
+) -> bytes:  # fmt: skip
+    """What a checkpoint file holds."""
     tensors = {}
     for entry in layout.entries:
         values = units[entry.offset : entry.offset + entry.size]
@@ -91,11 +103,8 @@ def write(
         "signed": " ".join(data.hex() for data in signed),
     }
     metadata["content"] = _content(metadata, tensors)
-    path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
-    write_atomically(path, save(tensors, metadata))
-    for old in [*files(folder, stage)[KEPT:], *folder.glob(".stage-*.part")]:
-        old.unlink()  # The latter were left by writers that were killed.
-    return path
+    data: bytes = save(tensors, metadata)
+    return data
 
 
 def read(path: Path) -> Checkpoint:

@@ -13,7 +13,20 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from peers.commands import bench, chaos, chat, control, doctor, model, plan, run, simulate, watch
+from peers.commands import (
+    bench,
+    chaos,
+    chat,
+    control,
+    creator,
+    doctor,
+    join,
+    model,
+    plan,
+    run,
+    simulate,
+    watch,
+)
 from peers.errors import ConfigError, UserError
 
 ERROR_EXIT = 2
@@ -62,10 +75,11 @@ def application() -> typer.Typer:
     commands: dict[str, Callable[..., None]] = {
         "run": run.run,
         "publish": run.publish,
-        "join": run.join,
+        "join": join.join,
         "pause": control.pause,
         "resume": control.resume,
         "leave": control.leave,
+        "me": control.me,
         "top": watch.top,
         "demo": run.demo,
         "doctor": doctor.doctor,
@@ -76,7 +90,23 @@ def application() -> typer.Typer:
         "evaluate": model.evaluate,
         "simulate": simulate.simulate,
         "plan": plan.plan,
+        "orders": creator.show_orders,
+        "invite": creator.invite,
+        "report": creator.report,
         "version": version,
+    }
+    order: dict[str, Callable[..., None]] = {
+        "pause": creator.pause,
+        "resume": creator.resume,
+        "checkpoint": creator.checkpoint,
+        "ban": creator.ban,
+        "unban": creator.unban,
+        "withdraw": creator.withdraw,
+        "revoke": creator.revoke,
+    }
+    registry: dict[str, Callable[..., None]] = {
+        "list": creator.registry_list,
+        "show": creator.registry_show,
     }
     config: dict[str, Callable[..., None]] = {"check": config_check, "explain": config_explain}
     measure: dict[str, Callable[..., None]] = {
@@ -88,6 +118,9 @@ def application() -> typer.Typer:
         "paths": bench.paths,
     }
     _add(app, commands)
+    ordering = _group("Order something in a run of your own; all its peers see it, and that it is yours.")
+    app.add_typer(_add(ordering, order), name="order")
+    app.add_typer(_add(_group("Runs that want to be found."), registry), name="registry")
     app.add_typer(_add(_group("Look at configuration without starting anything."), config), name="config")
     measuring = _add(_group("Measure; each figure beside a baseline from the same run."), measure)
     app.add_typer(measuring, name="bench")

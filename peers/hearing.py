@@ -12,6 +12,7 @@ from protocols.messages import (
     AskState,
     Message,
     OrderIs,
+    ReceiptIs,
     Statements,
 )
 from swarmnet.identifiers import PeerId
@@ -27,12 +28,13 @@ class Hearing:
         self.worker = worker
 
     def load(self) -> Load:
-        return self.worker.load()
+        return load_of(self.worker)
 
     def linked(self, peer: PeerId, stage: int) -> None:
         worker = self.worker
         worker.wake()
         worker.orders.linked(peer)
+        worker.receipts.linked(peer)
         if worker.update is not None and stage == worker.stage:
             worker.update.joined(peer)
 
@@ -66,13 +68,27 @@ class Hearing:
         elif isinstance(message, STATE_MESSAGES):
             if isinstance(message, AskState):
                 worker.digests.tell(peer)
+                worker.orders.asked(peer)
             if worker.states is not None:
                 worker.states.message(peer, message, body)
         elif isinstance(message, Statements):
             worker.digests.message(peer, message)
         elif isinstance(message, OrderIs):
             worker.orders.message(peer, message)
+        elif isinstance(message, ReceiptIs):
+            worker.receipts.message(peer, message)
         elif isinstance(message, AskForward):
             worker.inference.message(peer, message, body)
         elif worker.update is not None and peer in worker.update.rounds.neighbours:
             worker.update.message(peer, message, body)
+
+
+def load_of(worker: Worker) -> Load:
+    """What beats say of a worker."""
+    data, update = worker.data, worker.update
+    if data is None or update is None:
+        return Load(worker.stage, False, 0, 0.0, 0)
+    ready = data.serving and update.rounds.in_step
+    free = max(0, data.pipeline.slots - data.pipeline.under_way)
+    round, moving_to = update.rounds.current, worker.moving.moving_to
+    return Load(worker.stage, ready, free, data.service_seconds, round, moving_to)

@@ -114,6 +114,7 @@ class Exporter(PageServer):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = MOST_REQUESTS  # socketserver's 5 make a burst of visitors wait for whole seconds.
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], ipv6: bool) -> None:
         if ipv6:

@@ -45,12 +45,15 @@ class PeerCache:
 
 
 async def join_directory(
-    directory: Joinable, bootstraps: Sequence[str], cache: PeerCache, say: Say
-) -> None:
-    """Return when some bootstrap or remembered peer answers; say what is tried and when next."""
+    directory: Joinable, bootstraps: Sequence[str], cache: PeerCache, say: Say,
+    nearby: Callable[[], Sequence[str]] = tuple,
+) -> None:  # fmt: skip
+    """Return when some bootstrap or remembered peer answers; say what is tried and when next.
+
+    `nearby`: multiaddrs found meanwhile on the local network, with which it goes as with bootstraps."""
     pause = FIRST_PAUSE_SECONDS
     while True:
-        tried = list(dict.fromkeys([*bootstraps, *cache.read()]))
+        tried = list(dict.fromkeys([*bootstraps, *nearby(), *cache.read()]))
         try:
             answered = await directory.bootstrap(tried, ANSWER_SECONDS)
         except Unreachable as error:

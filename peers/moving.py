@@ -233,4 +233,4 @@ async def _records(presence: Presence, stages: int) -> dict[PeerId, SignedRecord
     except WireError as error:
         presence.note("look_up_failed", code=error.code, reason=str(error))
         return None
-    return newest
+    return {peer: signed for peer, signed in newest.items() if signed.record.state != "paused"}

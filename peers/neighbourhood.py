@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -41,6 +41,7 @@ from protocols.transport import Body, Transport
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.manifest import WIRE_VERSION
 from swarmnet.membership import BEAT_SECONDS, SILENT_SECONDS, Membership
+from swarmnet.membership import Known as KnownPeer
 
 RECORDS_TOLD = 32
 GOODBYES = {"moving": "moved", "pausing": "paused"}
@@ -79,6 +80,7 @@ class Neighbourhood:
         self._mute: dict[PeerId, asyncio.Event] = {}
         """Dropped for their silence; set when something is heard of them again."""
         self._echoes = Echoes(self.timings)
+        self.answer_visitor: Callable[[PeerId, Message, Body], None] = lambda peer, message, body: None
         self.admission: Admission = OpenToAll()
         self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -108,6 +110,17 @@ class Neighbourhood:
         """Send if there is a link on that lane; False if not (the caller's deadline will tell it)."""
         return self._lanes.post(peer, lane, message, body)
 
+    def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
+        """To one who has asked: a neighbour, or a visitor, to whom a link is opened back."""
+        if peer in self.membership.peers:
+            self.post(peer, lane, message, body)
+        else:
+            self.answer_visitor(peer, message, body)
+
+    def known(self) -> Mapping[PeerId, KnownPeer]:
+        """The peers that are met."""
+        return self.membership.peers
+
     def queued_bytes(self, peer: PeerId, lane: Lane) -> int:
         """What waits to be sent to a peer on that lane."""
         return self._lanes.queued_bytes(peer, lane)
@@ -126,6 +139,9 @@ class Neighbourhood:
 
     def _learn(self, signed: SignedRecord, data: bytes) -> None:
         record = signed.record
+        if record.state == "paused":
+            self.membership.rests(signed.peer, signed.sequence)
+            return
         if self.admission.shuns(signed.peer):
             return
         self.membership.recorded(

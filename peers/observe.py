@@ -305,7 +305,7 @@ class Observer:
             with suppress(OSError):  # Not made yet.
                 self.metrics.about.disk_free.set(shutil.disk_usage(checkpoints.parent).free)
         if self.metrics.gpu is not None:
-            _look_at_gpu(self.metrics.gpu)
+            look_at_gpu(self.metrics.gpu)
 
     def _timed(self, worker: Worker) -> None:
         """Every duration that some part measured since the last look."""
@@ -334,7 +334,8 @@ def _state_of(known: Known, now: float) -> str:
     return "active" if known.ready else "joining"
 
 
-def _look_at_gpu(gpu: Gpu) -> None:
+def look_at_gpu(gpu: Gpu) -> None:
+    """What torch says of the GPU's memory."""
     free, total = torch.cuda.mem_get_info()
     gpu.used.set(total - free)
     gpu.total.set(total)

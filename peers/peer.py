@@ -25,8 +25,10 @@ from peers.errors import UserError, as_user_errors
 from peers.event_log import EventLog
 from peers.http import Exporter
 from peers.joining import PeerCache
+from peers.lan import neighbours
 from peers.metrics import Metrics
 from peers.observe import DirectoryObserver, Pulse
+from peers.roles.archivist import ArchivistRole
 from peers.roles.bootstrap import Bootstrap
 from peers.roles.observer import ObserverRole
 from peers.roles.role import Network, Process, Role
@@ -47,6 +49,7 @@ ROLES: Mapping[str, Callable[[Process], Role]] = {
     "worker": WorkerRole,
     "bootstrap": Bootstrap,
     "observer": ObserverRole,
+    "archivist": ArchivistRole,
 }
 
 
@@ -203,7 +206,8 @@ class Peer:
             observer = DirectoryObserver(counted, directory, self.metrics)
             observing = asyncio.create_task(observer.run(), name="directory observer")
             cache = PeerCache(self.config.state / "peers.json")
-            await self._unless_ended(Network(transport, directory, counted, cache))
+            async with neighbours(self.config, transport.peer, transport.addresses, self.say) as lan:
+                await self._unless_ended(Network(transport, directory, counted, cache, lan))
         finally:
             if observing is not None:
                 observing.cancel()

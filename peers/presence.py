@@ -24,6 +24,9 @@ LOOK_SECONDS = 10.0
 MOST_ASKED = 32
 """Peers of a stage that a newcomer tries to reach before it chooses: with as many there it is not thin."""
 ANSWER_SECONDS = 3.0
+EARLY = 6
+EARLY_SECONDS = 10.0
+"""The first announcements of a peer follow one another sooner: it has just become known what it can do."""
 AGAIN_SECONDS = 1.0
 """After an announcement that nobody stored."""
 
@@ -85,18 +88,21 @@ class Presence:
 
     async def announce_forever(self, stage: int, record: Callable[[], bytes]) -> None:
         """Store the own record, and the manifest for newcomers, again and again."""
-        run = self.signed.run_id
+        run, early = self.signed.run_id, EARLY
         while True:
             try:
                 stored = await self.directory.announce(run, stage, record(), OPERATION_SECONDS)
                 stored &= await self.directory.put_manifest(run, self.signed.wire(), OPERATION_SECONDS)
                 if not stored:
-                    self.note("announce_failed", code="not_stored", reason="no node of the directory stored it")
+                    reason = "no node of the directory stored it"
+                    self.note("announce_failed", code="not_stored", reason=reason)
             except WireError as error:
                 self.note("announce_failed", code=error.code, reason=str(error))
                 stored = False
+            early -= 1
+            pause = EARLY_SECONDS if early > 0 else ANNOUNCE_SECONDS
             with suppress(TimeoutError):
-                async with asyncio.timeout(ANNOUNCE_SECONDS if stored else AGAIN_SECONDS):
+                async with asyncio.timeout(pause if stored else AGAIN_SECONDS):
                     await self._news.wait()
             self._news.clear()
 

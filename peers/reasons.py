@@ -41,7 +41,7 @@ DEPARTURES = {
     "moved": Reason("it went to hold another stage", NOTHING),
     "paused": Reason("its owner paused it", NOTHING),
     "silent": Reason("nothing was heard of it for 4 seconds", f"if many fall silent at once: {DOCTOR} here"),
-    "still_silent": Reason("its machine takes connections, but the peer says nothing", "its owner restarts it"),
+    "still_silent": Reason("its machine takes connections, the peer says nothing", "its owner restarts it"),
     "not_reached": Reason("it could not be dialled again", f"its owner runs {DOCTOR}"),
     "connection_lost": Reason("its connection ended without a goodbye", f"if often: {DOCTOR} on both sides"),
     "refused_us": Reason("it refused this peer", VERSION),
@@ -113,7 +113,7 @@ CONTRIBUTIONS = {
     "accepted": Reason("checked and counted", NOTHING),
     "repeated": Reason("it was here already", NOTHING),
     "late": Reason("its round was settled without it", f"its maker runs {DOCTOR}: line and clock"),
-    "not_taken": Reason("a second one of that peer for that round, or a round too far ahead", "ban its maker"),
+    "not_taken": Reason("a second one of that peer for the round, or a round too far ahead", "ban its maker"),
     "malformed": REFUSALS["malformed"],
     "too_large": REFUSALS["too_large"],
     "bad_signature": REFUSALS["bad_signature"],
@@ -153,7 +153,7 @@ WAITS = {
 
 ENDS = {
     "asked": Reason("a person or the system asked for it", NOTHING),
-    "out_of_memory": Reason("the machine had no memory left", "less `slots` and `in_flight`; `swarmnet doctor`"),
+    "out_of_memory": Reason("the machine had no memory left", "less `slots`, `in_flight`; `swarmnet doctor`"),
     "fault": Reason("something failed that should not", "restart it; report the event log's last lines"),
 }
 
@@ -169,10 +169,10 @@ REQUESTS = {
 }
 
 AREAS = (
-    Area("A neighbour is gone", ("unlinked",), "departures_total", DEPARTURES),
+    Area("A neighbour is gone", ("unlinked", "departed"), "departures_total", DEPARTURES),
     Area("Refused", ("refused", "refused_by"), "refused_total", REFUSALS),
     Area("Not sent, not found", ("dial_failed", "post_failed", "look_up_failed", "announce_failed",
-                                 "visitor_not_reached", "answer_failed"), "", LINKS),
+                                 "visitor_not_reached", "answer_failed", "upkeep_failed"), "", LINKS),
     Area("A microbatch went to another peer", ("rerouted", "nack"), "microbatches_rerouted_total", REROUTES),
     Area("A microbatch was given up", ("microbatch_failed",), "microbatches_dropped_total", DROPS),
     Area("A round was applied", ("applied",), "rounds_total", ROUNDS),

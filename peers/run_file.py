@@ -124,6 +124,11 @@ def load_signed(source: Path | bytes, run_id: RunId | None = None) -> SignedMani
         raw = source.read_bytes()
     except OSError as error:
         raise RunFileError(f"{source}: cannot be read: {error.strerror}") from None
+    return from_published(raw, str(source), run_id)
+
+
+def from_published(raw: bytes, source: str, run_id: RunId | None = None) -> SignedManifest:
+    """The content of a published file; `source` names it in errors. Raises RunFileError."""
     if len(raw) > 4 * MANIFEST_LIMIT:
         raise RunFileError(f"{source}: is {len(raw)} bytes, too long for a published run")
     try:

@@ -22,6 +22,10 @@ class Settings:
     """File that keeps the owner's newest order; None keeps none."""
     invite: bytes = b""
     """The owner's word that this peer may take part, where the run asks for one."""
+    archive: str = ""
+    """Where to start from when nobody of the stage is there; empty: nowhere."""
+    receipts: Path | None = None
+    """File; None keeps none on disk."""
     moves: bool = False
     """Leaves its stage for one that needs it more (moving.py)."""
     moved: int = 0

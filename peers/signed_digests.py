@@ -74,7 +74,7 @@ class SignedDigests:
     def tell(self, peer: PeerId) -> None:
         """Everything that is held, the newest first, to a peer that chooses a state."""
         statements = [self._signed[statement] for statement in self.digests.all()]
-        self.neighbourhood.post(peer, "group", Statements(statements[:MOST_STATEMENTS]))
+        self.neighbourhood.answer(peer, "group", Statements(statements[:MOST_STATEMENTS]))
 
     def message(self, peer: PeerId, message: Statements) -> None:
         """From a neighbour, its own or those of others; only words of peers that are known here are kept."""

@@ -11,10 +11,11 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 
-from peers.neighbourhood import Neighbourhood
+from peers.clock import Clock
 from peers.reasons import HOLDERS
 from peers.snapshots import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Standing, Weights, units_of
 from peers.status import amount
@@ -29,12 +30,13 @@ from protocols.messages import (
     AskChunk,
     AskState,
     Chunk,
+    Lane,
     Message,
     NoChunk,
     SnapshotRoot,
     State,
 )
-from protocols.transport import Carries
+from protocols.transport import Body, Carries, Transport
 from swarmnet.fetch import (
     ASKED_AT_ONCE,
     Ask,
@@ -45,6 +47,7 @@ from swarmnet.fetch import (
     chunk_bytes,
 )
 from swarmnet.identifiers import PeerId
+from swarmnet.membership import Known
 from swarmnet.round_sets import kept_rounds
 from swarmnet.settled_digests import Root
 
@@ -61,6 +64,26 @@ CARRIED_BYTES = 8 << 20
 _root_decoder: msgspec.msgpack.Decoder[SnapshotRoot] = msgspec.msgpack.Decoder(SnapshotRoot)
 
 
+class Around(Protocol):
+    """What the state path needs of whoever has the links."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def transport(self) -> Transport: ...
+
+    def known(self) -> Mapping[PeerId, Known]:
+        """The peers that are met."""
+
+    def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool: ...
+
+    def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
+        """To one who has asked, who may be a visitor."""
+
+    def refused(self, peer: PeerId, code: str, reason: str) -> None: ...
+
+
 class NoState(Exception):
     """No neighbour could give the state; the message says why."""
 
@@ -71,7 +94,7 @@ class StatePath:
     def __init__(
         self,
         snapshots: Snapshots,
-        neighbourhood: Neighbourhood,
+        neighbourhood: Around,
         state_bytes: int,
         note: Callable[..., None],
         say: Callable[[str, str], None],
@@ -110,7 +133,7 @@ class StatePath:
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
         match message:
             case AskState():
-                self.neighbourhood.post(peer, "group", self._state())
+                self.neighbourhood.answer(peer, "group", self._state())
             case AskChunk(digest, index):
                 self._serve(peer, digest, index)
             case State():
@@ -131,9 +154,9 @@ class StatePath:
     def _serve(self, peer: PeerId, digest: bytes, index: int) -> None:
         chunk = self._chunk(digest, index)
         if chunk is None:
-            self.neighbourhood.post(peer, "group", NoChunk(digest, index))
+            self.neighbourhood.answer(peer, "group", NoChunk(digest, index))
         else:
-            self.neighbourhood.post(peer, "bulk", Chunk(digest, index), chunk)
+            self.neighbourhood.answer(peer, "bulk", Chunk(digest, index), chunk)
 
     # -- fetching -------------------------------------------------------------------------------------
 
@@ -255,7 +278,7 @@ class StatePath:
 
     def _ask_others(self, fetch: SnapshotFetch) -> None:
         """Whoever of the group was reached meanwhile may hold the same snapshot."""
-        for peer, known in self.neighbourhood.membership.peers.items():
+        for peer, known in self.neighbourhood.known().items():
             new = peer not in fetch.holders and peer not in fetch.dropped
             if known.linked and known.stage == self.snapshots.stage and new:
                 self._asked.add(peer)
@@ -320,7 +343,7 @@ class StatePath:
         for effect in effects:
             match effect:
                 case Ask(peer, index):
-                    known = self.neighbourhood.membership.peers.get(peer)
+                    known = self.neighbourhood.known().get(peer)
                     if self._carriers is not None and known is not None:
                         self._carriers.ask(peer, known.addresses, root.digest, index)
                     else:

@@ -21,6 +21,7 @@ ALARMING = frozenset(
 """Codes that are a warning; all others are news."""
 WHAT = {
     "unlinked": "lost {peer}",
+    "departed": "{peer} is gone",
     "refused": "refused {peer}",
     "refused_by": "{peer} refused this peer",
     "dial_failed": "{peer} was not reached",
@@ -29,6 +30,7 @@ WHAT = {
     "announce_failed": "could not announce this peer",
     "visitor_not_reached": "visitor {peer} was not reached",
     "answer_failed": "{peer} was not answered",
+    "upkeep_failed": "could not keep the run's orders known",
     "rerouted": "a microbatch went to {to} instead",
     "nack": "{peer} did not take a microbatch",
     "microbatch_failed": "a microbatch was given up",

@@ -113,6 +113,8 @@ class UpdatePath:
         self.counts = work.counts
         self.settled: Callable[[Settled], None] = lambda settled: None
         """Told of every settled round, on the event loop."""
+        self.made: Callable[[int, int], None] = lambda round, tokens: None
+        """Told of every own contribution, and of its tokens."""
         self.digest = b""
         """Of the newest settled weights."""
         self.accepted_by: set[PeerId] = set()
@@ -203,6 +205,7 @@ class UpdatePath:
                     if self._closed:  # Made while the state was fetched anew: nobody will see it.
                         self.rounds.offers.made(result.round, result.id)
                     self.note("made", round=result.round, id=reference.id, tokens=result.tokens)
+                    self.made(result.round, result.tokens)
                 else:
                     self.counts.not_finite += 1
                     self.note("not_finite", code="not_finite", round=result.round, tokens=result.tokens)

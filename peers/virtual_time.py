@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -34,7 +34,8 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """`time()` starts at 0 and moves only from one timer to the next."""
+    """`time()` starts at 0 and moves only from one timer to the next. What is meant for a thread runs at
+    once: nothing may wait for one on a virtual clock."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -42,6 +43,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jumping.now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]  # noqa: ANN401
+        future: asyncio.Future[Any] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
+            future.set_exception(error)
+        return future
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:

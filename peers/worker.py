@@ -13,19 +13,21 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
+from peers.archive.restoring import Restoring
 from peers.claims import claims_of
 from peers.compute import Compute
 from peers.creator.obedience import Obedience
 from peers.creator.order_book import OrderBook
 from peers.data_path import DataPath, Text
 from peers.disk import Disk
-from peers.hearing import Hearing
+from peers.hearing import Hearing, load_of
 from peers.inference.server import Inference
 from peers.listener import Load
 from peers.meeting import met
 from peers.moving import Moving, first_stage
 from peers.neighbourhood import Neighbourhood
 from peers.presence import OPERATION_SECONDS, Presence
+from peers.receipts import Receipts
 from peers.recovery import Recovery, newest_wish
 from peers.round_counts import RoundCounts
 from peers.run_file import SignedManifest
@@ -125,6 +127,7 @@ class Worker:
             task.add_done_callback(self.task_ended)
         try:
             await self._meet()
+            await self._from_archive()
             while not self._leaving.is_set():
                 self._enter("joining")
                 await self._take_up()
@@ -162,6 +165,10 @@ class Worker:
         self.digests = SignedDigests(
             self.identity, self.signed, self.stage, self.neighbourhood, self._resynchronise, self.note
         )
+        self.receipts = Receipts(
+            self.identity, self.signed, self.stage, self.settings.receipts, self.neighbourhood,
+            self.presence.directory.now, self.note,
+        )  # fmt: skip
         self.disk = Disk(
             self.settings.checkpoints, self.signed, self.stage, self.part, self.compute, self.note, self.say,
             self.digests,
@@ -181,6 +188,7 @@ class Worker:
         self.inference = Inference(
             manifest, self.stage, self.snapshots, self.part, self.compute, self.neighbourhood, self.note
         )
+        self.neighbourhood.answer_visitor = self.inference.visitors.post
         # A peer that restarts keeps its identity and must not name its microbatches as before: the others
         # would take them for done. Nobody starts a thousand in a second.
         self.data.next_counter = int(self.presence.directory.now() * 1000)
@@ -196,6 +204,16 @@ class Worker:
         membership = self.neighbourhood.membership
         await self._look_up()
         await self._until(lambda: met(membership), self.loop.time() + MEET_SECONDS)
+
+    async def _from_archive(self) -> None:
+        """Nobody trains this stage: what the archive has becomes the own checkpoint."""
+        url, folder = self.settings.archive, self.settings.checkpoints
+        assert self.neighbourhood is not None
+        known = self.neighbourhood.known()
+        # Others that start as this one does are no group yet: all of them take the archive's.
+        if not url or folder is None or any(known[peer].ready for peer in self.recovery.group()):
+            return
+        await Restoring(url, self.signed, self.say).bring(folder, self.stage, self.part.layout)
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait until `condition()` holds, looking when something happened and now and then anyway: compute
@@ -238,7 +256,7 @@ class Worker:
         )  # fmt: skip
         rounds = update.rounds
         began = weights.settled_round
-        update.settled = self.digests.settled
+        update.settled, update.made = self._heard_settled, self.receipts.made
         self.digests.took_up(weights)
         self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
         update.start()
@@ -347,18 +365,17 @@ class Worker:
 
     def load(self) -> Load:
         """What beats say."""
-        data, update = self.data, self.update
-        if data is None or update is None:
-            return Load(self.stage, False, 0, 0.0, 0)
-        ready = data.serving and update.rounds.in_step
-        free = max(0, data.pipeline.slots - data.pipeline.under_way)
-        round, moving_to = update.rounds.current, self.moving.moving_to
-        return Load(self.stage, ready, free, data.service_seconds, round, moving_to)
+        return load_of(self)
 
     def _committed(self, tokens: int) -> None:
         self._changed.set()
         if self.update is not None:
             self.update.committed(tokens)
+
+    def _heard_settled(self, settled: Settled) -> None:
+        """On the event loop."""
+        self.digests.settled(settled)
+        self.receipts.settled(settled)
 
     def _settled(self, settled: Settled) -> None:
         """In the compute thread, right after a round settled."""

@@ -44,6 +44,7 @@ class Kind(IntEnum):
     ORDER = 5
     MANIFEST = 6
     INVITE = 7
+    RECEIPT = 8
 
 
 @dataclass(frozen=True, slots=True)

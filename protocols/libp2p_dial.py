@@ -33,15 +33,19 @@ from libp2p.security.noise.transport import PROTOCOL_ID, Transport
 from libp2p.transport.exceptions import OpenConnectionError
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
+from noise.exceptions import NoiseHandshakeError, NoiseInvalidMessage, NoiseValueError
 
 MEMORY_BYTES = 1 << 30
 """Of address space; it takes 0.4 GB. Whoever is dialled may answer with a flood."""
 CLOSE_SECONDS = 1.0
 NICENESS = 10
 """The peer that starts this has training to do."""
-FOREIGN = (BaseLibp2pError, OSError, EOFError, ValueError, RuntimeError, InvalidSignature, InvalidTag,
-           DecodeError, trio.BrokenResourceError, trio.ClosedResourceError)  # fmt: skip
-"""What a stranger's bytes were seen to raise, or can."""
+FOREIGN = (
+    BaseLibp2pError, OSError, EOFError, ValueError, RuntimeError, TypeError, AttributeError, LookupError,
+    MemoryError, OverflowError, InvalidSignature, InvalidTag, DecodeError, NoiseHandshakeError,
+    NoiseInvalidMessage, NoiseValueError, trio.BrokenResourceError, trio.ClosedResourceError,
+)  # fmt: skip
+"""What a stranger's bytes were seen to raise (a length near 2^63: OverflowError), or can."""
 REFUSED = {errno.ECONNREFUSED: "refused", errno.ECONNRESET: "refused"}
 NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EADDRNOTAVAIL)
 

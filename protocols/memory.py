@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from random import Random
 
@@ -160,6 +160,7 @@ class MemoryTransport:
     ) -> None:
         self.peer, self.limit, self.backlog_bytes = peer, limit, backlog_bytes
         self.receiver: Receiver | None = None
+        self.subflows: dict[str, int] = {}
         self.uplink = Line()
         self.frozen = False
         self.closed = False
@@ -170,10 +171,6 @@ class MemoryTransport:
     @property
     def addresses(self) -> Sequence[str]:
         return (f"/memory/{self.peer}",)
-
-    @property
-    def subflows(self) -> Mapping[str, int]:
-        return {}
 
     def listen(self, receiver: Receiver) -> None:
         self.receiver, self._context = receiver, copy_context()

@@ -36,6 +36,7 @@ from protocols.message_fields import (
 from protocols.message_fields import Message as Message
 from protocols.order_messages import OrderIs as OrderIs
 from protocols.peer_record import PeerRecord as PeerRecord
+from protocols.receipt_messages import ReceiptIs as ReceiptIs
 from swarmnet.paths import Header
 
 Lane = Literal["data", "group", "bulk"]
@@ -364,7 +365,7 @@ AnyMessage = (
     Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit | Progress | Announce
     | Want | Contribution | AskIds | AskChain | ChainIs | Statements | AskState | State | AskChunk | Chunk
     | NoChunk | AskManifest | ManifestIs | AskForward | Forwarded | Declined
-    | OrderIs
+    | OrderIs | ReceiptIs
 )  # fmt: skip
 
 DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit)

@@ -1,4 +1,4 @@
-"""Peers that an observer can look at, without running them: records as they would announce, and their life."""
+"""Peers for an observer to look at, that do not run: records as they would announce, and their life."""
 
 from __future__ import annotations
 

@@ -172,12 +172,10 @@ def test_a_missing_file_is_named(swarmnet):
     refused(swarmnet("join", "nowhere.run.json"), "nowhere.run.json: cannot be read")
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
-def test_every_example_is_right(swarmnet, name):
-    code, out, err = swarmnet("config", "check", CONFIGS / name)
+def test_a_right_file_is_said_to_be_right(swarmnet):
+    code, out, err = swarmnet("config", "check", CONFIGS / "worker.yaml")
     assert (code, err) == (0, "")
-    assert ": ok, " in out
-    assert ("run file" in out) == name.endswith("-run.yaml")
+    assert "worker.yaml: ok, peer file of 'attic', role worker" in out
 
 
 def test_explain_knows_every_key_and_shows_what_a_file_sets(swarmnet):

@@ -61,7 +61,10 @@ def problems(typed, text, environment=None, overrides=None):
             "role: bootstrap\nmetrics: {listen: here}\n",
             "2: metrics.listen: is 'here'; expected HOST:PORT such as 127.0.0.1:9410, or off",
         ),
-        ("role: boostrap\n", "1: role: is the text 'boostrap'; expected 'worker' or 'bootstrap'"),
+        (
+            "role: boostrap\n",
+            "1: role: is the text 'boostrap'; expected 'worker', 'bootstrap', 'observer' or 'archivist'",
+        ),
         ("role: bootstrap\nstage: -1\n", "2: stage: is -1; expected a stage (0, 1, ...) or auto"),
         (
             "role: bootstrap\ndrain_seconds: soon\n",

@@ -6,17 +6,20 @@ import urllib.error
 import urllib.request
 
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from peers.errors import UserError
 from peers.http import Exporter
 from peers.metrics import KINDS, Metrics
+from peers.observe import look_at_gpu
 from peers.reasons import REFUSALS
 from protocols import errors, messages
 
 UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks", "_nodes", "_peers")
 COUNTS = ("stage", "ready", "round", "round_settled", "round_lag", "round_contributors", "peers",
-          "train_loss", "train_learning_rate", "stages", "state", "paused", "stages_missing", "network_subflows")  # fmt: skip
+          "train_loss", "train_learning_rate", "stages", "state", "paused", "stages_missing",
+          "network_subflows")  # fmt: skip
 """Gauges that are an index, a number of things, or what their help says."""
 
 
@@ -80,6 +83,22 @@ def test_strangers_cannot_add_series():
 def test_a_wrong_number_of_labels_is_a_mistake_in_the_program():
     with pytest.raises(TypeError, match="operation"):
         Metrics(process=False).network.directory("get")
+
+
+def test_a_gpu_has_series_only_where_a_peer_computes_on_one(monkeypatch):
+    metrics = Metrics(process=False)
+    assert b"swarmnet_gpu" not in metrics.text()
+    metrics.watch_gpu()
+    metrics.watch_gpu()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 30, 10 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 5 << 30)
+    look_at_gpu(metrics.gpu)
+    shown = {
+        family.name.removeprefix("swarmnet_gpu_memory_"): family.samples[0].value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        if family.name.startswith("swarmnet_gpu_")
+    }
+    assert shown == {"used_bytes": 7 << 30, "total_bytes": 10 << 30, "reserved_bytes": 5 << 30}
 
 
 def test_two_peers_in_one_process_count_apart():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import importlib.util
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +22,12 @@ from peers.home.card import card, plain
 from peers.home.facts import Facts, facts
 from protocols.envelope import Kind, seal
 from protocols.identity import Identity
+from protocols.receipts import seal_receipt
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Data, Manifest, ModelShape, Source
 from swarmnet.model import initial_units, parameter_shapes
+from swarmnet.receipts import Receipt
 
 SHAPE = ModelShape(
     width=16, layers=2, heads=2, key_value_heads=1, head_width=8, feed_forward=24, context=64, rope_theta=5e5
@@ -46,7 +50,9 @@ def leave_checkpoint(
     layout = layout_of(parameter_shapes(SHAPE, span))
     units = initial_units(SHAPE, span, layout, seed=1)
     statements = [seal(each, manifest.run_id(), Kind.SETTLED, stage, round, 1, bytes(40)) for each in signers]
-    return checkpoint.write(folder, manifest, stage, round, bytes(8), units, layout, statements)
+    return checkpoint.write(
+        folder / "checkpoints", manifest, stage, round, bytes(8), units, layout, statements
+    )
 
 
 def leave_log(folder: Path, peer: str, stage: int, events: list[tuple[str, dict[str, object]]]) -> Path:
@@ -57,6 +63,20 @@ def leave_log(folder: Path, peer: str, stage: int, events: list[tuple[str, dict[
         for event, fields in events:
             log.record(event, **fields)
     return folder / "events.jsonl"
+
+
+def leave_receipts(folder: Path, maker: PeerId) -> None:
+    """Two peers have signed for one block, one of them for a second one, and there is what counts nothing."""
+    block = MANIFEST.rounds.snapshot_rounds
+    receipts = [
+        seal_receipt(signer, RUN, Receipt(PeerId(signer.peer_id), maker, 0, first, first + 1, count), 1.0)
+        for signer, first, count in ((PEERS[0], 0, 2), (PEERS[2], 0, 2), (PEERS[2], block, 1))
+    ]
+    forged = receipts[0][:-1] + b"\x07"
+    lines = [{"receipt": base64.b64encode(data).decode()} for data in (*receipts, receipts[1], forged)]
+    lines += [{"own": 0, "stage": 0, "made": 99, "tokens": 99}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "receipts.jsonl").write_text(text + "no receipt\n[]\n")
 
 
 @pytest.fixture
@@ -85,6 +105,9 @@ def states(tmp_path: Path) -> Path:
         ("made", {"round": 0, "id": "ee", "tokens": 96}),
         ("settled", {"round": 0, "digest": "00", "ids": ["ee"]}),
     ])  # fmt: skip
+    leave_receipts(folder / "two", PeerId(TWO))
+    contributors = [{"peer": ONE, "name": "attic", "tokens": {"0": 64, "1": 6}}]
+    (folder / "one" / "contributors.json").write_text(json.dumps(contributors))
     return folder
 
 
@@ -121,29 +144,33 @@ def head_of(page: str) -> dict[str, object]:
 
 
 def test_what_is_known_comes_from_the_files_of_that_run_alone(states):
-    found = facts(states, RUN)
+    found = facts(states, MANIFEST)
     assert found.rounds == {0: 8, 1: 6}
     assert found.signers == {ONE, TWO, THREE}
     assert found.logs == 2
     assert found.tokens == 128 + 32
     assert found.contributions == {ONE: 1, TWO: 2, THREE: 1}
+    assert found.receipts == {TWO: 3}
+    assert found.claims == {ONE: 70}
     assert found.seconds == 9.0
     assert found.troubles == []
 
 
 def test_a_folder_without_logs_leaves_tokens_and_contributors_unknown(tmp_path):
     leave_checkpoint(tmp_path, 0, 7, [])
-    page = card(MANIFEST, facts(tmp_path, RUN), None, None, Path("model"))
+    page = card(MANIFEST, facts(tmp_path, MANIFEST), None, None, Path("model"))
     assert "| tokens | not known here |" in page
-    assert "Not known here: no event log" in page
+    assert "Not known here: no event log or receipt" in page
     assert "| weights signed by | nobody known here |" in page
 
 
 def test_a_damaged_log_is_named_and_the_rest_counts(states):
     (states / "one" / "events.jsonl").write_text("no event\n")
-    found = facts(states, RUN)
+    (states / "one" / "contributors.json").write_text('[{"peer": 3}]')
+    found = facts(states, MANIFEST)
     assert found.contributions == {THREE: 1}
     assert "one/events.jsonl:1" in found.troubles[0]
+    assert "one/contributors.json: is no list of contributors" in found.troubles[1]
 
 
 def test_the_card_of_an_export_says_what_the_model_is(states, swarmnet, tmp_path, without_transformers):
@@ -159,7 +186,8 @@ def test_the_card_of_an_export_says_what_the_model_is(states, swarmnet, tmp_path
         "| contact | owner@example.org |", "| books | CC0-1.0 | https://example.org/books |",
         "| code | MIT | - |", "| settled rounds | stage 0: 8, stage 1: 6 |",
         "| tokens | at least 160, by 2 event logs |", "| weights signed by | 3 peers |",
-        f"| `{TWO}` | 2 |", "As far as 2 event logs tell.", "bits per byte, perplexity",
+        f"| `{TWO}` | 2 | 3 | - |", f"| `{ONE}` | 1 | - | 70 |",
+        "As far as 2 event logs, receipts and an archive", "bits per byte, perplexity",
         "Not compared with transformers", 'from_pretrained("model")',
     ):  # fmt: skip
         assert text in page
@@ -184,7 +212,7 @@ def test_a_crowd_of_contributors_is_cut():
     crowd.contributions.update({f"peer{number}": number + 1 for number in range(1000)})
     page = card(MANIFEST, crowd, None, None, Path("model"))
     assert len(re.findall(r"^\| `peer\d+` \|", page, re.MULTILINE)) == 200
-    assert "| `peer999` | 1,000 |" in page
+    assert "| `peer999` | 1,000 | - | - |" in page
     assert "And 800 more." in page
 
 

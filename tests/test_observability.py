@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.parse
@@ -26,7 +28,7 @@ from protocols.identity import load_or_create
 
 SHIPPED = Path(__file__).parent.parent / "configs" / "observability"
 DASHBOARDS = sorted((SHIPPED / "grafana").glob("*.json"))
-PATIENCE_SECONDS = 100.0
+PATIENCE_SECONDS = 160.0
 """For everything to have started and every expression to find data; 25 s on an idle machine."""
 NEEDS = ("prometheus", "promtool")
 MISSING = next((tool for tool in NEEDS if shutil.which(tool) is None), None)
@@ -199,7 +201,7 @@ class Watched:
         file = self.folder / "run.yaml"
         file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
         publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
-        common = {"in_flight": 2, "slots": 8, "checkpoint_seconds": 2}
+        common = {"in_flight": 2, "slots": 8, "checkpoint_seconds": 2, "work_share": 0.25}
         first = await self.peer("peer-0", stage=0, **common)
         other = await self.peer("peer-1", stage=1, bootstrap=first.addresses, **common)
         pattern = r"metrics at http://([\d.:]+)/metrics"
@@ -249,7 +251,7 @@ class Watched:
                 data = await self.ask("query", query=expression)
                 if data is not None and any(sample["value"][1] != "NaN" for sample in data["result"]):
                     del waiting[name]
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
 
     async def end(self):
         if self.prometheus is not None:
@@ -258,10 +260,35 @@ class Watched:
         await asyncio.gather(*(peer.stop(10.0) for peer in self.peers))
 
 
+async def top_shows_it(watched):
+    """One frame each of a running peer and of the directory, by the real command."""
+    address = watched.peers[0].addresses[0]
+    for arguments in (
+        [watched.peers[1].state],
+        ["--run", watched.folder / "run.json", "--bootstrap", address],
+    ):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "peers.cli", "top", *map(str, arguments),
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
+        )  # fmt: skip
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), 60.0)
+        finally:
+            if process.returncode is None:
+                process.kill()
+        text = out.decode()
+        assert process.returncode == 0, err.decode()
+        assert "stages   0:█ 1  1:█ 1" in text, text
+        assert re.search(r"round \d+ \(settled \d+\)", text), text
+        assert re.search(r"1 peer-1( \(here\))? +training", text), text
+        assert "\x1b" not in text
+
+
 @pytest.mark.loopback
 @pytest.mark.slow
 @needs_prometheus
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 async def test_every_expression_of_every_panel_and_alert_finds_data_in_a_running_swarm(tmp_path):
     expressions = [*panel_expressions(), *alert_expressions()]
     numbered = [(f"{number} {name}", text) for number, (name, text) in enumerate(expressions)]
@@ -281,6 +308,7 @@ async def test_every_expression_of_every_panel_and_alert_finds_data_in_a_running
             target["scrapeUrl"]: target["lastError"] for target in targets if target["health"] != "up"
         } == {}
         assert len(targets) == 3, "a worker, the other by the observer's /sd, and the observer"
+        await top_shows_it(watched)
         for address in (*watched.metrics, watched.page):
             assert linted(await asyncio.to_thread(get, f"http://{address}/metrics")) == "", address
     finally:

@@ -24,6 +24,8 @@ OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total", "stage_mov
 OF_FAULTS = {"train_nonfinite_total", "refused_total", "state_chunks_refused_total", "round_lag",
              "network_clock_offset_seconds", "microbatches_dropped_total", "stages_missing"}  # fmt: skip
 """A swarm in which nobody lies or breaks has none; each is made to move below."""
+OF_SLOW_LINES = {"network_subflows", "network_messages_repeated_total"}
+"""A line in memory carries all that there is."""
 OF_VISITORS = {"inference_requests_total", "inference_compute_seconds_total"}
 
 
@@ -58,7 +60,9 @@ class Watched(Swarm):
         silent = Silent()
         observer = self.observers[name] = Observer(member.worker, metrics, silent, silent)
         counted = member.worker.presence.directory
-        directory = DirectoryObserver(counted, SimpleNamespace(clock_offset=0.0, known_nodes=3, refusals=Counter()), metrics)
+        directory = DirectoryObserver(
+            counted, SimpleNamespace(clock_offset=0.0, known_nodes=3, refusals=Counter()), metrics
+        )
         self.watching += [self.loop.create_task(part.run()) for part in (observer, directory)]
         return member
 
@@ -135,7 +139,7 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
     _, series = watched
     names = {one.split()[0] for of_peer in series.values() for one in of_peer}
     declared = {metric.name.removeprefix("swarmnet_") for metric in Metrics(process=False).declared}
-    assert declared - names == OF_THE_PROCESS | OF_FAULTS | OF_VISITORS
+    assert declared - names == OF_THE_PROCESS | OF_FAULTS | OF_SLOW_LINES | OF_VISITORS
 
 
 @pytest.mark.parametrize(
@@ -214,6 +218,7 @@ def test_faults_have_series_of_their_own():
         worker.neighbourhood.departures["made up"] += 1
         worker.inference.outcomes.update({"done": 2, "made up": 1})
         worker.inference.seconds += 0.5
+        worker.neighbourhood.transport.subflows.update(open=2, repeated=3)
         for code in ("malformed", "made up by a stranger", "made up by another"):
             worker.neighbourhood.traffic.refused[code] += 4
         ahead = worker.update.rounds.current + 5
@@ -243,6 +248,8 @@ def test_faults_have_series_of_their_own():
         'inference_requests_total{outcome="done"} 2.0',
         'inference_requests_total{outcome="other"} 1.0',
         "inference_compute_seconds_total 0.5",
+        "network_subflows 2.0",
+        "network_messages_repeated_total 3.0",
     ):
         assert f"swarmnet_{line}" in text
 
@@ -265,7 +272,9 @@ def test_the_directory_is_counted_and_its_clock_shown():
 
     counted, metrics = CountedDirectory(Down()), Metrics(process=False)
     asyncio.run(story())
-    seen = SimpleNamespace(clock_offset=-7.5, known_nodes=9, refusals=Counter({"bad_signature": 2, "whatever": 3}))
+    seen = SimpleNamespace(
+        clock_offset=-7.5, known_nodes=9, refusals=Counter({"bad_signature": 2, "whatever": 3})
+    )
     observer = DirectoryObserver(counted, seen, metrics)
     observer.look()
     observer.look()

@@ -1,9 +1,10 @@
-"""An observer beside a real swarm in memory: it sees who trains, dies, freezes, is cut off, leaves and moves."""
+"""An observer beside a swarm in memory: it sees who trains, dies, freezes, is cut off, leaves and pauses."""
 
 import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from swarm import Swarm, tiny_manifest
 
 from peers.claims import Claims
 from peers.observer.picture import draw
@@ -13,7 +14,6 @@ from peers.presence import Presence
 from peers.virtual_time import run
 from protocols.identity import Identity
 from protocols.records import RECORD_SECONDS
-from swarm import Swarm, tiny_manifest
 
 EYE = Identity.from_seed(b"the observer")
 PROMISED_SECONDS = 15.0
@@ -113,7 +113,8 @@ def test_peers_without_a_stage_and_paused_ones_are_shown_as_what_they_are():
     async def story():
         async with watched.training() as swarm:
             sleeper = Identity.from_seed(b"sleeper")
-            transport, directory = swarm.network.transport(sleeper.peer_id), swarm.network.directory(sleeper.peer_id)
+            transport = swarm.network.transport(sleeper.peer_id)
+            directory = swarm.network.directory(sleeper.peer_id)
             presence = Presence(swarm.signed, sleeper, transport, directory, "0", lambda *_, **__: None)
             claims = Claims("paused", "attic")
             announcing = asyncio.create_task(
@@ -141,8 +142,8 @@ def test_a_change_of_state_is_announced_at_once_and_otherwise_the_directory_is_l
                 return await announce(*arguments)
 
             directory.announce = counted
-            await swarm.during(60.0)
-            assert len(announced) <= 3
+            await swarm.during(80.0)
+            assert len(announced) <= 5 + 2, "five early ones, then one each 30 s"
             began = swarm.loop.time()
             swarm.members["a"].worker.leave()
             await swarm.until(lambda: announced and announced[-1] >= began, 1.0)
@@ -153,5 +154,5 @@ def test_a_change_of_state_is_announced_at_once_and_otherwise_the_directory_is_l
 
 def test_walks_are_rarer_in_a_large_run_and_never_rarer_than_records_live():
     assert walk_seconds(6) == 5.0
-    assert walk_seconds(1000) == 50.0
+    assert walk_seconds(1000) == 20.0
     assert walk_seconds(10**6) <= RECORD_SECONDS / 2

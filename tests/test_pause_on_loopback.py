@@ -5,12 +5,12 @@ import contextlib
 import time
 
 import pytest
+from test_supervision import QUIET, times, until
 
 from peers.control.client import ask
 from peers.demo.peers import start
 from peers.run_file import publish
 from protocols.identity import load_or_create
-from tests.test_supervision import QUIET, times, until
 
 RUN = """
 name: small
@@ -57,8 +57,8 @@ async def test_a_pause_frees_memory_and_is_seen_and_the_peer_comes_back_and_leav
         assert "paused" in {event.fields.get("code") for event in read(log) if event.name == "unlinked"}
         await until(lambda: second.status.get("state") == "paused (user)", 10, "it says so")
         before = len(times(first.state, "linked"))
-        await asyncio.sleep(3.0)  # Long enough to be dialled again, if anybody would.
-        assert len(times(first.state, "linked")) == before
+        await asyncio.sleep(3.0)
+        assert len(times(first.state, "linked")) == before, "nobody dials it"
         assert second.alive
 
         assert (await asked(second, "resume"))["paused"] == {}

@@ -18,11 +18,12 @@ SHAPE = ModelShape(
     width=16, layers=sum(STAGES), heads=2, key_value_heads=2, head_width=8, feed_forward=24, context=64
 )
 MANIFEST = Manifest("tiny", PeerId("owner"), stages=STAGES, model=SHAPE, data=Data(sequence_tokens=32))
-TEXT = bytes(range(32, 127)) * 5
+TEXT = bytes(range(32, 127)) * 2
 
 
 @pytest.fixture
 def model():
+    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1)
     stages = tuple(
         {

@@ -1,6 +1,8 @@
 """`swarmnet top` on what lives: a worker's own picture, the socket it is asked over, and the directory."""
 
 import asyncio
+import subprocess
+import sys
 import time
 
 import pytest
@@ -162,6 +164,15 @@ async def test_without_a_terminal_one_frame_of_the_running_peer_is_printed(tmp_p
     assert "peer attic" in text
     assert "(here)" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_watching_a_peer_or_a_log_loads_neither_torch_nor_the_network():
+    heavy = "{'torch', 'hivemind'} & set(sys.modules)"
+    code = f"import sys, peers.commands.watch, peers.top.show; print(sorted({heavy}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_the_picture_is_small_enough_for_the_socket(lived):

@@ -106,6 +106,14 @@ def test_a_log_that_ends_without_a_word_is_of_a_peer_that_is_gone():
     assert story.seen(EPOCH + 60.0).tokens_per_second is None
 
 
+def test_a_bootstrap_has_little_to_write_and_is_not_gone_for_that():
+    story = Story("boot")
+    story.take(Event(EPOCH, 0.0, "started", {"peer": A, "role": "bootstrap"}))
+    assert story.state_at(EPOCH + 3600.0) == "bootstrap"
+    story.take(Event(EPOCH + 3600.0, 3600.0, "stopped", {"code": "asked"}))
+    assert story.state_at(EPOCH + 3601.0) == "stopped"
+
+
 def test_a_peer_that_starts_again_counts_anew_and_its_losses_go_on(tmp_path):
     log = Log(tmp_path, "a").commits(1.0, 5.0, lambda at: 4.0)
     log(5.0, "stopped", code="fault")

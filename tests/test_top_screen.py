@@ -121,6 +121,15 @@ def test_a_stage_without_peers_is_shown_and_named():
     assert "waits for stages 2: nobody holds them. Hold one: swarmnet join RUN --stage N" in text
 
 
+def test_what_is_said_again_and_again_takes_one_line():
+    events = [Happened(EPOCH + number, "gone", "x was not reached") for number in range(9)]
+    events.insert(4, Happened(EPOCH + 3.5, "left", "y"))
+    lines = drawn(replace(PICTURE, events=tuple(events))).splitlines()
+    assert [line.split()[1:] for line in lines[-2:]] == [
+        ["left", "y"], ["gone", "(9", "times)", "x", "was", "not", "reached"]
+    ]  # fmt: skip
+
+
 def test_nothing_known_yet_is_a_frame_too():
     text = drawn(Picture("peer x", EPOCH, state="connecting"))
     assert "connecting" in text

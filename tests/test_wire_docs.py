@@ -11,6 +11,9 @@ import pytest
 
 from protocols import (
     dht,
+    dial_back,
+    dial_back_service,
+    dialler,
     envelope,
     frames,
     gate,
@@ -21,6 +24,7 @@ from protocols import (
     orders,
     p2pd,
     records,
+    speed,
     stored,
     subflows,
 )
@@ -93,7 +97,8 @@ def test_every_test_that_the_trap_table_names_exists():
         ("dial-back dials", f"{dialler.ADDRESSES}, of {dialler.DIAL_SECONDS:g} s each"),
         (
             "speed",
-            f"{speed.BYTES_LIMIT // 2**20} MiB, {speed.PER_PEER} per peer and minute, {speed.PER_MINUTE} in all",
+            f"{speed.BYTES_LIMIT // 2**20} MiB, {speed.PER_PEER} per peer and minute, "
+            f"{speed.PER_MINUTE} in all",
         ),
     ],
 )

@@ -26,7 +26,7 @@ PORT = 31331
 NOBODY = f"/ip4/{wan.SUBNET}.0.200/tcp/4001"
 RUN = "name: doctor\nstages: [1, 1]\nmodel: {width: 64, layers: 2}\n"
 KEYS = {"relay": False, "nat": False, "metrics": {"listen": "off"}, "log": "json"}
-DOCTOR_SECONDS, HIVEMIND_SECONDS = 100, 60
+DOCTOR_SECONDS, HIVEMIND_SECONDS = 200, 100
 
 NODE = """
 import asyncio, sys
@@ -72,12 +72,18 @@ async def examine(folder, names=NAMES):
         try:
             await boot.until_listening()
             announced = {"wrong": [boot.addresses[0].partition("/p2p/")[0], NOBODY]}
-            found = {}
-            for name in names:
-                place = net.hosts[name], folder, name, boot.addresses, announced.get(name, [])
-                found[name] = {"doctor": await asyncio.to_thread(doctor, *place)}
+            doctors = (
+                asyncio.to_thread(
+                    doctor, net.hosts[name], folder, name, boot.addresses, announced.get(name, [])
+                )
+                for name in names
+            )
+            said = await asyncio.gather(*doctors)  # one helper for all: who finds it busy asks again
             answers = await asyncio.to_thread(hivemind, net, announced, names)
-            return {name: {**found[name], "hivemind": answers[name]} for name in names}
+            return {
+                name: {"doctor": line, "hivemind": answers[name]}
+                for name, line in zip(names, said, strict=True)
+            }
         finally:
             await boot.stop(3.0)
 

@@ -1,9 +1,10 @@
-"""Real peers on the emulated WAN: `scripts/soak wan tokens|partition|join`. Needs root; minutes per figure.
+"""Real peers on the emulated WAN: `scripts/soak wan WHAT`. Needs root; minutes per figure.
 
     tokens      tokens/s of 6 peers in 2 stages at 10/100 Mbit/s, 50 ms round trip, 1 % loss, cubic, beside
                 the same swarm on loopback
     partition   50/50 for a minute, then healed: seconds until every stage has one digest again
     join        a newcomer to a stage with four holders: how much of the lines its fetch of the state uses
+    links       how many microbatches the lines carry, without the computers
 
     liar        100 newcomers where one of four holders lies; in memory on a virtual clock, without the WAN
 
@@ -26,16 +27,19 @@ from wan_partition import partition
 from wan_swarm import MODELS
 from wan_tokens import tokens
 
+WORK = {"tokens": tokens, "partition": partition, "join": join, "liar": liar, "links": links}
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["tokens", "partition", "join", "liar", "links"])
+    parser.add_argument("what", choices=list(WORK))
     parser.add_argument("--model", choices=list(MODELS), default="1M")
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--warm-seconds", type=float, default=20.0)
     parser.add_argument("--in-flight", type=int, default=0, help="tokens: at most; 0: the default")
     parser.add_argument("--target-tokens", type=int, default=8192)
     parser.add_argument("--quic", action="store_true", help="tokens: QUIC instead of TCP on the WAN")
+    parser.add_argument("--subflows", type=int, default=2, help="links: at most so many per link")
     parser.add_argument("--training", action="store_true", help="join: while the others go on training")
     parser.add_argument("--holders", default="", help="join: what is wrong with the first: lies,stalls")
     parser.add_argument("--joins", type=int, default=100)
@@ -48,8 +52,7 @@ def main():
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="swarmnet-wan-"))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    work = {"tokens": tokens, "partition": partition, "join": join, "liar": liar, "links": links}[arguments.what]
-    print(json.dumps(asyncio.run(work(folder, arguments)), indent=1))
+    print(json.dumps(asyncio.run(WORK[arguments.what](folder, arguments)), indent=1))
 
 
 if __name__ == "__main__":

@@ -58,9 +58,16 @@ async def measure_tokens(folder, net, arguments):
     }
     if net:
         sent = sent_megabits(swarm, before, after)
+        found["subflows"] = newest_subflows(folder)
         found["uplink_mbit"] = {name: round(megabits / seconds, 2) for name, megabits in sent.items()}
         found["router_cpu_share"] = round((after["cpu_seconds"] - before["cpu_seconds"]) / seconds, 3)
     return found
+
+
+def newest_subflows(folder):
+    """Of every peer: subflows open at the end, and how often they failed."""
+    newest = {name: event.fields["subflows"] for name, event in events(folder, "traffic")}
+    return {name: [found["open"], found["failed"], found["repeated"]] for name, found in newest.items()}
 
 
 def got_per_taken(folder):

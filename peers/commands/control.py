@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from peers.control.client import ask
+from peers.control.client import ask, runs
 from peers.control.whom import state_of
 from peers.errors import UserError
 
@@ -61,6 +61,18 @@ def leave(
             typer.echo(line)
 
 
+def me(
+    where: Where = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+) -> None:
+    """Am I counted? What this peer contributed, by the signed receipts of others."""
+    from peers.contributed import from_disk, lines  # torch, by way of the receipts
+
+    state = state_of(where)
+    found = ask(state, {"do": "me"}, ANSWER_SECONDS) if runs(state) else from_disk(state)
+    typer.echo(json.dumps(found, indent=1) if as_json else "\n".join(lines(found)))
+
+
 def _until_ended(state: Path, seconds: float) -> None:
     """Wait for the state folder's lock, which a peer holds as long as it lives."""
     until = time.monotonic() + seconds
@@ -72,7 +84,7 @@ def _until_ended(state: Path, seconds: float) -> None:
             except OSError:
                 if time.monotonic() > until:
                     raise UserError(
-                        f"the peer of {state} still runs after {seconds:g} s; a second SIGTERM ends it at once"
+                        f"the peer of {state} still runs after {seconds:g} s; SIGTERM ends it at once"
                     ) from None
             time.sleep(0.1)
 

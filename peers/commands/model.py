@@ -54,7 +54,7 @@ def export(
         manifest, shape = model.manifest, model.manifest.model
         weights = {name: tensor for stage in model.stages for name, tensor in stage.items()}
         tokenizer = open_tokenizer(manifest.data.tokenizer, shape.vocabulary)
-        known = facts(source, manifest.run_id())
+        known = facts(source, manifest)
         window = manifest.data.sequence_tokens
         scored = score_weights(weights, shape, held_out_text(), tokenizer, window=window) if score else None
         unchecked = parity.missing()

@@ -57,7 +57,7 @@ def _swarm(console: object, run: str, bootstraps: Sequence[str]) -> None:
 
     from peers.commands.visit import EXPECTED, say, ways_in
     from peers.inference.visit import reaching
-    from peers.top.show import swarm
+    from peers.top.visit import swarm
     from protocols.errors import WireError
 
     assert isinstance(console, Console)

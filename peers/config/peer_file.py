@@ -81,6 +81,11 @@ def _checked_invite(text: str) -> str:
     return text
 
 
+def _archive(url: str, info: ValidationInfo) -> str:
+    return str(_resolve(Path(url), info)) if url and "://" not in url else url
+
+
+ArchiveUrl = Annotated[str, AfterValidator(_archive), Shown("path | URL")]
 InviteText = Annotated[str, AfterValidator(_checked_invite), Shown("text")]
 FilePath = Annotated[Path, AfterValidator(_resolve), Shown("path")]
 RunReference = Annotated[str, AfterValidator(_run), Shown("run id | path of a published run file")]
@@ -132,14 +137,27 @@ class ObserverFile(BaseModel):
         return self
 
 
+class ArchivingFile(BaseModel):
+    """How an archivist archives."""
+
+    model_config = STRICT
+
+    seconds: Annotated[Seconds, Field(ge=1)] = 600.0
+    """Time between two looks at the run."""
+    newest: Annotated[int, Field(ge=1, le=10000)] = 4
+    """Of each stage, how many of the newest checkpoints stay."""
+    every: Annotated[int, Field(ge=0, le=1000000)] = 0
+    """Of the older ones, each so many-th of the run's snapshots stays; 0: none."""
+
+
 class PeerFile(BaseModel):
     """One peer. Paths are relative to the folder of the file."""
 
     model_config = STRICT
 
-    role: Literal["worker", "bootstrap", "observer"] = "worker"
+    role: Literal["worker", "bootstrap", "observer", "archivist"] = "worker"
     """worker trains a stage; bootstrap only lets others find the run, and needs no run; observer holds nothing
-    and shows the swarm on a page."""
+    and shows the swarm on a page; archivist keeps the run's checkpoints at `archive`."""
     run: RunReference | None = None
     """Which run to train or to watch. A worker and an observer need it. By id, the manifest is fetched from other peers and checked."""
     bootstrap: tuple[BootstrapMultiaddr, ...] = ()
@@ -167,6 +185,9 @@ class PeerFile(BaseModel):
     """Be reached through other peers when no port is open to the outside."""
     nat: bool = True
     """Ask the router to forward a port (UPnP)."""
+    lan: bool | Literal["auto"] = "auto"
+    """Find peers of the same run on the local network, and be found by them (multicast DNS); auto: if zeroconf
+    is installed (the extra lan)."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Compute threads."""
     work_share: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -192,6 +213,11 @@ class PeerFile(BaseModel):
     """line: for people; json: one JSON object per line; auto: line on a terminal, else json."""
     invite: InviteText = ""
     """What the run's owner handed out (`swarmnet invite`), where the run takes peers by invite only."""
+    archive: ArchiveUrl = ""
+    """A folder, or a URL that fsspec opens. An archivist keeps the run there. A worker starts from there when
+    nobody of its stage is in the swarm and its own checkpoint is older."""
+    archiving: ArchivingFile = ArchivingFile()
+    """How an archivist archives."""
     text: dict[str, FilePath] = Field(default_factory=dict)
     """Where this machine keeps a data source of the run, by the source's name."""
     text_limit: Annotated[ByteCount, Field(ge=1 << 16, json_schema_extra={"default": "64MiB"})] = 64 << 20
@@ -208,10 +234,13 @@ class PeerFile(BaseModel):
 
     @model_validator(mode="after")
     def _needs_run(self) -> PeerFile:
-        purposes = {"worker": "to train", "observer": "to show"}
+        purposes = {"worker": "to train", "observer": "to show", "archivist": "to archive"}
         if self.role in purposes and self.run is None:
             error = f"is missing; {_a(self.role)} needs the run {purposes[self.role]}"
             raise PydanticCustomError("refused", "{error}", {"key": "run", "error": error})
+        if self.role == "archivist" and not self.archive:
+            error = "is missing; an archivist needs a folder or URL to archive to"
+            raise PydanticCustomError("refused", "{error}", {"key": "archive", "error": error})
         return self
 
 

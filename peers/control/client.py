@@ -74,3 +74,15 @@ def _decoded(line: bytes, state: Path) -> dict[str, Any]:
     if "error" in answer:
         raise UserError(str(answer["error"]))
     return answer
+
+
+def runs(state: Path) -> bool:
+    """Whether a peer listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(1.0)
+        try:
+            with socket_path(state) as path:
+                connection.connect(path)
+        except (OSError, UserError):
+            return False
+    return True

@@ -91,6 +91,12 @@ class Obedience:
     def linked(self, peer: PeerId) -> None:
         self._tell(peer)
 
+    def asked(self, peer: PeerId) -> None:
+        """It asks for the state: a visitor has no link on which it was told."""
+        neighbourhood, held = self.worker.neighbourhood, self.book.held
+        if held is not None and neighbourhood is not None and peer not in neighbourhood.known():
+            neighbourhood.answer(peer, "group", OrderIs(held.data))
+
     def message(self, peer: PeerId, message: OrderIs) -> None:
         """From anybody, even from one who has not greeted."""
         neighbourhood = self.worker.neighbourhood

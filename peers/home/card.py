@@ -100,13 +100,21 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
 
 
 def _contributors(facts: Facts) -> list[str]:
-    if not facts.contributions:
-        return ["Not known here: no event log of a peer lay beside the checkpoints."]
-    ranked = sorted(facts.contributions.items(), key=lambda each: (-each[1], each[0]))
-    rows = [(f"`{plain(peer)}`", f"{count:,}") for peer, count in ranked[:MOST_CONTRIBUTORS]]
-    more = len(ranked) - len(rows)
-    lines = _table(("peer", "contributions in settled rounds"), rows)
-    return [*lines, "", f"As far as {facts.logs} event logs tell." + (f" And {more:,} more." if more else "")]
+    counts, signed, claims = facts.contributions, facts.receipts, facts.claims
+    if not counts and not signed and not claims:
+        return ["Not known here: no event log or receipt of a peer lay beside the checkpoints."]
+    known = counts.keys() | signed.keys() | claims.keys()
+    ranked = sorted(known, key=lambda peer: (-max(counts[peer], signed[peer]), -claims[peer], peer))
+    named = ranked[:MOST_CONTRIBUTORS]
+    rows = [(f"`{plain(peer)}`", *(_number(of[peer]) for of in (counts, signed, claims))) for peer in named]
+    more = f" And {len(ranked) - len(named):,} more." if len(ranked) > len(named) else ""
+    head = ("peer", "contributions in settled rounds", "others signed for", "tokens, as it says itself")
+    told = f"As far as {facts.logs} event logs, receipts and an archive's list beside the checkpoints tell."
+    return [*_table(head, rows), "", told + more]
+
+
+def _number(count: int) -> str:
+    return f"{count:,}" if count else "-"
 
 
 def _score(score: Score | None) -> list[str]:

@@ -1,15 +1,18 @@
 """What the files of a run's peers tell of how its model was made: rounds, tokens, contributors.
 
 Checkpoints name the run, the round and who signed the weights; event logs beside them name what was committed
-and whose contributions settled. Nothing here is asked of the network, so it is what is *known*: a peer whose
-log is not there is counted only where others saw it.
+and whose contributions settled, receipts what others signed for. Nothing here is asked of the network, so it
+is what is *known*: a peer whose files are not there is counted only where others saw it.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -18,9 +21,17 @@ from peers import event_log
 from peers.errors import UserError
 from protocols.envelope import Kind, open_envelope
 from protocols.errors import WireError
-from swarmnet.identifiers import RunId
+from protocols.receipts import open_receipt
+from swarmnet.identifiers import PeerId, RunId
+from swarmnet.manifest import Manifest
+from swarmnet.receipts import BLOCKS_KEPT, SIGNERS_KEPT, ReceiptBook
 
-LOG = "events.jsonl"
+CHECKPOINTS, LOG, RECEIPTS = "checkpoints", "events.jsonl", "receipts.jsonl"
+"""In a peer's state folder."""
+CLAIMS, CLAIMS_BYTES = "contributors.json", 64 << 20
+"""In an archive (peers/archive/archive.py)."""
+MOST_RECEIPTS = 2 * BLOCKS_KEPT * SIGNERS_KEPT
+"""Lines of one peer that are read: more than it keeps."""
 STATEMENT_BYTES = 64
 """A chain's value and a digest of settled weights are 40 (signed_digests.py)."""
 
@@ -41,20 +52,25 @@ class Facts:
     """From the first to the last event."""
     contributions: Counter[str] = field(default_factory=Counter)
     """Peer -> its contributions in settled rounds, as far as the logs tell."""
+    receipts: Counter[str] = field(default_factory=Counter)
+    """Peer -> its contributions that others have signed for."""
+    claims: Counter[str] = field(default_factory=Counter)
+    """Peer -> tokens that it says it has committed, in all stages."""
     troubles: list[str] = field(default_factory=list)
     """Files that could not be read."""
 
 
-def facts(source: Path | None, run_id: RunId) -> Facts:
+def facts(source: Path | None, manifest: Manifest) -> Facts:
     """What is known of the run from the folder `source` (None: here), or from one checkpoint file."""
-    place = source or Path()
+    place, run_id = source or Path(), manifest.run_id()
     files = [place] if place.is_file() else sorted(place.rglob("stage-*-round-*.safetensors"))
     found, folders, newest = Facts(), set[Path](), dict[int, Mapping[str, str]]()
     for file in files:
         metadata = _metadata(file)
         if metadata.get("run") != run_id:
             continue
-        folders.add(file.parent)
+        folder = file.absolute().parent
+        folders.add(folder.parent if folder.name == CHECKPOINTS else folder)
         stage = int(metadata["stage"])
         if stage not in newest or int(newest[stage]["round"]) < int(metadata["round"]):
             newest[stage] = metadata
@@ -62,6 +78,9 @@ def facts(source: Path | None, run_id: RunId) -> Facts:
         found.rounds[stage] = int(metadata["round"]) + 1
         found.signers.update(_signers(metadata, run_id))
     _read_logs(found, [folder / LOG for folder in sorted(folders)])
+    for folder in sorted(folders):
+        _read_receipts(found, folder / RECEIPTS, run_id, manifest.rounds.snapshot_rounds)
+        _read_claims(found, folder / CLAIMS)
     return found
 
 
@@ -104,6 +123,43 @@ def _read_logs(found: Facts, logs: list[Path]) -> None:
     origins = {origin for counts in tokens.values() for origin in counts}
     found.tokens = sum(max(counts[origin] for counts in tokens.values()) for origin in origins)
     found.contributions.update(makers[identity] for identity in settled if identity in makers)
+
+
+def _read_receipts(found: Facts, file: Path, run_id: RunId, block_rounds: int) -> None:
+    """What others signed for one peer, each signature verified."""
+    if not file.is_file():
+        return
+    books: dict[PeerId, ReceiptBook] = {}
+    try:
+        with file.open("rb") as lines:
+            for line in islice(lines, MOST_RECEIPTS):
+                try:
+                    data = base64.b64decode(json.loads(line).get("receipt", ""))
+                    receipt, _ = open_receipt(data, run_id, block_rounds)
+                except (ValueError, AttributeError, TypeError, WireError):
+                    continue  # The peer's own counts stand there too, and nobody has signed those.
+                books.setdefault(receipt.maker, ReceiptBook(block_rounds)).take(receipt)
+    except OSError as error:
+        found.troubles.append(f"{file}: cannot be read: {error.strerror}")
+    for maker, book in books.items():
+        found.receipts[maker] = max(found.receipts[maker], book.total().contributions)
+
+
+def _read_claims(found: Facts, file: Path) -> None:
+    """An archivist's list of what peers said of themselves in the directory."""
+    if not file.is_file():
+        return
+    try:
+        if file.stat().st_size > CLAIMS_BYTES:
+            raise ValueError(f"it has more than {CLAIMS_BYTES} bytes")
+        for one in json.loads(file.read_bytes()):
+            match one:
+                case {"peer": str(peer), "tokens": dict(tokens)}:
+                    found.claims[peer] += sum(count for count in tokens.values() if isinstance(count, int))
+                case _:
+                    raise ValueError("it holds something else than contributors")
+    except (OSError, ValueError, TypeError) as error:
+        found.troubles.append(f"{file}: is no list of contributors: {error}")
 
 
 def _about(

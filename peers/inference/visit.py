@@ -57,8 +57,23 @@ async def visiting(
 async def reaching(
     run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say
 ) -> AsyncIterator[Reached]:
-    """A visitor on p2pd, with an identity of its own that is thrown away. `run`: a run id or a published
-    file; `cache`: addresses to try besides. NoAnswer if nobody is reached, RunFileError for a bad file."""
+    """A visitor of one run. `run`: a run id or a published file; `cache`: addresses to try besides. NoAnswer
+    if nobody is reached, RunFileError for a bad file."""
+    async with entering(bootstraps, cache, say) as (transport, directory):
+        with tempfile.TemporaryDirectory(prefix="swarmnet-visitor-") as folder:
+            try:
+                async with asyncio.timeout(FIND_SECONDS):
+                    signed = await find_manifest(run, directory, Path(folder) / "run.json", say)
+            except TimeoutError:
+                raise NoAnswer(f"the run was not found within {FIND_SECONDS:g} s") from None
+        yield Reached(signed, transport, directory)
+
+
+@asynccontextmanager
+async def entering(
+    bootstraps: Sequence[str], cache: PeerCache, say: Say
+) -> AsyncIterator[tuple[P2pdTransport, DhtDirectory]]:
+    """A visitor on p2pd, with an identity of its own that is thrown away. NoAnswer if nobody is reached."""
     with tempfile.TemporaryDirectory(prefix="swarmnet-visitor-") as folder:
         place = Path(folder)
         load_or_create(place / "identity.key")
@@ -69,10 +84,9 @@ async def reaching(
             try:
                 async with asyncio.timeout(FIND_SECONDS):
                     await join_directory(directory, bootstraps, cache, say)
-                    signed = await find_manifest(run, directory, place / "run.json", say)
             except TimeoutError:
-                raise NoAnswer(f"the run was not found within {FIND_SECONDS:g} s") from None
-            yield Reached(signed, transport, directory)
+                raise NoAnswer(f"nobody answered within {FIND_SECONDS:g} s") from None
+            yield transport, directory
         finally:
             if directory is not None:
                 await directory.close()

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from peers import metrics
-from peers.metrics import PREFIX, Declared, Label
+from peers.declaring import PREFIX, Declared, Label, table
 from peers.observer.board import Board
 from peers.observer.picture import ROLES, STATES, Row
 from peers.reasons import DEPARTURES
@@ -86,7 +86,7 @@ SHOWN = (
     ),
     Shown(
         _gauge("swarm_checkpoint_timestamp_seconds",
-               "When every stage had a checkpoint on some disk, Unix time in seconds, as claimed by records."),
+               "When every stage had a checkpoint on some disk, Unix time in seconds, as claimed by them."),
         lambda board, _: _known(board.picture.checkpoint.at if board.picture.checkpoint else None),
     ),
     Shown(
@@ -167,6 +167,6 @@ def document() -> str:
         "([observer](observer.md)); what is its own as a peer, it serves as every peer does. From",
         "peers/observer/metrics.py.",
         "",
-        *metrics.table(shown.declared for shown in SHOWN),
+        *table(shown.declared for shown in SHOWN),
         "",
     ])  # fmt: skip

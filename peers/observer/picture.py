@@ -21,7 +21,8 @@ from swarmnet.identifiers import PeerId
 
 ROLES = ("worker", "bootstrap", "observer", "archivist", "other")
 STATES = ("joining", "training", "serving", "paused", "leaving", "other", "gone")
-"""`joining` is also who connects; `serving` a peer without a stage; `gone`: in the directory still, but it does not answer."""
+"""`joining` is also who connects; `serving`: a peer without a stage; `gone`: still in the directory, but it
+does not answer."""
 SHOWN_VERSIONS = 8
 MOST_CONTRIBUTORS = 20
 SHOWN_DEPARTURES = 20

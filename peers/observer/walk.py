@@ -17,9 +17,9 @@ from swarmnet.identifiers import PeerId, RunId
 SHORTEST_WALK_SECONDS = 5.0
 LONGEST_WALK_SECONDS = 60.0
 """Half a record's life: whoever announces itself is seen, and its departure, too."""
-WALK_SECONDS_PER_PEER = 0.05
-"""A look-up brings every record of a stage from up to 20 nodes: about 8 kB per peer of the run and walk, so
-160 kB/s however many there are."""
+WALK_SECONDS_PER_PEER = 0.02
+"""A look-up brings each record of a stage, 400 bytes, from the five nodes that keep it: 2 kB per peer and walk,
+so 100 kB/s however many there are."""
 TURN_SECONDS = 0.25
 ASK_DEADLINE_SECONDS = 3.0
 MOST_ASKED = 32

@@ -10,13 +10,18 @@ from peers.config.peer_file import PeerFile
 from peers.control.server import Control
 from peers.counted_directory import CountedDirectory
 from peers.event_log import EventLog
-from peers.joining import PeerCache, join_directory
+from peers.joining import ANSWER_SECONDS, PeerCache, join_directory
+from peers.lan import Lan
 from peers.metrics import Metrics
 from peers.observe import Pulse
 from peers.status import Report
 from protocols.dht import DhtDirectory
+from protocols.errors import Unreachable
 from protocols.identity import Identity
 from protocols.p2pd import P2pdTransport
+
+NEIGHBOURS_SECONDS = 3.0
+"""For whoever is on the local network to be heard of: they answer within 0.12 s, and are asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +58,23 @@ class Network:
     directory: CountedDirectory
     """The same, counted for the metrics."""
     cache: PeerCache
+    lan: Lan | None = None
+    """Peers of the run on the local network."""
 
     async def join(self, process: Process) -> None:
-        """Return when some bootstrap or remembered peer answers; at once for who names none."""
-        if process.config.bootstrap:
-            await join_directory(self.directory, process.config.bootstrap, self.cache, process.say)
+        """Return when some bootstrap, remembered peer or neighbour answers; who names none waits for none."""
+        bootstraps = process.config.bootstrap
+        if bootstraps:
+            nearby = self.lan.found if self.lan is not None else tuple
+            await join_directory(self.directory, bootstraps, self.cache, process.say, nearby)
+        elif self.lan is not None and await self.lan.anybody(NEIGHBOURS_SECONDS):
+            found = self.lan.found()
+            try:
+                await self.directory.bootstrap(found, ANSWER_SECONDS)
+            except Unreachable as error:
+                process.say("unreachable", f"{error}; goes on alone")
+            else:
+                process.say("joined", f"joined the swarm through {len(found)} addresses on the local network")
 
 
 class Role(Protocol):

@@ -21,12 +21,14 @@ from peers.compute import ThreadCompute, set_threads
 from peers.control.server import Request
 from peers.errors import UserError
 from peers.fitting import all_needs, allowed_bytes, graphs_that_fit
+from peers.introduction import found, machine_line, run_line, swarm_line, traffic_line
 from peers.joining import find_manifest
 from peers.limits.machine import gpu_use
 from peers.limits.watch import LimitsWatch
 from peers.memory import give_back, resident_bytes
 from peers.metrics import STATES
 from peers.observe import Observer
+from peers.receipts import FILE_NAME, read, summary
 from peers.roles.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing, Why
 from peers.roles.resting import rest
 from peers.roles.role import Network, Process
@@ -59,11 +61,15 @@ class WorkerRole:
         """For `swarmnet top`: hears the event log from the start."""
         process.log.listeners += [self.story.take, Teller(process.report).heard]
         self.stage, self.moved = None if config.stage == "auto" else config.stage, 0
+        self.signed: SignedManifest | None = None
+        self._first, self._taken = -1, asyncio.Event()
+        """The first stage that this peer holds, and whether it does."""
+        self.began = time.monotonic()
         self.pausing = Pausing()
         self.watch = LimitsWatch(config.limits, self, gpu=gpu_use(self.device.type == "cuda"))
         process.control.answers.update(
             pause=self._asked_to_pause, resume=self._asked_to_resume, checkpoint=self._asked_to_save,
-            status=self._asked_how_it_is,
+            status=self._asked_how_it_is, me=self._asked_what_it_did,
         )
 
     async def run(self, network: Network) -> None:
@@ -72,16 +78,16 @@ class WorkerRole:
         config = process.config
         assert config.run is not None, "checked by PeerFile"
         await network.join(process)
-        signed = await find_manifest(config.run, network.directory, config.state / "run.json", process.say)
+        kept = config.state / "run.json"
+        self.signed = signed = await find_manifest(config.run, network.directory, kept, process.say)
         process.known_as(signed.run_id, self.device.type)
         if self.device.type == "cuda":
             process.metrics.watch_gpu()
-        name, owner = signed.manifest.name, signed.manifest.owner
-        told = f"run {name} ({signed.run_id[:16]}...), stages: {len(signed.manifest.stages)}, owner: {owner}"
-        process.say("run", told)
+        process.say("run", run_line(signed))
         set_threads(config.threads)
         watch = asyncio.create_task(self.watch.run(lambda: network.transport.daemon.pid), name="limits")
-        await asyncio.sleep(0)  # Its first look may find that this is no hour to begin.
+        introducing = asyncio.create_task(self._introduce(signed, network), name="introduction")
+        await asyncio.sleep(0)  # The limits' first look may find that this is no hour to begin.
         try:
             goes_on = True
             while goes_on:
@@ -90,8 +96,17 @@ class WorkerRole:
                 else:
                     goes_on = await self._stage(signed, network)
         finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+            for task in (watch, introducing):
+                task.cancel()
+            await asyncio.gather(watch, introducing, return_exceptions=True)
+
+    async def _introduce(self, signed: SignedManifest, network: Network) -> None:
+        """Say what was found of the run, and once a stage is taken, what that takes of this machine."""
+        process, limits = self.process, self.process.config.limits
+        records = await found(network.directory, signed, process.identity.peer_id)
+        process.say("swarm", swarm_line(records))
+        await self._taken.wait()
+        process.say("traffic", traffic_line(signed.manifest, self._first, records, limits))
 
     # -- holding a stage ------------------------------------------------------------------------------
 
@@ -157,7 +172,13 @@ class WorkerRole:
         config = self.process.config
         every = all_needs(manifest, self.device, config.text_limit)
         limit = config.limits.memory
-        graphs = graphs_that_fit(every, stage, allowed_bytes(limit, self.device), limit is not None)
+        allowed, limited = allowed_bytes(limit, self.device), limit is not None
+        graphs = graphs_that_fit(every, stage, allowed, limited)
+        told = machine_line(stage, every[stage], graphs, allowed, limited, self.device.type)
+        self.process.say("machine", told)
+        if not self._taken.is_set():
+            self._first = stage
+            self._taken.set()
         return replace(real_part(manifest, stage, self.device), most_graphs=graphs)
 
     def _settings(self, manifest: Manifest) -> Settings:
@@ -169,7 +190,8 @@ class WorkerRole:
             stage=self.stage, moves=config.may_move and fits, moved=self.moved,
             in_flight=config.in_flight, slots=config.slots, checkpoint_seconds=config.checkpoint_seconds,
             drain_seconds=config.drain_seconds, checkpoints=config.state / "checkpoints",
-            orders=config.state / "order.bin", invite=config.invite_bytes,
+            receipts=config.state / FILE_NAME,
+            orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
             version=version("swarmnet"), name=config.name,
         )  # fmt: skip
 
@@ -263,6 +285,22 @@ class WorkerRole:
             raise UserError("there is nothing to save yet: no round has settled")
         path, round = worker.disk.saved
         return {"path": str(path), "round": round}
+
+    async def _asked_what_it_did(self, _request: Request) -> dict[str, Any]:
+        signed, worker, process = self.signed, self.worker, self.process
+        if signed is None:
+            raise UserError("this peer has not found its run yet: no bootstrap has answered so far")
+        joined = worker is not None and worker.neighbourhood is not None
+        path, me = process.config.state / FILE_NAME, process.identity.peer_id
+        kept = worker.receipts.kept if worker is not None and joined else read(path, signed, me)
+        state = worker.state if worker is not None else self.pausing.line()
+        return {
+            "peer": me, "run": signed.run_id, "name": signed.manifest.name, "state": state,
+            "stage": worker.stage if worker is not None else -1, "moves": self.moved,
+            "group": worker is not None and joined and worker.has_company(),
+            "uptime_seconds": round(time.monotonic() - self.began, 1),
+            "every": signed.manifest.rounds.snapshot_rounds, **summary(kept),
+        }  # fmt: skip
 
     def _standing(self) -> dict[str, Any]:
         return {"paused": dict(self.pausing.texts)}

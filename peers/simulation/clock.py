@@ -60,8 +60,7 @@ class _Gated(asyncio.TimerHandle):
 
 
 class GatedLoop(VirtualTimeLoop):
-    """Runs what is due, instant by instant, in the order in which it was scheduled. Also runs what is meant
-    for a thread at once: nothing may wait for one on a virtual clock.
+    """Runs what is due, instant by instant, in the order in which it was scheduled.
 
     It has its own queues: asyncio's compare timers in Python, poll sockets, and took a fifth of a world's
     time. Half of a swarm's callbacks are timers."""
@@ -99,14 +98,6 @@ class GatedLoop(VirtualTimeLoop):
         """What was held up is due now."""
         self._count()
         self._due.append(handle)
-
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]  # noqa: ANN401
-        future: asyncio.Future[Any] = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
-            future.set_exception(error)
-        return future
 
     def _run_once(self) -> None:
         """What the base class calls until it is stopped: all that is due now, or else the next instant."""

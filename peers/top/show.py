@@ -1,30 +1,26 @@
-"""Draws pictures again and again until a key ends it; without a terminal one frame is printed."""
+"""Draws pictures again and again until a key ends it; without a terminal one frame is printed.
+
+Loads neither torch nor the network: it must be there at once.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
 
 from peers.control.client import ask
-from peers.inference.visit import Reached
 from peers.top import screen
 from peers.top.keys import Keys
 from peers.top.picture import Picture, from_json
-from peers.top.records import Watch, look
 from peers.top.replay import Player, Replay
-from protocols.errors import WireError
 
 FRAME_SECONDS = 0.25
 PEER_SECONDS = 1.0
 """How often a running peer is asked: it looks at itself as often."""
-DIRECTORY_SECONDS = 5.0
-"""How often the directory is asked; records change every 30 s, or when a peer's state does."""
 ANSWER_SECONDS = 10.0
 """Deadline of an answer of the peer on this machine."""
 LEAVE = "q leaves"
@@ -37,13 +33,13 @@ def peer(console: Console, state: Path) -> None:
     if not console.is_terminal:
         console.print(screen.frame(picture, console))
         return
-    with Keys() as keys, _live(console) as live:
+    with Keys() as keys, live(console) as display:
         asked_at = time.monotonic()
         while "q" not in keys.pressed(FRAME_SECONDS):
             if time.monotonic() >= asked_at + PEER_SECONDS:
                 picture = from_json(ask(state, {"do": "status"}, ANSWER_SECONDS))
                 asked_at = time.monotonic()
-            live.update(_framed(picture, console, LEAVE), refresh=True)
+            display.update(framed(picture, console, LEAVE), refresh=True)
 
 
 def replay(console: Console, logs: Replay, speed: float, start: float | None) -> None:
@@ -52,10 +48,10 @@ def replay(console: Console, logs: Replay, speed: float, start: float | None) ->
         picture = logs.at(logs.seconds if start is None else start)
         console.print(screen.frame(picture, console))
         return
-    with Keys() as keys, _live(console) as live:
+    with Keys() as keys, live(console) as display:
 
         def draw(picture: Picture, line: str) -> None:
-            live.update(_framed(picture, console, f"{line}   {PLAYING}"), refresh=True)
+            display.update(framed(picture, console, f"{line}   {PLAYING}"), refresh=True)
 
         player = Player(logs.seconds, time.monotonic(), speed, start or 0.0)
         play(logs, player, keys.pressed, time.monotonic, draw)
@@ -77,37 +73,11 @@ def play(
         draw(logs.at(player.advance(clock())), player.line)
 
 
-async def swarm(console: Console, found: Reached) -> None:
-    """What the directory says of the run, again and again."""
-    pictures = _looks(found)
-    async with aclosing(pictures):
-        if not console.is_terminal:
-            console.print(screen.frame(await anext(pictures), console))
-            return
-        with Keys() as keys, _live(console) as live:
-            async for picture in pictures:
-                until = time.monotonic() + DIRECTORY_SECONDS
-                while time.monotonic() < until:
-                    live.update(_framed(picture, console, LEAVE), refresh=True)
-                    if "q" in await asyncio.to_thread(keys.pressed, FRAME_SECONDS):
-                        return
-
-
-async def _looks(found: Reached) -> AsyncGenerator[Picture]:
-    """Picture after picture; a directory that does not answer leaves the last one standing."""
-    watch, manifest = Watch(found.signed.manifest), found.signed.manifest
-    records = await look(found.directory, found.signed.run_id, manifest)
-    while True:
-        yield watch.take(records, found.directory.now())
-        try:
-            records = await look(found.directory, found.signed.run_id, manifest)
-        except WireError:
-            continue
-
-
-def _live(console: Console) -> Live:
+def live(console: Console) -> Live:
+    """The whole screen, left as it was at the end."""
     return Live(console=console, screen=True, auto_refresh=False)
 
 
-def _framed(picture: Picture, console: Console, foot: str) -> Group:
+def framed(picture: Picture, console: Console, foot: str) -> Group:
+    """A picture that fits the terminal as it is now."""
     return screen.frame(picture, console, foot, console.height - 1)

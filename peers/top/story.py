@@ -55,6 +55,7 @@ class Story:
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.peer = ""
+        self.role = "worker"
         self.run = ""
         self.state = "connecting"
         self.stage = -1
@@ -93,8 +94,8 @@ class Story:
         return sum(tokens for _, tokens in self._commits) / SPEED_SECONDS
 
     def state_at(self, now: float) -> str:
-        """Its state; `gone` when its log has ended without a word."""
-        if self.state == "stopped" or now <= self.seen_at + SILENT_SECONDS:
+        """Its state; `gone` when a worker's log has ended without a word. Other roles write too seldom."""
+        if self.state == "stopped" or self.role != "worker" or now <= self.seen_at + SILENT_SECONDS:
             return self.state
         return "gone"
 
@@ -110,7 +111,8 @@ class Story:
     # -- events ---------------------------------------------------------------------------------------
 
     def _started(self, event: Event) -> None:
-        self.peer, self.state = str(event.fields.get("peer", "")), "connecting"
+        self.peer, self.role = str(event.fields.get("peer", "")), str(event.fields.get("role", "worker"))
+        self.state = "connecting" if self.role == "worker" else self.role
         self.tokens, self.stage = 0, -1
         self.microbatches, self.sent, self.received = {}, {}, {}
         self.neighbours.clear()
@@ -192,7 +194,7 @@ def counts_of(ledger: Mapping[str, Any]) -> dict[str, int]:
 
 
 _BECOMES = {"resynchronise": "joining", "moves": "leaving", "leaving": "leaving", "stopped": "stopped",
-            "paused": "paused", "resumed": "joining"}  # fmt: skip
+            "pausing": "leaving", "paused": "paused", "resuming": "joining"}  # fmt: skip
 _FOLLOW: dict[str, Callable[[Story, Event], None]] = {
     "started": Story._started,
     "run": Story._ran,

@@ -1,0 +1,169 @@
+"""What an archive holds, and how one knows that it is whole.
+
+    run.json           the published run
+    order.bin          the owner's newest order, if one was given
+    contributors.json  who has contributed, by what peers say of themselves
+    archive.json       the index: every checkpoint with its SHA-256, length and signers
+    stage-S-round-R.safetensors
+
+The index is written last and believed only as far as the files agree with it. Checkpoints are those of
+peers/checkpoint.py, so `generate`, `export` and `evaluate` read an archive in a folder as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from peers.archive.store import ArchiveError, Store, sha256
+from peers.run_file import RunFileError, SignedManifest, from_published, published_text
+from swarmnet.identifiers import RunId
+from swarmnet.retention import kept
+
+INDEX, RUN, ORDER, CONTRIBUTORS = "archive.json", "run.json", "order.bin", "contributors.json"
+FORMAT = 1
+INDEX_LIMIT = 4 * 1024 * 1024
+_NAME = re.compile(r"stage-(\d{1,5})-round-(\d{8,10})\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One archived checkpoint."""
+
+    name: str
+    stage: int
+    round: int
+    bytes: int
+    sha256: str
+    signers: tuple[str, ...]
+    """Peers that signed these weights."""
+    archived: float
+    """Swarm time, seconds since 1970."""
+
+
+class Archive:
+    """Blocking; call from a thread."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.entries: tuple[Entry, ...] = ()
+
+    def open(self, signed: SignedManifest | None = None) -> SignedManifest:
+        """Read the index. `signed`: the run that it must be, or becomes if the archive is empty. Raises
+        ArchiveError."""
+        held = self.store.read(RUN)
+        if held is None:
+            if signed is None:
+                raise ArchiveError(f"{self.store.url} is no archive of a run: it has no {RUN}")
+            self.store.write(RUN, published_text(signed).encode())
+            return signed
+        try:
+            found = from_published(held, f"{self.store.url}/{RUN}")
+        except RunFileError as error:
+            raise ArchiveError(str(error)) from None
+        if signed is not None and found.run_id != signed.run_id:
+            raise ArchiveError(
+                f"{self.store.url} is the archive of the run {found.run_id}, not of {signed.run_id}; "
+                "name another place"
+            )
+        self.entries = self._read_index(found.run_id)
+        return found
+
+    def newest(self, stage: int) -> list[Entry]:
+        """Of a stage, the newest first."""
+        return sorted((e for e in self.entries if e.stage == stage), key=lambda entry: -entry.round)
+
+    def checkpoint(self, entry: Entry) -> bytes:
+        """Raises ArchiveError where it is not what the index says."""
+        data = self.store.read(entry.name)
+        if data is None:
+            raise ArchiveError(f"{self.store.url}/{entry.name} is missing, though the index names it")
+        if len(data) != entry.bytes or sha256(data) != entry.sha256:
+            raise ArchiveError(f"{self.store.url}/{entry.name} is damaged: it has not the hash of the index")
+        return data
+
+    def put(self, entry: Entry, data: bytes) -> None:
+        """The file, then the index."""
+        self.store.write(entry.name, data)
+        self._write_index((*(e for e in self.entries if e.name != entry.name), entry))
+
+    def prune(self, interval_rounds: int, newest: int, every: int) -> list[Entry]:
+        """Delete what the policy does not keep; what went. The index first: it never names what is gone."""
+        staying: list[Entry] = []
+        for stage in {entry.stage for entry in self.entries}:
+            entries = self.newest(stage)
+            rounds = kept([entry.round for entry in entries], interval_rounds, newest, every)
+            staying += [entry for entry in entries if entry.round in rounds]
+        gone = [entry for entry in self.entries if entry not in staying]
+        if gone:
+            self._write_index(tuple(staying))
+            for entry in gone:
+                self.store.delete(entry.name)
+        return gone
+
+    def damaged(self) -> list[str]:
+        """Names of checkpoints that are not what the index says."""
+        return [entry.name for entry in self.entries if self._fails(lambda e=entry: self.checkpoint(e))]  # type: ignore[misc]
+
+    @staticmethod
+    def _fails(read: Callable[[], object]) -> bool:
+        try:
+            read()
+        except ArchiveError:
+            return True
+        return False
+
+    def order(self) -> bytes | None:
+        """Unverified."""
+        return self.store.read(ORDER)
+
+    def put_order(self, data: bytes) -> None:
+        self.store.write(ORDER, data)
+
+    def contributors(self) -> list[dict[str, Any]]:
+        """One per peer: peer, name, tokens by stage, checkpoints signed. What cannot be read counts as nobody."""
+        data = self.store.read(CONTRIBUTORS)
+        try:
+            found = json.loads(data) if data else []
+        except (ValueError, RecursionError):
+            return []
+        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+    def put_contributors(self, contributors: list[dict[str, Any]]) -> None:
+        self.store.write(CONTRIBUTORS, json.dumps(contributors, indent=1, ensure_ascii=False).encode())
+
+    def _write_index(self, entries: tuple[Entry, ...]) -> None:
+        content = {"format": FORMAT, "checkpoints": [asdict(entry) for entry in entries]}
+        self.store.write(INDEX, json.dumps(content, indent=1).encode())
+        self.entries = entries
+
+    def _read_index(self, run_id: RunId) -> tuple[Entry, ...]:
+        data = self.store.read(INDEX)
+        if data is None:
+            return ()
+        try:
+            if len(data) > INDEX_LIMIT:
+                raise ValueError(f"{len(data)} bytes")
+            content = json.loads(data)
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']}")
+            return tuple(_entry(one) for one in content["checkpoints"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            url = self.store.url
+            raise ArchiveError(f"{url}/{INDEX} of the run {run_id[:16]} cannot be used: {error}") from None
+
+
+def entry_name(stage: int, round: int) -> str:
+    return f"stage-{stage}-round-{round:08d}.safetensors"
+
+
+def _entry(content: dict[str, Any]) -> Entry:
+    """Raises ValueError, KeyError or TypeError: the archive may be a stranger's."""
+    entry = Entry(**{**content, "signers": tuple(map(str, content["signers"]))})
+    found = _NAME.fullmatch(entry.name)
+    if found is None or (int(found[1]), int(found[2])) != (entry.stage, entry.round):
+        raise ValueError(f"an entry named {entry.name!r}")
+    return entry

@@ -1,0 +1,192 @@
+"""Archives a run while it is trained: manifest, orders, contributors, and each stage's settled weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from peers import checkpoint
+from peers.archive.archive import Archive, Entry, entry_name
+from peers.archive.circle import Circle, Surroundings
+from peers.archive.store import ArchiveError, sha256
+from peers.creator.order_book import OrderBook
+from peers.errors import UserError
+from peers.observer.contributions import Contributions
+from peers.snapshots import Snapshots, Weights
+from peers.state_path import NoState, StatePath
+from protocols.errors import WireError
+from protocols.identity import Identity
+from protocols.peer_record import PeerRecord
+from protocols.records import SignedRecord
+from swarmnet.identifiers import PeerId
+from swarmnet.layout import Layout, layout_of
+from swarmnet.model import parameter_shapes
+
+ALONE_NOT_NEEDED = -2
+"""For StatePath.fetch: no round from which contributions alone would do."""
+FETCH_SECONDS = 900.0
+"""For one stage's snapshot: 103 MB take 25 s from four holders on home lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How often, and what stays."""
+
+    seconds: float = 600.0
+    newest: int = 4
+    every: int = 0
+    """As in retention.kept."""
+
+
+class Archivist:
+    def __init__(
+        self,
+        archive: Archive,
+        policy: Policy,
+        identity: Identity,
+        book: OrderBook,
+        circle: Circle,
+        note: Callable[..., None],
+        say: Callable[[str, str], None],
+    ) -> None:
+        self.archive = archive
+        self.policy = policy
+        self.book = book
+        self.circle = circle
+        self.note = note
+        self.say = say
+        self.manifest = book.signed.manifest
+        self.contributions = Contributions()
+        self.signed: Counter[str] = Counter()
+        """How many archived checkpoints a peer has signed: that it held them is proven."""
+        self._records: dict[PeerId, PeerRecord] = {}
+        self._layouts: dict[int, Layout] = {}
+        for stage in range(len(self.manifest.stages)):
+            self._layouts[stage] = layout_of(parameter_shapes(self.manifest.model, self.manifest.span(stage)))
+            around = Surroundings(circle, stage)
+            snapshots = Snapshots(identity, book.signed.run_id, stage, self.manifest.rounds)
+            path = StatePath(snapshots, around, self._layouts[stage].size * 4, note, say)
+            path.signed = around.roots
+            circle.states[stage] = (around, path)
+
+    async def open(self) -> None:
+        """Read what is there. Raises ArchiveError."""
+        await asyncio.to_thread(self.archive.open, self.book.signed)
+        held = await asyncio.to_thread(self.archive.order)
+        if held is not None:
+            try:
+                self.book.take(held)
+            except WireError as error:
+                self.say("order_unusable", f"{self.archive.store.url}: the order in it is refused: {error}")
+        for one in await asyncio.to_thread(self.archive.contributors):
+            self._remember(one)
+
+    async def run(self) -> None:
+        """Until it is cancelled. What the disk refuses is said, and tried again the next time."""
+        while True:
+            await self.once()
+            await asyncio.sleep(self.policy.seconds)
+
+    async def once(self) -> None:
+        for stage in self._layouts:
+            try:
+                await self._stage(stage)
+            except (WireError, NoState, UserError, TimeoutError) as error:
+                self.note("archiving_failed", stage=stage, reason=str(error))
+                self.say("archive", f"stage {stage} is not archived this time: {error or 'it took too long'}")
+            finally:
+                self.circle.part(stage)
+        try:
+            await self._facts()
+        except UserError as error:
+            self.say("archive", str(error))
+
+    async def _stage(self, stage: int) -> None:
+        around, path = self.circle.states[stage]
+        self._count(await self.circle.gather(stage))
+        if not around.peers:
+            raise NoState("no peer of it is there")
+        async with asyncio.timeout(FETCH_SECONDS):
+            weights = await path.fetch(list(around.peers), ALONE_NOT_NEEDED)
+        if weights is None:
+            raise NoState("its peers have no snapshot yet")
+        newest = self.archive.newest(stage)
+        if newest and newest[0].round >= weights.settled_round:
+            return
+        digest = await asyncio.to_thread(checkpoint.state_digest, weights.settled_round, weights.units)
+        signed = around.signed(weights.settled_round, weights.chain + digest)
+        if not signed:
+            raise NoState(f"nobody has signed the weights of round {weights.settled_round} yet")
+        signers = [
+            str(peer) for (round, peer), (_, data) in around.statements.items()
+            if round == weights.settled_round and data in signed
+        ]  # fmt: skip
+        now = self.circle.directory.now()
+        entry = await asyncio.to_thread(self._write, stage, weights, signed, signers, now)
+        self.signed.update(signers)
+        self.note("archived", stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signers))
+        told = f"archived stage {stage}, round {entry.round}, signed by {len(signers)} peers"
+        self.say("archived", f"{told}, in {self.archive.store.url}")
+        interval = self.manifest.rounds.snapshot_rounds
+        prune = partial(self.archive.prune, interval, self.policy.newest, self.policy.every)
+        for gone in await asyncio.to_thread(prune):
+            self.note("pruned", stage=gone.stage, round=gone.round)
+
+    def _write(
+        self, stage: int, weights: Weights, signed: list[bytes], signers: list[str], now: float
+    ) -> Entry:
+        data = checkpoint.content(
+            self.manifest, stage, weights.settled_round, weights.chain, weights.units, self._layouts[stage],
+            signed,
+        )  # fmt: skip
+        entry = Entry(
+            entry_name(stage, weights.settled_round), stage, weights.settled_round, len(data), sha256(data),
+            tuple(sorted(signers)), now,
+        )  # fmt: skip
+        self.archive.put(entry, data)
+        if self.archive.checkpoint(entry) != data:  # Read back: a store that keeps nothing is found here.
+            raise ArchiveError(f"{self.archive.store.url} does not give back what was written")
+        return entry
+
+    # -- who has contributed --------------------------------------------------------------------------
+
+    def _count(self, records: dict[PeerId, SignedRecord]) -> None:
+        for peer, signed in records.items():
+            old, new = self._records.get(peer), signed.record
+            if old is None:
+                self.contributions.first(new)
+            else:
+                self.contributions.grown(old, new)
+            self._records[peer] = new
+
+    def _remember(self, one: dict[str, Any]) -> None:
+        """A contributor of an earlier life. What is not in order is left out."""
+        peer, name, tokens = one.get("peer"), one.get("name"), one.get("tokens")
+        if not isinstance(peer, str) or not isinstance(tokens, dict):
+            return
+        for stage, count in tokens.items():
+            if str(stage).isdecimal() and isinstance(count, int) and count > 0:
+                self.contributions.tokens[peer, int(stage)] = count
+        self.contributions.names[peer] = name if isinstance(name, str) else ""
+        signed = one.get("signed")
+        self.signed[peer] = signed if isinstance(signed, int) and signed > 0 else 0
+
+    async def _facts(self) -> None:
+        """The small files."""
+        if self.book.held is not None:
+            await asyncio.to_thread(self.archive.put_order, self.book.held.data)
+        tokens: dict[str, dict[str, int]] = {peer: {} for peer in sorted(self.signed)}
+        for (peer, stage), count in sorted(self.contributions.tokens.items()):
+            tokens.setdefault(peer, {})[str(stage)] = count
+        contributors = [
+            {
+                "peer": peer, "name": self.contributions.names.get(peer, ""), "tokens": counts,
+                "signed": self.signed[peer],
+            }
+            for peer, counts in tokens.items()
+        ]
+        await asyncio.to_thread(self.archive.put_contributors, contributors)

@@ -1,0 +1,204 @@
+"""The archivist's links: to some peers of every stage, as a visitor that takes no part.
+
+`Surroundings` of one stage is what a `StatePath` needs of a neighbourhood, so that the archivist fetches
+snapshots by the code with which a newcomer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+from peers.clock import Clock
+from peers.creator.order_book import OrderBook
+from peers.presence import OPERATION_SECONDS
+from peers.state_path import StatePath
+from protocols.envelope import Kind, open_envelope, run_bytes
+from protocols.errors import WireError
+from protocols.messages import (
+    STATE_MESSAGES,
+    AskChunk,
+    AskState,
+    Hello,
+    Lane,
+    Message,
+    OrderIs,
+    Refuse,
+    State,
+    Statements,
+)
+from protocols.records import SignedRecord, open_record
+from protocols.transport import Body, Directory, Link, Transport
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import WIRE_VERSION
+from swarmnet.membership import Known
+
+MOST_ASKED = 8
+"""Peers of a stage that are asked at a time: two thirds of these must agree on a snapshot."""
+DIAL_SECONDS = 8.0
+STATEMENT_BYTES = 40
+
+
+class Surroundings:
+    """One stage's peers, as its StatePath sees them."""
+
+    def __init__(self, circle: Circle, stage: int) -> None:
+        self.circle = circle
+        self.stage = stage
+        self.clock = circle.clock
+        self.peers: dict[PeerId, Known] = {}
+        """Linked now."""
+        self.statements: dict[tuple[int, PeerId], tuple[bytes, bytes]] = {}
+        """(round, signer) -> (chain and digest, envelope)."""
+        self.told: set[PeerId] = set()
+        """Peers of this stage by the directory: whose statements count."""
+
+    @property
+    def transport(self) -> Transport:
+        return self.circle.transport
+
+    def known(self) -> dict[PeerId, Known]:
+        return self.peers
+
+    def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
+        """It is asked for nothing."""
+
+    def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool:
+        return self.circle.post(peer, message, body)
+
+    def refused(self, peer: PeerId, code: str, reason: str) -> None:
+        self.circle.note("refused", peer=peer, code=code, reason=reason)
+
+    def roots(self) -> dict[PeerId, frozenset[tuple[int, bytes]]]:
+        """What each peer has put its name to, as (round, digest)."""
+        named: dict[PeerId, set[tuple[int, bytes]]] = {}
+        for (round, peer), (payload, _) in self.statements.items():
+            named.setdefault(peer, set()).add((round, payload[8:]))
+        return {peer: frozenset(roots) for peer, roots in named.items()}
+
+    def signed(self, round: int, payload: bytes) -> list[bytes]:
+        """The envelopes that say just this of a round."""
+        return [data for (at, _), (said, data) in self.statements.items() if (at, said) == (round, payload)]
+
+    def hear(self, message: Statements) -> None:
+        """Raises WireError for what nobody has signed."""
+        for data in message.statements:
+            envelope = open_envelope(data, self.circle.book.signed.run_id, Kind.SETTLED, STATEMENT_BYTES)
+            if envelope.stage == self.stage and envelope.sender in self.told:
+                self.statements[envelope.round, envelope.sender] = (bytes(envelope.payload), data)
+        newest = sorted({round for round, _ in self.statements}, reverse=True)[:4]
+        self.statements = {key: said for key, said in self.statements.items() if key[0] in newest}
+
+
+class Circle:
+    """`Receiver` of the archivist's transport."""
+
+    def __init__(
+        self,
+        book: OrderBook,
+        transport: Transport,
+        directory: Directory,
+        invite: bytes,
+        chance: Random,
+        note: Callable[..., None],
+    ) -> None:
+        self.book = book
+        self.transport = transport
+        self.directory = directory
+        self.invite = invite
+        self.chance = chance
+        self.note = note
+        self.clock = Clock(lambda seconds: note("stood_still", seconds=round(seconds, 3)))
+        self.states: dict[int, tuple[Surroundings, StatePath]] = {}
+        self._links: dict[PeerId, Link] = {}
+        self._stages: dict[PeerId, int] = {}
+
+    def listen(self) -> None:
+        self.transport.listen(self)
+
+    def close(self) -> None:
+        for _, path in self.states.values():
+            path.close()
+        for peer in list(self._links):
+            self._drop(peer)
+        self.clock.close()
+
+    # -- links ----------------------------------------------------------------------------------------
+
+    async def gather(self, stage: int) -> dict[PeerId, SignedRecord]:
+        """Link to some peers of a stage, and return all its records. Raises WireError."""
+        run_id = self.book.signed.run_id
+        found = await self.directory.look_up(run_id, stage, OPERATION_SECONDS)
+        records = {peer: open_record(data, run_id) for peer, data in sorted(found.items())}
+        surroundings = self.states[stage][0]
+        surroundings.told = set(records)
+        chosen = [peer for peer in records if peer != self.transport.peer]
+        self.chance.shuffle(chosen)
+        await asyncio.gather(*(self._dial(surroundings, records[peer]) for peer in chosen[:MOST_ASKED]))
+        return records
+
+    def part(self, stage: int) -> None:
+        """What was to be fetched is here."""
+        for peer in [peer for peer, held in self._stages.items() if held == stage]:
+            self._drop(peer)
+
+    async def _dial(self, surroundings: Surroundings, signed: SignedRecord) -> None:
+        peer, record = signed.peer, signed.record
+        if peer in self._links:
+            return
+        try:
+            link = await self.transport.open(peer, "group", DIAL_SECONDS, record.addresses)
+            link.post(Hello(WIRE_VERSION, run_bytes(self.book.signed.run_id), b"", self.invite))
+        except WireError as error:
+            self.note("dial_failed", peer=peer, lane="group", code=error.code, reason=str(error))
+            return
+        self._links[peer], self._stages[peer] = link, record.stage
+        known = Known(record.stage, record.role, tuple(record.addresses), signed.sequence, b"", 0.0)
+        known.linked = True
+        surroundings.peers[peer] = known
+
+    def post(self, peer: PeerId, message: Message, body: Body = b"") -> bool:
+        link = self._links.get(peer)
+        if link is None or link.closed:
+            return False
+        try:
+            link.post(message, body)
+        except WireError:
+            return False
+        return True
+
+    def _drop(self, peer: PeerId) -> None:
+        link, stage = self._links.pop(peer, None), self._stages.pop(peer, None)
+        if link is not None:
+            link.close()
+        if stage is not None:
+            surroundings, path = self.states[stage]
+            surroundings.peers.pop(peer, None)
+            path.unlinked(peer)
+
+    # -- Receiver -------------------------------------------------------------------------------------
+
+    def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
+        stage = self._stages.get(peer)
+        if isinstance(message, OrderIs):
+            self.book.take(message.order)
+        elif stage is None or isinstance(message, (AskState, AskChunk)):
+            return  # It asks nothing of strangers, and answers nothing.
+        elif isinstance(message, Statements):
+            self.states[stage][0].hear(message)
+        elif isinstance(message, STATE_MESSAGES):
+            if not isinstance(message, State) or message.stage == stage:
+                self.states[stage][1].message(peer, message, body)
+        elif isinstance(message, Refuse):
+            self.note("refused_by", peer=peer, code="other", reason=message.reason[:200])
+            self._drop(peer)
+
+    def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
+        link = self._links.get(peer)
+        if link is not None and link.closed:  # Theirs to us may end: they open another with the next answer.
+            self._drop(peer)
+
+    def refused(self, peer: PeerId, code: str, reason: str) -> None:
+        self.note("refused", peer=peer, code=code, reason=reason)
+        self._drop(peer)

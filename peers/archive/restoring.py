@@ -1,0 +1,94 @@
+"""Starting from an archive: its newest checkpoint of a stage becomes the worker's own, if that is newer.
+
+What the archive says is checked before it is used: the hash of the index, the run, the stage and the shapes,
+the digest of the weights, and at least one peer's signature on that very digest. Who wrote the archive could
+have made up such a peer: naming an archive is trusting it, as nobody of the group is there to say otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from peers import checkpoint
+from peers.archive.archive import Archive, Entry
+from peers.archive.store import ArchiveError, open_store
+from peers.checkpoint import Checkpoint, CheckpointError
+from peers.run_file import SignedManifest
+from protocols.envelope import Kind, open_envelope
+from protocols.errors import WireError
+from swarmnet.identifiers import PeerId
+from swarmnet.layout import Layout
+
+STATEMENT_BYTES = 40
+
+
+def signers(checkpoint: Checkpoint) -> set[PeerId]:
+    """The peers whose signature on these very weights is in the file."""
+    found = set()
+    for data in checkpoint.signed:
+        try:
+            envelope = open_envelope(data, checkpoint.run_id, Kind.SETTLED, STATEMENT_BYTES)
+        except WireError:
+            continue
+        told = bytes(envelope.payload) == checkpoint.chain + checkpoint.digest
+        if told and (envelope.stage, envelope.round) == (checkpoint.stage, checkpoint.round):
+            found.add(envelope.sender)
+    return found
+
+
+class Restoring:
+    """`bring` runs before a worker looks at its own disk."""
+
+    def __init__(self, url: str, signed: SignedManifest, say: Callable[[str, str], None]) -> None:
+        self.url = url
+        self.signed = signed
+        self.say = say
+
+    async def bring(self, folder: Path, stage: int, layout: Layout) -> None:
+        """Put the archive's newest usable checkpoint into `folder`. ArchiveError if it cannot be read at all;
+        an archive without this stage is no error: then the seed or the swarm must do."""
+        told = await asyncio.to_thread(self._bring, folder, stage, layout)
+        self.say("archive", told)
+
+    def _bring(self, folder: Path, stage: int, layout: Layout) -> str:
+        archive = Archive(open_store(self.url))
+        archive.open(self.signed)
+        files = checkpoint.files(folder, stage)
+        own = int(files[0].stem.rpartition("-")[2]) if files else -1
+        entries = archive.newest(stage)
+        problems = []
+        for entry in entries:
+            if entry.round <= own:
+                return f"the own checkpoint, of round {own}, is as new as the archive's"
+            try:
+                by = self._take(archive, entry, folder, layout)
+            except (ArchiveError, CheckpointError) as error:
+                problems.append(str(error))
+                continue
+            return f"took the weights of round {entry.round} from {self.url}, signed by {len(by)} peers"
+        if problems:
+            raise ArchiveError(f"no checkpoint of stage {stage} in {self.url} can be used: {problems[0]}")
+        return f"{self.url} has no checkpoint of stage {stage}"
+
+    def _take(self, archive: Archive, entry: Entry, folder: Path, layout: Layout) -> set[PeerId]:
+        """Check beside its place, then rename. Raises ArchiveError or CheckpointError."""
+        data = archive.checkpoint(entry)
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f".{entry.name}.{os.getpid()}.part"
+        try:
+            beside.write_bytes(data)
+            held, _ = checkpoint.restore_signed(beside, self.signed.run_id, entry.stage, layout)
+            by = signers(held)
+            if held.round != entry.round or not by:
+                raise ArchiveError(f"{archive.store.url}/{entry.name}: nobody has signed its weights")
+            beside.replace(folder / entry.name)
+        except OSError as error:
+            raise ArchiveError(f"{folder}: cannot be written: {error.strerror}") from None
+        finally:
+            beside.unlink(missing_ok=True)
+        return by
+
+

@@ -1,0 +1,299 @@
+"""Commands of a run's creator: order, orders, invite, registry, report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peers.config.peer_file import default_state, run_id_of
+from peers.errors import UserError, as_user_errors
+
+if TYPE_CHECKING:
+    from peers.run_file import SignedManifest
+    from swarmnet.identifiers import PeerId
+    from swarmnet.orders import Order
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run id, or a published run file.")]
+Bootstraps = Annotated[
+    list[str] | None,
+    typer.Option("--bootstrap", help="Multiaddr of a peer to find the run through. Repeatable."),
+]
+Key = Annotated[
+    Path | None, typer.Option(help="The owner's identity file. [default: owner.key among states]")
+]
+Reason = Annotated[str, typer.Option(help="Why, for everybody in the run to read; one line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON.")]
+
+
+def pause(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
+    """Everybody finishes what is under way and starts nothing new, until `resume`."""
+    from swarmnet import orders
+
+    _order(run, key, bootstrap, lambda held: orders.pause(held, reason))
+
+
+def resume(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
+    """The run goes on."""
+    from swarmnet import orders
+
+    _order(run, key, bootstrap, lambda held: orders.resume(held, reason))
+
+
+def checkpoint(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
+    """Everybody writes its newest settled weights to its disk."""
+    from swarmnet import orders
+
+    _order(run, key, bootstrap, lambda held: orders.checkpoint(held, reason))
+
+
+Peer = Annotated[str, typer.Argument(metavar="PEER", help="Its peer id, 12D3Koo...")]
+
+
+def ban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
+    """Nobody keeps a link to that peer any more."""
+    from swarmnet import orders
+
+    banned = _peer(peer)
+    _order(run, key, bootstrap, lambda held: orders.ban(held, banned, reason))
+
+
+def unban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
+    """That peer may come back."""
+    from swarmnet import orders
+
+    banned = _peer(peer)
+    _order(run, key, bootstrap, lambda held: orders.unban(held, banned, reason))
+
+
+def withdraw(
+    run: Run,
+    document: Annotated[str, typer.Argument(metavar="SHA256", help="Of the document, as sha256sum says.")],
+    reason: Reason = "",
+    key: Key = None,
+    bootstrap: Bootstraps = None,
+) -> None:
+    """A document is left out of the text from now on."""
+    from swarmnet import orders
+
+    _order(run, key, bootstrap, lambda held: orders.withdraw(held, document.lower(), reason))
+
+
+def revoke(
+    run: Run,
+    invite: Annotated[str, typer.Argument(metavar="INVITE", help="The id that `invite` printed.")],
+    reason: Reason = "",
+    key: Key = None,
+    bootstrap: Bootstraps = None,
+) -> None:
+    """An invite counts no more, and who came with it is sent away."""
+    from swarmnet import orders
+
+    _order(run, key, bootstrap, lambda held: orders.revoke(held, invite.lower(), reason))
+
+
+def _order(run: str, key: Path | None, bootstrap: list[str] | None, change: Callable[[Order], Order]) -> None:
+    from peers.commands.visit import EXPECTED, say, ways_in
+    from peers.creator.issue import check_owner, give, newest
+    from peers.inference.visit import reaching
+    from protocols.errors import WireError
+    from protocols.identity import IdentityError, load
+    from swarmnet.orders import told
+
+    path = key or _states() / "owner.key"
+    with as_user_errors(IdentityError):
+        identity = load(path)
+    bootstraps = bootstrap or []
+    cache = ways_in(run, bootstraps)
+
+    async def whole() -> None:
+        async with reaching(run, bootstraps, cache, say) as found:
+            check_owner(found.signed, identity, path)
+            kept = _states() / "orders" / f"{found.signed.run_id[:16]}.bin"
+            given = await give(found, identity, await newest(found, kept, say), change)
+        for line in told(given.before, given.order.order):
+            typer.echo(f"order  {line}")
+        keeps = "keeps" if given.stored else "does not keep"
+        typer.echo(f"told   {given.told} peers; the directory {keeps} it")
+        if not given.told and not given.stored:
+            raise UserError("nobody has it yet: give it again when peers are there (nothing of it is lost)")
+
+    with as_user_errors(*EXPECTED, WireError):
+        asyncio.run(whole())
+
+
+def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False) -> None:
+    """What the run's owner has ordered: pause, bans, withdrawn documents, revoked invites."""
+    from dataclasses import asdict
+
+    from peers.commands.visit import EXPECTED, say, ways_in
+    from peers.creator.issue import newest
+    from peers.inference.visit import reaching
+    from protocols.errors import WireError
+
+    bootstraps = bootstrap or []
+    cache = ways_in(run, bootstraps)
+
+    async def whole() -> Order:
+        async with reaching(run, bootstraps, cache, say) as found:
+            return (await newest(found, None, say)).order
+
+    with as_user_errors(*EXPECTED, WireError):
+        order = asyncio.run(whole())
+    typer.echo(json.dumps(asdict(order), indent=2, ensure_ascii=False) if as_json else _words(order))
+
+
+def _words(order: Order) -> str:
+    if not order.sequence:
+        return "the run's owner has given no order"
+    given = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(order.sequence / 1e6))
+    lines = [f"newest order of {given}: {order.reason or 'no reason given'}"]
+    lines.append("the run is paused" if order.paused else "the run is not paused")
+    lines += [f"banned     {ban.peer}  {ban.reason}" for ban in order.bans]
+    lines += [f"withdrawn  {one.document}  {one.reason}" for one in order.withdrawn]
+    lines += [f"revoked    {invite}" for invite in order.revoked]
+    return "\n".join(lines)
+
+
+def invite(
+    run: Annotated[Path, typer.Argument(metavar="RUN.json", help="The published run file.")],
+    peer: Annotated[str, typer.Option(help="Whom it lets in; its peer id, 12D3Koo...")] = "",
+    anyone: Annotated[bool, typer.Option("--anyone", help="Lets in whoever shows it.")] = False,
+    days: Annotated[float, typer.Option(min=0.01, max=3650, help="How long it counts.")] = 30.0,
+    key: Key = None,
+) -> None:
+    """Sign an invite to a run whose access is by invite; whoever gets it sets `invite` in the peer file."""
+    from peers.creator.issue import check_owner
+    from peers.run_file import load_signed
+    from protocols.identity import IdentityError, load
+    from protocols.invites import invite_text, open_invite, seal_invite
+
+    if bool(peer) == anyone:
+        raise UserError("say whom it is for: --peer 12D3Koo..., or --anyone")
+    signed = load_signed(run)
+    path = key or _states() / "owner.key"
+    with as_user_errors(IdentityError):
+        identity = load(path)
+    check_owner(signed, identity, path)
+    whom, now = (_peer(peer) if peer else None), time.time()
+    data = seal_invite(identity, signed.run_id, whom, now + 86400 * days, now)
+    if signed.manifest.access == "open":
+        typer.echo(f"note   {signed.manifest.name} is open to all: nobody needs an invite", err=True)
+    typer.echo(f"id     {open_invite(data, signed.run_id, signed.manifest.owner).id}", err=True)
+    typer.echo(invite_text(data))
+
+
+def registry_list(
+    bootstrap: Bootstraps = None,
+    limit: Annotated[int, typer.Option(min=1, max=768, help="Most runs to show.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Runs that want to be found."""
+    from random import Random
+
+    from peers.commands.visit import EXPECTED, say
+    from peers.creator.registry import runs
+    from peers.inference.visit import entering
+    from peers.joining import PeerCache
+    from protocols.dht import split_multiaddr
+    from protocols.errors import WireError
+
+    if not bootstrap:
+        raise UserError("registry needs a --bootstrap MULTIADDR: of any peer of any run")
+    with as_user_errors(ValueError):
+        for address in bootstrap:
+            split_multiaddr(address)
+
+    async def whole() -> tuple[list[SignedManifest], int]:
+        async with entering(bootstrap, PeerCache(_states() / "registry-peers.json"), say) as (_, directory):
+            return await runs(directory, limit, Random())
+
+    with as_user_errors(*EXPECTED, WireError):
+        found, entries = asyncio.run(whole())
+    if as_json:
+        rows = [{"run": one.run_id, "name": one.manifest.name, "owner": one.manifest.owner,
+                 "access": one.manifest.access} for one in found]  # fmt: skip
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    for one in found:
+        manifest = one.manifest
+        typer.echo(f"{one.run_id}  {_plain(manifest.name)}  stages {len(manifest.stages)}, {manifest.access}")
+    typer.echo(f"{len(found)} runs, {entries} entries", err=True)
+
+
+def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
+    """One run's manifest, as published: checked, readable JSON."""
+    from peers.commands.visit import EXPECTED, say, ways_in
+    from peers.inference.visit import reaching
+    from peers.run_file import published_text
+
+    bootstraps = bootstrap or []
+    cache = ways_in(run, bootstraps)
+
+    async def whole() -> str:
+        async with reaching(run, bootstraps, cache, say) as found:
+            return published_text(found.signed)
+
+    with as_user_errors(*EXPECTED):
+        typer.echo(asyncio.run(whole()), nl=False)
+
+
+def report(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN|ARCHIVE", help="A published run file, an archive's folder or URL.")
+    ],
+    as_json: AsJson = False,
+    out: Annotated[Path | None, typer.Option(help="Write it there.")] = None,
+) -> None:
+    """The public summary of training content that the EU AI Act asks for: sources, compute, contributors."""
+    from peers.archive.archive import Archive
+    from peers.archive.store import open_store
+    from peers.creator.facts import from_archive, from_manifest
+    from peers.creator.report import as_json as to_json
+    from peers.creator.report import as_markdown
+    from peers.files import write_atomically
+    from peers.run_file import load_signed
+    from swarmnet.orders import NO_ORDER
+
+    if run_id_of(run):
+        raise UserError(
+            "a report needs the published run file (`swarmnet registry show` prints it) or an archive"
+        )
+    if Path(run).is_file():
+        facts = from_manifest(load_signed(Path(run)), NO_ORDER, time.time())
+    else:
+        archive = Archive(open_store(run))
+        facts = from_archive(archive, archive.open(), time.time())
+    text = to_json(facts) if as_json else as_markdown(facts)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        write_atomically(out, text.encode())
+        typer.echo(f"wrote  {out}", err=True)
+
+
+def _states() -> Path:
+    return default_state(os.environ, sys.platform)
+
+
+def _peer(text: str) -> PeerId:
+    from protocols.identity import public_key_bytes
+    from swarmnet.identifiers import PeerId
+
+    try:
+        public_key_bytes(PeerId(text))
+    except ValueError:
+        raise UserError(f"{text!r} is no peer id (12D3Koo...); `swarmnet top` shows them") from None
+    return PeerId(text)
+
+
+def _plain(text: str) -> str:
+    """For a terminal: strangers chose it."""
+    return "".join(char if char.isprintable() else "?" for char in text)[:100]

@@ -1,0 +1,144 @@
+"""The command `join`: a run file, a URL or a run id becomes a peer file for people, and a peer that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peers.commands.run import Bootstraps, Settings, overrides, start
+from peers.config.peer_file import PeerFile, check_typed, default_state, load, run_id_of
+from peers.config.yaml_lines import Typed, overlay
+from peers.errors import UserError
+from peers.files import write_atomically
+from swarmnet.identifiers import RunId
+
+if TYPE_CHECKING:
+    from peers.run_file import SignedManifest
+
+
+def join(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="A run id, a published run file, or its URL.")
+    ] = None,
+    bootstrap: Bootstraps = None,
+    stage: Annotated[str, typer.Option(help="The stage to hold; auto: where it helps most.")] = "auto",
+    state: Annotated[
+        Path | None, typer.Option(help="Folder of this peer. [default: the run's, among states]")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Shown to people.")] = None,
+    invite: Annotated[str | None, typer.Option(help="From the run's owner, where it asks for one.")] = None,
+    from_archive: Annotated[
+        str | None, typer.Option(help="Folder or URL of the run's archive: start there if nobody trains.")
+    ] = None,
+    settings: Settings = None,
+) -> None:
+    """Take part in a run: writes peer.yaml into the state folder, then runs it. Again: goes on with it."""
+    from peers.run_file import published_text
+
+    signed = _named(run, from_archive)
+    run_id = signed.run_id if signed is not None else RunId(run or "")
+    folder = (state or default_state(os.environ, sys.platform) / run_id[:16]).absolute()
+    file = folder / "peer.yaml"
+    data: dict[str, object] = {"bootstrap": list(bootstrap or ()), "stage": _plain(stage)}
+    if from_archive is not None:
+        data["archive"] = from_archive if "://" in from_archive else str(Path(from_archive).absolute())
+    given_texts = {"name": name, "invite": invite}
+    data |= {key: text for key, text in given_texts.items() if text is not None}
+    wanted = overrides(settings)
+    if file.exists():
+        given = {key: json.dumps(value) for key, value in data.items() if value not in ([], "auto")}
+        start(_again(file, run_id, {**given, **wanted}))
+    data = {"run": run_id, "state": ".", **data}
+    typed = Typed("join", dict(data), {(key,): f"--{key}" for key in data})
+    overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in wanted.items()})
+    check_typed(typed, folder, name or run_id[:16], os.environ)
+    if signed is not None:
+        write_atomically(folder / "run.json", published_text(signed).encode())
+        typed.data["run"] = "run.json"
+    write_atomically(file, peer_yaml(typed.data).encode())
+    typer.echo(f"wrote  {file}   yours to edit; `swarmnet config explain` has all keys", err=True)
+    if not typed.data.get("bootstrap") and from_archive is None:
+        typer.echo("alone  no --bootstrap was given: this peer waits for others to come to it", err=True)
+    typer.echo("start  Ctrl+C leaves politely (again: at once); `swarmnet top` shows more", err=True)
+    start(load(file, os.environ))
+
+
+def _named(run: str | None, archive: str | None) -> SignedManifest | None:
+    """The run that a person means; None where only its id is known, and peers must be asked for it."""
+    from peers.fetching import fetch_run, is_url
+    from peers.run_file import load_signed
+
+    if run is None:
+        return _archived(archive)
+    if run_id_of(run):
+        return None
+    if is_url(run):
+        return fetch_run(run)
+    if not Path(run).exists() and Path(run).suffix != ".json":
+        raise UserError(
+            f"{run} is neither a run id (64 hexadecimal digits, lower case), nor a published run file, nor a "
+            "URL of one; whoever published the run can tell you any of them"
+        )
+    return load_signed(Path(run))
+
+
+def _archived(archive: str | None) -> SignedManifest:
+    """The run that an archive is of. Raises UserError."""
+    from peers.archive.archive import Archive
+    from peers.archive.store import open_store
+
+    if archive is None:
+        raise UserError("name the run: its id, its published file, or an archive of it (--from-archive)")
+    return Archive(open_store(archive)).open()
+
+
+def _plain(stage: str) -> int | str:
+    return int(stage) if stage.isdecimal() else stage
+
+
+def _again(file: Path, run_id: RunId, wanted: dict[str, str]) -> PeerFile:
+    """The peer file of an earlier `join`, with what this command says over it."""
+    from peers.run_file import load_signed
+
+    config = load(file, os.environ, wanted)
+    if config.run is None:
+        raise UserError(f"{file} is of a {config.role}; name another folder with --state")
+    held = run_id_of(config.run) or load_signed(Path(config.run)).run_id
+    if held != run_id:
+        raise UserError(f"{file} is for run {held}; name another folder with --state")
+    return config
+
+
+_OPTIONAL = """
+# Take the `#` away from what you want:
+# limits:
+#   upload: 20Mbit/s                   # all that this peer sends
+#   memory: 8GiB                       # of the GPU, where it computes on one
+#   hours: "22:00-08:00"               # paused outside of them
+#   only_when_idle: true               # paused while other programs use this machine
+"""
+
+
+def peer_yaml(data: dict[str, object]) -> str:
+    """A peer file for people: JSON's values are YAML's."""
+    meanings = {
+        "run": "what to take part in",
+        "state": "the folder of this file: identity, checkpoints, receipts",
+        "bootstrap": "whom to find the others through",
+        "stage": "auto: the one that needs a peer most",
+        "name": "shown on the swarm's page",
+        "archive": "where to start from if nobody trains",
+        "invite": "from the run's owner",
+    }
+    lines = ["# Written by `swarmnet join`; yours to edit. All keys: swarmnet config explain"]
+    for key, value in data.items():
+        if key in meanings:
+            lines.append(f"# {meanings[key]}")
+        lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
+    optional = _OPTIONAL if "limits" not in data else ""
+    return "\n".join(lines) + "\n" + optional

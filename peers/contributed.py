@@ -1,0 +1,91 @@
+"""What a peer has contributed, in words: the answer to "am I counted?"."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peers.errors import UserError, as_user_errors
+from peers.receipts import FILE_NAME, read, summary
+from peers.run_file import load_signed
+
+
+def from_disk(state: Path) -> dict[str, Any]:
+    """Of a peer that does not run: what its folder says. Every receipt is verified again."""
+    from protocols.identity import IdentityError, load
+
+    run, key = state / "run.json", state / "identity.key"
+    if not run.is_file() or not key.is_file():
+        raise UserError(
+            f"no peer runs with the state folder {state}, and it holds no run.json and identity.key to "
+            "count by; start the peer, or name the folder of one"
+        )
+    signed = load_signed(run)
+    with as_user_errors(IdentityError):
+        identity = load(key)
+    kept = read(state / FILE_NAME, signed, identity.peer_id)
+    return {
+        "peer": identity.peer_id, "run": signed.run_id, "name": signed.manifest.name, "state": "not running",
+        "every": signed.manifest.rounds.snapshot_rounds, **summary(kept),
+    }  # fmt: skip
+
+
+def lines(me: Mapping[str, Any]) -> list[str]:
+    """For people."""
+    told = [f"peer      {me['peer']}", f"run       {me['name']} ({str(me['run'])[:16]}...)"]
+    told.append(f"counted   {me['accepted']:,} contributions accepted by others")
+    if me["accepted"]:
+        told.append(f"tokens    {me['tokens']:,} in them, as this peer counted")
+        told.append(f"signed    {me['receipts']:,} receipts by {me['signers']} peers")
+    if me.get("since") is not None:
+        told.append(f"since     {time.strftime('%Y-%m-%d %H:%M', time.localtime(float(me['since'])))}")
+    now = str(me["state"])
+    if me.get("stage") is not None and me["stage"] >= 0:
+        now += f", stage {me['stage']}"
+    if me.get("uptime_seconds") is not None:
+        now += f", up {_duration(float(me['uptime_seconds']))}, moved {me['moves']} times"
+    told.append(f"now       {now}")
+    if me["unusable"]:
+        told.append(
+            f"warning   {me['unusable']} lines of {FILE_NAME} are no receipts for this peer: not counted"
+        )
+    if not me["accepted"]:
+        told += [f"why 0     {reason}" for reason in _why_none(me)]
+    return told
+
+
+def _why_none(me: Mapping[str, Any]) -> list[str]:
+    """What is missing, and what to do."""
+    every = me["every"]
+    if me["state"] == "not running":
+        return ["it does not run: start it, and look again"]
+    if str(me["state"]).startswith("paused"):
+        return ["it is paused: `swarmnet resume`, if it is you who paused it"]
+    if me["state"] != "training":
+        return [
+            f"it is {me['state']}: it contributes once it trains; `swarmnet top` shows how far it is"
+        ]
+    if not me.get("group"):
+        return [
+            "no other peer holds its stage now, so nobody can sign; its work counts all the same, and",
+            "receipts come when others join: swarmnet join RUN --stage N",
+        ]
+    if not me["made"]:
+        return [
+            f"nothing of it has settled yet; others sign after every {every} settled rounds: wait for that"
+        ]
+    return [
+        f"others sign after every {every} settled rounds, and hand it over when they are linked: wait that",
+        "long; if it stays 0: swarmnet doctor",
+    ]
+
+
+def _duration(seconds: float) -> str:
+    """`3 d 4 h`, `12 min`."""
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours // 24} d {hours % 24} h" if hours >= 24 else f"{hours} h {minutes % 60} min"

@@ -1,0 +1,112 @@
+"""What a report on a run's training content is made of, gathered from its manifest and an archive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from peers.archive.archive import Archive
+from peers.archive.store import ArchiveError
+from peers.run_file import SignedManifest
+from protocols.errors import WireError
+from protocols.orders import open_order
+from swarmnet.manifest import Manifest
+from swarmnet.model import parameter_shapes
+from swarmnet.orders import NO_ORDER, Order
+
+FLOPS_PER_PARAMETER_AND_TOKEN = 6
+"""Forward and backward of a dense decoder (Kaplan et al., arXiv:2001.08361): compute = 6 N D."""
+FLOPS_PER_JOULE = 2.0e10
+"""Assumed for home computers of all kinds: a GPU of 2022 at 300 W and a third of its 20 TFLOP/s of float32,
+that is about 2e10 useful operations per joule. Processors are below it."""
+OVERHEAD = 1.5
+"""Assumed: of the whole machine and the network, per joule of the computing part."""
+JOULES_PER_KILOWATT_HOUR = 3.6e6
+
+
+@dataclass(frozen=True, slots=True)
+class Contributor:
+    peer: str
+    name: str
+    tokens: int
+    """By its own records."""
+    signed: int = 0
+    """Archived checkpoints whose weights it has signed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    signed: SignedManifest
+    order: Order
+    made_at: datetime
+    round: int
+    """Newest settled round that is known, of the stage that is furthest behind; -1: none."""
+    contributors: tuple[Contributor, ...]
+    origin: str
+    """Where the rounds and contributors come from, for people."""
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.signed.manifest
+
+    @property
+    def parameters(self) -> int:
+        manifest = self.manifest
+        spans = map(manifest.span, range(len(manifest.stages)))
+        shapes = [shape for span in spans for shape in parameter_shapes(manifest.model, span).values()]
+        return sum(_product(shape) for shape in shapes)
+
+    @property
+    def tokens(self) -> int:
+        """Trained on: every settled round holds about its target."""
+        return (self.round + 1) * self.manifest.rounds.target_tokens
+
+    @property
+    def flops(self) -> int:
+        return FLOPS_PER_PARAMETER_AND_TOKEN * self.parameters * self.tokens
+
+    @property
+    def kilowatt_hours(self) -> float:
+        return self.flops / FLOPS_PER_JOULE * OVERHEAD / JOULES_PER_KILOWATT_HOUR
+
+
+def _product(shape: Sequence[int]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def from_manifest(signed: SignedManifest, order: Order, now_seconds: float) -> Facts:
+    """Of a run of which nothing is archived."""
+    return Facts(signed, order, datetime.fromtimestamp(now_seconds, UTC), -1, (), "the manifest alone")
+
+
+def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -> Facts:
+    """`archive` is open. Raises ArchiveError."""
+    order = NO_ORDER
+    held = archive.order()
+    if held is not None:
+        try:
+            order = open_order(held, signed.run_id, signed.manifest.owner).order
+        except WireError as error:
+            raise ArchiveError(f"{archive.store.url}: its order is refused: {error}") from None
+    stages = range(len(signed.manifest.stages))
+    newest = [archive.newest(stage) for stage in stages]
+    rounds = [entries[0].round if entries else -1 for entries in newest]
+    contributors = sorted(map(_contributor, archive.contributors()), key=lambda one: (-one.tokens, one.peer))
+    at = datetime.fromtimestamp(now_seconds, UTC)
+    return Facts(signed, order, at, min(rounds), tuple(contributors), f"the archive {archive.store.url}")
+
+
+def _contributor(one: Mapping[str, Any]) -> Contributor:
+    tokens = one.get("tokens")
+    counts = tokens.values() if isinstance(tokens, dict) else ()
+    total = sum(count for count in counts if isinstance(count, int))
+    signed = one.get("signed")
+    return Contributor(
+        str(one.get("peer", ""))[:64], str(one.get("name", ""))[:64], total,
+        signed if isinstance(signed, int) else 0,
+    )  # fmt: skip

@@ -1,0 +1,99 @@
+"""Giving an order: on top of the newest one that is found, signed, stored, and told to live peers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from peers.creator.order_book import OrderBook
+from peers.errors import UserError
+from peers.inference.visit import Reached
+from peers.run_file import SignedManifest
+from protocols.errors import TooLarge, WireError
+from protocols.identity import Identity
+from protocols.messages import OrderIs
+from protocols.orders import SignedOrder, seal_order
+from protocols.records import SignedRecord, open_record
+from swarmnet.orders import Order, OrderError, next_sequence
+
+DIRECTORY_SECONDS = 15.0
+DIAL_SECONDS = 8.0
+MOST_TOLD = 4
+"""Peers of each stage that are told at once; they tell the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    order: SignedOrder
+    before: Order
+    stored: bool
+    """Whether some node of the directory keeps it."""
+    told: int
+    """How many peers took it."""
+
+
+def check_owner(signed: SignedManifest, identity: Identity, key: Path) -> None:
+    """Raises UserError for another's key."""
+    if identity.peer_id != signed.manifest.owner:
+        raise UserError(
+            f"{key} is the key of {identity.peer_id}, but the run's owner is {signed.manifest.owner}: "
+            "name the key with which it was published (--key)"
+        )
+
+
+async def newest(found: Reached, kept: Path | None, say: Callable[[str, str], None]) -> OrderBook:
+    """The newest order that the directory or this machine knows. Raises WireError."""
+    book = OrderBook(found.signed, kept, lambda *_, **__: None, say)
+    run, owner = found.signed.run_id, found.signed.manifest.owner
+    there = await found.directory.get_order(run, owner, DIRECTORY_SECONDS)
+    if there is not None:
+        book.accept(there)
+    return book
+
+
+async def give(
+    found: Reached, identity: Identity, book: OrderBook, change: Callable[[Order], Order]
+) -> Given:
+    """Raises UserError for an order that makes no sense or has no room, WireError if nobody is reached."""
+    signed, before = found.signed, book.order
+    try:
+        changed = change(before)
+        sequence = next_sequence(before, found.directory.now())
+        order = seal_order(identity, signed.run_id, replace(changed, sequence=sequence))
+    except OrderError as error:
+        raise UserError(str(error)) from None
+    except TooLarge as error:
+        raise UserError(f"{error}: shorten the reasons, or lift bans that no longer matter") from None
+    book.accept(order)
+    stored = await found.directory.put_order(signed.run_id, order.data, DIRECTORY_SECONDS)
+    return Given(order, before, stored, await _tell(found, order))
+
+
+async def _tell(found: Reached, order: SignedOrder) -> int:
+    stages = range(len(found.signed.manifest.stages))
+    groups = await asyncio.gather(*(_records(found, stage) for stage in stages))
+    told = [_told(found, record, order) for group in groups for record in group[:MOST_TOLD]]
+    return sum(await asyncio.gather(*told))
+
+
+async def _records(found: Reached, stage: int) -> list[SignedRecord]:
+    run = found.signed.run_id
+    try:
+        records = await found.directory.look_up(run, stage, DIRECTORY_SECONDS)
+        newest = [open_record(data, run) for data in records.values()]
+    except WireError:
+        return []
+    return sorted(newest, key=lambda signed: -signed.sequence)
+
+
+async def _told(found: Reached, record: SignedRecord, order: SignedOrder) -> bool:
+    try:
+        link = await found.transport.open(record.peer, "group", DIAL_SECONDS, record.record.addresses)
+        link.post(OrderIs(order.data))
+        await link.drained(0, DIAL_SECONDS)
+        link.close()
+    except WireError:
+        return False
+    return True

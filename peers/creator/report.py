@@ -1,0 +1,182 @@
+"""The public summary of training content, in the order of the European Commission's template.
+
+Article 53(1)(d) of Regulation (EU) 2024/1689 asks providers of general-purpose AI models for it; the template
+was published on 24 July 2025. Three sections: general information, list of data sources, data processing.
+Compute, energy and contributors are not asked for there: they follow as a section of their own, with what was
+assumed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from peers.creator import facts as assumptions
+from peers.creator.facts import Facts
+from swarmnet.manifest import Source
+
+TEMPLATE = "Article 53(1)(d) of Regulation (EU) 2024/1689"
+NOT_STATED = "not stated by the run's creator"
+KINDS = (
+    ("public", "2.1 Publicly available datasets"),
+    ("licensed", "2.2.1 Datasets licensed commercially by rightsholders"),
+    ("private", "2.2.2 Private datasets obtained from other third parties"),
+    ("crawled", "2.3 Data crawled and scraped from online sources"),
+    ("users", "2.4 User data"),
+    ("synthetic", "2.5 Synthetic data"),
+    ("other", "2.6 Other sources of data"),
+)
+_SIZES = ((10**9, "less than 1 billion tokens"), (10**13, "1 billion to 10 trillion tokens"))
+
+
+def summary(facts: Facts) -> dict[str, Any]:
+    """Plain data, as the JSON has it."""
+    manifest, order = facts.manifest, facts.order
+    known = [source.bytes for source in manifest.data.sources if source.bytes]
+    complete = len(known) == len(manifest.data.sources)
+    return {
+        "template": TEMPLATE,
+        "made": facts.made_at.isoformat(timespec="seconds"),
+        "from": facts.origin,
+        "general": {
+            "model": manifest.name,
+            "version": f"run {facts.signed.run_id}, " + (
+                f"settled round {facts.round}" if facts.round >= 0 else "no settled round known"
+            ),
+            "provider": manifest.contact or NOT_STATED,
+            "owner_key": manifest.owner,
+            "intended_use": manifest.intended_use or NOT_STATED,
+            "modality": "text",
+            "text_bytes": sum(known) if complete else None,
+            "text_size_range": _size(sum(known)) if complete and manifest.data.tokenizer == "bytes" else None,
+            "tokenizer": manifest.data.tokenizer,
+            "languages": _joined(source.languages for source in manifest.data.sources),
+            "latest_collection": max((source.collected for source in manifest.data.sources), default="")
+            or NOT_STATED,
+            "built_on": "no other model: the weights start from the run's seed",
+        },
+        "sources": [asdict(source) for source in manifest.data.sources],
+        "processing": {
+            "steps": _joined(f"{s.name}: {s.processing}" for s in manifest.data.sources if s.processing),
+            "withdrawn_documents": [asdict(withdrawal) for withdrawal in order.withdrawn],
+            "withdrawal": "By a signed order of the run's owner documents are left out by their SHA-256 from "
+            "then on; what was learnt from them before is not undone.",
+            "held_out": "modules of Python's standard library named in peers/text.py are never trained on",
+        },
+        "compute": {
+            "parameters": facts.parameters,
+            "settled_rounds": facts.round + 1,
+            "tokens": facts.tokens,
+            "floating_point_operations": facts.flops,
+            "energy_kilowatt_hours": facts.kilowatt_hours,
+            "assumptions": _assumptions(),
+        },
+        "contributors": [asdict(one) for one in facts.contributors],
+        "bans": len(order.bans),
+    }  # fmt: skip
+
+
+def _assumptions() -> list[str]:
+    return [
+        "tokens: settled rounds times the run's target of tokens per round",
+        f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x parameters x tokens, all stages trained "
+        "on each token",
+        f"energy: {assumptions.FLOPS_PER_JOULE:.0e} operations per joule, times {assumptions.OVERHEAD:g} for "
+        "the rest of the machines; not measured",
+        "contributors: tokens as their own signed records claim, not audited",
+    ]
+
+
+def _joined(texts: Any) -> str:  # noqa: ANN401 - any iterable of texts
+    return "; ".join(dict.fromkeys(text for text in texts if text)) or NOT_STATED
+
+
+def _size(tokens: int) -> str:
+    return next((words for limit, words in _SIZES if tokens < limit), "more than 10 trillion tokens")
+
+
+def as_json(facts: Facts) -> str:
+    return json.dumps(summary(facts), indent=2, ensure_ascii=False) + "\n"
+
+
+def as_markdown(facts: Facts) -> str:
+    """For people."""
+    told = summary(facts)
+    general, processing, compute = told["general"], told["processing"], told["compute"]
+    size = f"{general['text_bytes']:,} bytes" if general["text_bytes"] is not None else NOT_STATED
+    if general["text_size_range"]:
+        size += f" ({general['text_size_range']})"
+    lines = [
+        f"# Public summary of training content: {_plain(general['model'])}",
+        "",
+        f"After the template for {TEMPLATE}. Made {told['made']} from {told['from']}.",
+        "",
+        "## 1. General information",
+        "",
+        f"- Provider: {_plain(general['provider'])}",
+        f"- Owner's key: `{general['owner_key']}`",
+        f"- Model and version: {_plain(general['model'])}, {general['version']}",
+        f"- Intended use: {_plain(general['intended_use'])}",
+        f"- Built on: {general['built_on']}",
+        f"- Modality: {general['modality']}; overall size: {size}",
+        f"- Languages: {_plain(general['languages'])}",
+        f"- Latest collection of data: {_plain(general['latest_collection'])}",
+        "",
+        "## 2. List of data sources",
+        "",
+    ]
+    for kind, title in KINDS:
+        sources = [source for source in facts.manifest.data.sources if source.kind == kind]
+        lines += [f"### {title}", "", *(_source(source) for source in sources)]
+        lines += [] if sources else ["None."]
+        lines.append("")
+    withdrawn = processing["withdrawn_documents"]
+    lines += [
+        "## 3. Relevant data processing aspects",
+        "",
+        f"- Steps: {_plain(processing['steps'])}",
+        f"- Held out: {processing['held_out']}",
+        f"- Withdrawal and opt-out: {processing['withdrawal']} Withdrawn so far: {len(withdrawn)}.",
+        *(f"  - `{one['document']}`: {_plain(one['reason']) or 'no reason given'}" for one in withdrawn),
+        "",
+        "## 4. Compute, energy, contributors",
+        "",
+        f"- Parameters: {compute['parameters']:,}",
+        f"- Tokens: {compute['tokens']:,} in {compute['settled_rounds']:,} settled rounds",
+        f"- Operations: {compute['floating_point_operations']:.3g}",
+        f"- Energy: about {compute['energy_kilowatt_hours']:.3g} kWh",
+        *(f"- Assumed: {text}" for text in compute["assumptions"]),
+        "",
+        *_contributors(told["contributors"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _source(source: Source) -> str:
+    size = f"{source.bytes:,} bytes" if source.bytes else NOT_STATED
+    facts = [
+        f"origin: {source.origin or NOT_STATED}", f"licence: {source.licence}", f"size: {size}",
+        f"collected: {source.collected or NOT_STATED}", f"languages: {source.languages or NOT_STATED}",
+    ]  # fmt: skip
+    if source.processing:
+        facts.append(f"processing: {source.processing}")
+    if source.sha256:
+        facts.append(f"SHA-256: {source.sha256}")
+    return f"- **{_plain(source.name)}** (text) - " + _plain("; ".join(facts))
+
+
+def _contributors(contributors: list[dict[str, Any]]) -> list[str]:
+    if not contributors:
+        return ["No contributors are known."]
+    rows = [
+        f"| `{one['peer']}` | {_plain(one['name']).replace('|', ' ')} | {one['tokens']:,} | {one['signed']} |"
+        for one in contributors
+    ]
+    return ["| peer | name | tokens | checkpoints signed |", "|---|---|---|---|", *rows]
+
+
+def _plain(text: str) -> str:
+    """Without what steers a terminal or starts HTML: strangers chose it."""
+    kept = "".join(char if char.isprintable() else " " for char in text)
+    return kept.replace("<", "&lt;").replace("`", "'")

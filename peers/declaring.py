@@ -1,0 +1,114 @@
+"""How metrics are declared: once each, with all their series, and listed for the documentation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+Metric = TypeVar("Metric")
+
+PREFIX = "swarmnet_"
+
+FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Histogram bounds in seconds for one piece of computing, from a tiny stage on a CPU up."""
+
+SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""Histogram bounds in seconds for what crosses the internet or the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A label and all its values; no values: anything, chosen by this peer itself."""
+
+    name: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One metric as the documentation shows it."""
+
+    name: str
+    kind: str
+    labels: tuple[Label, ...]
+    help: str
+
+
+class Family(Generic[Metric]):
+    """A metric with labels: `family("activation").inc(5)`. Unknown values become `other`."""
+
+    def __init__(self, child: Callable[..., Metric], labels: Sequence[Label]) -> None:
+        self._child = child
+        self._labels = labels
+        self._children: dict[tuple[str, ...], Metric] = {}
+        if all(label.values for label in labels):
+            for values in itertools.product(*(label.values for label in labels)):
+                self._children[values] = child(*values)
+
+    def __call__(self, *values: str) -> Metric:
+        child = self._children.get(values)
+        return child if child is not None else self._unusual(values)
+
+    def _unusual(self, values: tuple[str, ...]) -> Metric:
+        if len(values) != len(self._labels):
+            raise TypeError(f"expected {[label.name for label in self._labels]}, got {values}")
+        known = tuple(
+            value if not label.values or value in label.values else "other"
+            for label, value in zip(self._labels, values, strict=True)
+        )
+        return self._child(*known)
+
+
+class Declare:
+    """Makes metrics in one registry and keeps the list of what was declared."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.declared: list[Declared] = []
+
+    def _note(self, name: str, kind: str, help: str, labels: Sequence[Label] = ()) -> str:
+        self.declared.append(Declared(PREFIX + name, kind, tuple(labels), help))
+        return PREFIX + name
+
+    def counter(self, name: str, help: str) -> Counter:
+        return Counter(self._note(name, "counter", help), help, registry=self.registry)
+
+    def gauge(self, name: str, help: str) -> Gauge:
+        return Gauge(self._note(name, "gauge", help), help, registry=self.registry)
+
+    def histogram(self, name: str, help: str, bounds: Sequence[float]) -> Histogram:
+        name = self._note(name, "histogram", help)
+        return Histogram(name, help, buckets=bounds, registry=self.registry)
+
+    def counters(self, name: str, help: str, *labels: Label) -> Family[Counter]:
+        name = self._note(name, "counter", help, labels)
+        metric = Counter(name, help, [label.name for label in labels], registry=self.registry)
+        return Family(metric.labels, labels)
+
+    def gauges(self, name: str, help: str, *labels: Label) -> Family[Gauge]:
+        name = self._note(name, "gauge", help, labels)
+        metric = Gauge(name, help, [label.name for label in labels], registry=self.registry)
+        return Family(metric.labels, labels)
+
+    def histograms(self, name: str, help: str, bounds: Sequence[float], *labels: Label) -> Family[Histogram]:
+        name = self._note(name, "histogram", help, labels)
+        names = [label.name for label in labels]
+        metric = Histogram(name, help, names, buckets=bounds, registry=self.registry)
+        return Family(metric.labels, labels)
+
+
+def table(declared: Iterable[Declared]) -> Iterator[str]:
+    """Of docs/metrics.md."""
+    yield "| metric | type | labels | meaning, unit |"
+    yield "|---|---|---|---|"
+    for metric in declared:
+        labels = ", ".join(f"`{label.name}`{_values(label)}" for label in metric.labels)
+        yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
+
+
+def _values(label: Label) -> str:
+    return " = " + " \\| ".join(label.values) if label.values else ""

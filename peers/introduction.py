@@ -1,0 +1,110 @@
+"""What a peer says at its start: what it found of the run, and what this machine will do for it.
+
+It asks the directory once, beside everything else that begins; nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from peers.config.limits import LimitsFile
+from peers.fitting import gib
+from peers.run_file import SignedManifest
+from peers.status import amount, printable
+from peers.top.records import look
+from protocols.errors import WireError
+from protocols.records import SignedRecord
+from protocols.transport import Directory
+from swarmnet.hours import DAY_MINUTES
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Manifest
+from swarmnet.needs import Needs
+from swarmnet.traffic import MONTH_SECONDS, traffic_of
+
+GUESSED_TOKENS_PER_SECOND = 1000.0
+"""Of one peer, while nobody has said what it does."""
+
+
+async def found(
+    directory: Directory, signed: SignedManifest, me: PeerId
+) -> dict[PeerId, SignedRecord] | None:
+    """Records of the others; None if the directory does not answer."""
+    try:
+        records = await look(directory, signed.run_id, signed.manifest)
+    except WireError:
+        return None
+    return {peer: record for peer, record in records.items() if peer != me}
+
+
+def run_line(signed: SignedManifest) -> str:
+    manifest = signed.manifest
+    stages = len(manifest.stages)
+    return (
+        f"run    {printable(manifest.name)}  {signed.run_id[:16]}...  signed by {manifest.owner}; "
+        f"{stages} {'stage' if stages == 1 else 'stages'}"
+    )
+
+
+def swarm_line(records: Mapping[PeerId, SignedRecord] | None) -> str:
+    """Who is there, by their own records."""
+    if records is None:
+        return "swarm  the directory does not answer yet; it is asked again while this peer works"
+    workers = [signed.record for signed in records.values() if signed.record.stage >= 0]
+    training = [record for record in workers if record.state in ("training", "")]
+    if not workers:
+        return "swarm  nobody else is there yet: this peer is the first"
+    said = [f"swarm  {len(workers)} peers, {len(training)} of them training"]
+    if training:
+        said.append(f"round {int(median(record.round for record in training))}")
+    losses = [record.loss for record in training if record.loss is not None]
+    if losses:
+        said.append(f"loss {median(losses):.3f}")
+    return ", ".join(said) + " (as they say)"
+
+
+def machine_line(stage: int, needs: Needs, graphs: int, allowed: int, limited: bool, device: str) -> str:
+    """What it takes of this machine."""
+    whose = "limits.memory allows" if limited else "this machine has"
+    return (
+        f"you    stage {stage} on {device}: needs {gib(needs.least)}, {whose} {gib(allowed)}; "
+        f"up to {graphs} microbatches at a time"
+    )
+
+
+def traffic_line(
+    manifest: Manifest, stage: int, records: Mapping[PeerId, SignedRecord] | None, limits: LimitsFile
+) -> str:
+    """About what goes over the line in a month."""
+    others = [s.record for s in (records or {}).values() if s.record.stage >= 0]
+    speeds = [record.tokens_per_second for record in others if record.tokens_per_second > 0]
+    pace = _pace(speeds)
+    group = 1 + sum(record.stage == stage for record in others)
+    traffic = traffic_of(manifest, stage, pace, group)
+    share = _share_of_day(limits)
+    sent = traffic.sent if limits.upload is None else min(traffic.sent, limits.upload)
+    guessed = "" if speeds else f", guessed from {GUESSED_TOKENS_PER_SECOND:g} tokens a second"
+    up, down = amount(sent * share * MONTH_SECONDS), amount(traffic.received * share * MONTH_SECONDS)
+    return f"will   send at most about {up} and receive {down} a month{guessed}{_bounds(limits)}"
+
+
+def _pace(speeds: Sequence[float]) -> float:
+    """Of the usual peer: a chain is as fast as what comes in."""
+    return median(speeds) if speeds else GUESSED_TOKENS_PER_SECOND
+
+
+def _share_of_day(limits: LimitsFile) -> float:
+    when = limits.when
+    return 1.0 if when is None else sum(map(when.allow, range(DAY_MINUTES))) / DAY_MINUTES
+
+
+def _bounds(limits: LimitsFile) -> str:
+    said = []
+    if limits.upload is not None:
+        said.append(f"never more than {amount(limits.upload)}/s up")
+    if limits.hours is not None:
+        said.append(f"only at {limits.hours} (it is {time.strftime('%H:%M')} now)")
+    if limits.only_when_idle:
+        said.append("only while nothing else needs this machine")
+    return "; " + "; ".join(said) if said else ""

@@ -1,0 +1,223 @@
+"""Peers of one run on one local network find each other by multicast DNS, without a bootstrap.
+
+A service `<peer id>._swarmnet._tcp.local.` with the TXT entries `run` (16 hexadecimal digits that only who
+knows the run can compare, or `any`: a bootstrap for all) and `a0` to `a3` (multiaddrs). Anyone on the network
+can say anything here: what is found is no more than an address to dial, where p2pd demands the peer's key.
+Done with zeroconf (the extra `lan`), in the peer's own event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import ipaddress
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from peers.config.peer_file import PeerFile, run_id_of
+from peers.config.quantities import bootstrap_multiaddr
+from peers.errors import UserError
+from peers.run_file import load_signed
+from protocols.dht import split_multiaddr
+from swarmnet.identifiers import PeerId
+
+SERVICE = "_swarmnet._tcp.local."
+ANY = "any"
+ADDRESSES = 4
+"""Announced, and taken, of one peer."""
+ADDRESS_BYTES = 200
+"""A TXT entry has at most 255."""
+PEERS = 32
+"""Kept; of a network with more, the newest."""
+ASK_SECONDS = 3.0
+STOP_SECONDS = 3.0
+"""zeroconf says goodbye three times, 125 ms apart."""
+
+
+class NoLan(Exception):
+    """There is no multicast here, or zeroconf is not installed; the message says which."""
+
+
+def installed() -> bool:
+    return importlib.util.find_spec("zeroconf") is not None
+
+
+def mark(run: str | None) -> str:
+    """What stands for a run on the network: nobody who does not know its id learns it there."""
+    return ANY if run is None else hashlib.sha256(b"swarmnet lan 1\0" + run.encode()).hexdigest()[:16]
+
+
+def local_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Those of `addresses` at which the neighbours could reach this peer."""
+    found = []
+    for address in addresses:
+        parts = address.split("/")
+        if len(parts) < 5 or "p2p-circuit" in parts or len(address) > ADDRESS_BYTES:
+            continue
+        if parts[1] in ("ip4", "ip6") and ipaddress.ip_address(parts[2]).is_loopback:
+            continue
+        found.append(address)
+    return tuple(found[:ADDRESSES])
+
+
+def heard(
+    name: str, entries: Mapping[bytes, bytes | None], run: str | None
+) -> tuple[PeerId, list[str]] | None:
+    """The peer and its multiaddrs with /p2p/ in a service, if it is of this run and as it should be."""
+    peer = name.removesuffix(f".{SERVICE}")
+    marked = (entries.get(b"run") or b"")[:16].decode(errors="replace")
+    if run is not None and marked not in (mark(run), ANY):
+        return None
+    found = []
+    for number in range(ADDRESSES):
+        text = (entries.get(b"a%d" % number) or b"")[:ADDRESS_BYTES].decode(errors="replace")
+        multiaddr = f"{text}/p2p/{peer}"
+        try:
+            bootstrap_multiaddr(multiaddr)
+            split_multiaddr(multiaddr)
+        except ValueError:
+            continue
+        found.append(multiaddr)
+    return (PeerId(peer), found) if found else None
+
+
+@asynccontextmanager
+async def neighbours(
+    config: PeerFile, peer: PeerId, addresses: Sequence[str], say: Callable[[str, str], None]
+) -> AsyncIterator[Lan | None]:
+    """The local network of a peer for as long as it is needed; None where there is none.
+
+    UserError where the peer file insists on one."""
+    lan = None
+    if config.lan is True or (config.lan == "auto" and installed()):
+        run = None
+        if config.run is not None:
+            run = run_id_of(config.run) or load_signed(Path(config.run)).run_id
+        try:
+            lan = Lan.start(peer, addresses, run)
+        except NoLan as error:
+            if config.lan is True:
+                how = "install zeroconf (pip install zeroconf)" if not installed() else "set lan: auto"
+                raise UserError(f"lan is true, but {error}; {how}") from None
+    if lan is not None:
+        say("lan", "looks for peers of this run on the local network too")
+    try:
+        yield lan
+    finally:
+        if lan is not None:
+            await lan.close()
+
+
+class Lan:
+    """Announces one peer and hears of others, until closed. Make it with `start`."""
+
+    def __init__(self, peer: PeerId, run: str | None) -> None:
+        self._peer, self._run = peer, run
+        self._zeroconf: Any = None
+        self._browser: Any = None
+        self._service: Any = None
+        self._peers: OrderedDict[PeerId, list[str]] = OrderedDict()
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._announcing: asyncio.Task[Any] | None = None
+        """Takes a second: is the name free?"""
+        self._heard = asyncio.Event()
+
+    @classmethod
+    def start(cls, peer: PeerId, addresses: Sequence[str], run: str | None) -> Lan:
+        """`addresses`: where others reach this peer; `run`: its id; None: for any. Raises NoLan."""
+        if not installed():
+            raise NoLan("zeroconf is not installed")
+        local = local_addresses(addresses)
+        if not local:
+            raise NoLan("this peer listens to its own machine only")
+        lan = cls(peer, run)
+        lan._begin(local)
+        return lan
+
+    def _begin(self, addresses: Sequence[str]) -> None:
+        from zeroconf import Error, InterfaceChoice, IPVersion
+        from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+
+        entries = {"run": mark(self._run), **{f"a{n}": address for n, address in enumerate(addresses)}}
+        parts = addresses[0].split("/")
+        host = [parts[2]] if parts[1].startswith("ip") else []
+        self._service = AsyncServiceInfo(
+            SERVICE, f"{self._peer}.{SERVICE}", port=int(parts[4]), properties=entries,
+            server=f"{self._peer[-12:].lower()}.local.", parsed_addresses=host,
+        )  # fmt: skip
+        try:
+            self._zeroconf = AsyncZeroconf(interfaces=InterfaceChoice.All, ip_version=IPVersion.V4Only)
+        except (OSError, RuntimeError, Error) as error:
+            raise NoLan(f"no multicast here: {error or type(error).__name__}") from None
+        self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._seen])
+        announcing = self._zeroconf.async_register_service(self._service, allow_name_change=False)
+        self._announcing = asyncio.create_task(announcing, name="lan announcing")
+
+    def _seen(self, zeroconf: object, service_type: str, name: str, state_change: Enum) -> None:
+        """A service came, changed or went; called by zeroconf in the event loop."""
+        if name == f"{self._peer}.{SERVICE}" or name in self._asking or len(self._asking) >= PEERS:
+            return
+        if state_change.name == "Removed":
+            self._peers.pop(PeerId(name.removesuffix(f".{SERVICE}")), None)
+            return
+        task = asyncio.create_task(self._ask(name), name="lan")
+        self._asking[name] = task
+        task.add_done_callback(lambda _: self._asking.pop(name, None))
+
+    async def _ask(self, name: str) -> None:
+        """What the service says of itself."""
+        from zeroconf import Error
+        from zeroconf.asyncio import AsyncServiceInfo
+
+        service = AsyncServiceInfo(SERVICE, name)
+        try:
+            if not await service.async_request(self._zeroconf.zeroconf, 1000 * ASK_SECONDS):
+                return
+        except (OSError, Error):  # It has a name that is none, or the network went away.
+            return
+        found = heard(name, service.properties, self._run)
+        if found is None:
+            return
+        peer, addresses = found
+        self._peers[peer] = addresses
+        self._peers.move_to_end(peer)
+        while len(self._peers) > PEERS:
+            self._peers.popitem(last=False)
+        self._heard.set()
+
+    async def anybody(self, deadline_seconds: float) -> bool:
+        """Wait until some other peer was heard of; False at the deadline."""
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                await self._heard.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def found(self) -> list[str]:
+        """Multiaddrs of the peers on this network, with /p2p/, the newest first."""
+        return [address for addresses in reversed(self._peers.values()) for address in addresses]
+
+    async def close(self) -> None:
+        """Say goodbye and stop."""
+        tasks: list[asyncio.Task[Any]] = list(self._asking.values())
+        if self._announcing is not None:
+            tasks.append(self._announcing)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._zeroconf is None:
+            return
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                if self._browser is not None:
+                    await self._browser.async_cancel()
+                await self._zeroconf.async_unregister_all_services()
+                await self._zeroconf.async_close()
+        except (OSError, TimeoutError):
+            pass  # The network went away first.

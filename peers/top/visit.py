@@ -1,0 +1,49 @@
+"""The swarm as the directory shows it, drawn again and again by a visitor."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from rich.console import Console
+
+from peers.inference.visit import Reached
+from peers.top import screen
+from peers.top.keys import Keys
+from peers.top.picture import Picture
+from peers.top.records import Watch, look
+from peers.top.show import FRAME_SECONDS, LEAVE, framed, live
+from protocols.errors import WireError
+
+DIRECTORY_SECONDS = 5.0
+"""How often the directory is asked; records change every 30 s, or when a peer's state does."""
+
+
+async def swarm(console: Console, found: Reached) -> None:
+    """What the directory says of the run, again and again."""
+    pictures = _looks(found)
+    async with aclosing(pictures):
+        if not console.is_terminal:
+            console.print(screen.frame(await anext(pictures), console))
+            return
+        with Keys() as keys, live(console) as display:
+            async for picture in pictures:
+                until = time.monotonic() + DIRECTORY_SECONDS
+                while time.monotonic() < until:
+                    display.update(framed(picture, console, LEAVE), refresh=True)
+                    if "q" in await asyncio.to_thread(keys.pressed, FRAME_SECONDS):
+                        return
+
+
+async def _looks(found: Reached) -> AsyncGenerator[Picture]:
+    """Picture after picture; a directory that does not answer leaves the last one standing."""
+    watch, manifest = Watch(found.signed.manifest), found.signed.manifest
+    records = await look(found.directory, found.signed.run_id, manifest)
+    while True:
+        yield watch.take(records, found.directory.now())
+        try:
+            records = await look(found.directory, found.signed.run_id, manifest)
+        except WireError:
+            continue

@@ -1,0 +1,53 @@
+"""Signed receipts: the payload of the envelope, and what is refused of it. docs/wire.md has the words."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from protocols import guard
+from protocols.envelope import Kind, open_envelope, seal
+from protocols.errors import Malformed
+from protocols.identity import Identity
+from protocols.message_fields import Count, Name, NumberOrNone, RoundNumber
+from protocols.receipt_messages import RECEIPT_LIMIT
+from protocols.transport import Body
+from swarmnet.identifiers import PeerId, RunId
+from swarmnet.receipts import Receipt, ReceiptError, check
+
+
+class ReceiptBody(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="receipt"):
+    """Signed payload. Stage and last round stand in the envelope."""
+
+    maker: Name
+    first: RoundNumber
+    contributions: Count
+    tokens: NumberOrNone = -1
+    """-1: not known."""
+
+
+_decoder = msgspec.msgpack.Decoder(ReceiptBody)
+
+
+def seal_receipt(identity: Identity, run_id: RunId, receipt: Receipt, now: float) -> bytes:
+    """`now`: the swarm's time in seconds."""
+    body = ReceiptBody(receipt.maker, receipt.first, receipt.contributions, receipt.tokens)
+    payload = msgspec.msgpack.encode(body)
+    return seal(identity, run_id, Kind.RECEIPT, receipt.stage, receipt.last, int(now * 1000), payload)
+
+
+def open_receipt(data: Body, run_id: RunId, block_rounds: int) -> tuple[Receipt, float]:
+    """The receipt, and when it was signed, in seconds. Raises WireError for one that is not in order."""
+    envelope = open_envelope(data, run_id, Kind.RECEIPT, RECEIPT_LIMIT)
+    payload = bytes(envelope.payload)
+    guard.check(payload, RECEIPT_LIMIT)
+    try:
+        body = _decoder.decode(payload)
+        receipt = Receipt(
+            envelope.sender, PeerId(body.maker), envelope.stage, body.first, envelope.round,
+            body.contributions, body.tokens,
+        )  # fmt: skip
+        check(receipt, block_rounds)
+    except (msgspec.DecodeError, UnicodeDecodeError, ReceiptError) as error:
+        raise Malformed(f"no receipt: {error}") from None
+    return receipt, envelope.sequence / 1000

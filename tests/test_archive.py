@@ -1,0 +1,235 @@
+"""The archive: what is kept, that damage is found, and a swarm that goes on from it alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+from swarm import OWNER, Swarm, sign, tiny_manifest
+
+from peers import checkpoint
+from peers.archive.archive import INDEX, Archive, Entry, entry_name
+from peers.archive.archivist import Archivist, Policy
+from peers.archive.circle import Circle
+from peers.archive.restoring import signers
+from peers.archive.store import ArchiveError, open_store, sha256
+from peers.creator.facts import from_archive
+from peers.creator.order_book import OrderBook
+from peers.creator.report import summary
+from peers.virtual_time import run
+from protocols.identity import Identity
+from protocols.orders import seal_order
+from swarmnet.orders import Order
+from swarmnet.retention import kept
+
+MANIFEST = tiny_manifest((2, 1))
+SIGNED = sign(MANIFEST)
+
+
+def entry(stage: int, number: int, data: bytes, **changes) -> Entry:
+    made = Entry(entry_name(stage, number), stage, number, len(data), sha256(data), ("peer",), 1.0)
+    return replace(made, **changes)
+
+
+@pytest.fixture(params=["folder", "file", "memory"])
+def place(request, tmp_path):
+    return {
+        "folder": str(tmp_path / "a"), "file": f"file://{tmp_path}/a", "memory": f"memory://{tmp_path.name}/a",
+    }[request.param]  # fmt: skip
+
+
+# -- retention ----------------------------------------------------------------------------------------
+
+
+def test_the_newest_stay_and_each_so_many_th_of_the_older_ones():
+    rounds = [3, 7, 11, 15, 19, 23, 27]
+    assert kept(rounds, 4, 2, 0) == {23, 27}
+    assert kept(rounds, 4, 2, 2) == {7, 15, 23, 27}
+    assert kept(rounds, 4, 1, 1) == set(rounds)
+    assert kept([], 4, 3, 2) == set()
+
+
+# -- the store ----------------------------------------------------------------------------------------
+
+
+def test_an_archive_comes_back_as_it_was_put(place):
+    archive = Archive(open_store(place))
+    assert archive.open(SIGNED) == SIGNED
+    for number in (3, 7, 11):
+        archive.put(entry(0, number, b"weights %d" % number), b"weights %d" % number)
+    archive.put_contributors([{"peer": "p", "name": "n", "tokens": {"0": 5}}])
+    again = Archive(open_store(place))
+    assert again.open() == SIGNED
+    assert [one.round for one in again.newest(0)] == [11, 7, 3]
+    assert again.checkpoint(again.newest(0)[0]) == b"weights 11"
+    assert again.contributors()[0]["tokens"] == {"0": 5}
+    gone = again.prune(4, 1, 2)
+    assert [one.round for one in gone] == [3]
+    assert open_store(place).read(entry_name(0, 3)) is None
+    assert Archive(open_store(place)).open() == SIGNED
+
+
+def test_damage_is_found_and_named(place):
+    archive = Archive(open_store(place))
+    archive.open(SIGNED)
+    archive.put(entry(0, 3, b"weights"), b"weights")
+    assert archive.damaged() == []
+    archive.store.write(entry_name(0, 3), b"weightz")
+    assert archive.damaged() == [entry_name(0, 3)]
+    with pytest.raises(ArchiveError, match="damaged"):
+        archive.checkpoint(archive.entries[0])
+    archive.store.delete(entry_name(0, 3))
+    with pytest.raises(ArchiveError, match="missing"):
+        archive.checkpoint(archive.entries[0])
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"{", b"[]", b'{"format": 2}', b'{"format": 1, "checkpoints": [{}]}', b"[" * 5000,
+        json.dumps({"format": 1, "checkpoints": [
+            {"name": "../x", "stage": 0, "round": 1, "bytes": 1, "sha256": "", "signers": [], "archived": 1}
+        ]}).encode(),
+    ],
+)  # fmt: skip
+def test_a_strangers_index_is_refused_in_one_line(tmp_path, index):
+    archive = Archive(open_store(str(tmp_path)))
+    archive.open(SIGNED)
+    archive.store.write(INDEX, index)
+    with pytest.raises(ArchiveError, match="cannot be used"):
+        Archive(open_store(str(tmp_path))).open()
+
+
+def test_another_runs_archive_is_not_written_to(tmp_path):
+    Archive(open_store(str(tmp_path))).open(SIGNED)
+    with pytest.raises(ArchiveError, match="is the archive of the run"):
+        Archive(open_store(str(tmp_path))).open(sign(tiny_manifest((2, 1), seed=9)))
+    with pytest.raises(ArchiveError, match="is no archive"):
+        Archive(open_store(str(tmp_path / "elsewhere"))).open()
+    with pytest.raises(ArchiveError, match="cannot be opened"):
+        open_store("nonsense://x")
+
+
+# -- an archivist and a swarm -------------------------------------------------------------------------
+
+
+async def archived(swarm: Swarm, place: str, policy: Policy) -> tuple[Archivist, Archive, list[str]]:
+    """An archivist in the swarm, opened."""
+    said: list[str] = []
+    identity = Identity.from_seed(b"archivist")
+    book = OrderBook(swarm.signed, None, lambda *_, **__: None, lambda *_: None)
+    circle = Circle(
+        book, swarm.network.transport(identity.peer_id), swarm.network.directory(identity.peer_id), b"",
+        Random(1), lambda *_, **__: None,
+    )  # fmt: skip
+    archive = Archive(open_store(place))
+    archivist = Archivist(
+        archive, policy, identity, book, circle, lambda *_, **__: None, lambda _, text: said.append(text)
+    )
+    circle.listen()
+    await archivist.open()
+    return archivist, archive, said
+
+
+def test_a_swarm_whose_peers_are_all_gone_goes_on_from_the_archive_alone(tmp_path):
+    place, ordered = str(tmp_path / "archive"), Order(sequence=5, reason="look")
+
+    async def before():
+        swarm = Swarm(MANIFEST, seed=1)
+        swarm.open()
+        for name, stage in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
+            swarm.start(name, stage)
+        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 5, 60.0)
+        swarm.members["a"].worker.orders.book.take(seal_order(OWNER, SIGNED.run_id, ordered).data)
+        archivist, archive, said = await archived(swarm, place, Policy(newest=2))
+        await archivist.once()
+        first = {stage: archive.newest(stage)[0].round for stage in (0, 1)}
+        settled = max(s for _, s in swarm.rounds().values())
+        await swarm.until(lambda: min(s for _, s in swarm.rounds().values()) > settled + 5, 60.0)
+        await archivist.once()
+        assert not [text for text in said if "not archived" in text]
+        for stage in (0, 1):
+            entries = archive.newest(stage)
+            assert entries[0].round > first[stage] >= 3
+            assert len(entries[0].signers) == 2
+        assert archive.damaged() == []
+        held = archivist.book.held
+        assert held is not None
+        assert held.order == ordered
+        digests = {stage: swarm.digests(stage) for stage in (0, 1)}
+        archivist.circle.close()
+        for name in swarm.living():
+            await swarm.crash(name)
+        return {stage: archive.newest(stage)[0].round for stage in (0, 1)}, digests
+
+    at, digests = run(before())
+    for stage in (0, 1):
+        held = checkpoint.read(tmp_path / "archive" / entry_name(stage, at[stage]))
+        assert held.digest in {found[at[stage]] for found in digests[stage].values() if at[stage] in found}
+        assert len(signers(held)) == 2
+
+    async def after():
+        swarm = Swarm(MANIFEST, seed=2)
+        swarm.open()
+        for name, stage in (("e", 0), ("f", 0), ("g", 1), ("h", 1)):
+            swarm.start(name, stage, checkpoints=tmp_path / name, archive=place)
+        await swarm.until(lambda: len(swarm.rounds()) == 4, 20.0)
+        await swarm.until(
+            lambda: all(swarm.rounds()[n][1] > at[stage] + 4 for n, stage in (("e", 0), ("f", 0), ("g", 1))),
+            60.0,
+        )
+        for stage in (0, 1):
+            firsts = [min(found) for found in swarm.digests(stage).values() if found]
+            assert min(firsts) > at[stage], "nobody began again from the seed"
+        await swarm.close()
+
+    run(after())
+
+    facts = from_archive(open_archive(place), SIGNED, 0.0)
+    told = summary(facts)
+    assert {source["name"] for source in told["sources"]} == {s.name for s in MANIFEST.data.sources}
+    assert facts.order == ordered
+    assert told["compute"]["settled_rounds"] == min(at.values()) + 1
+    assert [one["signed"] for one in told["contributors"]] == [2, 2, 2, 2]
+
+
+def open_archive(place: str) -> Archive:
+    archive = Archive(open_store(place))
+    archive.open()
+    return archive
+
+
+def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path):
+    place = tmp_path / "archive"
+
+    async def story():
+        swarm = Swarm(MANIFEST, seed=1)
+        swarm.open()
+        swarm.start("a", 0)
+        swarm.start("c", 1)
+        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 4, 60.0)
+        archivist, archive, _ = await archived(swarm, str(place), Policy())
+        await archivist.once()
+        archivist.circle.close()
+        (held,) = archive.newest(0)
+        # Somebody flips a weight and writes the index anew: the file is whole, but nobody signed it.
+        found = checkpoint.read(place / held.name)
+        layout = archivist._layouts[0]
+        units = found.units(layout)
+        units[0] += 1
+        forged = checkpoint.content(
+            MANIFEST, 0, held.round, found.chain, units, layout, found.signed
+        )  # fmt: skip
+        archive.put(replace(held, bytes=len(forged), sha256=sha256(forged)), forged)
+        for name in swarm.living():
+            await swarm.crash(name)
+        fresh = Swarm(MANIFEST, seed=2)
+        fresh.open()
+        late = fresh.start("e", 0, checkpoints=tmp_path / "e", archive=str(place))
+        with pytest.raises(ArchiveError, match="nobody has signed its weights"):
+            await late.task
+        assert not list((tmp_path / "e").glob("*"))
+
+    run(story())

@@ -1,0 +1,136 @@
+"""Showing 6: published, trained, archived, everything killed; a new swarm starts from the archive alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from peers.demo import report as demo_report
+from peers.demo.peers import DemoPeer, start
+from peers.demo.show import LOOPBACK
+from peers.run_file import publish
+from protocols.identity import load_or_create
+
+pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+
+RUN = {
+    "name": "archived", "stages": [1, 1], "listed": True, "contact": "owner@example.org",
+    "model": {
+        "layers": 2, "width": 32, "heads": 2, "key_value_heads": 2, "head_width": 16, "feed_forward": 64,
+    },
+    "data": {"sequence_tokens": 32, "microbatch_sequences": 2, "sources": [
+        {"name": "first", "path": "first.txt", "licence": "CC0-1.0", "collected": "2024"},
+        {"name": "second", "path": "second.txt", "licence": "MIT", "kind": "synthetic"},
+    ]},
+    "rounds": {"target_tokens": 512, "snapshot_rounds": 4},
+}  # fmt: skip
+PATIENCE_SECONDS = 60.0
+
+
+class Scene:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.peers: list[DemoPeer] = []
+
+    async def peer(self, name: str, keys: dict[str, object]) -> DemoPeer:
+        self.peers.append(await start(self.folder, name, {**keys, **LOOPBACK}))
+        return self.peers[-1]
+
+    def settled(self, peer: DemoPeer) -> list[int]:
+        log = peer.state / "events.jsonl"
+        return sorted(demo_report.read_story(peer.state).digests) if log.exists() else []
+
+    async def until(self, condition, what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            words = {peer.name: list(peer.said)[-3:] for peer in self.peers}
+            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s; {words}"
+            ended = [peer.name for peer in self.peers if not peer.alive and peer.killed_at is None]
+            assert not ended, f"{ended} ended by themselves; {words}"
+            await asyncio.sleep(0.5)
+
+    async def swarmnet(self, *arguments: object) -> str:
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-m", "peers.cli", *map(str, arguments)],
+            capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
+            env={"PATH": "/usr/bin:/bin", "XDG_STATE_HOME": str(self.folder / "states")},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+async def test_a_run_outlives_all_its_peers_in_an_archive(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.txt").write_text(f"the {name} text. " * 3000)
+    file = tmp_path / "run.yaml"
+    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
+    owner = load_or_create(tmp_path / "owner.key")
+    signed, _ = publish(file, owner, tmp_path / "run.json")
+    text = {name: f"{name}.txt" for name in ("first", "second")}
+    scene, archive = Scene(tmp_path), tmp_path / "archive"
+    try:
+        boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
+        await boot.until_listening()
+        keys = {"run": "run.json", "bootstrap": boot.addresses, "text": text, "in_flight": 2, "slots": 8}
+        workers = [await scene.peer(f"old-{stage}", {**keys, "stage": stage}) for stage in (0, 1)]
+        keeper = {**keys, "role": "archivist", "archive": str(archive), "archiving": {"seconds": 1.0}}
+        archivist = await scene.peer("archivist", keeper)
+        index = archive / "archive.json"
+
+        def archived() -> dict[int, int]:
+            entries = json.loads(index.read_text())["checkpoints"] if index.exists() else []
+            newest: dict[int, int] = {}
+            for one in entries:
+                newest[one["stage"]] = max(one["round"], newest.get(one["stage"], -1))
+            return newest
+
+        await scene.until(lambda: len(archived()) == 2 and min(archived().values()) >= 7, "both archived")
+        here = boot.addresses[0]
+        listed = await scene.swarmnet("registry", "list", "--bootstrap", here)
+        assert signed.run_id in listed
+        shown = json.loads(await scene.swarmnet("registry", "show", signed.run_id, "--bootstrap", here))
+        assert shown["manifest"]["name"] == "archived"
+        key = tmp_path / "owner.key"
+        told = await scene.swarmnet(
+            "order", "withdraw", tmp_path / "run.json", "ab" * 32, "--reason", "its author asked",
+            "--key", key, "--bootstrap", here,
+        )  # fmt: skip
+        assert "told   " in told
+        assert "told   0" not in told
+        assert "its author asked" in await scene.swarmnet("orders", signed.run_id, "--bootstrap", here)
+        await scene.until(lambda: (archive / "order.bin").exists(), "the order is archived")
+        for peer in scene.peers:
+            peer.kill()
+        at = archived()
+
+        second = await scene.peer("boot-2", {"role": "bootstrap"})
+        await second.until_listening()
+        fresh = [
+            await scene.peer(f"new-{stage}", {
+                **keys, "run": str(archive / "run.json"), "bootstrap": second.addresses, "stage": stage,
+                "archive": str(archive),
+            })
+            for stage in (0, 1)
+        ]  # fmt: skip
+        await scene.until(
+            lambda: all(scene.settled(peer)[-1:] > [at[stage] + 4] for stage, peer in enumerate(fresh)),
+            "the new swarm settles later rounds",
+        )
+        for stage, peer in enumerate(fresh):
+            assert scene.settled(peer)[0] > at[stage], "it began where the archive ends, not at the seed"
+        report = json.loads(await scene.swarmnet("report", archive, "--json"))
+        assert [source["name"] for source in report["sources"]] == ["first", "second"]
+        assert report["processing"]["withdrawn_documents"][0]["document"] == "ab" * 32
+        assert report["contributors"]
+        markdown = await scene.swarmnet("report", archive)
+        assert all(name in markdown for name in ("first", "second", "CC0-1.0", "MIT"))
+    finally:
+        await asyncio.gather(*(peer.stop(15.0) for peer in scene.peers if peer.alive))
+    assert archivist.killed_at is not None
+    assert all(worker.killed_at is not None for worker in workers)

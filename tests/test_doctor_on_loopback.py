@@ -1,0 +1,155 @@
+"""The doctor among real processes: fresh dials by py-libp2p, the line's speed, and a peer that is running."""
+
+import asyncio
+import contextlib
+import json
+import sys
+
+import pytest
+
+from peers.demo.peers import start as start_peer
+from protocols.daemon import LOOPBACK, Daemon
+from protocols.dial_back import ask_dial_back
+from protocols.dialler import can_dial, dial
+from protocols.errors import Backlog, PeerGone
+from protocols.identity import Identity, create, load
+from protocols.p2pd import P2pdTransport
+from protocols.speed import PER_PEER, Sample, measure, rate
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+needs_libp2p = pytest.mark.skipif(not can_dial(), reason="py-libp2p (the extra libp2p) is not installed")
+DOCTOR_SECONDS = 200.0
+KEYS = {
+    "role": "bootstrap", "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "log": "json",
+    "metrics": {"listen": "off"},
+}  # fmt: skip
+
+
+@pytest.fixture
+async def helper(tmp_path):
+    create(tmp_path / "helper")
+    transport = await P2pdTransport.start(tmp_path / "helper", LOOPBACK)
+    yield transport
+    await transport.close()
+
+
+@pytest.fixture
+async def asker(tmp_path, helper):
+    create(tmp_path / "asker")
+    daemon = await Daemon.start(tmp_path / "asker", LOOPBACK)
+    await daemon.connect(helper.peer, helper.addresses, 20.0)
+    yield daemon
+    await daemon.stop()
+
+
+@contextlib.asynccontextmanager
+async def stranger(answer):
+    """A server that is no libp2p; its address."""
+
+    async def serve(reader, writer):
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(60):
+                await answer(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"/ip4/127.0.0.1/tcp/{server.sockets[0].getsockname()[1]}"
+
+
+async def flood(reader, writer):
+    """A length of nearly 2^63, and bytes as fast as they are taken."""
+    while True:
+        writer.write(b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f" + bytes(65536))
+        await writer.drain()
+
+
+async def say_hello(reader, writer):
+    writer.write(b"220 mail.example ESMTP\r\n")
+    await reader.read(1)
+
+
+async def say_nothing(reader, writer):
+    await reader.read()
+
+
+@needs_libp2p
+async def test_a_helper_tells_apart_what_is_at_an_address(helper, asker, tmp_path):
+    own, other, closed = asker.addresses[0], helper.addresses[0], "/ip4/127.0.0.1/tcp/1"
+    async with stranger(flood) as flooding, stranger(say_hello) as mail, stranger(say_nothing) as mute:
+        wanted = [own, other, closed, flooding, mail, mute, "/ip4/192.168.1.1/tcp/1"]
+        found = await ask_dial_back(asker, helper.peer, load(tmp_path / "asker"), lambda _: wanted)
+    assert found.code == "done"
+    outcomes = {each.address: each.outcome for each in found.dialled}
+    assert outcomes == {
+        own: "reached", other: "other_peer", closed: "refused", flooding: "not_libp2p", mail: "not_libp2p",
+        mute: "silent", "/ip4/192.168.1.1/tcp/1": "not_tried",
+    }  # fmt: skip
+    assert found.dialled[1].detail == helper.peer
+    assert found.observed == own
+
+
+async def test_a_dial_that_breaks_says_so_and_nothing_of_the_address(tmp_path):
+    program = tmp_path / "broken.py"
+    program.write_text("print('{\"address\": 1}'); raise SystemExit(3)")
+    (found,) = await dial(Identity.from_seed(b"x").peer_id, ["/ip4/127.0.0.1/tcp/1"], program)
+    assert (found.outcome, "strange" in found.detail) == ("failed", True)
+    program.write_text("raise SystemExit(3)")
+    (found,) = await dial(Identity.from_seed(b"x").peer_id, ["/ip4/127.0.0.1/tcp/1"], program)
+    assert (found.outcome, "code 3" in found.detail) == ("failed", True)
+
+
+async def test_the_speed_of_a_line_is_measured_both_ways_and_not_without_end(helper, asker):
+    for direction in ("up", "down")[:PER_PEER]:
+        assert await measure(asker, helper.peer, direction, 1 << 20) > 1e5
+    with pytest.raises(Backlog, match="try again in a minute"):
+        await measure(asker, helper.peer, "up", 1 << 20)
+
+
+async def test_a_peer_without_the_service_is_gone_for_this_purpose(asker, tmp_path):
+    create(tmp_path / "bare")
+    bare = await Daemon.start(tmp_path / "bare", LOOPBACK)
+    try:
+        await asker.connect(bare.peer, bare.addresses, 20.0)
+        with pytest.raises(PeerGone):
+            await measure(asker, bare.peer, "up")
+        with pytest.raises(PeerGone):
+            await ask_dial_back(asker, bare.peer, load(tmp_path / "bare"), lambda _: bare.addresses)
+    finally:
+        await bare.stop()
+
+
+def test_the_rate_is_that_of_the_second_half():
+    assert rate([Sample(0.0, 10), Sample(10.0, 500), Sample(11.0, 1000)]) == 500
+    assert rate([]) == rate([Sample(1.0, 5)]) == rate([Sample(1.0, 5), Sample(1.0, 6)]) == 0.0
+
+
+@needs_libp2p
+async def test_a_running_peer_is_looked_at_from_outside_and_left_alone(tmp_path):
+    first = await start_peer(tmp_path, "first", KEYS)
+    second = None
+    try:
+        await first.until_listening()
+        second = await start_peer(tmp_path, "second", {**KEYS, "bootstrap": first.addresses})
+        await second.until_listening()
+        command = [sys.executable, "-m", "peers.cli", "doctor", str(tmp_path / "second.yaml"), "--json"]
+        doctor = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        async with asyncio.timeout(DOCTOR_SECONDS):
+            said, complaints = await doctor.communicate()
+        assert second.alive
+    finally:
+        for peer in (first, second):
+            if peer is not None:
+                await peer.stop(5.0)
+    assert doctor.returncode == 0, (said, complaints)
+    checks = {check["check"]: check for check in json.loads(said)["checks"]}
+    assert {"python", "torch", "port", "p2pd", "bootstrap", "clock", "bandwidth", "reachability"} <= set(checks)
+    assert "is running" in checks["port"]["text"]
+    assert checks["bootstrap"]["data"]["py_libp2p"] == "reached"
+    assert abs(checks["clock"]["data"]["seconds"]) < 3
+    reached = checks["reachability"]["data"]
+    assert reached["verdict"] == "reachable"
+    assert f"{reached['dialled'][0]['address']}/p2p/{second.peer_id}" in second.addresses
+    assert checks["p2pd"]["data"]["peer"] != second.peer_id

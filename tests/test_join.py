@@ -1,0 +1,153 @@
+"""`swarmnet join`: from where a run may come, what is written, and what a peer says that it found."""
+
+import http.server
+import threading
+from typing import ClassVar
+
+import pytest
+from swarm import OWNER, sign, tiny_manifest
+from test_cli import BOOTSTRAP, files_below, refused, started, swarmnet  # noqa: F401 - fixtures
+
+from peers import fetching
+from peers.config.limits import LimitsFile
+from peers.config.peer_file import load
+from peers.errors import UserError
+from peers.fetching import fetch_run
+from peers.fitting import all_needs
+from peers.introduction import machine_line, run_line, swarm_line, traffic_line
+from peers.run_file import published_text
+from protocols.messages import PeerRecord
+from protocols.records import SignedRecord
+from swarmnet.traffic import contribution_bytes, traffic_of
+
+SIGNED = sign(tiny_manifest())
+
+
+class Served(http.server.BaseHTTPRequestHandler):
+    """Answers with what the test has put into `pages`."""
+
+    pages: ClassVar[dict] = {}
+
+    def do_GET(self):
+        status, body = self.pages.get(self.path, (404, b"no"))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def web():
+    """A web server; put pages into it by path. Yields its address and the pages."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Served)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    Served.pages = {"/run.json": (200, published_text(SIGNED).encode())}
+    yield f"http://127.0.0.1:{server.server_port}", Served.pages
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_run_is_joined_from_a_url_and_the_file_can_be_read_by_people(swarmnet, started, web):  # noqa: F811
+    address, _ = web
+    url = f"{address}/run.json#{SIGNED.run_id}"
+    code, _, err = swarmnet("join", url, "--bootstrap", BOOTSTRAP, "--state", "here")
+    assert code == 0
+    (config,) = started
+    text = (config.state / "peer.yaml").read_text()
+    assert "# limits:" in text
+    assert "# whom to find the others through" in text
+    assert "Ctrl+C leaves politely" in err
+    assert load(config.state / "peer.yaml").bootstrap == (BOOTSTRAP,)
+    assert (config.state / "run.json").read_text() == published_text(SIGNED)
+    optional = text[text.index("# name") :].replace("# ", "", 6)
+    (config.state / "peer.yaml").write_text(text[: text.index("# Take")] + optional)
+    again = load(config.state / "peer.yaml")
+    assert again.limits == LimitsFile(
+        upload=2.5e6, memory=8 << 30, hours="22:00-08:00", only_when_idle=True
+    ), "without the #, what is offered is right"
+    assert again.name == "attic-3080"
+
+
+def test_a_file_url_is_joined_too(swarmnet, started, tmp_path):  # noqa: F811
+    (tmp_path / "a.json").write_text(published_text(SIGNED))
+    assert swarmnet("join", f"file://{tmp_path}/a.json", "--state", "here")[0] == 0
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/run.json#" + "ab" * 32, ["not " + "ab" * 32, "ask whoever gave you the URL"]),
+        ("/run.json#abc", ["expected the run id"]),
+        ("/nothing.json", ["answers 404"]),
+        ("/endless.json", ["longer than a published run may be"]),
+        ("/forged.json", ["not the owner's"]),
+        ("/html.json", ["no valid published run"]),
+    ],
+)
+def test_a_url_that_is_not_what_it_should_be_writes_nothing(
+    swarmnet, started, web, tmp_path, path, words  # noqa: F811
+):  # fmt: skip
+    address, pages = web
+    text = published_text(SIGNED)
+    signature = SIGNED.signature.hex()
+    pages["/endless.json"] = (200, b" " * (fetching.MOST_BYTES + 1))
+    pages["/forged.json"] = (200, text.replace(signature, OWNER.sign(b"something else").hex()).encode())
+    pages["/html.json"] = (200, b"<html>")
+    before = files_below(tmp_path)
+    refused(swarmnet("join", address + path, "--state", "here"), *words)
+    assert (started, files_below(tmp_path)) == ([], before)
+
+
+def test_urls_of_other_kinds_and_dead_servers_are_said(web, tmp_path):
+    with pytest.raises(UserError, match="only https, http, file"):
+        fetch_run("ftp://example.org/run.json")
+    with pytest.raises(UserError, match="cannot be fetched"):
+        fetch_run("http://127.0.0.1:9/run.json")
+    with pytest.raises(UserError, match="cannot be fetched"):
+        fetch_run(f"file://{tmp_path}/nothing.json")
+
+
+def test_a_server_that_drips_is_given_up(web, monkeypatch):
+    monkeypatch.setattr(fetching, "FETCH_SECONDS", -1.0)
+    with pytest.raises(UserError, match="is not there after"):
+        fetch_run(f"{web[0]}/run.json")
+
+
+def record(stage, state="training", loss=3.0, round=7, speed=500.0):
+    return SignedRecord(
+        "peer", PeerRecord("p", stage, "worker", [], round, speed, "0", state=state, loss=loss), 1
+    )
+
+
+def test_what_was_found_is_said_in_a_few_lines():
+    manifest = SIGNED.manifest
+    assert SIGNED.run_id[:16] in run_line(SIGNED)
+    assert "3 stages" in run_line(SIGNED)
+    assert "does not answer yet" in swarm_line(None)
+    assert "this peer is the first" in swarm_line({})
+    records = {"a": record(0), "b": record(1, loss=None, round=9), "c": record(2, "paused", 99.0)}
+    assert swarm_line(records) == "swarm  3 peers, 2 of them training, round 8, loss 3.000 (as they say)"
+    needs = all_needs(manifest, pytest.importorskip("torch").device("cpu"), 0)[1]
+    line = machine_line(1, needs, 5, 8 << 30, True, "cpu")
+    assert "limits.memory allows 8.0 GiB; up to 5 microbatches" in line
+    limits = LimitsFile(upload=20_000.0, hours="22:00-08:00")
+    line = traffic_line(manifest, 1, records, limits)
+    assert "never more than 20.0 kB/s up; only at 22:00-08:00" in line
+    assert f"send at most about {20_000 * 30 * 36_000 / 1e9:.1f} GB" in line, "ten hours of each day"
+    assert "guessed" in traffic_line(manifest, 1, None, LimitsFile())
+
+
+def test_traffic_follows_the_manifest():
+    manifest = tiny_manifest()
+    alone = traffic_of(manifest, 1, 1000.0, 1)
+    assert alone.sent == alone.received == 1000.0 * (32 * 2 * 2 + 4)
+    first, last = traffic_of(manifest, 0, 1000.0, 1), traffic_of(manifest, 2, 1000.0, 1)
+    assert (first.sent, first.received) == (last.received, last.sent) == (68_000.0, 64_000.0)
+    group = traffic_of(manifest, 1, 1000.0, 3)
+    gossip = contribution_bytes(manifest, 1) * 2 * 3000.0 / manifest.rounds.target_tokens
+    assert group.sent - alone.sent == pytest.approx(gossip)

@@ -1,0 +1,153 @@
+"""Peers on one local network find each other; what anyone may say there is only ever an address to dial."""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_wan import without_network
+
+from peers import lan
+from peers.config.peer_file import check_typed
+from peers.config.yaml_lines import Typed
+from peers.demo.peers import start
+from peers.errors import UserError
+from peers.lan import ADDRESSES, SERVICE, heard, local_addresses, mark, neighbours
+from peers.run_file import publish
+from protocols.identity import Identity, load_or_create
+
+PEER = Identity.from_seed(b"neighbour").peer_id
+NAME = f"{PEER}.{SERVICE}"
+RUN, OTHER = "ab" * 32, "cd" * 32
+HERE = "/ip4/192.168.1.5/tcp/31331"
+needs_zeroconf = pytest.mark.skipif(not lan.installed(), reason="zeroconf (the extra lan) is not installed")
+
+
+def entries(run=RUN, *addresses):
+    return {b"run": mark(run).encode(), **{b"a%d" % n: a.encode() for n, a in enumerate(addresses)}}
+
+
+def test_a_neighbour_of_the_same_run_is_heard():
+    assert heard(NAME, entries(RUN, HERE), RUN) == (PEER, [f"{HERE}/p2p/{PEER}"])
+
+
+def test_one_of_another_run_is_not_and_a_bootstrap_for_any_run_is():
+    assert heard(NAME, entries(OTHER, HERE), RUN) is None
+    assert heard(NAME, entries(None, HERE), RUN) is not None
+    assert heard(NAME, entries(OTHER, HERE), None) is not None
+
+
+def test_the_run_is_not_told_to_the_network():
+    assert RUN[:8] not in mark(RUN)
+    assert mark(RUN) != mark(OTHER)
+
+
+def test_what_is_no_address_is_left_out_and_no_peer_has_more_than_a_few():
+    many = [f"/ip4/192.168.1.5/tcp/{port}" for port in range(1, 10)]
+    _, found = heard(NAME, entries(RUN, "/unix/x", "nonsense", *many), RUN)
+    assert found == [f"{address}/p2p/{PEER}" for address in many[: ADDRESSES - 2]]
+    assert heard(f"12D3KooWnobody.{SERVICE}", entries(RUN, HERE), RUN) is None
+
+
+@given(
+    st.text(max_size=80),
+    st.dictionaries(st.sampled_from([b"run", b"a0", b"a1", b"x"]), st.none() | st.binary(max_size=255)),
+)
+def test_no_service_of_a_stranger_is_more_than_ignored(name, said):
+    assert heard(f"{name}.{SERVICE}", said, RUN) is None
+    heard(NAME, said, None)
+
+
+def test_only_addresses_that_neighbours_can_reach_are_announced():
+    relayed = f"{HERE}/p2p/{PEER}/p2p-circuit"
+    assert local_addresses(["/ip4/127.0.0.1/tcp/1", HERE, relayed, "/ip6/::1/tcp/1"]) == (HERE,)
+
+
+def peer_file(tmp_path, **keys):
+    data = {"role": "bootstrap", "state": str(tmp_path), **keys}
+    return check_typed(Typed("test", data), tmp_path, "test", {})
+
+
+async def enter(config, addresses):
+    said = []
+    async with neighbours(config, PEER, addresses, lambda *line: said.append(line)) as found:
+        return found, said
+
+
+async def test_a_peer_of_one_machine_only_is_left_alone_unless_its_file_insists(tmp_path):
+    loopback = ["/ip4/127.0.0.1/tcp/1"]
+    assert await enter(peer_file(tmp_path), loopback) == (None, [])
+    assert await enter(peer_file(tmp_path, lan=False), [HERE]) == (None, [])
+    with pytest.raises(UserError, match="lan is true, but"):
+        await enter(peer_file(tmp_path, lan=True), loopback)
+
+
+async def test_without_zeroconf_auto_goes_on_and_true_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(lan, "installed", lambda: False)
+    assert await enter(peer_file(tmp_path), [HERE]) == (None, [])
+    with pytest.raises(UserError, match="pip install zeroconf"):
+        await enter(peer_file(tmp_path, lan=True), [HERE])
+
+
+# -- on a real local network: two namespaces and a cable ---------------------------------------------------
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, timeout=10, capture_output=True)
+
+
+@contextlib.contextmanager
+def cable():
+    """Two network namespaces on one link, with nothing else; their names."""
+    one, other = (f"lan{os.getpid():x}{end}" for end in "ab")
+    try:
+        for name in (one, other):
+            ip("netns", "add", name)
+        ip("link", "add", "eth0", "netns", one, "type", "veth", "peer", "name", "eth0", "netns", other)
+        for number, name in enumerate((one, other), 1):
+            for words in ("link set lo up", f"addr add 192.168.77.{number}/24 dev eth0", "link set eth0 up"):
+                ip("-n", name, *words.split())
+            ip("-n", name, "route", "add", "default", "dev", "eth0")
+        yield one, other
+    finally:
+        for name in (one, other):
+            subprocess.run(["ip", "netns", "del", name], timeout=10, capture_output=True)
+
+
+async def told(peer, beginning, seconds):
+    """Whether the peer says a line that begins so in time."""
+    until = asyncio.get_running_loop().time() + seconds
+    while asyncio.get_running_loop().time() < until:
+        if any(line.startswith(beginning) for line in peer.said):
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+@without_network
+@needs_zeroconf
+@pytest.mark.loopback
+@pytest.mark.timeout(300)
+async def test_a_peer_without_a_bootstrap_finds_its_run_on_the_local_network(tmp_path):
+    (tmp_path / "run.yaml").write_text("name: lan\nstages: [1, 1]\nmodel: {width: 64, layers: 2}\n")
+    signed, _ = publish(
+        tmp_path / "run.yaml", load_or_create(tmp_path / "owner.key"), tmp_path / "run.json"
+    )
+    keys = {"role": "bootstrap", "relay": False, "nat": False, "log": "json", "metrics": {"listen": "off"}}
+    peers = []
+    with cable() as places:
+        try:
+            for number, run in enumerate(("run.json", signed.run_id)):
+                prefix = ["ip", "netns", "exec", places[number]]
+                peers.append(await start(tmp_path, f"peer-{number}", {**keys, "run": run}, prefix))
+                await peers[-1].until_listening()
+            assert await told(peers[1], "run lan:", 120)
+        finally:
+            await asyncio.gather(*(peer.stop(5.0) for peer in peers))
+    said = [json.loads(line) for line in (tmp_path / "peer-1" / "events.jsonl").read_text().splitlines()]
+    joined = [line["text"] for line in said if line["event"] == "joined"]
+    assert joined == ["joined the swarm through 1 addresses on the local network"]
