@@ -1,4 +1,4 @@
-"""What a peer says of itself in its record, taken from its parts: for the observer's page and for newcomers."""
+"""What a peer says of itself in its record, taken from its parts: for observers and for newcomers."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def claims_of(worker: Worker) -> Claims:
     """As it is now; also before its parts are there."""
     data, update, neighbourhood = worker.data, worker.update, worker.neighbourhood
     shape = worker.manifest.data
+    microbatch_tokens = shape.sequence_tokens * shape.microbatch_sequences
     seconds = worker.load().service_seconds
     loss = data.loss if data is not None else None
     saved = worker.disk.saved if neighbourhood is not None else None
@@ -48,7 +49,7 @@ def claims_of(worker: Worker) -> Claims:
         state=worker.state,
         name=plain_name(worker.settings.name),
         round=update.rounds.current if update is not None else 0,
-        tokens_per_second=shape.sequence_tokens * shape.microbatch_sequences / seconds if seconds > 0 else 0.0,
+        tokens_per_second=microbatch_tokens / seconds if seconds > 0 else 0.0,
         moving_to=worker.moving.moving_to if data is not None else -1,
         loss=loss if loss is not None and isfinite(loss) and 0 <= loss <= HIGHEST_LOSS else None,
         tokens=data.ledger.tokens if data is not None else 0,

@@ -24,6 +24,7 @@ from peers.commands import (
     model,
     plan,
     run,
+    service,
     simulate,
     watch,
 )
@@ -95,6 +96,13 @@ def application() -> typer.Typer:
         "report": creator.report,
         "version": version,
     }
+    _add(app, commands)
+    _add_groups(app)
+    return app
+
+
+def _add_groups(app: typer.Typer) -> None:
+    """Commands of two words."""
     order: dict[str, Callable[..., None]] = {
         "pause": creator.pause,
         "resume": creator.resume,
@@ -117,14 +125,18 @@ def application() -> typer.Typer:
         "routing": bench.routing,
         "paths": bench.paths,
     }
-    _add(app, commands)
+    services: dict[str, Callable[..., None]] = {
+        "install": service.install,
+        "uninstall": service.uninstall,
+        "status": service.status,
+    }
+    app.add_typer(_add(_group("A peer that starts with the machine (systemd)."), services), name="service")
     ordering = _group("Order something in a run of your own; all its peers see it, and that it is yours.")
     app.add_typer(_add(ordering, order), name="order")
     app.add_typer(_add(_group("Runs that want to be found."), registry), name="registry")
     app.add_typer(_add(_group("Look at configuration without starting anything."), config), name="config")
     measuring = _add(_group("Measure; each figure beside a baseline from the same run."), measure)
     app.add_typer(measuring, name="bench")
-    return app
 
 
 def _add(group: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:

@@ -55,7 +55,8 @@ def swarm_line(records: Mapping[PeerId, SignedRecord] | None) -> str:
     training = [record for record in workers if record.state in ("training", "")]
     if not workers:
         return "swarm  nobody else is there yet: this peer is the first"
-    said = [f"swarm  {len(workers)} peers, {len(training)} of them training"]
+    there = "1 peer" if len(workers) == 1 else f"{len(workers)} peers"
+    said = [f"swarm  {there}, {len(training)} training"]
     if training:
         said.append(f"round {int(median(record.round for record in training))}")
     losses = [record.loss for record in training if record.loss is not None]
@@ -82,6 +83,8 @@ def traffic_line(
     pace = _pace(speeds)
     group = 1 + sum(record.stage == stage for record in others)
     traffic = traffic_of(manifest, stage, pace, group)
+    if traffic.sent + traffic.received == 0.0:
+        return f"will   send next to nothing until others are there{_bounds(limits)}"
     share = _share_of_day(limits)
     sent = traffic.sent if limits.upload is None else min(traffic.sent, limits.upload)
     guessed = "" if speeds else f", guessed from {GUESSED_TOKENS_PER_SECOND:g} tokens a second"

@@ -22,7 +22,7 @@ from peers.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, 
 KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "inference", "control", "other")
 """What bytes are for: `Message.kind` in protocols/messages.py."""
 
-STATES = ("connecting", "joining", "training", "paused", "leaving")
+STATES = ("connecting", "joining", "training", "held", "paused", "leaving")
 """What a worker can be at (`Worker.state`)."""
 
 PAUSES = ("user", "schedule", "idle", "battery", "limit", "owner", "other")
@@ -227,6 +227,19 @@ class Inference:
         self.seconds = declare.counter("inference_compute_seconds_total", "Computing for visitors, seconds.")
 
 
+class Credit:
+    """What others have signed for, by the receipts on this peer's disk (`swarmnet me`)."""
+
+    def __init__(self, declare: Declare) -> None:
+        self.contributions = declare.gauge(
+            "credit_contributions", "Own contributions that others have signed receipts for."
+        )
+        self.tokens = declare.gauge(
+            "credit_tokens", "Tokens in those, by this peer's own count; of the stages and rounds still kept."
+        )
+        self.signers = declare.gauge("credit_peers", "Peers that have signed one of the receipts kept.")
+
+
 class Gpu:
     """The compute device, where torch sees a GPU."""
 
@@ -255,6 +268,7 @@ class Metrics:
         self.network = Network(declare)
         self.state = State(declare)
         self.inference = Inference(declare)
+        self.credit = Credit(declare)
         self.gpu: Gpu | None = None
         if process:
             ProcessCollector(registry=self.registry)

@@ -221,7 +221,8 @@ async def _records(presence: Presence, stages: int) -> dict[PeerId, SignedRecord
     which nothing is known must not pass for an empty one."""
     newest: dict[PeerId, SignedRecord] = {}
     run = presence.signed.run_id
-    asked = [presence.directory.look_up(run, stage, OPERATION_SECONDS) for stage in range(stages)]
+    # Who is paused says so under no stage, and stands under its old one for a while.
+    asked = [presence.directory.look_up(run, stage, OPERATION_SECONDS) for stage in range(-1, stages)]
     try:
         for records in await asyncio.gather(*asked):
             for data in records.values():
@@ -233,4 +234,4 @@ async def _records(presence: Presence, stages: int) -> dict[PeerId, SignedRecord
     except WireError as error:
         presence.note("look_up_failed", code=error.code, reason=str(error))
         return None
-    return {peer: signed for peer, signed in newest.items() if signed.record.state != "paused"}
+    return {peer: signed for peer, signed in newest.items() if signed.record.stage >= 0}

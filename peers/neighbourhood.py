@@ -139,9 +139,6 @@ class Neighbourhood:
 
     def _learn(self, signed: SignedRecord, data: bytes) -> None:
         record = signed.record
-        if record.state == "paused":
-            self.membership.rests(signed.peer, signed.sequence)
-            return
         if self.admission.shuns(signed.peer):
             return
         self.membership.recorded(

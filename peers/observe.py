@@ -21,6 +21,7 @@ from peers.event_log import EventLog
 from peers.metrics import STATES, Gpu, Metrics
 from peers.neighbourhood import Neighbourhood
 from peers.reasons import DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
+from peers.receipts import summary
 from peers.status import Report, Status
 from peers.update_path import UpdatePath
 from peers.worker import Worker
@@ -149,7 +150,7 @@ class Observer:
             self.log.flush()
 
     def note(self) -> None:
-        """The counters as events."""
+        """The counters as events; and what takes a few milliseconds to add up."""
         worker = self.worker
         if worker.neighbourhood is not None:
             traffic = worker.neighbourhood.traffic
@@ -160,6 +161,10 @@ class Observer:
                 refused=by_code(traffic.refused),
                 subflows=dict(worker.neighbourhood.transport.subflows),
             )
+            credit, metrics = summary(worker.receipts.kept), self.metrics.credit
+            metrics.contributions.set(credit["accepted"])
+            metrics.tokens.set(credit["tokens"])
+            metrics.signers.set(credit["signers"])
         if worker.data is not None:
             self.log.record("ledger", **ledger_fields(worker.data.ledger))
 
@@ -170,6 +175,7 @@ class Observer:
         metrics.about.stages.set(len(worker.manifest.stages))
         for state in STATES:
             metrics.about.state(state).set(state == worker.state)
+        metrics.about.paused("owner").set(worker.orders.paused)
         self._machine(worker.settings.checkpoints)
         self.ready = worker.load().ready
         metrics.about.ready.set(self.ready)

@@ -105,7 +105,7 @@ ROUNDS = {
     "completed": Reason("all expected contributions came", NOTHING),
     "deadline": Reason("some came late; they still count, as corrections", f"{TOP}: who lags or has gone?"),
     "alone": Reason("no other peer of the stage was there", "invite peers: `swarmnet join RUN --stage N`"),
-    "empty": Reason("nobody had computed anything", f"{TOP}: which stage is missing?"),
+    "empty": Reason("no contribution had come yet; late ones correct it", f"{TOP}: which stage is missing?"),
     "replayed": Reason("the group had settled it before; this peer caught up", NOTHING),
 }
 

@@ -160,10 +160,11 @@ class StatePath:
 
     # -- fetching -------------------------------------------------------------------------------------
 
-    async def fetch(self, holders: Sequence[PeerId], have: int) -> Weights | None:
+    async def fetch(self, holders: Sequence[PeerId], have: int, enough: int = -1) -> Weights | None:
         """The newest agreed snapshot; None if contributions alone lead on from round `have` (-1: the
         initial weights). When nobody has begun yet (all were restarted), the newest state that the disks
-        share, which may be older than `have`. Raises NoState when nobody offers a way."""
+        share, which may be older than `have`. None, too, if no snapshot is newer than round `enough`. Raises
+        NoState when nobody offers a way."""
         self._offers, self._asked = {}, set(holders)
         self._offered.clear()
         until = self.clock.time() + OFFER_SECONDS
@@ -189,6 +190,8 @@ class StatePath:
         if chosen is None and begun:
             raise NoState(f"{len(roots)} peers of the stage agree on no snapshot yet")
         if chosen is None:
+            return None
+        if chosen[0] <= enough:
             return None
         own = self.snapshots.find(chosen[1])
         if own is not None:

@@ -34,7 +34,7 @@ WHAT = {
     "rerouted": "a microbatch went to {to} instead",
     "nack": "{peer} did not take a microbatch",
     "microbatch_failed": "a microbatch was given up",
-    "applied": "round {round} was applied",
+    "applied": "a round was applied",
     "not_finite": "no contribution to round {round}",
     "given_back": "contribution to round {round} taken back",
     "resynchronise": "the state is fetched anew",

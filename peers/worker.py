@@ -146,8 +146,8 @@ class Worker:
 
     def stands(self) -> None:
         """The owner may have paused the run, or let it go on."""
-        if self.state in ("training", "paused"):
-            self._enter("paused" if self.orders.paused else "training")
+        if self.state in ("training", "held"):
+            self._enter("held" if self.orders.paused else "training")
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """Tasks that run along end with the worker; one that fails before ends the worker."""

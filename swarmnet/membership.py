@@ -147,22 +147,9 @@ class Membership:
         known = self.peers.pop(peer, None)
         self._wanted = None
         if known is not None:
-            self._gone(peer, known.sequence)
-
-    def rests(self, peer: PeerId, sequence: int) -> None:
-        """Its record says that it is paused: as if it had said Bye, for it holds no stage now."""
-        known = self.peers.get(peer)
-        if known is not None and (known.linked or known.sequence >= sequence):
-            return  # Older than what was heard of it; or its Bye is on the way.
-        self.peers.pop(peer, None)
-        self._wanted = None
-        self._gone(peer, max(sequence, self._left.get(peer, -1)))
-
-    def _gone(self, peer: PeerId, sequence: int) -> None:
-        self._left.pop(peer, None)
-        self._left[peer] = sequence
-        if len(self._left) > MOST_PEERS:
-            del self._left[next(iter(self._left))]
+            self._left[peer] = known.sequence
+            if len(self._left) > MOST_PEERS:
+                del self._left[next(iter(self._left))]
 
     # -- what follows ---------------------------------------------------------------------------------
 

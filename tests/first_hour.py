@@ -2,8 +2,8 @@
 
     scripts/first-hour [--demo-seconds 90] [--train-seconds 60]
 
-It runs in an empty folder with a copy of configs/, and writes docs/first-hour.md and docs/pictures/. A step that
-does not show what it must ends the play with a non-zero exit code, and nothing is written.
+It runs in an empty folder with a copy of configs/, and writes docs/first-hour.md and docs/pictures/. A step
+that does not show what it must ends the play with a non-zero exit code, and nothing is written.
 """
 
 from __future__ import annotations
@@ -122,73 +122,68 @@ def page(url: str) -> dict[str, object]:
 def play(hour: Hour, demo_seconds: int, train_seconds: int, pictures: Path) -> None:
     swarmnet = str(BIN / "swarmnet")
     shutil.copytree(ROOT / "configs", hour.folder / "configs")
-    hour.title("The demo of the README")
-    hour.run([swarmnet, "demo", "--seconds", str(demo_seconds)], demo_seconds + 240, last=30)
+    if demo_seconds:
+        hour.title("The demo of the README")
+        hour.run([swarmnet, "demo", "--seconds", str(demo_seconds)], demo_seconds + 240, last=30)
 
     hour.title("A run of one's own: publish it, start a bootstrap and an observer")
     hour.run([swarmnet, "publish", "configs/demo-run.yaml"], 60)
-    run = "configs/demo.run.json"
-    hour.start("bootstrap", [swarmnet, "run", "configs/bootstrap.yaml", "--set", f"run={hour.folder / run}",
-                             "--set", "metrics.listen=off", "--set", "state=../states/bootstrap", *QUIET])  # fmt: skip
-    hour.until("the bootstrap tells how to join", 60, lambda: join_line(hour))
-    address = join_line(hour)
-    hour.start("observer", [swarmnet, "run", "configs/observer.yaml", "--set", f"run={hour.folder / run}",
-                            "--set", f'bootstrap=["{address}"]', "--set", "observer.listen=127.0.0.1:9420",
-                            "--set", "state=../states/observer", "--set", "metrics.listen=off", *QUIET])  # fmt: skip
+    run = hour.folder / "configs" / "demo.run.json"
+
+    def start(name: str, file: str, *settings: str) -> list[str]:
+        """A peer from a file of configs/, its state in a folder of its name."""
+        command = [swarmnet, "run", f"configs/{file}"]
+        for setting in (f"name={name}", f"state=../states/{name}", f"run={run}", *settings):
+            command += ["--set", setting]
+        hour.start(name, [*command, *QUIET])
+        return command
+
+    command = start("bootstrap", "bootstrap.yaml", "metrics.listen=off")
+    address = str(hour.until("the bootstrap tells how to join", 60, lambda: join_line(hour)))
     hour.tell("The bootstrap prints the line with which others join:")
-    hour.show(
-        "swarmnet run configs/bootstrap.yaml --set run=configs/demo.run.json", text_of(hour, "bootstrap")
-    )
+    hour.show(hour.written(command), text_of(hour, "bootstrap"))
+    way_in = f'bootstrap=["{address}"]'
+    start("observer", "observer.yaml", way_in, "metrics.listen=off")
 
     hour.title("Four workers join")
-    for number in range(1, WORKERS + 1):
-        state = f"states/worker-{number}"
-        more = ["--set", f"metrics.listen=127.0.0.1:{9409 + number}", "--set", "checkpoint_seconds=5"]
-        command = [
-            swarmnet,
-            "join",
-            run,
-            "--bootstrap",
-            address,
-            "--state",
-            state,
-            "--name",
-            f"worker-{number}",
-        ]
-        hour.start(f"worker-{number}", [*command, *more, *QUIET])
     everybody = [f"worker-{number}" for number in range(1, WORKERS + 1)]
+    for name in everybody:
+        command = start(name, "demo-peer.yaml", way_in, "checkpoint_seconds=5")
     hour.until("all four train", 120, lambda: all(trains(hour, name) for name in everybody))
-    hour.show(hour.written([*command, *more]), text_of(hour, "worker-4"))
+    hour.show(hour.written(command), text_of(hour, "worker-4"))
     time.sleep(train_seconds)  # Training is what is waited for: the model is to be taken home below.
 
     hour.title("Is this machine fit? The doctor")
-    done = hour.run([swarmnet, "doctor", "--run", run, "--bootstrap", address], 120)
+    done = hour.run([swarmnet, "doctor", "--run", str(run), "--bootstrap", address], 120)
     if "bootstrap" not in done:
         raise Failed("the doctor said nothing of the bootstrap")
 
     hour.title("Watching: top on one peer, and the observer's page for everybody")
     hour.run([swarmnet, "top", "states/worker-1"], 30)
-    hour.run([swarmnet, "top", "--run", run, "--bootstrap", address], 60)
+    hour.run([swarmnet, "top", "--run", str(run), "--bootstrap", address], 60)
     observed = "http://127.0.0.1:9420/swarm.json"
     hour.until("the observer sees four workers", 60, lambda: stages_of(page(observed)) == WORKERS)
     photograph(hour, pictures / "observer.png", "1200,1400", "The observer's page with four workers:")
 
     hour.title("One worker is killed: the others go on, its stage thins on the page")
-    rounds = newest_round(hour, "worker-1")
-    hour.running["worker-4"].send_signal(signal.SIGKILL)
+    victim, survivor = of_one_stage(hour, everybody)
+    rounds = newest_round(hour, survivor)
+    hour.running[victim].send_signal(signal.SIGKILL)
+    hour.tell(f"{victim} gets SIGKILL; {survivor} holds the same stage.")
     killed = time.monotonic()
     hour.until("the observer sees three", 30, lambda: stages_of(page(observed)) == WORKERS - 1)
     thinned = time.monotonic() - killed
-    hour.until("rounds go on", 60, lambda: newest_round(hour, "worker-1") > rounds)
+    hour.until("rounds go on", 60, lambda: newest_round(hour, survivor) > rounds)
     hour.tell(f"The page showed it {thinned:.1f} s after the SIGKILL, and the rounds went on.")
-    hour.run([swarmnet, "top", "states/worker-1"], 30)
+    hour.run([swarmnet, "top", f"states/{survivor}"], 30)
 
     hour.title("It comes back with the same command, one worker is paused and resumed")
-    hour.start("worker-4", [swarmnet, "join", run, "--state", "states/worker-4", *QUIET])
-    hour.until("it trains again", 120, lambda: trains(hour, "worker-4"))
-    hour.run([swarmnet, "pause", "states/worker-3"], 60)
-    hour.run([swarmnet, "resume", "states/worker-3"], 60)
-    hour.run([swarmnet, "me", "states/worker-1"], 60)
+    hour.show(hour.written(start(victim, "demo-peer.yaml", way_in, "checkpoint_seconds=5")), "")
+    hour.until("it trains again", 120, lambda: trains(hour, victim))
+    hour.show(f"cat {victim}.out    # what it said", text_of(hour, victim))
+    hour.run([swarmnet, "pause", f"states/{survivor}"], 60)
+    hour.run([swarmnet, "resume", f"states/{survivor}"], 60)
+    hour.run([swarmnet, "me", f"states/{survivor}"], 60)
 
     hour.title("Taking the model home")
     for name in everybody:
@@ -222,6 +217,19 @@ def newest_round(hour: Hour, name: str) -> int:
     return int(str(rounds[-1])) if rounds else -1
 
 
+def of_one_stage(hour: Hour, names: list[str]) -> tuple[str, str]:
+    """Two workers that hold the same stage."""
+    held: dict[int, str] = {}
+    for name in names:
+        stage = [line["stage"] for line in hour.said(name) if line["event"] == "status" and "stage" in line][
+            -1
+        ]
+        if int(str(stage)) in held:
+            return name, held[int(str(stage))]
+        held[int(str(stage))] = name
+    raise Failed("no two workers hold the same stage")
+
+
 def stages_of(swarm: dict[str, object]) -> int:
     """How many workers the observer counts."""
     stages = swarm["stages"]
@@ -235,7 +243,8 @@ def photograph(hour: Hour, picture: Path, size: str, words: str) -> None:
         hour.tell("(No picture: chromium is not installed.)")
         return
     subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={size}", f"--screenshot={picture}",
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={size}",
+         f"--screenshot={picture}",
          "--virtual-time-budget=4000", "http://127.0.0.1:9420/"],
         cwd=hour.folder, env=hour.environment, check=True, capture_output=True, timeout=90,
     )  # fmt: skip
@@ -247,7 +256,7 @@ def main() -> int:
     options = argparse.ArgumentParser(
         description="Play a new user's first hour and write docs/first-hour.md."
     )
-    options.add_argument("--demo-seconds", type=int, default=90)
+    options.add_argument("--demo-seconds", type=int, default=90, help="0: leave it out")
     options.add_argument("--train-seconds", type=int, default=60)
     options.add_argument(
         "--out", type=Path, default=ROOT / "docs", help="Folder of first-hour.md and pictures/"
@@ -257,8 +266,10 @@ def main() -> int:
         hour = Hour(Path(folder))
         (hour.folder / "pictures").mkdir()
         hour.tell("# The first hour")
-        hour.tell("Made by `scripts/first-hour`, which plays all of it and fails where a step does not show what it "
-                  "must; do not edit. Options that only keep the peers on 127.0.0.1 are left out.")  # fmt: skip
+        hour.tell(
+            "Made by `scripts/first-hour`, which plays all of it and fails where a step does not show what "
+            "it must; do not edit. Options that only keep the peers on 127.0.0.1 are left out."
+        )
         try:
             play(hour, given.demo_seconds, given.train_seconds, hour.folder / "pictures")
         except (Failed, subprocess.TimeoutExpired) as error:

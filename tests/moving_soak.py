@@ -181,6 +181,7 @@ def told(swarm: Played, changed_at: float, best: float, stages: dict[int, int]) 
         {"peer": number, "event": event.name, "stage": event.fields.get("stage"),
          "seconds": round(event.time - changed_at, 1)}
         for number in swarm.peers
+        if swarm.events(number, "moving")
         for name in ("moving", "not_moving", "in_step")
         for event in swarm.events(number, name)
         if event.time > changed_at

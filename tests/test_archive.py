@@ -15,9 +15,12 @@ from peers.archive.archivist import Archivist, Policy
 from peers.archive.circle import Circle
 from peers.archive.restoring import signers
 from peers.archive.store import ArchiveError, open_store, sha256
+from peers.config.peer_file import load
 from peers.creator.facts import from_archive
 from peers.creator.order_book import OrderBook
 from peers.creator.report import summary
+from peers.errors import ConfigError
+from peers.run_file import published_text
 from peers.virtual_time import run
 from protocols.identity import Identity
 from protocols.orders import seal_order
@@ -110,6 +113,22 @@ def test_another_runs_archive_is_not_written_to(tmp_path):
         Archive(open_store(str(tmp_path / "elsewhere"))).open()
     with pytest.raises(ArchiveError, match="cannot be opened"):
         open_store("nonsense://x")
+
+
+def test_an_archivist_needs_a_place_and_a_run(tmp_path):
+    published = tmp_path / "run.json"
+    published.write_text(published_text(SIGNED))
+    file = tmp_path / "archivist.yaml"
+    file.write_text("role: archivist\nrun: run.json\n")
+    with pytest.raises(ConfigError, match="archive: is missing"):
+        load(file)
+    file.write_text("role: archivist\nrun: run.json\narchive: here\narchiving: {seconds: 5min, newest: 2}\n")
+    config = load(file)
+    assert config.archive == str(tmp_path / "here")
+    assert (config.archiving.seconds, config.archiving.newest) == (300.0, 2)
+    file.write_text("role: archivist\narchive: s3://bucket/run\n")
+    with pytest.raises(ConfigError, match="run: is missing"):
+        load(file)
 
 
 # -- an archivist and a swarm -------------------------------------------------------------------------

@@ -8,10 +8,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from holders import Holders
+from swarm import tiny_manifest
 from torch import Tensor
 
 from peers.home.chat import Chat, Here, Lines, Turns
 from peers.home.generate import Continuation, LocalModel, Readable
+from peers.inference.visit import SwarmModel, begin
+from peers.virtual_time import run
 from swarmnet.fixed_point import to_floats
 from swarmnet.layout import layout_of
 from swarmnet.manifest import ModelShape
@@ -181,6 +185,36 @@ async def test_trouble_is_said_to_a_person_and_ends_a_script():
     assert scene.said == ["nobody holds stage 1"] * 2
     with pytest.raises(LookupError):
         await Scene(model).talk(b"one\n")
+
+
+class Typed(Lines):
+    """Lines that are all there."""
+
+    def __init__(self, *lines: bytes) -> None:
+        self.lines = list(lines)
+
+    async def next(self) -> bytes | None:
+        return self.lines.pop(0) if self.lines else None
+
+
+def test_live_peers_hold_the_conversation_that_a_model_on_disk_would():
+    async def story() -> None:
+        holders = Holders(tiny_manifest(), {"a": 0, "c": 1, "d": 1, "e": 2})
+        async with holders.visitor() as client:
+            model = SwarmModel(client)
+            live = Scene(model, tokens=12)
+            live.chat._begin = lambda prompt: begin(client, prompt, temperature=0)
+            await live.chat.run(Typed(b"def f", b"x"))
+            talk = model.conversation
+            assert talk.requests == 24
+            await live.chat.run(Typed(b"/reset"))
+            assert model.conversation is not talk
+        shape = holders.signed.manifest.model
+        here = Scene(Here(LocalModel(holders.weights(talk.rounds), shape)), tokens=12, window=16)
+        await here.chat.run(Typed(b"def f", b"x"))
+        assert live.shown == here.shown != ""
+
+    run(story())
 
 
 async def test_what_steers_a_terminal_is_shown_harmless_and_characters_stay_whole():

@@ -14,8 +14,10 @@ from protocols.dht import DhtDirectory, split_multiaddr
 from protocols.envelope import Kind, seal
 from protocols.errors import BadSignature, Malformed, TooLarge, Unreachable, WireError, WrongRun
 from protocols.identity import Identity, create
+from protocols.listing import seal_listing
 from protocols.memory import MemoryNetwork
 from protocols.messages import PeerRecord
+from protocols.orders import seal_order
 from protocols.records import (
     RECORD_LIMIT,
     RECORD_SECONDS,
@@ -26,6 +28,8 @@ from protocols.records import (
     sign_manifest,
 )
 from swarmnet.identifiers import RunId
+from swarmnet.manifest import owner_statement
+from swarmnet.orders import Order
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 DEADLINE = 20.0
@@ -168,6 +172,40 @@ async def test_a_manifest_is_found_by_its_run_id_and_checked(world):
         await owner.directory.put_manifest(RUN, signed, DEADLINE)
     with pytest.raises(BadSignature):
         await owner.directory.put_manifest(run, sign_manifest(other.identity, canonical), DEADLINE)
+
+
+async def test_the_newest_order_of_the_owner_is_found_by_all(world):
+    owner, other, third = await world.members(3)
+    now = owner.directory.now()
+
+    def signed(identity, age, **fields):
+        return seal_order(identity, RUN, Order(sequence=int((now - age) * 1e6) + 1, **fields))
+
+    older, newer = signed(owner.identity, 60.0), signed(owner.identity, 30.0, paused=True)
+    whose = owner.identity.peer_id
+    assert await third.directory.get_order(RUN, whose, DEADLINE) is None
+    assert await owner.directory.put_order(RUN, older.data, DEADLINE)
+    assert await other.directory.put_order(RUN, newer.data, DEADLINE)
+    with contextlib.suppress(Malformed):  # Its own node may refuse it.
+        await third.directory.put_order(RUN, older.data, DEADLINE)
+    await other.directory.put_order(RUN, signed(other.identity, 1.0).data, DEADLINE)
+    for member in (owner, other, third):
+        assert await member.directory.get_order(RUN, whose, DEADLINE) == newer
+    with pytest.raises(WireError):
+        await owner.directory.put_order(OTHER_RUN, newer.data, DEADLINE)
+
+
+async def test_runs_that_want_to_be_found_are(world):
+    owner, other = await world.members(2)
+    assert await other.directory.listings(DEADLINE) == []
+    for run in (RUN, OTHER_RUN):
+        entry = seal_listing(run, owner.identity.peer_id, owner.identity.sign(owner_statement(run)))
+        assert await owner.directory.put_listing(entry, DEADLINE)
+        assert await other.directory.put_listing(entry, DEADLINE)
+    for member in (owner, other):
+        assert await member.directory.listings(DEADLINE) == [RUN, OTHER_RUN]
+    with pytest.raises(BadSignature):
+        await owner.directory.put_listing(entry[:-1] + bytes([entry[-1] ^ 1]), DEADLINE)
 
 
 async def test_who_is_alone_is_told_that_nobody_stored_it(world):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from swarm import tiny_manifest
 
+from peers.cli import main
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
 from peers.doctor import graphics, machine, stage
@@ -19,7 +20,7 @@ from peers.doctor.line import Line
 from peers.doctor.reachability import Addresses, judge
 from peers.doctor.show import CHECKS, Report, is_running, wanted_checks
 from peers.doctor.stage import Memory
-from peers.doctor.swarm import logged_addresses, tcp_port
+from peers.doctor.swarm import logged_addresses, tcp_port, verdicts
 from peers.errors import UserError
 from protocols.dialler import ADDRESSES, Dialled
 
@@ -70,7 +71,8 @@ def test_one_wrong_address_beside_a_right_one_is_a_warning_that_names_it():
 def test_a_forwarded_port_that_nobody_is_told_of_is_wrongly_announced():
     private = "/ip4/192.168.1.5/tcp/31331"
     finding = verdict([private], met(private, "not_tried"), met(DOOR, "reached"), chosen=False)
-    assert (finding.verdict, finding.fix) == ("wrongly_announced", f"announce: [{DOOR}] in the peer file")
+    assert (finding.verdict, finding.level) == ("wrongly_announced", "warn")
+    assert finding.fix == f"announce: [{DOOR}] in the peer file"
     assert "nobody is told" in finding.text
 
 
@@ -261,6 +263,17 @@ def test_a_stage_that_fits_nowhere_fails_and_the_one_that_fits_is_named():
     assert between.fix == f"stage: {needs.index(min(needs))} in the peer file"
 
 
+# -- bootstraps -------------------------------------------------------------------------------------------
+
+
+def test_one_bootstrap_that_answers_is_enough_and_gone_acquaintances_are_no_news():
+    ok, gone = Line("bootstrap", "ok", "answers"), Line("bootstrap", "fail", "does not answer")
+    assert verdicts(["a", "b"], ["a", "b", "c"], [ok, gone, gone]) == [ok, replace(gone, level="warn")]
+    assert verdicts(["a", "b"], ["a", "b"], [gone, gone]) == [gone, gone]
+    assert verdicts(["a"], ["a", "c"], [gone, ok]) == [replace(gone, level="warn"), ok]
+    assert verdicts([], ["c", "d"], [gone, gone]) == [gone]
+
+
 # -- the report ------------------------------------------------------------
 
 
@@ -293,3 +306,44 @@ def test_a_check_that_does_not_exist_is_named_with_those_that_do():
 def test_every_check_is_in_the_documentation():
     text = (Path(__file__).parent.parent / "docs" / "doctor.md").read_text()
     assert [check for check in CHECKS if f"| {check} |" not in text] == []
+
+
+# -- the command ------------------------------------------------------------------------------------------
+
+
+def command(*arguments):
+    """Exit code of `swarmnet doctor`, in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *map(str, arguments)])
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nothing.yaml"], "nothing.yaml"),
+        (["--only", "nose"], "there is no such check"),
+        (["--run", "not-a-run"], "neither a run id"),
+        (["--bootstrap", "/ip4/1.2.3.4/tcp/1"], "does not name the peer"),
+        (["peer.yaml", "--run", "ab" * 32], "either a peer file, or --run"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_code_2(tmp_path, monkeypatch, capsys, arguments, complaint):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "peer.yaml").write_text("role: bootstrap\nstate: here\n")
+    assert command(*arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert complaint in said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["peer.yaml"]
+
+
+def test_a_machine_alone_is_looked_at_without_leaving_a_trace(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert command("--set", "metrics.listen=off", "--json") == 0
+    checks = [check["check"] for check in json.loads(capsys.readouterr().out)["checks"]]
+    assert checks == list(CHECKS[: CHECKS.index("p2pd")])
+    assert list(tmp_path.iterdir()) == []

@@ -145,7 +145,7 @@ async def test_a_running_peer_is_looked_at_from_outside_and_left_alone(tmp_path)
                 await peer.stop(5.0)
     assert doctor.returncode == 0, (said, complaints)
     checks = {check["check"]: check for check in json.loads(said)["checks"]}
-    assert {"python", "torch", "port", "p2pd", "bootstrap", "clock", "bandwidth", "reachability"} <= set(checks)
+    assert {"python", "torch", "port", "p2pd", "bootstrap", "clock", "bandwidth"} <= checks.keys()
     assert "is running" in checks["port"]["text"]
     assert checks["bootstrap"]["data"]["py_libp2p"] == "reached"
     assert abs(checks["clock"]["data"]["seconds"]) < 3

@@ -16,7 +16,9 @@ from protocols.errors import WireError
 from protocols.gate import Gate
 from protocols.hivemind_parts import DictionaryDHTValue, MSGPackSerializer, P2PHandlerError, PeerID, dht_pb2
 from protocols.identity import Identity, create
+from protocols.listing import RUNS_KEY, seal_listing
 from protocols.messages import PeerRecord
+from protocols.orders import order_key, seal_order, stored_order
 from protocols.records import RECORD_SECONDS, manifest_key, seal_record, sign_manifest, stage_key
 from protocols.stored import (
     DICTIONARY,
@@ -30,6 +32,8 @@ from protocols.stored import (
     stored_value,
 )
 from swarmnet.identifiers import RunId
+from swarmnet.manifest import owner_statement
+from swarmnet.orders import Order
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 KEY = key_id(stage_key(RUN, 0))
@@ -113,7 +117,43 @@ async def test_an_honest_record_and_manifest_pass(gate):
     assert len(reached) == 3
 
 
+def order(identity=ALICE, run=RUN, sequence=None, paused=True):
+    sequence = int(time.time() * 1e6) if sequence is None else sequence
+    sealed = seal_order(identity, run, Order(sequence=sequence, paused=paused))
+    return stored_value(stored_order(run, sealed.data))
+
+
+def order_place(owner=ALICE):
+    return key_id(order_key(RUN, owner.peer_id))
+
+
+def listing(identity=ALICE, run=RUN):
+    signature = identity.sign(owner_statement(run))
+    return stored_value(seal_listing(run, identity.peer_id, signature))
+
+
+async def test_an_order_and_a_listing_pass_and_an_older_order_replaces_nothing(gate):
+    now = time.time()
+    place, earlier = order_place(), order(sequence=int((now - 60) * 1e6), paused=False)
+    listed = (key_id(RUNS_KEY), tag(RUN), listing(), soon())
+    newer = order()
+    assert (await stored(gate, (place, PLAIN, newer, now + 500), listed))[0] == [True, True]
+    assert (await stored(gate, (place, PLAIN, earlier, now + 590)))[0] == [False]
+    find, response = dht_pb2.FindRequest(keys=[place]), dht_pb2.FindResponse()
+    response.results.add(type=dht_pb2.FOUND_REGULAR, value=earlier, expiration_time=now + 590)
+    gate._filter_found("who has not heard", find, response)
+    assert gate.orders[place][1] == newer, "readers keep the newest that anybody showed"
+
+
 FORGERIES = {
+    "another owner's order": lambda: (order_place(), PLAIN, order(BOB), soon()),
+    "an order for another run": lambda: (order_place(), PLAIN, order(run=OTHER_RUN), soon()),
+    "an order in the place of a record": lambda: (KEY, tag(), order(), soon()),
+    "an order of tomorrow": lambda: (order_place(), PLAIN, order(sequence=int(soon(86400) * 1e6)), soon()),
+    "an order for ever": lambda: (order_place(), PLAIN, order(), soon(1e6)),
+    "a listing of another run": lambda: (key_id(RUNS_KEY), tag(OTHER_RUN), listing(), soon()),
+    "a listing elsewhere": lambda: (KEY, tag(RUN), listing(), soon()),
+    "a listing that nobody signed": lambda: (key_id(RUNS_KEY), tag(RUN), stored_value(bytes(128)), soon()),
     "another's name": lambda: (KEY, tag(BOB.peer_id), record(ALICE), soon()),
     "another stage's key": lambda: (key_id(stage_key(RUN, 1)), tag(), record(), soon()),
     "another run's record": lambda: (KEY, tag(), record(run=OTHER_RUN), soon()),

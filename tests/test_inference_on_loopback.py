@@ -16,7 +16,7 @@ from peers.demo.show import LOOPBACK
 from peers.run_file import publish
 from protocols.identity import load_or_create
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(300)]
 
 RUN = {
     "name": "visited", "stages": [1, 1],
@@ -29,12 +29,15 @@ RUN = {
 PATIENCE_SECONDS = 60.0
 
 
-async def swarmnet(*arguments: str) -> tuple[int, str, list[float], str]:
+async def swarmnet(*arguments: str, typed: bytes = b"") -> tuple[int, str, list[float], str]:
     """Exit code, standard output, when its pieces came, and standard error."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "peers.cli", *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(typed)
+    process.stdin.close()
     assert process.stdout is not None
     assert process.stderr is not None
     errors = asyncio.create_task(process.stderr.read())
@@ -83,6 +86,12 @@ async def test_a_visitor_streams_a_text_and_scores_the_model_of_a_real_swarm(tmp
         )
         assert code == 0, errors
         assert sum(text.count(prompt) for prompt in ("import ", "class ", "def ")) >= 3
+        typed = b"def f\n/reset\nimport\n\n/quit\nnot read"
+        code, text, _, errors = await swarmnet("chat", *ways, "--tokens", "8", typed=typed)
+        assert code == 0, errors
+        assert len(text) >= 20
+        assert "forgotten" in errors
+        assert re.search(r"weights of settled rounds, by stage: 0: \d+", errors), errors
         book = tmp_path / "book.txt"
         book.write_text("for number in range(10):\n    print(number)\n" * 100)
         code, text, _, errors = await swarmnet("evaluate", *ways, "--eval-text", str(book))

@@ -19,6 +19,7 @@ from protocols import errors, messages
 UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks", "_nodes", "_peers")
 COUNTS = ("stage", "ready", "round", "round_settled", "round_lag", "round_contributors", "peers",
           "train_loss", "train_learning_rate", "stages", "state", "paused", "stages_missing",
+    "credit_contributions", "credit_tokens",
           "network_subflows")  # fmt: skip
 """Gauges that are an index, a number of things, or what their help says."""
 

@@ -260,6 +260,18 @@ class Watched:
         await asyncio.gather(*(peer.stop(10.0) for peer in self.peers))
 
 
+@pytest.mark.parametrize("found", [[], [{"value": [0, "NaN"]}]])
+async def test_an_expression_without_data_fails_by_its_name(tmp_path, found):
+    async def answers(_path, query):
+        return {"result": [{"value": [0, "1"]}] if query == "good" else found}
+
+    watched = Watched(tmp_path)
+    watched.until = time.monotonic() + 0.5
+    watched.ask = answers
+    with pytest.raises(AssertionError, match=r"no data for \['bad one'\]"):
+        await watched.until_data([("good one", "good"), ("bad one", "bad")])
+
+
 async def top_shows_it(watched):
     """One frame each of a running peer and of the directory, by the real command."""
     address = watched.peers[0].addresses[0]

@@ -153,10 +153,12 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
         ("microbatches_total", "committed", "abcdefg"),
         ("microbatches_total", "rerouted late_answers", "d"),
         ("departures_total", "connection_lost left", "a"),
-        ("departures_total", "silent", "cdg"),
         ("state", "training", "adefg"),
         ("stage_peers", "", "abdefg"),
         ("disk_free_bytes", "", "b"),
+        ("credit_contributions", "", "adef"),
+        ("credit_peers", "", "adef"),
+        ("credit_tokens", "", "adef"),
         ("network_sent_bytes_total", "activation contribution update snapshot control", "abcdg"),
         ("network_sent_bytes_total", "gradient contribution update snapshot control", "cdefg"),
         ("network_received_bytes_total", "gradient contribution update snapshot control", "abcdg"),
@@ -280,8 +282,8 @@ def test_the_directory_is_counted_and_its_clock_shown():
     observer.look()
     assert moved(metrics) == {
         "dht_operations_total bootstrap failed", "dht_operations_total bootstrap ok",
-        "dht_operations_total get empty", "network_clock_offset_seconds", "refused_total bad_signature",
-        "refused_total other",
+        "dht_operations_total get empty", "dht_nodes", "network_clock_offset_seconds",
+        "refused_total bad_signature", "refused_total other",
     }  # fmt: skip
     assert b'refused_total{code="other"} 3.0' in metrics.text()
     assert b"clock_offset_seconds -7.5" in metrics.text()

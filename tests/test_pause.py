@@ -1,39 +1,11 @@
 """A paused peer as others see it, and the reasons of a pause."""
 
-from random import Random
-
 from swarm import Swarm, tiny_manifest
 
 from peers.claims import Claims
 from peers.roles.pausing import Pausing
+from peers.roles.resting import NO_STAGE
 from peers.virtual_time import run
-from swarmnet.identifiers import PeerId
-from swarmnet.membership import Membership
-
-ME, A = PeerId("me"), PeerId("a")
-
-
-def recorded(membership, sequence):
-    return membership.recorded(A, 1, "worker", ("/x",), sequence, b"record", 0.0)
-
-
-def test_a_peer_that_rests_is_not_dialled_until_it_signs_that_it_is_back():
-    membership = Membership(ME, 1, Random(1))
-    recorded(membership, 1)
-    membership.rests(A, 2)
-    assert membership.to_dial(100.0) == []
-    assert not recorded(membership, 1), "older than its pause"
-    assert recorded(membership, 3)
-    assert membership.to_dial(100.0) == [A]
-
-
-def test_an_old_word_of_a_pause_does_not_end_a_link():
-    membership = Membership(ME, 1, Random(1))
-    recorded(membership, 5)
-    membership.linked(A, 0.0)
-    membership.rests(A, 4)
-    membership.rests(A, 6)  # Its Bye is on the way: that ends the link.
-    assert membership.peers[A].linked
 
 
 def test_a_peer_is_paused_while_any_reason_stands():
@@ -61,9 +33,10 @@ def test_in_a_swarm_the_others_go_on_without_a_paused_peer_and_it_counts_again_w
             others = member.worker.neighbourhood
             assert second.peer not in others.membership.peers
             assert others.departures["paused"] == 1
-            paused = second.worker.presence.record(0, Claims("paused"))
+            paused = second.worker.presence.record(NO_STAGE, Claims("paused"))
             assert others.learn(paused) == second.peer
-            assert second.peer not in others.membership.peers, "known to rest: not dialled"
+            assert others.membership.group().count(second.peer) == 0
+            assert second.peer not in others.membership.to_dial(1e9), "known to rest"
         before = swarm.committed(0)
         await swarm.until(lambda: swarm.committed(0) > before + 20, 60.0)
         await swarm.close()

@@ -222,7 +222,7 @@ def test_a_report_tells_each_peer_and_nothing_that_is_everyday():
         (1.0, "committed", {"tokens": 5}),
     ]
     assert [line[1].partition(":")[0] for line in heard(events)] == [
-        "lost ...abcdef", "lost ...abcdeg", "round 4 was applied"
+        "lost ...abcdef", "lost ...abcdeg", "a round was applied"
     ]  # fmt: skip
 
 

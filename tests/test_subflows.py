@@ -119,16 +119,19 @@ async def test_what_a_broken_subflow_did_not_deliver_is_sent_again_and_the_link_
     assert world.ends == []
 
 
-async def test_an_urgent_message_that_overtakes_does_not_mix_up_what_was_delivered(world):
+async def test_an_urgent_message_that_overtakes_is_acknowledged_as_itself(world):
     link = await world.link(more=1)
     first, second = world.far
     link.post(act(0), bytes(1000))
     link.post(act(1), bytes(3_000_000))
-    await second.reader.read(1)  # The long one is being written,
-    link._subflows[1].post(Busy("12D3KooW", 2, 1), b"")  # and a short one comes before its end.
-    second.frames = FrameReader()
-    link._subflows[1]._owner.broke(link._subflows[1], "test", None)
-    assert sorted(await first.read(3)) == [0, 1, 2]
+    second.frames.feed(await second.reader.read(1))  # The long one is being written,
+    link._subflows[1].post(Busy("12D3KooW", 2, 1), b"")  # and a short one ends before it.
+    assert await second.read(1) == [2]
+    second.acknowledge()
+    await until(lambda: len(link._subflows[1].undelivered()) == 1)
+    second.writer.transport.abort()
+    assert await first.read(2) == [0, 1]
+    assert link.repeated == 1
 
 
 async def test_a_subflow_that_acknowledges_nothing_for_long_is_given_up(world, monkeypatch):

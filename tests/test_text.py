@@ -1,3 +1,4 @@
+import hashlib
 import json
 import sysconfig
 from pathlib import Path
@@ -224,3 +225,15 @@ def test_an_excerpt_reaches_from_start_to_end() -> None:
     assert taken.startswith(text[:16])
     assert taken.endswith(text[-16:])
     assert fingerprint(taken) != fingerprint(text)
+
+
+def test_withdrawn_documents_are_left_out_by_their_hash(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"first")
+    (tmp_path / "b.txt").write_bytes(b"second")
+    (tmp_path / "c.jsonl").write_text('{"text": "third"}\n{"text": "fourth"}\n')
+    withdrawn = {hashlib.sha256(text).digest() for text in (b"second", b"third")}
+    assert load_text([source(tmp_path)], withdrawn=withdrawn) == b"first\n\nfourth"
+    (tmp_path / "b.txt").write_bytes(b"second" * 1000)  # Longer than what is read of it at once.
+    withdrawn.add(hashlib.sha256(b"second" * 1000).digest())
+    assert load_text([source(tmp_path / "a.txt"), source(tmp_path / "b.txt")], longest_bytes=100,
+                     withdrawn=withdrawn) == b"first"  # fmt: skip

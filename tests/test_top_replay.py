@@ -85,7 +85,7 @@ def test_each_moment_shows_what_was_so_then(two_peers):
     assert later.losses[0] > 4.5 > 3.2 > later.losses[-1]
     lost = next(event for event in later.events if event.code == "silent")
     assert (lost.time, lost.level, lost.who) == (EPOCH + 24.0, "warning", "a")
-    assert lost.text == "lost ...bbbbbb: nothing was heard of it for 4 seconds"
+    assert lost.text == "lost b: nothing was heard of it for 4 seconds"
     assert states(replay.at(40.0))["a"] == "stopped"
 
 

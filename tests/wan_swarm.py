@@ -1,5 +1,8 @@
 """A swarm of real peers on the emulated WAN, for what scripts/soak wan measures."""
 
+import sys
+from pathlib import Path
+
 from rich.console import Console
 
 from peers import event_log
@@ -18,6 +21,9 @@ class WanSwarm(ChaosSwarm):
     """Every peer in a namespace of its own; `net` None: all on loopback."""
 
     quic = False
+    subflows = 2
+    paced = 0.0
+    """Seconds a microbatch takes on each stage without the processor (tests/wan_paced.py); 0: it computes."""
 
     def __init__(self, options, folder, net, model, keys=(), run=(), line=HOME):
         super().__init__(options, folder, Console(highlight=False))
@@ -32,6 +38,13 @@ class WanSwarm(ChaosSwarm):
         }  # fmt: skip
 
     def place(self, name):
+        prefix, keys = self.line_of(name)
+        if self.paced and name != "bootstrap":
+            program = Path(__file__).with_name("wan_paced.py")
+            prefix = [*prefix, sys.executable, str(program), str(self.paced), str(self.subflows)]
+        return prefix, keys
+
+    def line_of(self, name):
         if self.net is None:
             return (), self.keys
         host = self.net.hosts.get(name)

@@ -20,7 +20,7 @@ async def measure_tokens(folder, net, arguments):
     keys = {"in_flight": arguments.in_flight or defaults["in_flight"], "slots": defaults["slots"]}
     run = {"rounds": {"target_tokens": arguments.target_tokens}}
     swarm = WanSwarm(options, folder, net, arguments.model, keys, run)
-    swarm.quic = arguments.quic
+    swarm.quic, swarm.paced, swarm.subflows = arguments.quic, arguments.paced, arguments.subflows
     try:
         await swarm.start()
         await asyncio.sleep(arguments.warm_seconds)
@@ -78,10 +78,12 @@ def got_per_taken(folder):
 
 
 async def tokens(folder, arguments):
-    loop = await measure_tokens(folder / "loopback", None, arguments)
-    print("loopback", json.dumps(loop), flush=True)
+    loop = None
+    if not arguments.only_wan:
+        loop = await measure_tokens(folder / "loopback", None, arguments)
+        print("loopback", json.dumps(loop), flush=True)
     with wan.Wan(seed=1) as net:
         far = await measure_tokens(folder / "wan", net, arguments)
     print("wan     ", json.dumps(far), flush=True)
-    ratio = far["tokens_per_second"] / loop["tokens_per_second"]
-    return {"model": arguments.model, "loopback": loop, "wan": far, "ratio": round(ratio, 3)}
+    ratio = round(far["tokens_per_second"] / loop["tokens_per_second"], 3) if loop else None
+    return {"model": arguments.model, "loopback": loop, "wan": far, "ratio": ratio}

@@ -124,7 +124,7 @@ class Archive:
         self.store.write(ORDER, data)
 
     def contributors(self) -> list[dict[str, Any]]:
-        """One per peer: peer, name, tokens by stage, checkpoints signed. What cannot be read counts as nobody."""
+        """One per peer: peer, name, tokens by stage, checkpoints signed. What cannot be read is nobody."""
         data = self.store.read(CONTRIBUTORS)
         try:
             found = json.loads(data) if data else []

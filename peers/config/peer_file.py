@@ -186,8 +186,8 @@ class PeerFile(BaseModel):
     nat: bool = True
     """Ask the router to forward a port (UPnP)."""
     lan: bool | Literal["auto"] = "auto"
-    """Find peers of the same run on the local network, and be found by them (multicast DNS); auto: if zeroconf
-    is installed (the extra lan)."""
+    """Find peers of the same run on the local network, and be found by them (multicast DNS); auto: if
+    zeroconf is installed (the extra lan)."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Compute threads."""
     work_share: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -135,7 +135,7 @@ class Obedience:
                 worker.compute.failed.set_result(error)
             return
         self._steer()
-        if now.checkpoint > before.checkpoint and before.sequence:
+        if now.checkpoint > before.checkpoint:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="ordered checkpoint")
             self._saving.add_done_callback(worker.task_ended)
         worker.stands()

@@ -161,6 +161,12 @@ class Demo:
     # -- afterwards -----------------------------------------------------------------------------------
 
     def _finish(self, signed: SignedManifest, trained: float) -> int:
+        late = [peer.name for peer in self.peers if not (peer.state / "events.jsonl").exists()]
+        if late:
+            raise UserError(
+                f"{', '.join(late)} had not even started after {trained:.0f} s: slow or busy machine; "
+                f"give them longer (--seconds). Their words are in {self.folder}"
+            )
         stories = {peer.name: demo_report.read_story(peer.state) for peer in self.peers}
         for peer in self.peers:
             stories[peer.name].alive = peer.killed_at is None

@@ -7,8 +7,7 @@ import fcntl
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO, get_args
@@ -74,10 +73,10 @@ def wanted_checks(names: Sequence[str]) -> frozenset[str]:
 
 def run_doctor(
     config: PeerFile, *, must_be_reached: bool, swarm: bool, only: Sequence[str] = (), as_json: bool = False,
-    out: TextIO = sys.stdout,
+    out: TextIO | None = None,
 ) -> int:  # fmt: skip
     """0: nothing fails; 1: something does. `swarm`: one is named, so look at it. UserError for bad input."""
-    report = Report(wanted_checks(only), out, as_json)
+    report = Report(wanted_checks(only), out or sys.stdout, as_json)
     with as_user_errors(IdentityError):
         running = is_running(config.state)
         found = _machine(config, running, report)
@@ -96,7 +95,6 @@ def _machine(config: PeerFile, running: bool, report: Report) -> graphics.Graphi
     """What needs no network. What is known of GPUs; None without torch."""
     available, total = machine.free_memory()
     checks: dict[str, Callable[[], Line]] = {
-        "python": machine.python,
         "memory": lambda: machine.memory(available, total),
         "disk": lambda: machine.disk(config.state),
         "files": machine.open_files,
@@ -104,14 +102,13 @@ def _machine(config: PeerFile, running: bool, report: Report) -> graphics.Graphi
         "metrics": lambda: machine.metrics(config, running),
         "libp2p": lambda: machine.second_opinion(can_dial()),
     }
-    if report.wanted & {"python"}:
-        report.tell(checks["python"]())
+    report.tell(machine.python())
     found = graphics.look()
     report.tell(graphics.torch_line(found))
     if found.torch:
         report.tell(graphics.judge(found, config.device))
     for name, check in checks.items():
-        if name in report.wanted and name != "python" and not (name == "memory" and total == 0):
+        if name in report.wanted and not (name == "memory" and total == 0):
             report.tell(check())
     return found if found.torch else None
 
@@ -120,21 +117,15 @@ def _swarm(
     config: PeerFile, running: bool, must_be_reached: bool, found: graphics.Graphics, report: Report
 ) -> None:
     from peers.doctor.stage import Memory
-    from peers.doctor.swarm import Examination, Subject, own_identity
+    from peers.doctor.swarm import Examination, Subject
 
     with tempfile.TemporaryDirectory(prefix="swarmnet-doctor-") as folder:
         place = Path(folder)
         create(place / "stranger.key")
-        identity = own_identity(config)
-        if identity is None:
-            create(place / "own.key")
-            identity = load(place / "own.key")
-        elif not running:
-            (place / "own.key").touch(mode=0o600)
-            (place / "own.key").write_bytes(identity.file_bytes())
+        key = config.identity if config.identity.exists() else place / "stranger.key"
         gpu = found.devices[0][1] if found.devices and config.device != "cpu" else None
         free = Memory(machine.free_memory()[0], gpu)
-        subject = Subject(config, identity, running, must_be_reached, free, place)
+        subject = Subject(config, load(key), key, running, must_be_reached, free, place)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(Examination(subject, report.tell, report.wanted).run())
 
@@ -142,7 +133,7 @@ def _swarm(
 def is_running(state: Path) -> bool:
     """Whether a peer holds the lock on this state folder; nothing is made."""
     try:
-        with _opened(state / "lock") as file:
+        with (state / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -151,9 +142,3 @@ def is_running(state: Path) -> bool:
     except OSError as error:
         raise UserError(f"{state}: {error.strerror}; run the doctor as the user who runs the peer") from None
     return False
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    with path.open() as file:
-        yield file

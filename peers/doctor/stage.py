@@ -12,8 +12,8 @@ from swarmnet.model import parameter_shapes
 BASE_BYTES = 1 << 29
 """A peer's process (330 MB) and its p2pd (at most 158 MB) before any weights, measured."""
 BYTES_PER_PARAMETER = 48
-"""Settled, live and looked-ahead weights, momentum, gradient, snapshots, what a step takes for a moment. A stage
-of 13 million parameters with a window of one round took 53 in all at its peak (docs/doctor.md)."""
+"""Settled, live and looked-ahead weights, momentum, gradient, snapshots, what a step takes for a while. A
+stage of 13 million parameters with a window of one round took 53 in all at its peak (docs/doctor.md)."""
 BYTES_PER_OPEN_ROUND = 6
 """An int32 step and an int16 tally per parameter (swarmnet/replica.py, votes.py)."""
 ON_GPU_PER_PARAMETER = 40

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from protocols.dht import DhtDirectory, split_multiaddr
 from protocols.dial_back import ask_dial_back
 from protocols.dialler import Dialled, can_dial, dial
 from protocols.errors import Backlog, Unreachable, WireError
-from protocols.identity import Identity, load
+from protocols.identity import Identity
 from protocols.p2pd import P2pdTransport
 from protocols.records import SKEW_SECONDS, open_record
 from protocols.speed import BYTES, measure
@@ -73,12 +73,14 @@ class Subject:
     config: PeerFile
     identity: Identity
     """Whose addresses are tried: the peer's own, or a throw-away one where it has none yet."""
+    key: Path
+    """The file of that identity."""
     running: bool
     must_be_reached: bool
     """A bootstrap is of no use otherwise."""
     free: Memory
     place: Path
-    """A folder for what is thrown away; `stranger.key` in it is an identity to dial with."""
+    """A folder for what is thrown away; `stranger.key` in it is an identity that nobody uses."""
 
 
 class Examination:
@@ -108,18 +110,18 @@ class Examination:
     @asynccontextmanager
     async def _network(self) -> AsyncIterator[tuple[P2pdTransport, DhtDirectory]]:
         """p2pd as the peer file says, or a stranger's beside the running peer."""
-        config, place = self.subject.config, self.subject.place
-        listen = ("/ip4/0.0.0.0/tcp/0",) if self.subject.running else config.listen
+        config = self.subject.config
+        key, listen = self.subject.key, config.listen
         if self.subject.running:
             config = config.model_copy(update={"announce": (), "role": "worker", "nat": False})
-        key = place / ("stranger.key" if self.subject.running else "own.key")
+            key, listen = self.subject.place / "stranger.key", ("/ip4/0.0.0.0/tcp/0",)
         began = time.monotonic()
         transport = await P2pdTransport.start(key, daemon_options(config, listen))
         directory = None
         try:
             took = time.monotonic() - began
-            self.tell(Line("p2pd", "ok", f"starts in {took:.1f} s as {transport.peer}",
-                           data={"seconds": round(took, 2), "peer": transport.peer}))  # fmt: skip
+            data = {"seconds": round(took, 2), "peer": transport.peer}
+            self.tell(Line("p2pd", "ok", f"starts in {took:.1f} s as {transport.peer}", data=data))
             directory = await DhtDirectory.start(transport.daemon, stores=False)
             yield transport, directory
         finally:
@@ -135,17 +137,13 @@ class Examination:
         addresses = [each for each in dict.fromkeys([*config.bootstrap, *remembered]) if own not in each]
         if not addresses:
             if config.role != "bootstrap":
-                text = "no bootstrap is named: this peer would wait alone for others to find it"
+                text = "no bootstrap is named: only neighbours on the local network would find this peer"
                 fix = "bootstrap: [MULTIADDR] in the peer file; whoever published the run knows one"
                 self.tell(Line("bootstrap", "warn", text, fix))
             return
         answers = await asyncio.gather(*(self._one(transport, each) for each in addresses))
-        known = len([line for line in answers if line.level == "ok"])
-        for line in answers:
-            if line.level == "ok" or known or line is answers[-1]:
-                self.tell(line)
-            else:  # One failure says that nobody is there; the others are as bad.
-                self.tell(Line(line.check, "warn", line.text, line.fix, line.data))
+        for line in verdicts(config.bootstrap, addresses, answers):
+            self.tell(line)
 
     async def _one(self, transport: P2pdTransport, multiaddr: str) -> Line:
         try:
@@ -214,8 +212,8 @@ class Examination:
                 )
         except (RunFileError, WireError, TimeoutError) as error:
             why = str(error) or f"no peer knows it ({FIND_SECONDS:g} s)"
-            self.tell(Line("run", "fail", f"the run {config.run[:16]}... is not found: {why}",
-                           "check the run id with whoever published it"))  # fmt: skip
+            fix = "check the run id with whoever published it"
+            self.tell(Line("run", "fail", f"the run {config.run[:16]}... is not found: {why}", fix))
             return
         self.signed = signed
         manifest = signed.manifest
@@ -316,6 +314,18 @@ class Examination:
         return False
 
 
+def verdicts(bootstraps: Sequence[str], addresses: Sequence[str], answers: Sequence[Line]) -> list[Line]:
+    """What to say of bootstraps and remembered peers: one that answers is enough, and those met before may
+    have gone."""
+    entered = any(line.level == "ok" for line in answers)
+    told = [
+        line if line.level == "ok" or not entered else replace(line, level="warn")
+        for address, line in zip(addresses, answers, strict=True)
+        if line.level == "ok" or address in bootstraps
+    ]
+    return told or list(answers[:1])
+
+
 def _opinion(second: Dialled) -> str:
     if second.outcome == "reached":
         return f"reached too, in {1000 * second.seconds:.0f} ms"
@@ -357,8 +367,3 @@ def logged_addresses(state: Path, peer: PeerId) -> Sequence[str]:
                 if whose == peer:
                     found.append(address)
     return list(dict.fromkeys(found))
-
-
-def own_identity(config: PeerFile) -> Identity | None:
-    """None: it is not made yet. Raises IdentityError."""
-    return load(config.identity) if config.identity.exists() else None

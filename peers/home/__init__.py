@@ -1,1 +1,1 @@
-"""Taking the model home: export, generate, evaluate."""
+"""Taking the model home: export with its card, generate, chat, evaluate."""

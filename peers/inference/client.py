@@ -322,7 +322,6 @@ class SwarmClient:
         dials = []
         for stage in stages:
             new = [signed for peer, signed in newest.items() if signed.record.stage == stage
-                   and signed.record.state != "paused"
                    and peer not in self._links and self._dial_at.get(peer, 0.0) <= now]  # fmt: skip
             self.chance.shuffle(new)
             dials += new[: max(0, MOST_LINKED - linked[stage])]

@@ -20,7 +20,7 @@ from swarmnet import moving
 from swarmnet.identifiers import PeerId
 
 ROLES = ("worker", "bootstrap", "observer", "archivist", "other")
-STATES = ("joining", "training", "serving", "paused", "leaving", "other", "gone")
+STATES = ("joining", "training", "serving", "held", "paused", "leaving", "other", "gone")
 """`joining` is also who connects; `serving`: a peer without a stage; `gone`: still in the directory, but it
 does not answer."""
 SHOWN_VERSIONS = 8
@@ -82,7 +82,7 @@ class Picture:
 
     at: float
     rows: tuple[Row, ...] = ()
-    """By stage, those who are here before those who are gone, the busiest first."""
+    """By stage, those who are here before those who are gone, who has done most first: that changes slowly."""
     stages: tuple[Stage, ...] = ()
     weakest: int | None = None
     """Where a newcomer would go; None while nobody is there."""
@@ -166,7 +166,7 @@ def _version(record: PeerRecord) -> str:
 
 def _order(row: Row) -> tuple[int, bool, float, str]:
     stage = row.stage if row.stage >= 0 else 1 << 15
-    return stage, row.state == "gone", -row.tokens_per_second, row.peer
+    return stage, row.state == "gone", -row.tokens, row.peer
 
 
 def _stage(stage: int, layers: int, peers: Iterable[Sighting]) -> Stage:

@@ -18,8 +18,8 @@ SHORTEST_WALK_SECONDS = 5.0
 LONGEST_WALK_SECONDS = 60.0
 """Half a record's life: whoever announces itself is seen, and its departure, too."""
 WALK_SECONDS_PER_PEER = 0.02
-"""A look-up brings each record of a stage, 400 bytes, from the five nodes that keep it: 2 kB per peer and walk,
-so 100 kB/s however many there are."""
+"""A look-up brings each record of a stage, 400 bytes, from the five nodes that keep it: 2 kB per peer and
+walk, so 100 kB/s however many there are."""
 TURN_SECONDS = 0.25
 ASK_DEADLINE_SECONDS = 3.0
 MOST_ASKED = 32

@@ -7,6 +7,8 @@ import contextlib
 import time
 from collections.abc import Sequence
 
+from peers.creator.order_book import OrderBook
+from peers.creator.upkeep import keep
 from peers.joining import find_manifest
 from peers.roles.role import Network, Process
 from peers.run_file import SignedManifest
@@ -14,7 +16,8 @@ from peers.status import Status
 from protocols.errors import WireError
 
 MANIFEST_SECONDS = 60.0
-"""How often a bootstrap with a run stores its manifest again; it lives 600 s in the directory."""
+"""How often a bootstrap with a run stores its manifest, the owner's order and the registry's entry again;
+they live 600 s in the directory."""
 LOOK_SECONDS = 5.0
 """How often a bootstrap says how many nodes it knows."""
 
@@ -35,12 +38,17 @@ class Bootstrap:
             signed = await find_manifest(process.config.run, directory, kept, process.say)
             self._tell_how_to_join(signed, network.transport.addresses)
         process.known_as(signed.run_id if signed is not None else "")
+        book = None
+        if signed is not None:
+            book = OrderBook(signed, process.config.state / "order.bin", process.log.record, process.say)
         put_at = float("-inf")
         while True:
             if signed is not None and time.monotonic() >= put_at + MANIFEST_SECONDS:
                 put_at = time.monotonic()
                 with contextlib.suppress(WireError):
                     await directory.put_manifest(signed.run_id, signed.wire(), 10.0)
+                if book is not None:
+                    await keep(book, directory, process.log.record)
             process.report.status(Status("bootstrap", swarm_peers=network.dht.known_nodes))
             process.log.flush()
             await asyncio.sleep(LOOK_SECONDS)

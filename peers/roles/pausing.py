@@ -18,9 +18,9 @@ REASONS: Mapping[Why, str] = {
     "owner": "the run's owner paused the run",
 }
 
-DRAIN_SECONDS = 2.5
+DRAIN_SECONDS = 1.5
 """How long a pause may finish what is under way: a person wants the machine back now."""
-CUT_SECONDS = 4.0
+CUT_SECONDS = 3.0
 """After so long the stage is left however far that came, if others hold it too."""
 
 

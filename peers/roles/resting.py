@@ -19,6 +19,9 @@ from protocols.transport import Body, Transport
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 
+NO_STAGE = -1
+"""What its record says: its group counts it no longer, and nobody dials it. One of a run that the owner has
+paused keeps its stage."""
 MOST_ANSWERS = 8
 """Strangers that are answered at a time; whoever is not asks somebody else."""
 
@@ -68,24 +71,21 @@ class Doorkeeper:
         await asyncio.gather(*self._answers.values(), return_exceptions=True)
 
 
-async def rest(
-    process: Process, signed: SignedManifest, network: Network, stage: int, version: str, told: str
-) -> None:
-    """Be there, paused, until cancelled. `stage`: the one it held, under which it is found; `told`: the
-    status line."""
+async def rest(process: Process, signed: SignedManifest, network: Network, version: str, told: str) -> None:
+    """Be there, paused and without a stage, until cancelled. `told`: the status line."""
     presence = Presence(
         signed, process.identity, network.transport, network.directory, version, process.log.record
     )
     claims = Claims("paused", name=plain_name(process.config.name))
 
     def record() -> bytes:
-        return presence.record(max(0, stage), claims)
+        return presence.record(NO_STAGE, claims)
 
     door = Doorkeeper(network.transport, signed, record)
     network.transport.listen(door)
     network.transport.serve_chunks(lambda digest, index: None)
     process.report.status(Status(told))
     try:
-        await presence.announce_forever(max(0, stage), record)
+        await presence.announce_forever(NO_STAGE, record)
     finally:
         await door.close()

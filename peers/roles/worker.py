@@ -35,6 +35,7 @@ from peers.roles.role import Network, Process
 from peers.run_file import SignedManifest
 from peers.settings import Settings
 from peers.stage_part import StagePart, real_part
+from peers.status import Status
 from peers.supervision import hear_loop, unless_failed
 from peers.telling import Teller
 from peers.text import Corpus, TextError, load_corpus
@@ -174,7 +175,8 @@ class WorkerRole:
         limit = config.limits.memory
         allowed, limited = allowed_bytes(limit, self.device), limit is not None
         graphs = graphs_that_fit(every, stage, allowed, limited)
-        told = machine_line(stage, every[stage], graphs, allowed, limited, self.device.type)
+        at_most = min(graphs, max(config.slots, config.in_flight))
+        told = machine_line(stage, every[stage], at_most, allowed, limited, self.device.type)
         self.process.say("machine", told)
         if not self._taken.is_set():
             self._first = stage
@@ -223,6 +225,7 @@ class WorkerRole:
             self.process.say("pausing", f"pauses: {text or self.pausing.meaning(reason)}", reason=reason)
             self.process.metrics.about.paused(reason).set(1)
         self.pausing.pause(reason, text)
+        self._tell_pause()
 
     def resume(self, reason: Why) -> None:
         """Take a reason back; the peer goes on if it was the last."""
@@ -231,13 +234,17 @@ class WorkerRole:
             left = self.pausing.line() if self.pausing else "goes on"
             self.process.say("resuming", f"no longer paused by {reason}: {left}", reason=reason)
             self.process.metrics.about.paused(reason).set(0)
+            self._tell_pause()
+
+    def _tell_pause(self) -> None:
+        if self.pausing and self.pausing.resting.is_set():
+            self.process.report.status(Status(self.pausing.line()))
 
     async def _rest(self, signed: SignedManifest, network: Network) -> None:
         """Be paused until no reason stands."""
         process, pausing = self.process, self.pausing
-        stage = self.stage if self.stage is not None else 0
         resting = asyncio.create_task(
-            rest(process, signed, network, stage, version("swarmnet"), pausing.line()), name="resting"
+            rest(process, signed, network, version("swarmnet"), pausing.line()), name="resting"
         )
         await asyncio.sleep(0)  # The new receiver is in place: nothing of the stage is reachable any more.
         give_back()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peers import event_log
 from peers.errors import UserError
 from peers.event_log import Event
-from peers.top.picture import Picture, curve
+from peers.telling import short
+from peers.top.picture import Happened, Picture, curve
 from peers.top.story import Story
 
 EVENTS = "events.jsonl"
@@ -94,6 +95,7 @@ class Replay:
         losses = [story.loss for story in origins if story.loss is not None]
         rounds = [seen.round for seen in peers if seen.round is not None and seen.state == "training"]
         events = sorted((one for story in stories for one in story.events), key=lambda one: one.time)
+        named = {short(story.peer): story.name for story in stories if story.peer}
         missing = {
             stage for story in stories for stage in story.waits_for if story.state_at(now) == "training"
         }
@@ -115,7 +117,7 @@ class Replay:
             received=_sum(story.received for story in stories),
             microbatches=_sum(story.microbatches for story in stories),
             rounds=_sum(story.rounds for story in stories),
-            events=tuple(events[-SHOWN_EVENTS:]),
+            events=tuple(_named(one, named) for one in events[-SHOWN_EVENTS:]),
             waits_for=tuple(sorted(missing)),
         )
 
@@ -125,6 +127,14 @@ def _read(path: Path) -> Iterable[Event]:
         yield from event_log.read(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _named(event: Happened, names: Mapping[str, str]) -> Happened:
+    """With the names of those whose logs are here in the place of their ids."""
+    text = event.text
+    for known, name in names.items():
+        text = text.replace(known, name)
+    return event if text == event.text else replace(event, text=text)
 
 
 def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:

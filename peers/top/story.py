@@ -104,8 +104,9 @@ class Story:
         alive = state not in ("gone", "stopped")
         return PeerSeen(
             self.peer, self.stage, state, self.name, self.round, self.loss,
-            self.speed(now) if alive else None,
-            sent_bytes=sum(self.sent.values()), received_bytes=sum(self.received.values()),
+            self.speed(now) if alive and self.stage >= 0 else None,
+            sent_bytes=sum(self.sent.values()) if self.stage >= 0 else None,
+            received_bytes=sum(self.received.values()) if self.stage >= 0 else None,
         )  # fmt: skip
 
     # -- events ---------------------------------------------------------------------------------------

@@ -1,0 +1,52 @@
+"""Commands `service install`, `uninstall` and `status`: a peer that starts with the machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peers import service as units
+from peers.config.peer_file import load
+from peers.control.whom import state_of
+from peers.errors import UserError
+
+PeerFileArgument = Annotated[
+    Path | None, typer.Argument(metavar="[PEER.yaml]", help="What to start. [default: of the peer that runs]")
+]
+
+
+def install(peer_file: PeerFileArgument = None) -> None:
+    """Write a systemd user unit for a peer file, and start it."""
+    for line in units.install(_service(peer_file)):
+        typer.echo(line)
+
+
+def uninstall(peer_file: PeerFileArgument = None) -> None:
+    """Stop the unit and remove it. What the peer has on disk stays."""
+    for line in units.uninstall(_service(peer_file)):
+        typer.echo(line)
+
+
+def status(peer_file: PeerFileArgument = None) -> None:
+    """Say whether the unit is there and runs."""
+    for line in units.status(_service(peer_file)):
+        typer.echo(line)
+
+
+def _service(peer_file: Path | None) -> units.Service:
+    """Nothing is written for a file with mistakes, or on a system without systemd."""
+    units.needs_systemd()
+    file = peer_file if peer_file is not None else state_of(None) / "peer.yaml"
+    if file.is_dir():
+        file = file / "peer.yaml"
+    if not file.is_file():
+        raise UserError(
+            f"{file}: no such file; name the peer file, as in: swarmnet service install PEER.yaml"
+        )
+    script = Path(sys.executable).with_name("swarmnet")
+    program = [str(script)] if script.is_file() else [sys.executable, "-m", "peers.cli"]
+    return units.service_of(file, load(file, os.environ), program, units.unit_home(os.environ))

@@ -1,0 +1,69 @@
+"""What a pause frees, and how fast: two real peers of one stage, the second is paused and resumed.
+
+    scripts/soak pause [--width 512]
+
+Prints a JSON object: resident bytes of the peer before, while paused and after, seconds until they were free,
+and until it was in step again.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from test_supervision import QUIET, times, until
+
+from peers.control.client import ask
+from peers.demo.peers import start
+from peers.run_file import publish
+from protocols.identity import load_or_create
+
+RUN = """
+name: pause
+seed: 1
+stages: [4]
+model: {{layers: 4, width: {width}, heads: 8, key_value_heads: 8, head_width: {head}, feed_forward: {inner}}}
+data: {{sequence_tokens: 64, microbatch_sequences: 1}}
+rounds: {{target_tokens: 256, snapshot_rounds: 4, settle_seconds: 2}}
+"""
+
+
+async def measure(folder: Path, width: int) -> dict[str, object]:
+    (folder / "run.yaml").write_text(RUN.format(width=width, head=width // 8, inner=4 * width))
+    publish(folder / "run.yaml", load_or_create(folder / "owner.key"), folder / "run.json")
+    keys = {"run": "run.json", "stage": 0, **QUIET}
+    peers = [await start(folder, "first", keys)]
+    try:
+        await peers[0].until_listening()
+        peers.append(await start(folder, "second", {**keys, "bootstrap": peers[0].addresses[-1:]}))
+        second = peers[1]
+        for peer in peers:
+            await until(lambda peer=peer: len(times(peer.state, "settled")) > 8, 600, "both train")
+        process = psutil.Process(second.process.pid)
+        before = process.memory_info().rss
+        answer = await asyncio.to_thread(ask, second.state, {"do": "pause"}, 60.0)
+        await asyncio.sleep(2.0)
+        paused, resumed_at = process.memory_info().rss, time.time()
+        await asyncio.to_thread(ask, second.state, {"do": "resume"}, 60.0)
+        await until(lambda: any(at > resumed_at for at in times(second.state, "in_step")), 300, "it is back")
+        back = max(times(second.state, "in_step")) - resumed_at
+        settled = len(times(second.state, "settled"))
+        await until(lambda: len(times(second.state, "settled")) > settled + 8, 600, "it settles rounds")
+        return {
+            "width": width, "before_bytes": before, "paused_bytes": paused,
+            "after_bytes": process.memory_info().rss, "free_seconds": answer["seconds"],
+            "back_seconds": round(back, 1), "load": psutil.getloadavg()[0],
+        }  # fmt: skip
+    finally:
+        for peer in peers:
+            await peer.stop(30.0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--width", type=int, default=512)
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(asyncio.run(measure(Path(folder), parser.parse_args().width)), indent=1))

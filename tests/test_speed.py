@@ -1,0 +1,90 @@
+"""The speed service, in memory: it gives what it says and no more, whatever strangers send."""
+
+import asyncio
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from test_dial_back import Stream
+
+from peers.virtual_time import run as run_virtual
+from protocols.speed import (
+    BUSY,
+    BYTES_LIMIT,
+    DOWN,
+    GO,
+    PART_BYTES,
+    PER_MINUTE,
+    PER_PEER,
+    SERVE_SECONDS,
+    SpeedService,
+)
+
+
+class Ended(Stream):
+    """A stream whose writer is also closed politely."""
+
+    def close(self):
+        self.end()
+
+
+def request(direction, count):
+    return bytes([direction]) + count.to_bytes(4, "big")
+
+
+async def served(service, data, peer="12D3KooW"):
+    """All that comes back on one stream, on which `data` is sent and then nothing."""
+    stream = Ended()
+    stream.to_service.feed_data(data)
+    stream.to_service.feed_eof()
+    await service.accept(SimpleNamespace(peer_id=peer), stream.to_service, stream)
+    assert stream.ended
+    return await stream.to_asker.read()
+
+
+def test_down_gives_the_bytes_asked_for_and_up_counts_those_that_came():
+    async def both():
+        service = SpeedService()
+        return (
+            await served(service, request(DOWN, 100_000)),
+            await served(service, request(0, 2 * PART_BYTES) + bytes(2 * PART_BYTES)),
+        )
+
+    down, up = run_virtual(both())
+    assert down == GO + bytes(100_000)
+    assert up == GO + PART_BYTES.to_bytes(4, "big") + (2 * PART_BYTES).to_bytes(4, "big")
+
+
+def test_nobody_gets_more_bytes_than_the_limit():
+    assert run_virtual(served(SpeedService(), request(DOWN, BYTES_LIMIT + 1))) == b""
+
+
+def test_nobody_is_measured_for_without_end():
+    async def often():
+        service = SpeedService()
+        same = [await served(service, request(DOWN, 1)) for _ in range(PER_PEER + 1)]
+        others = [await served(service, request(DOWN, 1), f"peer {n}") for n in range(PER_MINUTE)]
+        await asyncio.sleep(61)
+        return same, others, await served(service, request(DOWN, 1))
+
+    same, others, later = run_virtual(often())
+    assert same[-1] == BUSY
+    assert [each == BUSY for each in others] == [n >= PER_MINUTE - PER_PEER for n in range(PER_MINUTE)]
+    assert later == GO + b"\0"
+
+
+def test_one_that_asks_and_then_stalls_is_cut_off():
+    async def stall():
+        service, stream = SpeedService(), Ended()
+        serving = service.accept(SimpleNamespace(peer_id="x"), stream.to_service, stream)
+        await serving
+        return asyncio.get_running_loop().time(), stream.ended
+
+    seconds, ended = run_virtual(stall())
+    assert ended
+    assert seconds <= SERVE_SECONDS + 1
+
+
+@given(st.binary(max_size=100))
+def test_bytes_of_strangers_harm_nobody(data):
+    assert len(run_virtual(served(SpeedService(), data))) <= 1 + BYTES_LIMIT

@@ -1,0 +1,58 @@
+"""A peer whose compute takes time and no processor: `wan_paced.py SECONDS SUBFLOWS PYTHON -m ...`.
+
+For the WAN without the machine that emulates it: every microbatch takes `SECONDS` on every stage, a third of
+it forward, as if each peer had a computer of its own. Hidden states and gradients are noise of the right
+shape; messages, rounds, contributions and the wire are as always. `SUBFLOWS`: at most so many per link.
+"""
+
+import sys
+import time
+
+import torch
+
+from peers import cli
+from protocols import subflow_dialer
+from swarmnet.stage import Finished, StageCompute
+
+seconds = 0.0
+noise = {}
+
+
+def like(shape):
+    if shape not in noise:
+        noise[shape] = torch.randn(shape)
+    return noise[shape]
+
+
+def hidden_shape(stage, inputs):
+    return (*inputs.shape[:2], stage._shape.width)
+
+
+def forward(stage, key, inputs):
+    time.sleep(seconds / 3)
+    stage._graphs[key] = None
+    return like(hidden_shape(stage, inputs))
+
+
+def backward(stage, key, hidden_gradient):
+    time.sleep(2 * seconds / 3)
+    stage._graphs.pop(key)
+    return None if stage._span.has_embedding else like(tuple(hidden_gradient.shape))
+
+
+def finish(stage, key, inputs, labels_BT):
+    time.sleep(seconds)
+    return Finished(5.0 * labels_BT.numel(), labels_BT.numel(), like(hidden_shape(stage, inputs)))
+
+
+def take_gradient(stage):
+    return like((stage._layout.size,)).clone()
+
+
+if __name__ == "__main__":
+    seconds = float(sys.argv[1])
+    for function in (forward, backward, finish, take_gradient):
+        setattr(StageCompute, function.__name__, function)
+    subflow_dialer.MOST_CARRIERS = int(sys.argv[2])
+    sys.argv = ["swarmnet", *sys.argv[6:]]
+    cli.main()
