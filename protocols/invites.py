@@ -1,7 +1,8 @@
 """Invites: the owner's signed word that somebody may take part in a run whose access is by invite.
 
 The envelope (kind 7, stage -1, round 0) has the time of signing in microseconds as its sequence; its id is
-how an order revokes it. A bearer's invite is as good as its secrecy: every peer that it is shown to could use it.
+how an order revokes it. A bearer's invite is as good as its secrecy: every peer that it is shown to could use
+it.
 """
 
 from __future__ import annotations

@@ -48,6 +48,9 @@ class MoveRules:
     """By how much of what a peer does the poorer of the two stages must gain: at 0 a difference of one peer
     would be passed on for ever, at 1 only differences of two exactly known speeds would count. Of a usual
     peer, if the one that moves is slower: its download and its absence cost as much."""
+    enough: float = 0.125
+    """Or by so much of what it has: among few peers a fraction of one is a good part of the throughput. Speeds
+    scatter by half of that."""
     slack: float = 0.02
     """By how much richer the one stage must be than the other: 10,000 peers are not for ever evening out
     single ones."""
@@ -132,7 +135,8 @@ def worthwhile(
     brings = intent.brings * max(0.0, 1.0 - download_seconds / rules.horizon_seconds)
     after = min(capacities[intent.source] - intent.leaves, before + brings)
     uneven = capacities[intent.source] >= (1 + rules.slack) * before
-    least = rules.margin * max(intent.brings, usual / rules.work[intent.target])
+    one = usual / rules.work[intent.target]
+    least = min(rules.margin * max(intent.brings, one), rules.enough * max(before, one))
     return uneven and after - before >= least
 
 

@@ -34,6 +34,7 @@ def swarmnet(monkeypatch, capsys, tmp_path):
         return SimpleNamespace(manifest=MANIFEST, round=5, stages=[random_stage(0), random_stage(1)])
 
     monkeypatch.setattr("peers.checkpoint.newest", newest)
+    monkeypatch.setattr("peers.text.held_out_text", lambda: b"for each in range(10):\n    print(each)\n" * 9)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")

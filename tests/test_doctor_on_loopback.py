@@ -9,6 +9,7 @@ import pytest
 
 from peers.demo.peers import start as start_peer
 from protocols.daemon import LOOPBACK, Daemon
+from protocols.dht import DhtDirectory
 from protocols.dial_back import ask_dial_back
 from protocols.dialler import can_dial, dial
 from protocols.errors import Backlog, PeerGone
@@ -124,25 +125,24 @@ def test_the_rate_is_that_of_the_second_half():
     assert rate([]) == rate([Sample(1.0, 5)]) == rate([Sample(1.0, 5), Sample(1.0, 6)]) == 0.0
 
 
+@pytest.mark.slow
 @needs_libp2p
-async def test_a_running_peer_is_looked_at_from_outside_and_left_alone(tmp_path):
-    first = await start_peer(tmp_path, "first", KEYS)
-    second = None
+async def test_a_running_peer_is_looked_at_from_outside_and_left_alone(helper, tmp_path):
+    directory = await DhtDirectory.start(helper.daemon)
+    bootstraps = [f"{address}/p2p/{helper.peer}" for address in helper.addresses]
+    peer = await start_peer(tmp_path, "peer", {**KEYS, "bootstrap": bootstraps})
     try:
-        await first.until_listening()
-        second = await start_peer(tmp_path, "second", {**KEYS, "bootstrap": first.addresses})
-        await second.until_listening()
-        command = [sys.executable, "-m", "peers.cli", "doctor", str(tmp_path / "second.yaml"), "--json"]
+        await peer.until_listening()
+        command = [sys.executable, "-m", "peers.cli", "doctor", str(tmp_path / "peer.yaml"), "--json"]
         doctor = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
         async with asyncio.timeout(DOCTOR_SECONDS):
             said, complaints = await doctor.communicate()
-        assert second.alive
+        assert peer.alive
     finally:
-        for peer in (first, second):
-            if peer is not None:
-                await peer.stop(5.0)
+        await peer.stop(5.0)
+        await directory.close()
     assert doctor.returncode == 0, (said, complaints)
     checks = {check["check"]: check for check in json.loads(said)["checks"]}
     assert {"python", "torch", "port", "p2pd", "bootstrap", "clock", "bandwidth"} <= checks.keys()
@@ -151,5 +151,5 @@ async def test_a_running_peer_is_looked_at_from_outside_and_left_alone(tmp_path)
     assert abs(checks["clock"]["data"]["seconds"]) < 3
     reached = checks["reachability"]["data"]
     assert reached["verdict"] == "reachable"
-    assert f"{reached['dialled'][0]['address']}/p2p/{second.peer_id}" in second.addresses
-    assert checks["p2pd"]["data"]["peer"] != second.peer_id
+    assert f"{reached['dialled'][0]['address']}/p2p/{peer.peer_id}" in peer.addresses
+    assert checks["p2pd"]["data"]["peer"] != peer.peer_id

@@ -116,7 +116,7 @@ def test_a_thousand_peers_are_asked_32_times_a_second_and_a_thin_stage_as_often_
             sightings.answered(peer, now)
             asked += quarter >= 240
             thin += [now] if peer == "thin" and quarter >= 240 else []
-    assert 25 <= asked / 100 <= 33
+    assert 25 <= asked / 100 <= 36  # 32; the window holds no whole number of turns.
     assert max(later - earlier for earlier, later in pairwise(thin)) < 4.0
 
 

@@ -59,6 +59,7 @@ async def test_a_pause_frees_memory_and_is_seen_and_the_peer_comes_back_and_leav
         before = len(times(first.state, "linked"))
         await asyncio.sleep(3.0)
         assert len(times(first.state, "linked")) == before, "nobody dials it"
+        assert not any(at > paused_at for at in times(second.state, "announce_failed")), "it is to be found"
         assert second.alive
 
         assert (await asked(second, "resume"))["paused"] == {}

@@ -194,23 +194,24 @@ async def test_lanes_where_order_matters_take_no_word_back(world):
     assert isinstance(error, Malformed)
 
 
-async def test_a_link_whose_long_messages_are_slow_for_a_while_asks_for_more(world, monkeypatch):
-    monkeypatch.setattr(subflows, "SLOW_FOR_SECONDS", 0.0)
+async def test_a_link_whose_long_messages_are_slow_for_two_epochs_asks_for_more(world, monkeypatch):
+    monkeypatch.setattr(subflows, "EPOCH_SECONDS", 0.0)
     link = await world.link()
 
-    async def exchange(first, size):
-        for counter in range(first, first + subflows.SLOW_MESSAGES):
+    async def epoch(size, slow):
+        monkeypatch.setattr(subflows, "SLOW_SECONDS", 0.0 if slow else 1000.0)
+        first = len(world.far[0].counters)
+        for counter in range(first, first + subflows.EPOCH_MESSAGES):
             link.post(act(counter), bytes(size))
-        await world.far[0].read(first + subflows.SLOW_MESSAGES)
+        await world.far[0].read(first + subflows.EPOCH_MESSAGES)
         world.far[0].acknowledge()
         await until(lambda: link.on_its_way == 0)
 
-    await exchange(0, LONG_BYTES)
-    assert world.asked == []
-    monkeypatch.setattr(subflows, "SLOW_SECONDS", 0.0)
-    await exchange(subflows.SLOW_MESSAGES, 100)
-    assert world.asked == []
-    await exchange(2 * subflows.SLOW_MESSAGES, LONG_BYTES)
+    for slow in (False, True, False, True):
+        await epoch(LONG_BYTES, slow)
+        await epoch(100, slow)  # Short ones tell nothing.
+        assert world.asked == []
+    await epoch(LONG_BYTES, slow=True)
     assert world.asked == [link]
 
 

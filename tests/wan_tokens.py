@@ -65,9 +65,9 @@ async def measure_tokens(folder, net, arguments):
 
 
 def newest_subflows(folder):
-    """Of every peer: subflows open at the end, and how often they failed."""
+    """Of every peer: subflows opened, attempts that failed, messages repeated."""
     newest = {name: event.fields["subflows"] for name, event in events(folder, "traffic")}
-    return {name: [found["open"], found["failed"], found["repeated"]] for name, found in newest.items()}
+    return {name: [found["opened"], found["failed"], found["repeated"]] for name, found in newest.items()}
 
 
 def got_per_taken(folder):

@@ -82,7 +82,7 @@ class Picture:
 
     at: float
     rows: tuple[Row, ...] = ()
-    """By stage, those who are here before those who are gone, who has done most first: that changes slowly."""
+    """By stage, those who are here before those who are gone, who has done most first."""
     stages: tuple[Stage, ...] = ()
     weakest: int | None = None
     """Where a newcomer would go; None while nobody is there."""
