@@ -49,8 +49,8 @@ class MoveRules:
     would be passed on for ever, at 1 only differences of two exactly known speeds would count. Of a usual
     peer, if the one that moves is slower: its download and its absence cost as much."""
     enough: float = 0.125
-    """Or by so much of what it has: among few peers a fraction of one is a good part of the throughput. Speeds
-    scatter by half of that."""
+    """Or by so much of what it has: among few peers a fraction of one is a good part of the throughput.
+    Speeds scatter by half of that."""
     slack: float = 0.02
     """By how much richer the one stage must be than the other: 10,000 peers are not for ever evening out
     single ones."""

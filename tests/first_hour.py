@@ -25,7 +25,9 @@ ROOT = Path(__file__).parent.parent
 BIN = ROOT / ".venv" / "bin"
 QUIET = ["--set", "relay=false", "--set", "nat=false", "--set", "listen=[/ip4/127.0.0.1/tcp/0]"]
 """Loopback only: the files in configs/ listen to the world."""
+SWARMNET = str(BIN / "swarmnet")
 WORKERS = 4
+OBSERVED = "http://127.0.0.1:9420/swarm.json"
 LOAD = """
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("model")
@@ -119,82 +121,105 @@ def page(url: str) -> dict[str, object]:
         return dict(json.load(answer))
 
 
-def play(hour: Hour, demo_seconds: int, train_seconds: int, pictures: Path) -> None:
-    swarmnet = str(BIN / "swarmnet")
-    shutil.copytree(ROOT / "configs", hour.folder / "configs")
-    if demo_seconds:
-        hour.title("The demo of the README")
-        hour.run([swarmnet, "demo", "--seconds", str(demo_seconds)], demo_seconds + 240, last=30)
+class Play:
+    """The steps, in their order; each shows its commands and checks what they did."""
 
-    hour.title("A run of one's own: publish it, start a bootstrap and an observer")
-    hour.run([swarmnet, "publish", "configs/demo-run.yaml"], 60)
-    run = hour.folder / "configs" / "demo.run.json"
+    def __init__(self, hour: Hour, train_seconds: int) -> None:
+        self.hour = hour
+        self.train_seconds = train_seconds
+        self.run = hour.folder / "configs" / "demo.run.json"
+        self.bootstrap = ""
+        self.workers = [f"worker-{number}" for number in range(1, WORKERS + 1)]
 
-    def start(name: str, file: str, *settings: str) -> list[str]:
-        """A peer from a file of configs/, its state in a folder of its name."""
-        command = [swarmnet, "run", f"configs/{file}"]
-        for setting in (f"name={name}", f"state=../states/{name}", f"run={run}", *settings):
+    def demo(self, seconds: int) -> None:
+        self.hour.title("The demo of the README")
+        self.hour.run([SWARMNET, "demo", "--seconds", str(seconds)], seconds + 240, last=30)
+
+    def start(self, name: str, file: str, *settings: str) -> str:
+        """A peer from a file of configs/, its state in a folder of its name. What a person would type."""
+        command = [SWARMNET, "run", f"configs/{file}"]
+        for setting in (f"name={name}", f"state=../states/{name}", f"run={self.run}", *settings):
             command += ["--set", setting]
-        hour.start(name, [*command, *QUIET])
-        return command
+        self.hour.start(name, [*command, *QUIET])
+        return self.hour.written(command)
 
-    command = start("bootstrap", "bootstrap.yaml", "metrics.listen=off")
-    address = str(hour.until("the bootstrap tells how to join", 60, lambda: join_line(hour)))
-    hour.tell("The bootstrap prints the line with which others join:")
-    hour.show(hour.written(command), text_of(hour, "bootstrap"))
-    way_in = f'bootstrap=["{address}"]'
-    start("observer", "observer.yaml", way_in, "metrics.listen=off")
+    def worker(self, name: str) -> str:
+        return self.start(name, "demo-peer.yaml", self.way_in, "checkpoint_seconds=5")
 
-    hour.title("Four workers join")
-    everybody = [f"worker-{number}" for number in range(1, WORKERS + 1)]
-    for name in everybody:
-        command = start(name, "demo-peer.yaml", way_in, "checkpoint_seconds=5")
-    hour.until("all four train", 120, lambda: all(trains(hour, name) for name in everybody))
-    hour.show(hour.written(command), text_of(hour, "worker-4"))
-    time.sleep(train_seconds)  # Training is what is waited for: the model is to be taken home below.
+    @property
+    def way_in(self) -> str:
+        return f'bootstrap=["{self.bootstrap}"]'
 
-    hour.title("Is this machine fit? The doctor")
-    done = hour.run([swarmnet, "doctor", "--run", str(run), "--bootstrap", address], 120)
-    if "bootstrap" not in done:
-        raise Failed("the doctor said nothing of the bootstrap")
+    def publish(self) -> None:
+        hour = self.hour
+        hour.title("A run of one's own: publish it, start a bootstrap and an observer")
+        hour.run([SWARMNET, "publish", "configs/demo-run.yaml"], 60)
+        command = self.start("bootstrap", "bootstrap.yaml", "metrics.listen=off")
+        self.bootstrap = str(hour.until("the bootstrap tells how to join", 60, lambda: join_line(hour)))
+        hour.tell("The bootstrap prints the line with which others join:")
+        hour.show(command, text_of(hour, "bootstrap"))
+        self.start("observer", "observer.yaml", self.way_in, "metrics.listen=off")
 
-    hour.title("Watching: top on one peer, and the observer's page for everybody")
-    hour.run([swarmnet, "top", "states/worker-1"], 30)
-    hour.run([swarmnet, "top", "--run", str(run), "--bootstrap", address], 60)
-    observed = "http://127.0.0.1:9420/swarm.json"
-    hour.until("the observer sees four workers", 60, lambda: stages_of(page(observed)) == WORKERS)
-    photograph(hour, pictures / "observer.png", "1200,1400", "The observer's page with four workers:")
+    def train(self) -> None:
+        hour = self.hour
+        hour.title("Four workers join")
+        for name in self.workers:
+            command = self.worker(name)
+        hour.until("all four train", 180, lambda: all(trains(hour, name) for name in self.workers))
+        hour.show(command, text_of(hour, self.workers[-1]))
+        time.sleep(self.train_seconds)  # Training is what is waited for: the model is to be taken home.
 
-    hour.title("One worker is killed: the others go on, its stage thins on the page")
-    victim, survivor = of_one_stage(hour, everybody)
-    rounds = newest_round(hour, survivor)
-    hour.running[victim].send_signal(signal.SIGKILL)
-    hour.tell(f"{victim} gets SIGKILL; {survivor} holds the same stage.")
-    killed = time.monotonic()
-    hour.until("the observer sees three", 30, lambda: stages_of(page(observed)) == WORKERS - 1)
-    thinned = time.monotonic() - killed
-    hour.until("rounds go on", 60, lambda: newest_round(hour, survivor) > rounds)
-    hour.tell(f"The page showed it {thinned:.1f} s after the SIGKILL, and the rounds went on.")
-    hour.run([swarmnet, "top", f"states/{survivor}"], 30)
+    def doctor(self) -> None:
+        self.hour.title("Is this machine fit? The doctor")
+        self.hour.run([SWARMNET, "doctor", "--run", str(self.run), "--bootstrap", self.bootstrap], 180)
 
-    hour.title("It comes back with the same command, one worker is paused and resumed")
-    hour.show(hour.written(start(victim, "demo-peer.yaml", way_in, "checkpoint_seconds=5")), "")
-    hour.until("it trains again", 120, lambda: trains(hour, victim))
-    hour.show(f"cat {victim}.out    # what it said", text_of(hour, victim))
-    hour.run([swarmnet, "pause", f"states/{survivor}"], 60)
-    hour.run([swarmnet, "resume", f"states/{survivor}"], 60)
-    hour.run([swarmnet, "me", f"states/{survivor}"], 60)
+    def watch(self, pictures: Path) -> None:
+        hour = self.hour
+        hour.title("Watching: top on one peer, and the observer's page for everybody")
+        hour.run([SWARMNET, "top", f"states/{self.workers[0]}"], 60)
+        hour.run([SWARMNET, "top", "--run", str(self.run), "--bootstrap", self.bootstrap], 90)
+        hour.until("the observer sees four workers", 60, lambda: counted_workers() == WORKERS)
+        photograph(hour, pictures / "observer.png", "1200,1400", "The observer's page with four workers:")
 
-    hour.title("Taking the model home")
-    for name in everybody:
-        hour.run([swarmnet, "leave", f"states/{name}"], 60)
-    hour.run([swarmnet, "export", "--from", "states", "--hf", "model"], 180)
-    hour.show("cat model/README.md", (hour.folder / "model" / "README.md").read_text())
-    loaded = hour.run([str(BIN / "python"), "-c", LOAD.strip()], 180)
-    if "LlamaForCausalLM" not in loaded:
-        raise Failed("transformers did not load the model")
-    hour.run([swarmnet, "evaluate", "--from", "states"], 180)
-    hour.run([swarmnet, "chat", "--from", "model"], 120, given="def main(self):\n/quit\n")
+    def kill(self) -> tuple[str, str]:
+        """(who was killed, who holds the same stage)."""
+        hour = self.hour
+        hour.title("One worker is killed: the others go on, its stage thins on the page")
+        victim, survivor = of_one_stage(hour, self.workers)
+        rounds = newest_round(hour, survivor)
+        hour.running[victim].send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        hour.tell(f"{victim} gets SIGKILL; {survivor} holds the same stage.")
+        hour.until("the observer sees three", 60, lambda: counted_workers() == WORKERS - 1)
+        thinned = time.monotonic() - killed
+        hour.until("rounds go on", 60, lambda: newest_round(hour, survivor) > rounds)
+        hour.tell(f"The page showed it {thinned:.1f} s after the SIGKILL, and the rounds went on.")
+        hour.run([SWARMNET, "top", f"states/{survivor}"], 60)
+        return victim, survivor
+
+    def come_back(self, victim: str, survivor: str) -> None:
+        hour = self.hour
+        hour.title("It comes back with the same command, another one is paused and resumed")
+        command = self.worker(victim)
+        hour.until("it trains again", 120, lambda: trains(hour, victim))
+        hour.show(command, text_of(hour, victim))
+        hour.run([SWARMNET, "pause", f"states/{survivor}"], 60)
+        hour.run([SWARMNET, "resume", f"states/{survivor}"], 60)
+        hour.run([SWARMNET, "me", f"states/{survivor}"], 60)
+
+    def take_home(self) -> None:
+        hour = self.hour
+        hour.title("Taking the model home")
+        for name in self.workers:
+            hour.run([SWARMNET, "leave", f"states/{name}"], 90)
+            del hour.running[name]
+        hour.run([SWARMNET, "export", "--from", "states", "--hf", "model"], 240)
+        hour.show("cat model/README.md", (hour.folder / "model" / "README.md").read_text(), last=70)
+        loaded = hour.run([str(BIN / "python"), "-c", LOAD.strip()], 180)
+        if "LlamaForCausalLM" not in loaded:
+            raise Failed("transformers did not load the model")
+        hour.run([SWARMNET, "evaluate", "--from", "states"], 240)
+        hour.run([SWARMNET, "chat", "--from", "model"], 180, given="def main(self):\n/quit\n")
 
 
 def text_of(hour: Hour, name: str) -> str:
@@ -230,9 +255,9 @@ def of_one_stage(hour: Hour, names: list[str]) -> tuple[str, str]:
     raise Failed("no two workers hold the same stage")
 
 
-def stages_of(swarm: dict[str, object]) -> int:
+def counted_workers() -> int:
     """How many workers the observer counts."""
-    stages = swarm["stages"]
+    stages = page(OBSERVED)["stages"]
     assert isinstance(stages, list)
     return sum(int(stage["peers"]) for stage in stages)
 
@@ -271,7 +296,16 @@ def main() -> int:
             "it must; do not edit. Options that only keep the peers on 127.0.0.1 are left out."
         )
         try:
-            play(hour, given.demo_seconds, given.train_seconds, hour.folder / "pictures")
+            shutil.copytree(ROOT / "configs", hour.folder / "configs")
+            play = Play(hour, given.train_seconds)
+            if given.demo_seconds:
+                play.demo(given.demo_seconds)
+            play.publish()
+            play.train()
+            play.doctor()
+            play.watch(hour.folder / "pictures")
+            play.come_back(*play.kill())
+            play.take_home()
         except (Failed, subprocess.TimeoutExpired) as error:
             print(f"FAILED: {error}", file=sys.stderr)
             return 1

@@ -15,7 +15,7 @@ TEXTS = [
     path
     for folder in ("configs", "scripts", "docs", ".ci")
     for path in sorted((ROOT / folder).rglob("*"))
-    if path.is_file()
+    if path.is_file() and path.suffix != ".png"
 ]
 
 FILE_LINES = 400

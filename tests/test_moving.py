@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
@@ -34,6 +34,7 @@ from swarmnet.moving import (
     choose_stage,
     period_seconds,
     view_of,
+    worthwhile,
 )
 
 ME, MATE, THIRD = PeerId("me"), PeerId("mate"), PeerId("third")
@@ -95,6 +96,14 @@ def test_a_slow_peer_does_not_move_for_the_little_that_it_brings():
     view = View((6.0, 4.0, 5.0), usual=1.0)
     assert wish(view, rate=0.5) is not None
     assert wish(view, rate=0.2) is None
+
+
+def test_among_few_peers_an_eighth_more_for_the_poorest_stage_is_worth_a_move():
+    rules = MoveRules((2.0, 2.0, 1.36))
+    move = Intent(ME, 1, 2, leaves=1 / 2, brings=1 / 1.36)
+    few = (3 / 2, 3 / 2, 1.2 / 1.36)  # One of the last stage is gone, another five times as slow.
+    assert worthwhile(few, move, rules, 0.0, usual=1.0)
+    assert not worthwhile((3 / 2, 3 / 2, 1.25 / 1.36), move, rules, 0.0, usual=1.0)
 
 
 def test_what_a_peer_brings_follows_from_the_work_of_the_stage():
@@ -379,6 +388,7 @@ class Room:
             self.feed(mate, machine, GroupBeat(name, known == self.serial[mate], stays))
 
 
+@settings(deadline=None)  # The machine may be slow.
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=9), st.integers(0, 10_000))
 def test_a_stage_is_never_emptied_by_moves_whatever_the_directory_says(peers, seed):
     Room(peers, seed).play(300.0)
