@@ -243,7 +243,7 @@ class DhtDirectory:
         return sorted(open_listing(entry.value).run_id for entry in entries)
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """See `Directory.ask`. A ping that enters no routing table: asking a thousand costs no more than that."""
+        """See `Directory.ask`. A ping that enters no routing table: a thousand cost no more."""
         until = asyncio.get_running_loop().time() + deadline_seconds
         await self._gate.connect(peer, addresses, deadline_seconds)
         left = max(0.0, until - asyncio.get_running_loop().time())

@@ -93,8 +93,8 @@ class Transport(Protocol):
 
     @property
     def subflows(self) -> Mapping[str, int]:
-        """More connections for slow links (protocols/subflows.py): how many are `open`, were `opened`, `failed`
-        to; and the messages `repeated` as one broke. Empty where one connection carries all that there is."""
+        """More connections for slow links (protocols/subflows.py): how many are `open`, were `opened`,
+        `failed`; and the messages `repeated` as one broke. Empty where one connection carries all."""
 
     def serve_chunks(self, find: FindChunk) -> None:
         """Answer the carriers of others: `find(digest, index)` is the chunk, or None."""

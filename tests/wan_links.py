@@ -6,6 +6,7 @@ to whom the fewest are; what a microbatch takes is all network. `--subflows 0`: 
 """
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -17,7 +18,7 @@ from wan_swarm import HOME
 
 from protocols import subflow_dialer
 from protocols.daemon import DaemonOptions
-from protocols.errors import WireError
+from protocols.errors import PeerGone
 from protocols.identity import create
 from protocols.messages import Act, Grad
 from protocols.p2pd import P2pdTransport
@@ -90,7 +91,10 @@ class Side:
         return self
 
     async def open(self, peer, addresses):
-        self.links[peer] = await self.transport.open(peer, "data", DIAL_SECONDS, addresses)
+        async with asyncio.timeout(DIAL_SECONDS):
+            while peer not in self.links:
+                with contextlib.suppress(PeerGone):  # A SYN was lost, and libp2p waits before it dials again.
+                    self.links[peer] = await self.transport.open(peer, "data", DIAL_SECONDS, addresses)
 
     def received(self, peer, lane, message, body, wire_bytes): ...
 
@@ -178,7 +182,4 @@ if __name__ == "__main__":
     role, folder, name, address, options = sys.argv[1:]
     options = json.loads(options)
     subflow_dialer.MOST_CARRIERS = options["subflows"]
-    try:
-        asyncio.run({"last": last, "origin": origin}[role](Path(folder), name, address, options))
-    except WireError as error:
-        sys.exit(f"{name}: {error}")
+    asyncio.run({"last": last, "origin": origin}[role](Path(folder), name, address, options))

@@ -156,10 +156,11 @@ class PeerFile(BaseModel):
     model_config = STRICT
 
     role: Literal["worker", "bootstrap", "observer", "archivist"] = "worker"
-    """worker trains a stage; bootstrap only lets others find the run, and needs no run; observer holds nothing
-    and shows the swarm on a page; archivist keeps the run's checkpoints at `archive`."""
+    """worker trains a stage; bootstrap only lets others find the run, and needs no run; observer holds
+    nothing and shows the swarm on a page; archivist keeps the run's checkpoints at `archive`."""
     run: RunReference | None = None
-    """Which run to train or to watch. A worker and an observer need it. By id, the manifest is fetched from other peers and checked."""
+    """Which run to train or to watch. All but a bootstrap need it. By id, the manifest is fetched from other
+    peers and checked."""
     bootstrap: tuple[BootstrapMultiaddr, ...] = ()
     """Peers to find the others through; any one that answers is enough. Empty: be the first."""
     name: Annotated[str, Field(max_length=64)] = Field(

@@ -282,8 +282,8 @@ def _lies(member: Member) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """Its snapshots are served with wrong or missing bytes, from then on. Never by half of a stage or more: who
-    must give up its history there has nobody to fetch the other one from (docs/consistency.md)."""
+    """Its snapshots are served with wrong or missing bytes, from then on. Never by half of a stage or more:
+    who must give up its history there has nobody to fetch the other one from (docs/consistency.md)."""
 
     at: float
     until: float
