@@ -253,11 +253,26 @@ class Swarm:
         }
 
     def digests(self, stage: int) -> dict[str, dict[int, bytes]]:
-        """Name -> round -> digest of the settled weights, of all that ever held the stage."""
+        """Name -> round -> digest of the settled weights, of all that ever held the stage. Not of a history that
+        was given up: what a peer settled while nobody reached it is not its word any more once it has fetched
+        the state of the others, or has parted with it from a round on."""
         names = {name for name, member in self.members.items() if member.worker.stage == stage}
         found: dict[str, dict[int, bytes]] = {name: {} for name in sorted(names)}
-        for note in self.of("settled", *names):
-            found[note.name][note.fields["round"]] = note.fields["digest"]
+        alone: dict[str, list[int]] = {name: [] for name in names}
+        for note in self.notes:
+            if note.name not in names:
+                continue
+            if note.event == "settled":
+                found[note.name][note.fields["round"]] = note.fields["digest"]
+                alone[note.name].append(note.fields["round"])
+            elif note.event == "unlinked":
+                alone[note.name] = []
+            elif note.event == "fetched":
+                for round in alone[note.name]:
+                    found[note.name].pop(round, None)
+            elif note.event == "resynchronise" and note.fields["fork_round"] is not None:
+                for round in [round for round in found[note.name] if round >= note.fields["fork_round"]]:
+                    del found[note.name][round]
         return found
 
     def _escaped(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

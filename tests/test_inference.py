@@ -13,8 +13,9 @@ from swarm import tiny_manifest
 from peers import cli
 from peers.home.evaluate import bits_per_byte
 from peers.home.generate import generate
+from peers.inference import visitors
 from peers.inference.client import Conversation, NoAnswer, SwarmClient
-from peers.inference.server import FORGET_SECONDS, MOST_WAITING, visitors
+from peers.inference.server import FORGET_SECONDS, MOST_WAITING
 from peers.inference.visit import score, stream, told
 from peers.inference.visitors import IDLE_SECONDS, LOOK_SECONDS, MOST_VISITORS
 from peers.microbatch_work import Trouble
