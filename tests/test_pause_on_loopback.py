@@ -54,7 +54,11 @@ async def test_a_pause_frees_memory_and_is_seen_and_the_peer_comes_back_and_leav
         assert answer["bytes"] < answer["bytes_before"] - 20e6
         assert answer["bytes"] < 420e6, "torch and Python, and nothing of the stage"
         log = first.state / "events.jsonl"
-        assert "paused" in {event.fields.get("code") for event in read(log) if event.name == "unlinked"}
+
+        def parted():
+            return {event.fields.get("code") for event in read(log) if event.name == "unlinked"}
+
+        await until(lambda: "paused" in parted(), 30, "its neighbour knows why it left")
         await until(lambda: second.status.get("state") == "paused (user)", 10, "it says so")
         before = len(times(first.state, "linked"))
         await asyncio.sleep(3.0)
