@@ -65,7 +65,8 @@ class Hour:
 
     def plain(self, text: str) -> str:
         """Without what is of this machine alone."""
-        return text.replace(str(self.folder), "~").replace(str(ROOT), "swarmnet").expandtabs()
+        text = text.replace(f"{BIN}/", "").replace(str(self.folder), "~").replace(str(ROOT), "swarmnet")
+        return text.expandtabs()
 
     def run(
         self, command: list[str], seconds: float, given: str = "", last: int = 40, expect: int = 0
@@ -79,9 +80,12 @@ class Hour:
         return done.stdout
 
     def written(self, command: list[str]) -> str:
-        shown = [word for word in command if word not in QUIET or word == "--set"]
-        text = " ".join(f"'{word}'" if set(word) & set(' {"') else word for word in shown if word != "--set")
-        return self.plain(text)
+        """As a person would type it, without what only keeps it on 127.0.0.1."""
+        words = list(command)
+        while "--set" in words and words[-2:][0] == "--set" and words[-1] in QUIET:
+            del words[-2:]
+        quoted = [f"'{word}'" if set(word) & set(' {"') else word for word in words]
+        return self.plain(" ".join(quoted))
 
     def start(self, name: str, command: list[str]) -> None:
         with (self.folder / f"{name}.out").open("wb") as out:
@@ -102,7 +106,8 @@ class Hour:
                     said = (self.folder / f"{name}.out").read_text()[-2000:]
                     raise Failed(f"{name} ended while waiting for: {what}\n{said}")
             if time.monotonic() > end:
-                raise Failed(f"not within {seconds:g} s: {what}")
+                last = [f"{name}: {(self.said(name) or [{}])[-1]}" for name in self.running]
+                raise Failed("\n".join([f"not within {seconds:g} s: {what}", *last]))
             time.sleep(0.2)
         return found
 
@@ -144,7 +149,8 @@ class Play:
         return self.hour.written(command)
 
     def worker(self, name: str) -> str:
-        return self.start(name, "demo-peer.yaml", self.way_in, "checkpoint_seconds=5")
+        # They stay where they are: one that had just moved away would leave the killed one's stage empty.
+        return self.start(name, "demo-peer.yaml", self.way_in, "checkpoint_seconds=5", "moves=false")
 
     @property
     def way_in(self) -> str:
@@ -179,7 +185,7 @@ class Play:
         hour.run([SWARMNET, "top", f"states/{self.workers[0]}"], 60)
         hour.run([SWARMNET, "top", "--run", str(self.run), "--bootstrap", self.bootstrap], 90)
         hour.until("the observer sees four workers", 60, lambda: counted_workers() == WORKERS)
-        photograph(hour, pictures / "observer.png", "1200,1400", "The observer's page with four workers:")
+        photograph(hour, pictures / "observer.png", "1000,1180", "The observer's page with four workers:")
 
     def kill(self) -> tuple[str, str]:
         """(who was killed, who holds the same stage)."""

@@ -253,9 +253,9 @@ class Swarm:
         }
 
     def digests(self, stage: int) -> dict[str, dict[int, bytes]]:
-        """Name -> round -> digest of the settled weights, of all that ever held the stage. Not of
-        a history that was given up: what a peer settled while nobody reached it is not its word any more once it has fetched
-        the state of the others, or has parted with it from a round on."""
+        """Name -> round -> digest of the settled weights, of all that ever held the stage. Not of a history
+        that was given up: what a peer settled while nobody reached it is not its word any more once it has
+        fetched the state of the others, or has parted with it from a round on."""
         names = {name for name, member in self.members.items() if member.worker.stage == stage}
         found: dict[str, dict[int, bytes]] = {name: {} for name in sorted(names)}
         alone: dict[str, list[int]] = {name: [] for name in names}
