@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -21,7 +19,7 @@ import uvloop
 from peers.config.peer_file import PeerFile
 from peers.control.server import Control, Request
 from peers.counted_directory import CountedDirectory
-from peers.errors import UserError, as_user_errors
+from peers.errors import as_user_errors
 from peers.event_log import EventLog
 from peers.http import Exporter
 from peers.joining import PeerCache
@@ -33,6 +31,7 @@ from peers.roles.bootstrap import Bootstrap
 from peers.roles.observer import ObserverRole
 from peers.roles.role import Network, Process, Role
 from peers.roles.worker import WorkerRole
+from peers.state_lock import only_one
 from peers.status import Report, Status, hear_libraries, open_report
 from peers.supervision import FAULT, Fault, Watchdog, reason
 from protocols.daemon import CannotStart, DaemonOptions
@@ -61,22 +60,10 @@ def run_peer_file(config: PeerFile) -> int:
     """Run one peer until it is told to stop. Returns the exit code; UserError for what a person can mend."""
     report = open_report(config.log, sys.stderr, time.time, config.name)
     hear_libraries(report)
-    with contextlib.closing(report), _only_one(config.state), as_user_errors(CannotStart, IdentityError):
+    with contextlib.closing(report), only_one(config.state), as_user_errors(CannotStart, IdentityError):
         identity = load_or_create(config.identity)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(Peer(config, identity, report).run())
-
-
-@contextlib.contextmanager
-def _only_one(state: Path) -> Iterator[None]:
-    """A lock on the state folder: two peers with one identity would be one liar."""
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{state} is used by another running peer; each needs its own state") from None
-        yield
 
 
 class Peer:

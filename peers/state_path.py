@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from peers.checkpoint import state_digest
 from peers.clock import Clock
 from peers.reasons import HOLDERS
 from peers.snapshots import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Standing, Weights, units_of
@@ -273,8 +274,7 @@ class StatePath:
         if stuck:
             raise NoState(f"all {len(holders)} holders of the snapshot of round {root.round} failed")
         units = units_of(bytes(self._data))
-        digest = hashlib.sha256(root.round.to_bytes(8, "little", signed=True) + bytes(self._data)).digest()
-        if digest != root.digest:
+        if state_digest(root.round, units) != root.digest:
             raise NoState(f"the chunks of the snapshot of round {root.round} do not make up its digest")
         self.timings.add("fetch", self.clock.time() - began)
         return Weights(units, root.round, root.chain)

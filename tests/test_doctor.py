@@ -18,10 +18,11 @@ from peers.doctor import graphics, machine, stage
 from peers.doctor.graphics import AMD, NVIDIA, Graphics
 from peers.doctor.line import Line
 from peers.doctor.reachability import Addresses, judge
-from peers.doctor.show import CHECKS, Report, is_running, wanted_checks
+from peers.doctor.show import CHECKS, Report, wanted_checks
 from peers.doctor.stage import Memory
 from peers.doctor.swarm import logged_addresses, tcp_port, verdicts
 from peers.errors import UserError
+from peers.state_lock import is_held
 from protocols.dialler import ADDRESSES, Dialled
 
 SEEN = "/ip4/8.8.4.4/tcp/40000"
@@ -229,13 +230,13 @@ def test_without_py_libp2p_the_command_that_brings_it_is_told():
 
 
 def test_a_held_lock_means_that_the_peer_runs_and_nothing_is_made(tmp_path):
-    assert not is_running(tmp_path / "none")
+    assert not is_held(tmp_path / "none")
     assert not (tmp_path / "none").exists()
     (tmp_path / "lock").touch()
-    assert not is_running(tmp_path)
+    assert not is_held(tmp_path)
     with (tmp_path / "lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert is_running(tmp_path)
+        assert is_held(tmp_path)
 
 
 def test_the_addresses_of_a_running_peer_are_those_since_its_last_start(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from peers.control.client import ask, runs
 from peers.control.whom import state_of
 from peers.errors import UserError
+from peers.state_lock import is_held
 
 Where = Annotated[
     Path | None,
@@ -76,17 +76,10 @@ def me(
 def _until_ended(state: Path, seconds: float) -> None:
     """Wait for the state folder's lock, which a peer holds as long as it lives."""
     until = time.monotonic() + seconds
-    with (state / "lock").open("r") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError:
-                if time.monotonic() > until:
-                    raise UserError(
-                        f"the peer of {state} still runs after {seconds:g} s; SIGTERM ends it at once"
-                    ) from None
-            time.sleep(0.1)
+    while is_held(state):
+        if time.monotonic() > until:
+            raise UserError(f"the peer of {state} still runs after {seconds:g} s; SIGTERM ends it at once")
+        time.sleep(0.1)
 
 
 def what_stays(state: Path) -> list[str]:

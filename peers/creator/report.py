@@ -9,6 +9,7 @@ assumed.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -88,7 +89,7 @@ def _assumptions() -> list[str]:
     ]
 
 
-def _joined(texts: Any) -> str:  # noqa: ANN401 - any iterable of texts
+def _joined(texts: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(text for text in texts if text)) or NOT_STATED
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from peers.config.peer_file import PeerFile
 from peers.doctor import graphics, machine
 from peers.doctor.line import Check, Line
 from peers.errors import UserError, as_user_errors
+from peers.state_lock import is_held
 from protocols.dialler import can_dial
 from protocols.identity import IdentityError, create, load
 
@@ -78,7 +78,7 @@ def run_doctor(
     """0: nothing fails; 1: something does. `swarm`: one is named, so look at it. UserError for bad input."""
     report = Report(wanted_checks(only), out or sys.stdout, as_json)
     with as_user_errors(IdentityError):
-        running = is_running(config.state)
+        running = is_held(config.state)
         found = _machine(config, running, report)
         if swarm and report.wanted & NETWORK:
             if found is None:
@@ -128,17 +128,3 @@ def _swarm(
         subject = Subject(config, load(key), key, running, must_be_reached, free, place)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(Examination(subject, report.tell, report.wanted).run())
-
-
-def is_running(state: Path) -> bool:
-    """Whether a peer holds the lock on this state folder; nothing is made."""
-    try:
-        with (state / "lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        raise UserError(f"{state}: {error.strerror}; run the doctor as the user who runs the peer") from None
-    return False

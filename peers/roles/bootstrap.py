@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
 
 from peers.creator.order_book import OrderBook
 from peers.creator.upkeep import keep
@@ -36,7 +35,7 @@ class Bootstrap:
         if process.config.run is not None:
             kept = process.config.state / "run.json"
             signed = await find_manifest(process.config.run, directory, kept, process.say)
-            self._tell_how_to_join(signed, network.transport.addresses)
+            self._tell_how_to_join(signed, network.ways_in[0])
         process.known_as(signed.run_id if signed is not None else "")
         book = None
         if signed is not None:
@@ -53,9 +52,7 @@ class Bootstrap:
             process.log.flush()
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _tell_how_to_join(self, signed: SignedManifest, addresses: Sequence[str]) -> None:
-        public = [address for address in addresses if "/127.0.0.1/" not in address and "/::1/" not in address]
-        address = f"{(public or addresses)[0]}/p2p/{self.process.identity.peer_id}"
+    def _tell_how_to_join(self, signed: SignedManifest, address: str) -> None:
         name, run = signed.manifest.name, signed.run_id
         told = f"run {name}: others join with: swarmnet join {run} --bootstrap {address}"
         self.process.say("run", told)

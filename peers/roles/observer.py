@@ -94,10 +94,7 @@ class ObserverRole:
 
     def _join_line(self, signed: SignedManifest, network: Network) -> str:
         """Through the bootstraps of the peer file, else through this peer."""
-        me = self.process.identity.peer_id
-        own = [f"{address}/p2p/{me}" for address in network.transport.addresses]
-        public = [address for address in own if "/127.0.0.1/" not in address and "/::1/" not in address]
-        through = self.process.config.bootstrap or (public or own)[:1]
+        through = self.process.config.bootstrap or network.ways_in[:1]
         return f"swarmnet join {signed.run_id} " + " ".join(f"--bootstrap {address}" for address in through)
 
     def not_ready(self) -> str | None:

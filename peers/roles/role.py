@@ -61,6 +61,13 @@ class Network:
     lan: Lan | None = None
     """Peers of the run on the local network."""
 
+    @property
+    def ways_in(self) -> list[str]:
+        """This peer's multiaddrs, to join through: those that lead here from elsewhere, if any do."""
+        addresses = self.transport.addresses
+        public = [address for address in addresses if "/127.0.0.1/" not in address and "/::1/" not in address]
+        return [f"{address}/p2p/{self.transport.peer}" for address in public or addresses]
+
     async def join(self, process: Process) -> None:
         """Return when some bootstrap, remembered peer or neighbour answers; who names none waits for none."""
         bootstraps = process.config.bootstrap
