@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 
 import pytest
 import torch
 from holders import Holders
+from sharp_weights import sharp_weights
 from swarm import tiny_manifest
 from torch import Tensor
 
@@ -16,10 +16,8 @@ from peers.home.chat import Chat, Here, Lines, Turns
 from peers.home.generate import Continuation, LocalModel, Readable
 from peers.inference.visit import SwarmModel, begin
 from peers.virtual_time import run
-from swarmnet.fixed_point import to_floats
-from swarmnet.layout import layout_of
 from swarmnet.manifest import ModelShape
-from swarmnet.model import forward, initial_units, parameter_shapes, whole
+from swarmnet.model import forward, whole
 
 SHAPE = ModelShape(width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=64)
 PATIENCE_SECONDS = 30.0
@@ -27,13 +25,7 @@ PATIENCE_SECONDS = 30.0
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, Tensor]:
-    layout = layout_of(parameter_shapes(SHAPE, whole(SHAPE)))
-    # Large weights, so that what comes next depends sharply on what came before.
-    flat = to_floats(initial_units(replace(SHAPE, initial_deviation=0.4), whole(SHAPE), layout, seed=1))
-    return {
-        entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
-        for entry in layout.entries
-    }
+    return sharp_weights(SHAPE)
 
 
 class Says:

@@ -1,35 +1,27 @@
 """What a trained model is used for: continuing a text, and scoring one."""
 
 import hashlib
-from dataclasses import replace
 from itertools import pairwise
 from math import log
 
 import pytest
 import torch
+from sharp_weights import sharp_weights
 from torch import Tensor
 from torch.nn import functional
 
 from peers.home.evaluate import bits_per_byte, score_weights
 from peers.home.generate import generate
 from peers.text import TextError
-from swarmnet.fixed_point import to_floats
-from swarmnet.layout import layout_of
 from swarmnet.manifest import ModelShape
-from swarmnet.model import HEAD, forward, initial_units, parameter_shapes, whole
+from swarmnet.model import HEAD, forward, whole
 
 SHAPE = ModelShape(width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=24)
 
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, Tensor]:
-    layout = layout_of(parameter_shapes(SHAPE, whole(SHAPE)))
-    # Large weights, so that what comes next depends sharply on what came before.
-    flat = to_floats(initial_units(replace(SHAPE, initial_deviation=0.4), whole(SHAPE), layout, seed=1))
-    return {
-        entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
-        for entry in layout.entries
-    }
+    return sharp_weights(SHAPE)
 
 
 def made(weights: dict[str, Tensor], prompt: bytes = b"def f", tokens: int = 60, **options: float) -> bytes:

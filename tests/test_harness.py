@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from sharp_weights import sharp_weights
 from torch import Tensor
 from torch.nn import functional
 
 from peers.errors import UserError
 from peers.home.likelihood import Reader
 from peers.text import ByteTokenizer
-from swarmnet.fixed_point import to_floats
-from swarmnet.layout import layout_of
 from swarmnet.manifest import ModelShape
-from swarmnet.model import forward, initial_units, parameter_shapes, whole
+from swarmnet.model import forward, whole
 
 SHAPE = ModelShape(width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=64)
 
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, Tensor]:
-    layout = layout_of(parameter_shapes(SHAPE, whole(SHAPE)))
-    flat = to_floats(initial_units(replace(SHAPE, initial_deviation=0.4), whole(SHAPE), layout, seed=1))
-    return {
-        entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
-        for entry in layout.entries
-    }
+    return sharp_weights(SHAPE)
 
 
 @pytest.fixture
