@@ -60,10 +60,20 @@ def run_peer_file(config: PeerFile) -> int:
     """Run one peer until it is told to stop. Returns the exit code; UserError for what a person can mend."""
     report = open_report(config.log, sys.stderr, time.time, config.name)
     hear_libraries(report)
+    _compute_in_long_turns()
     with contextlib.closing(report), only_one(config.state), as_user_errors(CannotStart, IdentityError):
         identity = load_or_create(config.identity)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(Peer(config, identity, report).run())
+
+
+def _compute_in_long_turns() -> None:
+    """Let nothing that wakes up in this process, and in the p2pd that it starts, cut short the turn of whoever
+    computes on that processor: messages wait a few milliseconds, and the model's data stays in the caches
+    (docs/benchmarks/wan.md). All threads and processes that are started from now on inherit it."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # A container may forbid it: then it is slower.
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class Peer:
