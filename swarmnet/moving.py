@@ -30,6 +30,9 @@ SHORTEST_PERIOD_SECONDS = 15.0
 LONGEST_PERIOD_SECONDS = 300.0
 STARVING_SECONDS = (1.0, 5.0)
 """When the stage above or below has nobody: drawn, so that not all who notice it come at once."""
+PATIENT_STARVING_SECONDS = (10.0, 20.0)
+"""The same for who is in its cool-down: announcing takes the others 6 s and more. If nobody goes, everybody
+stands still until the cool-down is over (seen: 60 s)."""
 TIE = 1.05
 """Stages within this factor of the least capacity are equally poor: speeds scatter by as much."""
 FRESH_SECONDS = 45.0
@@ -307,8 +310,9 @@ class Mover:
             case Looked(view, rate):
                 return self._looked(view, rate, now)
             case Starving():
-                soon = now + self.chance.uniform(*STARVING_SECONDS)
-                if self.phase == "resting" and self.rests_until <= now and soon < self._due:
+                patience = STARVING_SECONDS if self.rests_until <= now else PATIENT_STARVING_SECONDS
+                soon = now + self.chance.uniform(*patience)
+                if self.phase == "resting" and soon < self._due:
                     self._due = soon
             case GroupPeerGone(peer):
                 self._staying.discard(peer)
@@ -340,8 +344,13 @@ class Mover:
         self.intent = choose_move(
             view, self.me, self.stage, rate, self.rules, self.download_seconds, self.chance
         )
+        if self.intent is not None and now < self.rests_until and view.capacities[self.intent.target] > 0:
+            self.intent = None  # A cool-down is cut short for nothing but an empty stage.
         if self.intent is None:
-            return self._rest(now, "")
+            withdrawn = self._rest(now, "")
+            if min(view.capacities) <= 0:  # Whoever announced to go there may not come to it.
+                self._due = min(self._due, now + self.chance.uniform(*PATIENT_STARVING_SECONDS))
+            return withdrawn
         self.phase, self._due = "announced", now + self.chance.uniform(*self.rules.recheck_seconds)
         self._staying.clear()
         return [AnnounceMove(self.intent.target)]
@@ -365,6 +374,7 @@ class Mover:
 
     def _rest(self, now: float, code: str) -> list[MoveEffect]:
         announced, self.intent = self.intent, None
-        self.phase, self._due = "resting", now + self._period * self.chance.uniform(0.8, 1.2)
+        next_look = now + self._period * self.chance.uniform(0.8, 1.2)
+        self.phase, self._due = "resting", max(self.rests_until, next_look)
         self._staying.clear()
         return [Withdraw(code)] if announced is not None else []

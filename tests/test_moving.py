@@ -14,6 +14,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.moving import (
     FASTEST,
     FRESH_SECONDS,
+    PATIENT_STARVING_SECONDS,
     STARVING_SECONDS,
     AnnounceMove,
     Go,
@@ -255,11 +256,33 @@ def test_when_others_move_first_the_announcement_is_withdrawn():
     assert machine.next_deadline() > now + 10.0, "and it does not try again at once"
 
 
-def test_nothing_is_decided_during_the_cool_down_not_even_when_a_neighbouring_stage_is_gone():
+def test_a_cool_down_ends_early_for_a_stage_that_is_gone_and_for_nothing_else():
     machine = mover(rests_until=EQUAL.cool_down(60.0, moved=0))
     assert machine.next_deadline() >= 600.0
     machine.handle(Starving(), 100.0)
+    earliest, latest = PATIENT_STARVING_SECONDS
+    assert 100.0 + earliest <= machine.next_deadline() <= 100.0 + latest
+    now = machine.next_deadline()
+    assert machine.handle(Tick(), now) == [Look()]
+    assert machine.handle(Looked(SHORT, 1.0), now) == [], "only short of peers"
     assert machine.next_deadline() >= 600.0
+    machine.handle(Starving(), 200.0)
+    now = machine.next_deadline()
+    machine.handle(Tick(), now)
+    (announced,) = machine.handle(Looked(View((5.0, 0.0, 5.0), peers=10, usual=1.0), 1.0), now)
+    assert isinstance(announced, AnnounceMove)
+
+
+def test_a_stage_that_stays_empty_is_looked_at_again_soon_by_whoever_did_not_go():
+    machine = mover(rests_until=1000.0)
+    machine.handle(Starving(), 100.0)
+    now = machine.next_deadline()
+    machine.handle(Tick(), now)
+    going = Intent(MATE, 0, 1, leaves=1.0, brings=1.0)
+    alone_there = View((3.0, 0.0, 3.0), (going,), peers=7, usual=1.0)
+    machine.handle(Looked(alone_there, 1.0), now)
+    earliest, latest = PATIENT_STARVING_SECONDS
+    assert earliest <= machine.next_deadline() - now <= latest
 
 
 def test_who_has_moved_often_stays_longer():
