@@ -10,7 +10,7 @@ from peers import cli
 from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Data, Manifest, ModelShape
-from swarmnet.model import parameter_shapes
+from swarmnet.parameters import parameter_shapes
 
 SHAPE = ModelShape(width=16, layers=2, heads=2, key_value_heads=1, head_width=8, feed_forward=24, context=64)
 MANIFEST = Manifest("tiny", PeerId("owner"), stages=(1, 1), model=SHAPE, data=Data(sequence_tokens=32))

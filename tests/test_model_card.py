@@ -26,7 +26,8 @@ from protocols.receipts import seal_receipt
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Data, Manifest, ModelShape, Source
-from swarmnet.model import initial_units, parameter_shapes
+from swarmnet.model import initial_units
+from swarmnet.parameters import parameter_shapes
 from swarmnet.receipts import Receipt
 
 SHAPE = ModelShape(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from peers.doctor.line import Line, gibibytes
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest
-from swarmnet.model import parameter_shapes
+from swarmnet.parameters import parameter_shapes
 
 BASE_BYTES = 1 << 29
 """A peer's process (330 MB) and its p2pd (at most 158 MB) before any weights, measured."""

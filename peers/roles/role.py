@@ -13,7 +13,7 @@ from peers.event_log import EventLog
 from peers.joining import ANSWER_SECONDS, PeerCache, join_directory
 from peers.lan import Lan
 from peers.metrics import Metrics
-from peers.observe import Pulse
+from peers.pulse import Pulse
 from peers.status import Report
 from protocols.dht import DhtDirectory
 from protocols.errors import Unreachable
