@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from typed import typing
 
-from peers import cli
 from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Data, Manifest, ModelShape
@@ -36,16 +36,7 @@ def swarmnet(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("peers.checkpoint.newest", newest)
     monkeypatch.setattr("peers.text.held_out_text", lambda: b"for each in range(10):\n    print(each)\n" * 9)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return command
+    return typing(capsys, monkeypatch)
 
 
 def test_an_exported_model_writes_the_same_text_as_its_checkpoint(swarmnet, tmp_path):
