@@ -23,7 +23,7 @@ from swarmnet.fixed_point import UNIT, to_floats, to_units
 from swarmnet.identifiers import RunId
 from swarmnet.layout import Layout, layout_of
 from swarmnet.manifest import Manifest
-from swarmnet.model import parameter_shapes
+from swarmnet.parameters import parameter_shapes
 
 KEPT = 2
 

@@ -19,6 +19,10 @@ class ConfigError(UserError):
         super().__init__(self.problems[0] + more)
 
 
+class NoAnswer(Exception):
+    """The swarm did not answer; the message says for whom it was waited."""
+
+
 @contextmanager
 def as_user_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Turn errors of the layers below, whose message is already for people, into UserError."""

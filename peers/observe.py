@@ -9,18 +9,16 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
-from peers.counted_directory import CountedDirectory
+from peers.directory_observer import OBSERVE_SECONDS, Growth, by_code
 from peers.event_log import EventLog
 from peers.metrics import STATES, Gpu, Metrics
 from peers.neighbourhood import Neighbourhood
-from peers.reasons import DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
+from peers.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.receipts import summary
 from peers.status import Report, Status
 from peers.update_path import UpdatePath
@@ -29,90 +27,10 @@ from swarmnet.ledger import Ledger
 from swarmnet.manifest import learning_rate
 from swarmnet.membership import BEAT_SECONDS, Known
 
-OBSERVE_SECONDS = 1.0
 NOTE_EVERY = 5
 """Every so many looks, ledger and traffic go to the event log too: a killed peer leaves them there."""
 SPEED_SECONDS = 10.0
 """Tokens per second are an average over so long."""
-STUCK_SECONDS = 15.0
-"""An event loop that has not turned for so long hangs; generous, for a machine that swaps is only slow."""
-
-
-class Growth:
-    """By how much counters have grown since they were last seen; one that shrank has begun again at 0."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], int] = {}
-
-    def of(self, name: str, count: int, label: str = "") -> int:
-        before = self._seen.get((name, label), 0)
-        self._seen[name, label] = count
-        return count - before if count >= before else count
-
-    def forget(self, *names: str) -> None:
-        """What counted these is a new one."""
-        self._seen = {key: count for key, count in self._seen.items() if key[0] not in names}
-
-
-class Pulse:
-    """Whether the event loop turns and the compute thread works; asked from other threads (/healthz)."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._turned_at = clock()
-        self.turns = 0
-        """Grows while the event loop turns."""
-        self.fault: Callable[[], BaseException | None] = lambda: None
-        """What ended the compute thread, once there is one."""
-
-    async def run(self) -> None:
-        while True:
-            self._turned_at = self._clock()
-            self.turns += 1
-            await asyncio.sleep(OBSERVE_SECONDS)
-
-    def problem(self) -> str | None:
-        """What is wrong, in one line; None: all is well."""
-        fault = self.fault()
-        if fault is not None:
-            return f"computing ended: {type(fault).__name__}: {' '.join(str(fault).split())[:200]}"
-        still = self._clock() - self._turned_at
-        return f"the event loop has not turned for {still:.0f} s" if still > STUCK_SECONDS else None
-
-
-class DirectorySeen(Protocol):
-    """What is read of a directory (DhtDirectory)."""
-
-    @property
-    def clock_offset(self) -> float: ...
-
-    @property
-    def known_nodes(self) -> int: ...
-
-    @property
-    def refusals(self) -> Counter[str]: ...
-
-
-class DirectoryObserver:
-    """A directory's counters as metrics, for every role."""
-
-    def __init__(self, counted: CountedDirectory, directory: DirectorySeen, metrics: Metrics) -> None:
-        self.counted, self.directory, self.network = counted, directory, metrics.network
-        self.growth = Growth()
-
-    async def run(self) -> None:
-        while True:
-            self.look()
-            await asyncio.sleep(OBSERVE_SECONDS)
-
-    def look(self) -> None:
-        self.network.clock_offset.set(self.directory.clock_offset)
-        self.network.nodes.set(self.directory.known_nodes)
-        for (operation, outcome), count in self.counted.ended.items():
-            grown = self.growth.of(operation, count, outcome)
-            self.network.directory(operation, outcome).inc(grown)
-        for code, count in by_code(self.directory.refusals).items():
-            self.network.refused(code).inc(self.growth.of("refused", count, code))
 
 
 class Observer:
@@ -346,14 +264,6 @@ def look_at_gpu(gpu: Gpu) -> None:
     gpu.used.set(total - free)
     gpu.total.set(total)
     gpu.held.set(torch.cuda.memory_reserved())
-
-
-def by_code(counted: Mapping[str, int], codes: Container[str] = REFUSALS) -> dict[str, int]:
-    """Counts by the codes that have a series, `other` for all the rest: some come from strangers."""
-    counts: Counter[str] = Counter()
-    for code, count in counted.items():
-        counts[code if code in codes else "other"] += count
-    return dict(counts)
 
 
 def ledger_fields(ledger: Ledger) -> dict[str, object]:

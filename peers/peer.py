@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -19,18 +19,15 @@ import uvloop
 from peers.config.peer_file import PeerFile
 from peers.control.server import Control, Request
 from peers.counted_directory import CountedDirectory
+from peers.directory_observer import DirectoryObserver
 from peers.errors import as_user_errors
 from peers.event_log import EventLog
 from peers.http import Exporter
 from peers.joining import PeerCache
 from peers.lan import neighbours
 from peers.metrics import Metrics
-from peers.observe import DirectoryObserver, Pulse
-from peers.roles.archivist import ArchivistRole
-from peers.roles.bootstrap import Bootstrap
-from peers.roles.observer import ObserverRole
+from peers.pulse import Pulse
 from peers.roles.role import Network, Process, Role
-from peers.roles.worker import WorkerRole
 from peers.state_lock import only_one
 from peers.status import Report, Status, hear_libraries, open_report
 from peers.supervision import FAULT, Fault, Watchdog, reason
@@ -44,12 +41,26 @@ RESTART_SECONDS = 1.0
 LONGEST_RESTART_SECONDS = 30.0
 """While p2pd, which had run before, cannot be started."""
 
-ROLES: Mapping[str, Callable[[Process], Role]] = {
-    "worker": WorkerRole,
-    "bootstrap": Bootstrap,
-    "observer": ObserverRole,
-    "archivist": ArchivistRole,
-}
+
+def role_of(process: Process) -> Role:
+    """What the peer file asks for. Each role brings its own libraries: a bootstrap or an observer never loads
+    torch (docs/benchmarks/start.md)."""
+    wanted = process.config.role
+    if wanted == "bootstrap":
+        from peers.roles.bootstrap import Bootstrap
+
+        return Bootstrap(process)
+    if wanted == "observer":
+        from peers.roles.observer import ObserverRole
+
+        return ObserverRole(process)
+    if wanted == "archivist":
+        from peers.roles.archivist import ArchivistRole
+
+        return ArchivistRole(process)
+    from peers.roles.worker import WorkerRole
+
+    return WorkerRole(process)
 
 
 class P2pdEnded(Exception):
@@ -97,7 +108,7 @@ class Peer:
         )
         self.say = process.say
         self.process = process
-        self.role = ROLES[config.role](process)
+        self.role = role_of(process)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()

@@ -12,19 +12,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peers.errors import UserError
 from peers.files import write_atomically
 from peers.neighbourhood import Neighbourhood
 from peers.run_file import SignedManifest
-from peers.update_work import Settled
 from protocols.errors import Malformed, WireError
 from protocols.identity import Identity
 from protocols.messages import ReceiptIs
 from protocols.receipts import open_receipt, seal_receipt
 from swarmnet.identifiers import PeerId
 from swarmnet.receipts import BLOCKS_KEPT, SIGNERS_KEPT, ReceiptBook, SettledMakers
+
+if TYPE_CHECKING:
+    from peers.update_work import Settled
 
 FILE_NAME = "receipts.jsonl"
 MAKERS_OWED, RECEIPTS_OWED = 1024, 4

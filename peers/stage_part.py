@@ -15,7 +15,8 @@ from torch import Tensor
 from swarmnet.layout import Layout, layout_of
 from swarmnet.manifest import Manifest
 from swarmnet.method import Method, method_of
-from swarmnet.model import initial_units, parameter_shapes
+from swarmnet.model import initial_units
+from swarmnet.parameters import parameter_shapes
 from swarmnet.stage import Finished, StageCompute
 
 

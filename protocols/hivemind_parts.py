@@ -1,26 +1,51 @@
 """The parts of hivemind 1.1.12 that we use (its p2pd binding and its DHT), and nothing else of it.
 
 hivemind's own `__init__` imports its optimizers, mixture-of-experts server and scipy: 2.6 s and 46 MiB in
-each peer process, and a warning of torch's. So the package is entered without running that file; submodules
-are found as usual. If something else has imported hivemind as a whole before, that one is used.
+each peer process, and a warning of torch's. Those of its `dht` and `utils` import torch, for a future that is
+shared between processes: a bootstrap and an observer have no other use for torch. So these packages are
+entered without running those files; submodules are found as usual. If something else has imported hivemind
+as a whole before, that one is used.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
+
+UTILITIES = {
+    "logging": ("get_logger",),
+    "serializer": ("MSGPackSerializer", "SerializerBase"),
+    "timed_storage": ("get_dht_time",),
+}
+"""What hivemind's DHT takes from `hivemind.utils`, by the submodule it is in."""
 
 
-def _enter_package() -> None:
-    if "hivemind" in sys.modules:
-        return
-    found = importlib.util.find_spec("hivemind")
+def _enter(package: str) -> bool:
+    """Whether it is entered now; False: it was imported before."""
+    if package in sys.modules:
+        return False
+    found = find_spec(package)
     if found is None:
         raise ModuleNotFoundError("hivemind is not installed; run scripts/demo or: pip install -e .")
-    sys.modules["hivemind"] = importlib.util.module_from_spec(found)
+    module = sys.modules[package] = module_from_spec(found)
+    parent, _, name = package.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], name, module)
+    return True
 
 
-_enter_package()
+def _enter_packages() -> None:
+    _enter("hivemind")
+    _enter("hivemind.dht")
+    if _enter("hivemind.utils"):
+        for submodule, names in UTILITIES.items():
+            held = import_module(f"hivemind.utils.{submodule}")
+            for name in names:
+                setattr(sys.modules["hivemind.utils"], name, getattr(held, name))
+
+
+_enter_packages()
 
 from hivemind.dht.node import DHTNode  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from swarmnet.flow import graph_bytes
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest
-from swarmnet.model import parameter_shapes
+from swarmnet.parameters import parameter_shapes
 
 HELD_BYTES = 44
 """Per parameter: settled and live weights 8, published floats of two versions 8, gradients gathered and

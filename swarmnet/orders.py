@@ -73,54 +73,56 @@ def next_sequence(held: Order, now_seconds: float) -> int:
 
 
 def pause(held: Order, reason: str) -> Order:
-    return _changed(held, held.paused, "the run is paused already", reason, paused=True)
+    _check(reason, held.paused, "the run is paused already")
+    return replace(held, reason=reason, paused=True)
 
 
 def resume(held: Order, reason: str) -> Order:
-    return _changed(held, not held.paused, "the run is not paused", reason, paused=False)
+    _check(reason, not held.paused, "the run is not paused")
+    return replace(held, reason=reason, paused=False)
 
 
 def checkpoint(held: Order, reason: str) -> Order:
-    return _changed(held, False, "", reason, checkpoint=held.checkpoint + 1)
+    _check(reason)
+    return replace(held, reason=reason, checkpoint=held.checkpoint + 1)
 
 
 def ban(held: Order, peer: PeerId, reason: str) -> Order:
-    there = held.banned(peer) is not None
-    return _changed(held, there, f"{peer} is banned already", reason, bans=(*held.bans, Ban(peer, reason)))
+    _check(reason, held.banned(peer) is not None, f"{peer} is banned already")
+    return replace(held, reason=reason, bans=(*held.bans, Ban(peer, reason)))
 
 
 def unban(held: Order, peer: PeerId, reason: str) -> Order:
     bans = _without(held.bans, lambda ban: ban.peer == peer)
-    return _changed(held, bans == held.bans, f"{peer} is not banned", reason, bans=bans)
+    _check(reason, bans == held.bans, f"{peer} is not banned")
+    return replace(held, reason=reason, bans=bans)
 
 
 def withdraw(held: Order, document: str, reason: str) -> Order:
     if not _DIGEST.fullmatch(document):
         raise OrderError(f"{document!r} is no SHA-256 (64 hexadecimal digits); sha256sum FILE prints it")
     there = any(withdrawal.document == document for withdrawal in held.withdrawn)
-    withdrawn = (*held.withdrawn, Withdrawal(document, reason))
-    return _changed(held, there, f"{document} is withdrawn already", reason, withdrawn=withdrawn)
+    _check(reason, there, f"{document} is withdrawn already")
+    return replace(held, reason=reason, withdrawn=(*held.withdrawn, Withdrawal(document, reason)))
 
 
 def revoke(held: Order, invite: str, reason: str) -> Order:
     if not _INVITE.fullmatch(invite):
         raise OrderError(f"{invite!r} is no id of an invite (32 hexadecimal digits); `invite` printed it")
-    there = invite in held.revoked
-    return _changed(held, there, f"the invite {invite} is revoked already", reason,
-                    revoked=(*held.revoked, invite))  # fmt: skip
+    _check(reason, invite in held.revoked, f"the invite {invite} is revoked already")
+    return replace(held, reason=reason, revoked=(*held.revoked, invite))
 
 
 def _without(items: tuple[Item, ...], gone: Callable[[Item], bool]) -> tuple[Item, ...]:
     return tuple(item for item in items if not gone(item))
 
 
-def _changed(held: Order, pointless: bool, why: str, reason: str, **changes: object) -> Order:
+def _check(reason: str, pointless: bool = False, why: str = "") -> None:
+    """Raises OrderError for a change that changes nothing, and for a reason that is none."""
     if pointless:
         raise OrderError(why)
     if len(reason) > REASON_LIMIT or not reason.isprintable():
         raise OrderError(f"a reason is one line of at most {REASON_LIMIT} characters")
-    changed: Order = replace(held, reason=reason, **changes)  # type: ignore[arg-type]
-    return changed
 
 
 def told(old: Order, new: Order) -> list[str]:

@@ -14,8 +14,10 @@ under the microbatch's id. Times in seconds on the caller's clock.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal
 
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -111,6 +113,10 @@ class Pipeline:
         self.slots = slots
         self.ledger = ledger
         self.jobs: dict[MicrobatchId, Job] = {}
+        """All of them. Each is in one of the next two as well: no event looks through all that is kept."""
+        self._open: dict[MicrobatchId, Job] = {}
+        self._kept: OrderedDict[MicrobatchId, Job] = OrderedDict()
+        """Done, in the order in which they were."""
         self.answer_seconds: float | None = None
         """Smoothed time from sending an ACT to its GRAD."""
         self.slowest_seconds = 0.0
@@ -119,18 +125,18 @@ class Pipeline:
 
     @property
     def under_way(self) -> int:
-        return sum(job.phase != "done" for job in self.jobs.values())
+        return len(self._open)
 
     @property
     def started_here(self) -> int:
         """Microbatches of this origin that are not finished."""
-        return sum(job.phase != "done" and job.upstream is None for job in self.jobs.values())
+        return sum(job.upstream is None for job in self._open.values())
 
     def has_room_ahead(self, now: float) -> bool:
         """Whether an origin may start one more: somebody would take it, and nothing waits for a route."""
         if not self.stages_below:
             return True
-        if any(job.phase == "unrouted" for job in self.jobs.values()):
+        if any(job.phase == "unrouted" for job in self._open.values()):
             return False
         return self.router.has_room(self.candidates(None), now)
 
@@ -138,8 +144,8 @@ class Pipeline:
         """How many microbatches `peer` of the stage above may have under way here (CREDIT): what it has,
         and its share of the free slots among all that have some."""
         taken: dict[PeerId, int] = {}
-        for job in self.jobs.values():
-            if job.upstream is not None and job.phase != "done":
+        for job in self._open.values():
+            if job.upstream is not None:
                 taken[job.upstream] = taken.get(job.upstream, 0) + 1
         own = taken.get(peer, 0)
         free = self.slots - self.under_way
@@ -155,8 +161,7 @@ class Pipeline:
         self._effects = []
         match event:
             case Start(key):
-                self.jobs[key] = Job("forward", None, 0, now + self._patience() * MOST_ATTEMPTS)
-                self._effects.append(ComputeForward(key))
+                self._begin(key, Job("forward", None, 0, now + self._patience() * MOST_ATTEMPTS))
             case ActArrived():
                 self._act(event, now)
             case ForwardDone(key):
@@ -188,10 +193,14 @@ class Pipeline:
 
     def next_deadline(self) -> float:
         """When to come with a Tick if nothing else happens."""
-        times = [job.next_deadline for job in self.jobs.values() if job.phase == "waiting"]
-        times += [min(job.deadline, job.retry_at) for job in self.jobs.values() if job.phase == "unrouted"]
-        times += [job.done_at + KEEP_SECONDS for job in self.jobs.values() if job.phase == "done"]
-        return min(times, default=float("inf"))
+        due = float("inf")
+        for job in self._open.values():
+            if job.phase == "waiting":
+                due = min(due, job.next_deadline)
+            elif job.phase == "unrouted":
+                due = min(due, job.deadline, job.retry_at)
+        oldest = next(iter(self._kept.values()), None)
+        return due if oldest is None else min(due, oldest.done_at + KEEP_SECONDS)
 
     # -- events ---------------------------------------------------------------------------------------
 
@@ -214,8 +223,7 @@ class Pipeline:
             self.ledger.refused += 1
             self._effects.append(SendBusy(act.key, act.peer, act.attempt))
             return
-        self.jobs[act.key] = Job("forward", act.peer, act.attempt, now + act.deadline_seconds)
-        self._effects.append(ComputeForward(act.key))
+        self._begin(act.key, Job("forward", act.peer, act.attempt, now + act.deadline_seconds))
 
     def _route(self, key: MicrobatchId, now: float) -> None:
         """The output is there: send it to the best peer of the next stage."""
@@ -265,21 +273,22 @@ class Pipeline:
         job = self.jobs[key]
         self.ledger.commit(key, tokens)  # Also if it was cancelled while it was computed.
         job.phase, job.done_at = "done", now
+        self._kept[key] = self._open.pop(key)
         if job.upstream is None:
             self._forget(key)
         elif not job.cancelled:
             self._effects.append(SendGrad(key, job.upstream, job.attempt_above))
 
     def _lost(self, peer: PeerId, now: float) -> None:
-        for key, job in list(self.jobs.items()):
+        for key, job in list(self._open.items()):
             if job.phase == "waiting" and job.next == peer:
                 self._reroute(key, "gone", now)
-            elif job.upstream == peer and job.phase != "done":
+            elif job.upstream == peer:
                 self._cancel(key)
         self.router.failed(peer, now)
 
     def _tick(self, now: float) -> None:
-        for key, job in list(self.jobs.items()):
+        for key, job in list(self._open.items()):
             if job.phase == "waiting" and now >= job.next_deadline:
                 if job.next is not None:
                     self.router.overdue(job.next, now - job.sent_at)
@@ -291,12 +300,12 @@ class Pipeline:
                     self._abandon(key, "deadline", "no peer of the next stage has room", now)
                 else:
                     self._route(key, now)
-            elif job.phase == "done" and now >= job.done_at + KEEP_SECONDS:
-                self._forget(key)
+        for key in list(takewhile(lambda key: now >= self._kept[key].done_at + KEEP_SECONDS, self._kept)):
+            self._forget(key)
 
     def _offer(self, now: float) -> None:
         """Somebody below has room again: microbatches that wait for a route go first."""
-        for key in [key for key, job in self.jobs.items() if job.phase == "unrouted"]:
+        for key in [key for key, job in self._open.items() if job.phase == "unrouted"]:
             self._route(key, now)
 
     # -- what they have in common ---------------------------------------------------------------------
@@ -335,8 +344,13 @@ class Pipeline:
             self._effects.append(SendCancel(key, job.next, job.attempt))
         self._forget(key)
 
+    def _begin(self, key: MicrobatchId, job: Job) -> None:
+        self.jobs[key] = self._open[key] = job
+        self._effects.append(ComputeForward(key))
+
     def _forget(self, key: MicrobatchId) -> None:
-        self.jobs.pop(key, None)
+        for held in (self.jobs, self._open, self._kept):
+            held.pop(key, None)
         self._effects.append(Forget(key))
 
     def _patience(self, peer: PeerId | None = None) -> float:

@@ -8,7 +8,7 @@ from math import log2
 from swarmnet.hidden import encoded_bytes
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest
-from swarmnet.model import parameter_shapes
+from swarmnet.parameters import parameter_shapes
 
 LABEL_BYTES = 4
 CHUNK = 4096

@@ -7,7 +7,8 @@ from torch import Tensor
 from swarmnet.fixed_point import to_floats
 from swarmnet.layout import layout_of
 from swarmnet.manifest import ModelShape
-from swarmnet.model import initial_units, parameter_shapes, whole
+from swarmnet.model import initial_units
+from swarmnet.parameters import parameter_shapes, whole
 
 
 def sharp_weights(shape: ModelShape) -> dict[str, Tensor]:

@@ -176,7 +176,7 @@ from pathlib import Path
 from peers import checkpoint
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest, ModelShape
-from swarmnet.model import parameter_shapes
+from swarmnet.parameters import parameter_shapes
 
 torch.set_num_threads(1)
 folder, chance = Path(sys.argv[1]), random.Random(7)

@@ -17,7 +17,8 @@ from peers.home.generate import Continuation, LocalModel, Readable
 from peers.inference.visit import SwarmModel, begin
 from peers.virtual_time import run
 from swarmnet.manifest import ModelShape
-from swarmnet.model import forward, whole
+from swarmnet.model import forward
+from swarmnet.parameters import whole
 
 SHAPE = ModelShape(width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=64)
 PATIENCE_SECONDS = 30.0

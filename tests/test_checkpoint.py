@@ -18,7 +18,8 @@ from swarm import tiny_manifest
 from peers import checkpoint
 from peers.checkpoint import CheckpointError
 from swarmnet.layout import Layout, layout_of
-from swarmnet.model import initial_units, parameter_shapes
+from swarmnet.model import initial_units
+from swarmnet.parameters import parameter_shapes
 
 MANIFEST = tiny_manifest()
 STAGE = 1

@@ -3,12 +3,10 @@
 import asyncio
 
 import pytest
+from on_p2pd import transports
 from test_transport_contract import DEADLINE
 
 from protocols.chunks import ASKED_PER_STREAM, CHUNKS_PROTOCOL, PART_BYTES
-from protocols.daemon import LOOPBACK, DaemonOptions
-from protocols.identity import create
-from protocols.p2pd import P2pdTransport
 from swarmnet.fetch import Ask, Dropped, SnapshotFetch
 from swarmnet.identifiers import PeerId
 
@@ -19,18 +17,8 @@ CHUNKS = [bytes([number]) * (3 * PART_BYTES + number) for number in range(6)]
 
 @pytest.fixture
 async def start(tmp_path):
-    running = []
-
-    async def start(options: DaemonOptions = LOOPBACK):
-        path = tmp_path / f"identity{len(running)}"
-        create(path)
-        running.append(await P2pdTransport.start(path, options))
-        return running[-1]
-
-    yield start
-    for transport in running:
-        await transport.close()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    async with transports(tmp_path) as start:
+        yield start
 
 
 def holds(digest, index):

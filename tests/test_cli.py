@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typed import typing
 
 from peers import cli
 from peers.config.peer_file import DemoOptions
@@ -28,16 +29,7 @@ def swarmnet(monkeypatch, capsys, tmp_path):
         if name.startswith(("SWARMNET__", "XDG_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return command
+    return typing(capsys, monkeypatch)
 
 
 @pytest.fixture

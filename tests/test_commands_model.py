@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from typed import typing
 
-from peers import cli
 from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Data, Manifest, ModelShape
-from swarmnet.model import parameter_shapes
+from swarmnet.parameters import parameter_shapes
 
 SHAPE = ModelShape(width=16, layers=2, heads=2, key_value_heads=1, head_width=8, feed_forward=24, context=64)
 MANIFEST = Manifest("tiny", PeerId("owner"), stages=(1, 1), model=SHAPE, data=Data(sequence_tokens=32))
@@ -36,16 +36,7 @@ def swarmnet(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("peers.checkpoint.newest", newest)
     monkeypatch.setattr("peers.text.held_out_text", lambda: b"for each in range(10):\n    print(each)\n" * 9)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return command
+    return typing(capsys, monkeypatch)
 
 
 def test_an_exported_model_writes_the_same_text_as_its_checkpoint(swarmnet, tmp_path):

@@ -22,6 +22,7 @@ from peers.doctor.show import CHECKS, Report, wanted_checks
 from peers.doctor.stage import Memory
 from peers.doctor.swarm import logged_addresses, tcp_port, verdicts
 from peers.errors import UserError
+from peers.fitting import all_needs
 from peers.state_lock import is_held
 from protocols.dialler import ADDRESSES, Dialled
 
@@ -29,6 +30,8 @@ SEEN = "/ip4/8.8.4.4/tcp/40000"
 DOOR = "/ip4/8.8.4.4/tcp/31331"
 OTHER = "/ip4/9.9.9.9/tcp/4001"
 GIB = 1 << 30
+TEXT = 1 << 20
+"""Bytes of text that a peer may hold."""
 
 
 def met(address, outcome, detail=""):
@@ -255,13 +258,31 @@ def test_the_addresses_of_a_running_peer_are_those_since_its_last_start(tmp_path
 
 def test_a_stage_that_fits_nowhere_fails_and_the_one_that_fits_is_named():
     manifest = tiny_manifest()
-    needs = [stage.needed(manifest, number) for number in range(len(manifest.stages))]
-    assert stage.judge(manifest, None, Memory(max(needs))).level == "ok"
-    assert stage.judge(manifest, None, Memory(min(needs) - 1)).level == "fail"
-    assert stage.judge(manifest, 99, Memory(max(needs))).level == "fail"
-    between = stage.judge(manifest, None, Memory(max(needs) - 1))
+    needs = [one.least for one in all_needs(manifest, stage.CPU, TEXT)]
+    assert stage.judge(manifest, None, Memory(max(needs)), TEXT).level == "ok"
+    assert stage.judge(manifest, None, Memory(min(needs) - 1), TEXT).level == "fail"
+    assert stage.judge(manifest, 99, Memory(max(needs)), TEXT).level == "fail"
+    between = stage.judge(manifest, None, Memory(max(needs) - 1), TEXT)
     assert between.level == "warn"
     assert between.fix == f"stage: {needs.index(min(needs))} in the peer file"
+
+
+def test_the_limit_of_the_peer_file_counts_as_it_does_for_the_peer_itself():
+    manifest, plenty = tiny_manifest(), 1 << 50
+    every = all_needs(manifest, stage.CPU, TEXT)
+    for limit in (min(one.least for one in every) - 1, max(one.least for one in every)):
+        line = stage.judge(manifest, None, Memory(plenty, None, limit), TEXT)
+        refused = [one.stage for one in every if not one.graphs_within(limit)]
+        assert line.level == ("fail" if refused else "ok")
+
+
+def test_on_a_gpu_the_weights_lie_there_and_programs_and_text_beside_it():
+    manifest = tiny_manifest()
+    on_gpu = max(one.least for one in all_needs(manifest, stage.GPU, TEXT))
+    beside = max(one.process for one in all_needs(manifest, stage.CPU, TEXT))
+    assert stage.judge(manifest, None, Memory(beside, on_gpu), TEXT).level == "ok"
+    assert stage.judge(manifest, None, Memory(beside, 1), TEXT).level == "fail"
+    assert stage.judge(manifest, None, Memory(1, on_gpu), TEXT).level == "fail"
 
 
 # -- bootstraps -------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from swarmnet.fixed_point import to_floats
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest, ModelShape
-from swarmnet.model import forward, initial_units, parameter_shapes, whole
+from swarmnet.model import forward, initial_units
+from swarmnet.parameters import parameter_shapes, whole
 
 LLAMA = ModelShape(
     width=32, layers=3, heads=4, key_value_heads=2, head_width=16, feed_forward=48, context=64, rope_theta=5e5

@@ -24,7 +24,8 @@ from swarmnet.flow import (
     graphs_that_fit,
 )
 from swarmnet.manifest import ModelShape
-from swarmnet.model import forward, parameter_shapes
+from swarmnet.model import forward
+from swarmnet.parameters import parameter_shapes
 
 
 def play(flow, seconds, network, service=0.1, servers=1, lanes=0, seed=0):

@@ -14,7 +14,8 @@ from peers.home.evaluate import bits_per_byte, score_weights
 from peers.home.generate import generate
 from peers.text import TextError
 from swarmnet.manifest import ModelShape
-from swarmnet.model import HEAD, forward, whole
+from swarmnet.model import forward
+from swarmnet.parameters import HEAD, whole
 
 SHAPE = ModelShape(width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=24)
 

@@ -16,7 +16,8 @@ from peers.errors import UserError
 from peers.home.likelihood import Reader
 from peers.text import ByteTokenizer
 from swarmnet.manifest import ModelShape
-from swarmnet.model import forward, whole
+from swarmnet.model import forward
+from swarmnet.parameters import whole
 
 SHAPE = ModelShape(width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=64)
 

@@ -11,10 +11,11 @@ from holders import COMPUTE_SECONDS, Holders, Pushy, until
 from swarm import tiny_manifest
 
 from peers import cli
+from peers.errors import NoAnswer
 from peers.home.evaluate import bits_per_byte
 from peers.home.generate import generate
 from peers.inference import visitors
-from peers.inference.client import Conversation, NoAnswer, SwarmClient
+from peers.inference.client import Conversation, SwarmClient
 from peers.inference.server import FORGET_SECONDS, MOST_WAITING
 from peers.inference.visit import score, stream, told
 from peers.inference.visitors import IDLE_SECONDS, LOOK_SECONDS, MOST_VISITORS
@@ -22,7 +23,8 @@ from peers.microbatch_work import Trouble
 from peers.virtual_time import run
 from protocols.memory import Conditions
 from swarmnet.manifest import Manifest, Paths
-from swarmnet.model import forward, whole
+from swarmnet.model import forward
+from swarmnet.parameters import whole
 from swarmnet.requests import ASKED_AT_ONCE, BUSY, LEAVE_OUT_SECONDS
 
 FOUR = {"a": 0, "c": 1, "d": 1, "e": 2}

@@ -17,7 +17,7 @@ from peers.snapshots import units_of
 from peers.virtual_time import run
 from protocols.identity import Identity
 from swarmnet.layout import layout_of
-from swarmnet.model import parameter_shapes
+from swarmnet.parameters import parameter_shapes
 
 FIVE = {"a": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 PROMPTS = [b"def f", b"class ", b"import ", b"", b"x" * 40, b"return", b"\x00\x01", b"for i in"]

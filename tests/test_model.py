@@ -11,7 +11,8 @@ from swarmnet.fixed_point import UNIT, to_floats
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest, ModelShape, Span
-from swarmnet.model import Cache, forward, initial_units, parameter_shapes, whole
+from swarmnet.model import Cache, forward, initial_units
+from swarmnet.parameters import parameter_shapes, whole
 
 SMALL = ModelShape(
     width=16, layers=3, heads=4, key_value_heads=2, head_width=8, feed_forward=24, context=32, qk_norm=True

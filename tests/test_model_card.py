@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from ruamel.yaml import YAML
+from typed import typing
 
-from peers import checkpoint, cli
+from peers import checkpoint
 from peers.event_log import EventLog
 from peers.home import export as exporting
 from peers.home.card import card, plain
@@ -26,7 +27,8 @@ from protocols.receipts import seal_receipt
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Data, Manifest, ModelShape, Source
-from swarmnet.model import initial_units, parameter_shapes
+from swarmnet.model import initial_units
+from swarmnet.parameters import parameter_shapes
 from swarmnet.receipts import Receipt
 
 SHAPE = ModelShape(
@@ -115,17 +117,8 @@ def states(tmp_path: Path) -> Path:
 def swarmnet(monkeypatch, capsys, tmp_path):
     """Runs a command; returns exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     monkeypatch.setattr("peers.text.held_out_text", lambda: b"for each in range(10):\n    print(each)\n" * 9)
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return command
+    return typing(capsys, monkeypatch)
 
 
 @pytest.fixture

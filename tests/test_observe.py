@@ -10,8 +10,10 @@ from swarm import Swarm, tiny_manifest
 
 from peers.compute import UPDATE, ThreadCompute
 from peers.counted_directory import CountedDirectory
+from peers.directory_observer import DirectoryObserver, Growth, by_code
 from peers.metrics import Metrics
-from peers.observe import STUCK_SECONDS, DirectoryObserver, Growth, Observer, Pulse, by_code
+from peers.observe import Observer
+from peers.pulse import STUCK_SECONDS, Pulse
 from peers.virtual_time import run
 from protocols.envelope import ENVELOPE_BYTES
 from protocols.errors import Unreachable

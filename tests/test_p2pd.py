@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from on_p2pd import transports
 from test_transport_contract import DEADLINE, Listener
 
 from protocols import daemon as daemon_module
@@ -27,22 +28,10 @@ BUSY = Busy("12D3KooW", 3, 1)
 
 @pytest.fixture
 async def start(tmp_path):
-    running, complaints = [], []
+    complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-
-    async def start(options=LOOPBACK, **more):
-        path = tmp_path / f"identity{len(running)}"
-        create(path)
-        transport = await P2pdTransport.start(path, options, **more)
-        transport.listener = Listener()
-        transport.listen(transport.listener)
-        running.append(transport)
-        return transport
-
-    yield start
-    for transport in running:
-        await transport.close()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    async with transports(tmp_path) as start:
+        yield start
     await asyncio.sleep(0)
     assert complaints == []
 

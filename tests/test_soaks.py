@@ -12,7 +12,7 @@ from peers.checkpoint import Model
 from peers.home.evaluate import score_weights
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Data, Manifest, ModelShape
-from swarmnet.model import parameter_shapes
+from swarmnet.parameters import parameter_shapes
 
 SHAPE = ModelShape(
     width=16, layers=sum(STAGES), heads=2, key_value_heads=2, head_width=8, feed_forward=24, context=64

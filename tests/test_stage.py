@@ -13,7 +13,8 @@ from swarmnet.hidden import decode, encode
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import Layout, layout_of
 from swarmnet.manifest import Manifest, ModelShape, Span
-from swarmnet.model import forward, initial_units, parameter_shapes, whole
+from swarmnet.model import forward, initial_units
+from swarmnet.parameters import parameter_shapes, whole
 from swarmnet.stage import Finished, StageCompute, StageError
 
 LLAMA = ModelShape(vocabulary=64, width=32, layers=4, heads=4, head_width=8, feed_forward=48, context=64)
@@ -287,7 +288,8 @@ import sys, torch
 from swarmnet.fixed_point import to_floats
 from swarmnet.layout import layout_of
 from swarmnet.manifest import ModelShape, Span
-from swarmnet.model import initial_units, parameter_shapes
+from swarmnet.model import initial_units
+from swarmnet.parameters import parameter_shapes
 from swarmnet.stage import StageCompute
 shape = ModelShape(layers=2)
 tokens = torch.zeros(1, 4, dtype=torch.int64)

@@ -10,16 +10,16 @@ import socket
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_transport_contract import DEADLINE, Listener
+from on_p2pd import transports
+from test_transport_contract import DEADLINE
 
 from protocols import p2pd, subflow_dialer, subflows
 from protocols.carriers import INTRODUCTION_BYTES, Carriers, carried_peer, introduction
 from protocols.daemon import LOOPBACK
 from protocols.errors import BadSignature, Malformed, PeerGone
 from protocols.frames import FrameReader
-from protocols.identity import Identity, create
+from protocols.identity import Identity
 from protocols.messages import Act, Busy
-from protocols.p2pd import P2pdTransport
 from protocols.subflow_dialer import MOST_CARRIERS, SUBFLOW_PROTOCOL
 from protocols.subflows import LONG_BYTES, P2pdLink, acknowledgement
 
@@ -250,21 +250,8 @@ def test_garbage_introduces_nobody(shown):
 
 @pytest.fixture
 async def start(tmp_path):
-    running = []
-
-    async def start():
-        path = tmp_path / f"identity{len(running)}"
-        create(path)
-        transport = await P2pdTransport.start(path, LOOPBACK)
-        transport.listener = Listener()
-        transport.listen(transport.listener)
-        running.append(transport)
-        return transport
-
-    yield start
-    for transport in running:
-        await transport.close()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    async with transports(tmp_path) as start:
+        yield start
 
 
 async def grown(a, b):

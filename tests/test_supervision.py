@@ -175,7 +175,7 @@ def test_a_blocked_event_loop_ends_the_peer_with_all_stacks(run_json):
     done = run_with(run_json, """
         import time
         from peers import supervision
-        from peers.observe import Pulse
+        from peers.pulse import Pulse
         supervision.HANG_LOOKS = 3
         original = Pulse.run
         async def run(self):

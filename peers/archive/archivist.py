@@ -24,7 +24,7 @@ from protocols.peer_record import PeerRecord
 from protocols.records import SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import Layout, layout_of
-from swarmnet.model import parameter_shapes
+from swarmnet.parameters import parameter_shapes
 
 ALONE_NOT_NEEDED = -2
 """For StatePath.fetch: no round from which contributions alone would do."""

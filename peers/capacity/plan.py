@@ -27,7 +27,7 @@ from protocols.messages import Act, encode
 from swarmnet import hidden
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest
-from swarmnet.model import EMBEDDING, parameter_shapes
+from swarmnet.parameters import EMBEDDING, parameter_shapes
 from swarmnet.router import Router
 
 KNOWN_BELOW = 16

@@ -82,6 +82,6 @@ def _chat(tokens: int, until: bytes) -> Callable[[Model, Callable[[bytes], Conti
 
 
 def _mendable() -> tuple[type[Exception], ...]:
-    from peers.inference.client import NoAnswer
+    from peers.errors import NoAnswer
 
     return (NoAnswer,)

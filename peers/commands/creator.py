@@ -100,9 +100,9 @@ def revoke(
 
 
 def _order(run: str, key: Path | None, bootstrap: list[str] | None, change: Callable[[Order], Order]) -> None:
-    from peers.commands.visit import EXPECTED, say, ways_in
+    from peers.commands.reach import NOT_REACHED, say, ways_in
     from peers.creator.issue import check_owner, give, newest
-    from peers.inference.visit import reaching
+    from peers.reaching import reaching
     from protocols.errors import WireError
     from protocols.identity import IdentityError, load
     from swarmnet.orders import told
@@ -125,7 +125,7 @@ def _order(run: str, key: Path | None, bootstrap: list[str] | None, change: Call
         if not given.told and not given.stored:
             raise UserError("nobody has it yet: give it again when peers are there (nothing of it is lost)")
 
-    with as_user_errors(*EXPECTED, WireError):
+    with as_user_errors(*NOT_REACHED, WireError):
         asyncio.run(whole())
 
 
@@ -133,9 +133,9 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
     """What the run's owner has ordered: pause, bans, withdrawn documents, revoked invites."""
     from dataclasses import asdict
 
-    from peers.commands.visit import EXPECTED, say, ways_in
+    from peers.commands.reach import NOT_REACHED, say, ways_in
     from peers.creator.issue import newest
-    from peers.inference.visit import reaching
+    from peers.reaching import reaching
     from protocols.errors import WireError
 
     bootstraps = bootstrap or []
@@ -145,7 +145,7 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
         async with reaching(run, bootstraps, cache, say) as found:
             return (await newest(found, None, say)).order
 
-    with as_user_errors(*EXPECTED, WireError):
+    with as_user_errors(*NOT_REACHED, WireError):
         order = asyncio.run(whole())
     typer.echo(json.dumps(asdict(order), indent=2, ensure_ascii=False) if as_json else _words(order))
 
@@ -198,10 +198,10 @@ def registry_list(
     """Runs that want to be found."""
     from random import Random
 
-    from peers.commands.visit import EXPECTED, say
+    from peers.commands.reach import NOT_REACHED, say
     from peers.creator.registry import runs
-    from peers.inference.visit import entering
     from peers.joining import PeerCache
+    from peers.reaching import entering
     from protocols.dht import split_multiaddr
     from protocols.errors import WireError
 
@@ -215,7 +215,7 @@ def registry_list(
         async with entering(bootstrap, PeerCache(_states() / "registry-peers.json"), say) as (_, directory):
             return await runs(directory, limit, Random())
 
-    with as_user_errors(*EXPECTED, WireError):
+    with as_user_errors(*NOT_REACHED, WireError):
         found, entries = asyncio.run(whole())
     if as_json:
         rows = [{"run": one.run_id, "name": one.manifest.name, "owner": one.manifest.owner,
@@ -230,8 +230,8 @@ def registry_list(
 
 def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
     """One run's manifest, as published: checked, readable JSON."""
-    from peers.commands.visit import EXPECTED, say, ways_in
-    from peers.inference.visit import reaching
+    from peers.commands.reach import NOT_REACHED, say, ways_in
+    from peers.reaching import reaching
     from peers.run_file import published_text
 
     bootstraps = bootstrap or []
@@ -241,7 +241,7 @@ def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
         async with reaching(run, bootstraps, cache, say) as found:
             return published_text(found.signed)
 
-    with as_user_errors(*EXPECTED):
+    with as_user_errors(*NOT_REACHED):
         typer.echo(asyncio.run(whole()), nl=False)
 
 

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import TypedDict
 
 import typer
 
-from peers.config.peer_file import default_state, run_id_of
-from peers.errors import UserError, as_user_errors
+from peers.commands.reach import NOT_REACHED, say, ways_in
+from peers.errors import as_user_errors
 from peers.home.chat import Chat, Lines
 from peers.home.evaluate import Score
 from peers.home.generate import Continuation, Readable, harmless
-from peers.inference.client import Conversation, NoAnswer, SwarmClient
+from peers.inference.client import Conversation, SwarmClient
 from peers.inference.visit import SwarmModel, begin, score, stream, told, visiting
-from peers.joining import PeerCache
-from peers.run_file import RunFileError, load_signed
 from peers.text import TextError
-from protocols.daemon import CannotStart
-from protocols.dht import split_multiaddr
 
-EXPECTED = (NoAnswer, RunFileError, TextError, CannotStart)
+EXPECTED = (*NOT_REACHED, TextError)
 """What a person can mend."""
 
 
@@ -35,23 +29,6 @@ class Style(TypedDict):
     temperature: float
     top_k: int
     seed: int
-
-
-def say(_event: str, text: str) -> None:
-    """Progress and trouble go to standard error, so that the text can be piped."""
-    typer.echo(text, err=True)
-
-
-def ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
-    """The peers that this machine remembers of the run, if it took part. UserError without any way in."""
-    with as_user_errors(ValueError):
-        for address in bootstraps:
-            split_multiaddr(address)
-    run_id = run_id_of(run) or load_signed(Path(run)).run_id
-    cache = PeerCache(default_state(os.environ, sys.platform) / run_id[:16] / "peers.json")
-    if not bootstraps and not cache.read():
-        raise UserError("--run needs a --bootstrap MULTIADDR: this machine remembers no peer of that run")
-    return cache
 
 
 def generate(run: str, bootstraps: Sequence[str], prompts: Sequence[str], tokens: int, style: Style) -> None:

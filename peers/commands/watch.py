@@ -55,8 +55,8 @@ def top(
 def _swarm(console: object, run: str, bootstraps: Sequence[str]) -> None:
     from rich.console import Console
 
-    from peers.commands.visit import EXPECTED, say, ways_in
-    from peers.inference.visit import reaching
+    from peers.commands.reach import NOT_REACHED, say, ways_in
+    from peers.reaching import reaching
     from peers.top.visit import swarm
     from protocols.errors import WireError
 
@@ -67,5 +67,5 @@ def _swarm(console: object, run: str, bootstraps: Sequence[str]) -> None:
         async with reaching(run, bootstraps, cache, say) as found:
             await swarm(console, found)
 
-    with as_user_errors(*EXPECTED, WireError):
+    with as_user_errors(*NOT_REACHED, WireError):
         asyncio.run(whole())

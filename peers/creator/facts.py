@@ -13,8 +13,8 @@ from peers.run_file import SignedManifest
 from protocols.errors import WireError
 from protocols.orders import open_order
 from swarmnet.manifest import Manifest
-from swarmnet.model import parameter_shapes
 from swarmnet.orders import NO_ORDER, Order
+from swarmnet.parameters import parameter_shapes
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 """Forward and backward of a dense decoder (Kaplan et al., arXiv:2001.08361): compute = 6 N D."""

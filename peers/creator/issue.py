@@ -9,7 +9,7 @@ from pathlib import Path
 
 from peers.creator.order_book import OrderBook
 from peers.errors import UserError
-from peers.inference.visit import Reached
+from peers.reaching import Reached
 from peers.run_file import SignedManifest
 from protocols.errors import TooLarge, WireError
 from protocols.identity import Identity

@@ -16,7 +16,7 @@ from protocols.messages import Contribution, encode
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest
 from swarmnet.method import method_of
-from swarmnet.model import parameter_shapes
+from swarmnet.parameters import parameter_shapes
 
 EDGE_MICROBATCHES = 20
 """First and last losses are means over so many microbatches: one alone scatters by 0.3 nats."""

@@ -11,11 +11,11 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from peers.checkpoint import newest
@@ -88,8 +88,13 @@ class Demo:
         signed = self._publish()
         try:
             await self._start()
-            with Live(console=self.console, refresh_per_second=4, transient=False) as live:
-                await self._watch(live)
+            if self.console.is_terminal:
+                with Live(console=self.console, refresh_per_second=4, transient=False) as live:
+                    await self._watch(lambda: live.update(self._table(self.happened[-4:])))
+                    live.update(self._table(()))  # What happened is told whole below.
+            else:
+                await self._watch(lambda: None)
+                self.console.print(self._table(()))
         finally:
             trained = time.monotonic() - self.began
             await self._stop()
@@ -125,11 +130,15 @@ class Demo:
         }  # fmt: skip
         return await start(self.folder, name, keys)
 
-    async def _watch(self, live: Live) -> None:
+    def _table(self, happened: Sequence[str]) -> Group:
+        elapsed = time.monotonic() - self.began
+        return table(Moment(elapsed, self.options.seconds, tuple(self.peers), tuple(happened)))
+
+    async def _watch(self, show: Callable[[], None]) -> None:
         """Show, kill and start, until the time is up."""
         seconds = self.options.seconds
         while (elapsed := time.monotonic() - self.began) < seconds:
-            live.update(table(Moment(elapsed, seconds, tuple(self.peers), tuple(self.happened[-4:]))))
+            show()
             if self.victim is None and elapsed >= KILL_AT * seconds:
                 self._kill_one()
             if self.newcomer is None and self.victim is not None and elapsed >= JOIN_AT * seconds:
@@ -156,7 +165,10 @@ class Demo:
         await asyncio.gather(*(peer.stop(DRAIN_SECONDS) for peer in everyone))
 
     def _say(self, text: str) -> None:
+        """At once where lines stay as they are; a screen that is drawn again and again shows the newest."""
         self.happened.append(f"{time.monotonic() - self.began:5.1f} s  {text}")
+        if not self.console.is_terminal:
+            self.console.print(f"  {self.happened[-1]}", highlight=False)
 
     # -- afterwards -----------------------------------------------------------------------------------
 
@@ -196,7 +208,7 @@ class Demo:
     def _tell(self, report: dict[str, object], text: str, model: Path, path: Path) -> None:
         say = self.console.print
         say()
-        for line in self.happened:
+        for line in self.happened if self.console.is_terminal else ():
             say(f"  {line}", highlight=False)
         seconds = {
             "next commit in its stage after": report["kill_to_commit_seconds"],

@@ -124,7 +124,7 @@ def _swarm(
         create(place / "stranger.key")
         key = config.identity if config.identity.exists() else place / "stranger.key"
         gpu = found.devices[0][1] if found.devices and config.device != "cpu" else None
-        free = Memory(machine.free_memory()[0], gpu)
+        free = Memory(machine.free_memory()[0], gpu, config.limits.memory)
         subject = Subject(config, load(key), key, running, must_be_reached, free, place)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(Examination(subject, report.tell, report.wanted).run())

@@ -1,23 +1,16 @@
-"""Whether a run's stages fit into this machine's memory."""
+"""Whether a run's stages fit into this machine's memory, by the estimate by which a peer refuses one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peers.doctor.line import Line, gibibytes
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest
-from swarmnet.model import parameter_shapes
+import torch
 
-BASE_BYTES = 1 << 29
-"""A peer's process (330 MB) and its p2pd (at most 158 MB) before any weights, measured."""
-BYTES_PER_PARAMETER = 48
-"""Settled, live and looked-ahead weights, momentum, gradient, snapshots, what a step takes for a while. A
-stage of 13 million parameters with a window of one round took 53 in all at its peak (docs/doctor.md)."""
-BYTES_PER_OPEN_ROUND = 6
-"""An int32 step and an int16 tally per parameter (swarmnet/replica.py, votes.py)."""
-ON_GPU_PER_PARAMETER = 40
-"""The same without snapshots, which lie in the machine's memory; not measured."""
+from peers.doctor.line import Line, gibibytes
+from peers.fitting import all_needs
+from swarmnet.manifest import Manifest
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +19,24 @@ class Memory:
 
     bytes: int
     gpu_bytes: int | None = None
+    limit: int | None = None
+    """What the peer file allows where the stage is computed, as in peers/fitting.py."""
 
 
-def parameters(manifest: Manifest, stage: int) -> int:
-    return layout_of(parameter_shapes(manifest.model, manifest.span(stage))).size
-
-
-def needed(manifest: Manifest, stage: int) -> int:
-    """Bytes of memory that a peer of this stage takes, activations left out: it takes only as many
-    microbatches at a time as fit in an eighth of the memory."""
-    each = BYTES_PER_PARAMETER + BYTES_PER_OPEN_ROUND * manifest.rounds.window
-    return BASE_BYTES + each * parameters(manifest, stage)
-
-
-def judge(manifest: Manifest, wish: int | None, free: Memory) -> Line:
-    """`wish`: the stage of the peer file; None: the swarm chooses."""
+def judge(manifest: Manifest, wish: int | None, free: Memory, text_bytes: int) -> Line:
+    """`wish`: the stage of the peer file; None: the swarm chooses. `text_bytes`: what text may take."""
     stages = range(len(manifest.stages)) if wish is None else [wish]
     if wish is not None and wish >= len(manifest.stages):
         text = (
             f"stage {wish} is not one of the run's {len(manifest.stages)} (0 to {len(manifest.stages) - 1})"
         )
         return Line("stage", "fail", text, "stage: auto in the peer file")
-    needs = {stage: needed(manifest, stage) for stage in stages}
-    fitting = [stage for stage, need in needs.items() if _fits(manifest, stage, need, free)]
+    every = all_needs(manifest, CPU if free.gpu_bytes is None else GPU, text_bytes)
+    needs = {stage: every[stage].least for stage in stages}
+    fitting = [stage for stage, need in needs.items() if _fits(manifest, stage, need, free, text_bytes)]
     largest = max(needs.values())
     where = gibibytes(free.bytes) + (f" and {gibibytes(free.gpu_bytes)} on the GPU" if free.gpu_bytes else "")
+    where += f" (limits.memory: {gibibytes(free.limit)})" if free.limit is not None else ""
     data = {"needed_bytes": list(needs.values()), "stages": list(stages), "free_bytes": free.bytes,
             "free_gpu_bytes": free.gpu_bytes}  # fmt: skip
     what = f"stage {wish} needs" if wish is not None else f"{len(needs)} stages need up to"
@@ -65,7 +51,10 @@ def judge(manifest: Manifest, wish: int | None, free: Memory) -> Line:
     return Line("stage", "warn", f"{text}: only {', '.join(map(str, fitting))} fit", fix, data)
 
 
-def _fits(manifest: Manifest, stage: int, need: int, free: Memory) -> bool:
+def _fits(manifest: Manifest, stage: int, need: int, free: Memory, text_bytes: int) -> bool:
+    if free.limit is not None and need > free.limit:
+        return False
     if free.gpu_bytes is None:
         return need <= free.bytes
-    return need <= free.bytes and ON_GPU_PER_PARAMETER * parameters(manifest, stage) <= free.gpu_bytes
+    beside = all_needs(manifest, CPU, text_bytes)[stage].process
+    return need <= free.gpu_bytes and beside <= free.bytes

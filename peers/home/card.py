@@ -17,7 +17,7 @@ from peers.home.export import MANIFEST_FILE
 from peers.home.facts import Facts
 from peers.home.parity import Parity
 from swarmnet.manifest import Manifest, ModelShape
-from swarmnet.model import parameter_shapes, whole
+from swarmnet.parameters import parameter_shapes, whole
 
 MOST_CONTRIBUTORS = 200
 """Named in a card; how many more there are is said."""

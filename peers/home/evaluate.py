@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from peers.text import ByteTokenizer, TextError, Tokenizer, excerpt, fingerprint
 from swarmnet.manifest import ModelShape
-from swarmnet.model import forward, whole
+from swarmnet.model import forward
+from swarmnet.parameters import whole
 
 SCORED_BYTES = 64 * 1024
 """2.3 seconds of one core at 0.8M parameters (measured); enough to tell runs apart."""

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from swarmnet.manifest import ModelShape
-from swarmnet.model import parameter_shapes, whole
+from swarmnet.parameters import parameter_shapes, whole
 
 INDEX = "model.safetensors.index.json"
 MANIFEST_FILE = "swarmnet-manifest.json"

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from peers.text import ByteTokenizer, Tokenizer
 from swarmnet.manifest import ModelShape
-from swarmnet.model import Cache, forward, whole
+from swarmnet.model import Cache, forward
+from swarmnet.parameters import whole
 
 
 def generate(

@@ -15,7 +15,8 @@ from torch import Tensor
 from peers.home.generate import generate
 from peers.text import Tokenizer
 from swarmnet.manifest import ModelShape
-from swarmnet.model import forward, whole
+from swarmnet.model import forward
+from swarmnet.parameters import whole
 
 NUMBERS_AT_ONCE = 1 << 26
 """Logits of one batch: 256 MiB."""

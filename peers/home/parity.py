@@ -18,7 +18,8 @@ from torch import Tensor
 from peers.home.export import ExportError
 from peers.text import Tokenizer
 from swarmnet.manifest import ModelShape
-from swarmnet.model import forward, whole
+from swarmnet.model import forward
+from swarmnet.parameters import whole
 
 TOKENS = 256
 """Compared: long enough that a wrong base of the rotary embedding shows."""

@@ -17,6 +17,7 @@ from random import Random
 import torch
 from torch import Tensor
 
+from peers.errors import NoAnswer
 from peers.inference.forward_work import TOKEN_BYTES
 from peers.presence import OPERATION_SECONDS
 from peers.run_file import SignedManifest
@@ -52,10 +53,6 @@ MOST_LINKED = 8
 """Peers of a stage that are linked at a time: eight requests at four each need two."""
 ANSWER_SECONDS = 300.0
 """How long a request waits in all, missing stages and everything else included."""
-
-
-class NoAnswer(Exception):
-    """The swarm did not answer; the message says for whom it was waited."""
 
 
 @dataclass(slots=True)

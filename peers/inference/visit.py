@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import torch
@@ -15,32 +12,13 @@ from torch import Tensor
 
 from peers.home.evaluate import SCORED_BYTES, Score, cut
 from peers.home.generate import Continuation
-from peers.inference.client import Conversation, NoAnswer, SwarmClient
-from peers.joining import PeerCache, find_manifest, join_directory
-from peers.run_file import SignedManifest
+from peers.inference.client import Conversation, SwarmClient
+from peers.joining import PeerCache
+from peers.reaching import Say, reaching
 from peers.text import Tokenizer, open_tokenizer
-from protocols.daemon import LOOPBACK, DaemonOptions
-from protocols.dht import DhtDirectory
-from protocols.identity import load_or_create
-from protocols.p2pd import P2pdTransport
 
 AT_ONCE = 8
 """Requests of one score under way: one for each of three stages to compute, and as many on their ways."""
-FIND_SECONDS = 60.0
-"""For a bootstrap to answer and the manifest to come."""
-
-Say = Callable[[str, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """A run that was found, and what it was found with."""
-
-    signed: SignedManifest
-    transport: P2pdTransport
-    directory: DhtDirectory
-
-
 @asynccontextmanager
 async def visiting(
     run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say, exact: bool = True
@@ -51,53 +29,6 @@ async def visiting(
         SwarmClient(found.signed, found.transport, found.directory, Random(), say, exact) as client,
     ):
         yield client
-
-
-@asynccontextmanager
-async def reaching(
-    run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say
-) -> AsyncIterator[Reached]:
-    """A visitor of one run. `run`: a run id or a published file; `cache`: addresses to try besides. NoAnswer
-    if nobody is reached, RunFileError for a bad file."""
-    async with entering(bootstraps, cache, say) as (transport, directory):
-        with tempfile.TemporaryDirectory(prefix="swarmnet-visitor-") as folder:
-            try:
-                async with asyncio.timeout(FIND_SECONDS):
-                    signed = await find_manifest(run, directory, Path(folder) / "run.json", say)
-            except TimeoutError:
-                raise NoAnswer(f"the run was not found within {FIND_SECONDS:g} s") from None
-        yield Reached(signed, transport, directory)
-
-
-@asynccontextmanager
-async def entering(
-    bootstraps: Sequence[str], cache: PeerCache, say: Say
-) -> AsyncIterator[tuple[P2pdTransport, DhtDirectory]]:
-    """A visitor on p2pd, with an identity of its own that is thrown away. NoAnswer if nobody is reached."""
-    with tempfile.TemporaryDirectory(prefix="swarmnet-visitor-") as folder:
-        place = Path(folder)
-        load_or_create(place / "identity.key")
-        transport = await P2pdTransport.start(place / "identity.key", _options([*bootstraps, *cache.read()]))
-        directory = None
-        try:
-            directory = await DhtDirectory.start(transport.daemon, stores=False)
-            try:
-                async with asyncio.timeout(FIND_SECONDS):
-                    await join_directory(directory, bootstraps, cache, say)
-            except TimeoutError:
-                raise NoAnswer(f"nobody answered within {FIND_SECONDS:g} s") from None
-            yield transport, directory
-        finally:
-            if directory is not None:
-                await directory.close()
-            await transport.close()
-
-
-def _options(addresses: Sequence[str]) -> DaemonOptions:
-    """It only dials, so it asks no router for a port; peers that are reached through a relay need one."""
-    if all("/127.0.0.1/" in address for address in addresses):
-        return LOOPBACK
-    return DaemonOptions(auto_nat=False, nat_port_map=False)
 
 
 def tokenizer_of(client: SwarmClient) -> Tokenizer:

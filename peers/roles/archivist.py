@@ -13,7 +13,7 @@ from peers.creator.order_book import OrderBook
 from peers.creator.upkeep import keep_forever
 from peers.joining import find_manifest
 from peers.presence import OPERATION_SECONDS
-from peers.roles.role import Network, Process
+from peers.roles.role import Network, Process, Role
 from peers.status import Status
 from protocols.errors import WireError
 from swarmnet.identifiers import RunId
@@ -23,7 +23,7 @@ MANIFEST_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 
 
-class ArchivistRole:
+class ArchivistRole(Role):
     """Role `archivist`."""
 
     def __init__(self, process: Process) -> None:
@@ -84,12 +84,3 @@ class ArchivistRole:
 
     def not_ready(self) -> str | None:
         return None if self.archived else "has archived nothing yet"
-
-    def leave(self) -> bool:
-        return False
-
-    def working_seconds(self) -> float:
-        return 0.0
-
-    async def save(self) -> None:
-        """What is archived is on its disk."""

@@ -9,7 +9,7 @@ import time
 from peers.creator.order_book import OrderBook
 from peers.creator.upkeep import keep
 from peers.joining import find_manifest
-from peers.roles.role import Network, Process
+from peers.roles.role import Network, Process, Role
 from peers.run_file import SignedManifest
 from peers.status import Status
 from protocols.errors import WireError
@@ -21,7 +21,7 @@ LOOK_SECONDS = 5.0
 """How often a bootstrap says how many nodes it knows."""
 
 
-class Bootstrap:
+class Bootstrap(Role):
     """Role `bootstrap`."""
 
     def __init__(self, process: Process) -> None:
@@ -56,15 +56,3 @@ class Bootstrap:
         name, run = signed.manifest.name, signed.run_id
         told = f"run {name}: others join with: swarmnet join {run} --bootstrap {address}"
         self.process.say("run", told)
-
-    def not_ready(self) -> str | None:
-        return None
-
-    def leave(self) -> bool:
-        return False
-
-    def working_seconds(self) -> float:
-        return 0.0
-
-    async def save(self) -> None:
-        """It keeps nothing."""

@@ -15,14 +15,14 @@ from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
 from peers.observer.walk import NO_STAGE, Walk
 from peers.presence import Presence
-from peers.roles.role import Network, Process
+from peers.roles.role import Network, Process, Role
 from peers.run_file import SignedManifest
 from peers.status import Status
 
 DRAW_SECONDS = 1.0
 
 
-class ObserverRole:
+class ObserverRole(Role):
     """Role `observer`. What it has seen outlives a session."""
 
     def __init__(self, process: Process) -> None:
@@ -102,12 +102,3 @@ class ObserverRole:
         if board is None:
             return "looks for the run's manifest"
         return None if board.walked_at else "has not read the whole directory yet"
-
-    def leave(self) -> bool:
-        return False
-
-    def working_seconds(self) -> float:
-        return 0.0
-
-    async def save(self) -> None:
-        """It keeps nothing."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from peers.config.peer_file import PeerFile
 from peers.control.server import Control
@@ -13,7 +13,7 @@ from peers.event_log import EventLog
 from peers.joining import ANSWER_SECONDS, PeerCache, join_directory
 from peers.lan import Lan
 from peers.metrics import Metrics
-from peers.observe import Pulse
+from peers.pulse import Pulse
 from peers.status import Report
 from protocols.dht import DhtDirectory
 from protocols.errors import Unreachable
@@ -84,19 +84,25 @@ class Network:
                 process.say("joined", f"joined the swarm through {len(found)} addresses on the local network")
 
 
-class Role(Protocol):
-    """Made once per process; `run` is called for every session, and ends or is cancelled with it."""
+class Role(ABC):
+    """Made once per process; `run` is called for every session, and ends or is cancelled with it.
 
+    What is not abstract is as it is for a role that computes nothing and keeps nothing."""
+
+    @abstractmethod
     async def run(self, network: Network) -> None: ...
 
     def not_ready(self) -> str | None:
         """Why /readyz says no; None: ready."""
+        return None
 
     def leave(self) -> bool:
         """Asked to end politely; False: there is nothing under way, `run` may be cancelled."""
+        return False
 
     def working_seconds(self) -> float:
         """How long the present piece of work has taken; 0: none (the watchdog asks)."""
+        return 0.0
 
-    async def save(self) -> None:
+    async def save(self) -> None:  # noqa: B027 - keeping nothing is what most roles do
         """p2pd has died: bring to disk what would be missed."""

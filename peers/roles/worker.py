@@ -31,7 +31,7 @@ from peers.observe import Observer
 from peers.receipts import FILE_NAME, read, summary
 from peers.roles.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing, Why
 from peers.roles.resting import rest
-from peers.roles.role import Network, Process
+from peers.roles.role import Network, Process, Role
 from peers.run_file import SignedManifest
 from peers.settings import Settings
 from peers.stage_part import StagePart, real_part
@@ -51,7 +51,7 @@ LET_GO_SECONDS = 0.15
 """A third of the pauses kept 190 MB when memory was given back at once (measured, 4 M parameters)."""
 
 
-class WorkerRole:
+class WorkerRole(Role):
     """Role `worker`. The weights outlive a session on disk and in the swarm."""
 
     def __init__(self, process: Process) -> None:

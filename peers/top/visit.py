@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from rich.console import Console
 
-from peers.inference.visit import Reached
+from peers.reaching import Reached
 from peers.top import screen
 from peers.top.keys import Keys
 from peers.top.picture import Picture

@@ -1,0 +1,37 @@
+"""What every command does that reaches a run from outside: where to enter, what to say, what can go wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from peers.config.peer_file import default_state, run_id_of
+from peers.errors import NoAnswer, UserError, as_user_errors
+from peers.joining import PeerCache
+from peers.run_file import RunFileError, load_signed
+from protocols.daemon import CannotStart
+from protocols.dht import split_multiaddr
+
+NOT_REACHED = (NoAnswer, RunFileError, CannotStart)
+"""What a person can mend."""
+
+
+def say(_event: str, text: str) -> None:
+    """Progress and trouble go to standard error, so that the text can be piped."""
+    typer.echo(text, err=True)
+
+
+def ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
+    """The peers that this machine remembers of the run, if it took part. UserError without any way in."""
+    with as_user_errors(ValueError):
+        for address in bootstraps:
+            split_multiaddr(address)
+    run_id = run_id_of(run) or load_signed(Path(run)).run_id
+    cache = PeerCache(default_state(os.environ, sys.platform) / run_id[:16] / "peers.json")
+    if not bootstraps and not cache.read():
+        raise UserError("--run needs a --bootstrap MULTIADDR: this machine remembers no peer of that run")
+    return cache

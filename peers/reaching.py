@@ -1,0 +1,79 @@
+"""The way into a run for who only looks or asks, with an identity that is thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.errors import NoAnswer
+from peers.joining import PeerCache, find_manifest, join_directory
+from peers.run_file import SignedManifest
+from protocols.daemon import LOOPBACK, DaemonOptions
+from protocols.dht import DhtDirectory
+from protocols.identity import load_or_create
+from protocols.p2pd import P2pdTransport
+
+FIND_SECONDS = 60.0
+"""For a bootstrap to answer and the manifest to come."""
+
+Say = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A run that was found, and what it was found with."""
+
+    signed: SignedManifest
+    transport: P2pdTransport
+    directory: DhtDirectory
+
+
+@asynccontextmanager
+async def reaching(
+    run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say
+) -> AsyncIterator[Reached]:
+    """A visitor of one run. `run`: a run id or a published file; `cache`: addresses to try besides. NoAnswer
+    if nobody is reached, RunFileError for a bad file."""
+    async with entering(bootstraps, cache, say) as (transport, directory):
+        with tempfile.TemporaryDirectory(prefix="swarmnet-visitor-") as folder:
+            try:
+                async with asyncio.timeout(FIND_SECONDS):
+                    signed = await find_manifest(run, directory, Path(folder) / "run.json", say)
+            except TimeoutError:
+                raise NoAnswer(f"the run was not found within {FIND_SECONDS:g} s") from None
+        yield Reached(signed, transport, directory)
+
+
+@asynccontextmanager
+async def entering(
+    bootstraps: Sequence[str], cache: PeerCache, say: Say
+) -> AsyncIterator[tuple[P2pdTransport, DhtDirectory]]:
+    """A visitor on p2pd, with an identity of its own that is thrown away. NoAnswer if nobody is reached."""
+    with tempfile.TemporaryDirectory(prefix="swarmnet-visitor-") as folder:
+        place = Path(folder)
+        load_or_create(place / "identity.key")
+        transport = await P2pdTransport.start(place / "identity.key", _options([*bootstraps, *cache.read()]))
+        directory = None
+        try:
+            directory = await DhtDirectory.start(transport.daemon, stores=False)
+            try:
+                async with asyncio.timeout(FIND_SECONDS):
+                    await join_directory(directory, bootstraps, cache, say)
+            except TimeoutError:
+                raise NoAnswer(f"nobody answered within {FIND_SECONDS:g} s") from None
+            yield transport, directory
+        finally:
+            if directory is not None:
+                await directory.close()
+            await transport.close()
+
+
+def _options(addresses: Sequence[str]) -> DaemonOptions:
+    """It only dials, so it asks no router for a port; peers that are reached through a relay need one."""
+    if all("/127.0.0.1/" in address for address in addresses):
+        return LOOPBACK
+    return DaemonOptions(auto_nat=False, nat_port_map=False)
