@@ -40,6 +40,8 @@ RESTART_SECONDS = 1.0
 """Before a p2pd is started again that died soon after its start."""
 LONGEST_RESTART_SECONDS = 30.0
 """While p2pd, which had run before, cannot be started."""
+SLOT_SECONDS = 3.0
+"""For the first relay to reserve a slot, so that the first record names it; four round trips."""
 
 
 def role_of(process: Process) -> Role:
@@ -210,6 +212,7 @@ class Peer:
             for address in transport.addresses:
                 where = f"listening on {address}/p2p/{transport.peer}"
                 self.say("listening", where, p2pd=transport.daemon.pid)
+            await self._meet_relays(transport)
             counted = CountedDirectory(directory)
             observer = DirectoryObserver(counted, directory, self.metrics)
             observing = asyncio.create_task(observer.run(), name="directory observer")
@@ -222,6 +225,14 @@ class Peer:
             if directory is not None:
                 await directory.close()
             await transport.close()
+
+    async def _meet_relays(self, transport: P2pdTransport) -> None:
+        """Carry circuits for others, or have a way in through those who do."""
+        if serves_circuits(self.config):
+            await transport.serve_circuits(SLOT_SECONDS)
+        if keeps_slots(self.config):
+            transport.relays.use(self.config.bootstrap, self.say)
+            await transport.relays.first(SLOT_SECONDS)
 
     async def _unless_ended(self, network: Network) -> None:
         """Run the role until it ends, is told to stop while nothing is under way, or p2pd dies."""
@@ -250,6 +261,16 @@ def daemon_options(config: PeerFile, listen: Sequence[str]) -> DaemonOptions:
         listen=tuple(listen), announce=config.announce, auto_nat=config.nat, nat_port_map=config.nat,
         relay=config.relay, reachability="public" if config.role == "bootstrap" else None,
     )  # fmt: skip
+
+
+def keeps_slots(config: PeerFile) -> bool:
+    """Whether the peer must be dialled by others, and may not be dialled directly for all that it knows."""
+    return config.relay and not config.announce and config.role in ("worker", "archivist")
+
+
+def serves_circuits(config: PeerFile) -> bool:
+    """Whether the peer carries circuits for those who cannot be dialled directly."""
+    return config.relay and config.role == "bootstrap"
 
 
 def with_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:

@@ -194,6 +194,7 @@ class Worker:
         self.data.next_counter = int(self.presence.directory.now() * 1000)
         self.moving = Moving(self.presence, self.neighbourhood, self, self.chance, self.note, self.say)
         self._record()
+        self.transport.when_moved(self.presence.announce_now)
         self.orders.begin()
         self.neighbourhood.start()
         self.note("assembled", stage=self.stage, parameters=self.part.layout.parameters)

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from protocols.errors import PeerGone, Unreachable
 from protocols.hivemind_parts import (
@@ -69,12 +69,9 @@ class DaemonOptions:
     nat_port_map: bool = True
     """Ask the router for a port by UPnP."""
     relay: bool = True
-    """May be reached through a relay. A circuit carries 4 GiB or lives 30 minutes, then it is reset."""
-    auto_relay: bool = False
-    """Look for relays when not reachable otherwise."""
-    trusted_relays: tuple[str, ...] = ()
+    """Can dial, and be dialled, through a relay (circuits.py)."""
     reachability: str | None = None
-    """`public` (a bootstrap must say so, or it cuts relayed circuits at 128 KiB), `private`, or found out."""
+    """`public` (a bootstrap), `private`, or found out."""
     start_seconds: float = 30.0
     memory_limit: str = "100MiB"
     """GOMEMLIMIT: with GOGC=50 p2pd's peak is 158 MB instead of 333, streams as fast (measured)."""
@@ -85,6 +82,15 @@ LOOPBACK = DaemonOptions(
     listen=("/ip4/127.0.0.1/tcp/0",), auto_nat=False, nat_port_map=False, relay=False
 )  # fmt: skip
 """One machine only: nothing asks routers or relays."""
+
+
+class Stream(NamedTuple):
+    """A raw stream that was opened."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    address: bytes
+    """Binary multiaddr of the other end of its connection."""
 
 
 class Daemon:
@@ -122,8 +128,6 @@ class Daemon:
                         auto_nat=options.auto_nat,
                         nat_port_map=options.nat_port_map,
                         use_relay=options.relay,
-                        use_auto_relay=options.auto_relay,
-                        trusted_relays=options.trusted_relays or None,
                         force_reachability=options.reachability,
                         startup_timeout=options.start_seconds,
                     )
@@ -180,16 +184,31 @@ class Daemon:
             raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
         return self._addresses
 
+    async def disconnect(self, peer: PeerId, deadline_seconds: float) -> None:
+        """End all connections to `peer`, with what goes over them. PeerGone if p2pd does not answer."""
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT)
+        request.disconnect.peer = PeerID.from_base58(peer).to_bytes()
+        try:
+            async with asyncio.timeout(deadline_seconds), self._request(request) as (_, _, writer):
+                writer.close()
+        except DAEMON_ERRORS as error:
+            raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
+
     async def open_stream(
         self, peer: PeerId, protocol: str, deadline_seconds: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A new raw stream to `peer`'s handler of `protocol`; PeerGone if it has none or does not answer."""
+        stream = await self.stream(peer, protocol, deadline_seconds)
+        return stream.reader, stream.writer
+
+    async def stream(self, peer: PeerId, protocol: str, deadline_seconds: float) -> Stream:
+        """As `open_stream`, with where it leads."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN)
         request.streamOpen.peer = PeerID.from_base58(peer).to_bytes()
         request.streamOpen.proto.append(protocol)
         try:
-            async with asyncio.timeout(deadline_seconds), self._request(request) as (_, reader, writer):
-                return reader, writer
+            async with asyncio.timeout(deadline_seconds), self._request(request) as (told, reader, writer):
+                return Stream(reader, writer, bytes(told.streamInfo.addr))
         except DAEMON_ERRORS as error:
             raise PeerGone(f"no stream to {peer}: {_reason(error, deadline_seconds)}") from None
 
@@ -256,7 +275,8 @@ def _p2p_class(folder: Path, made: list[P2P]) -> type[P2P]:
 
         @staticmethod
         def _make_process_args(*arguments: object, **options: object) -> list[str]:
-            return [*IN_OWN_SESSION, *P2P._make_process_args(*arguments, **options)]
+            # A peer that finds itself public must not carry 4 GiB a circuit for whoever asks (circuits.py).
+            return [*IN_OWN_SESSION, *P2P._make_process_args(*arguments, relayService=False, **options)]
 
     return PlacedP2P
 

@@ -172,6 +172,9 @@ class MemoryTransport:
     def addresses(self) -> Sequence[str]:
         return (f"/memory/{self.peer}",)
 
+    def when_moved(self, told: Callable[[], None]) -> None:
+        """Its address is its name."""
+
     def listen(self, receiver: Receiver) -> None:
         self.receiver, self._context = receiver, copy_context()
 

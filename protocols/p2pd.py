@@ -11,21 +11,25 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from protocols.carriers import INTRODUCTION_BYTES, carried_peer
 from protocols.chunks import CHUNKS_PROTOCOL, ChunkCarriers, ChunkService
+from protocols.circuits import is_circuit, through_relay
 from protocols.daemon import DAEMON_ERRORS, LOOPBACK, Daemon, DaemonOptions
 from protocols.dial_back_service import DialBackService
-from protocols.errors import Backlog, Malformed, PeerGone, Unreachable, WireError
+from protocols.dialling import Dialling
+from protocols.errors import Backlog, Malformed, PeerGone, WireError
 from protocols.frames import FrameReader, body_limit
 from protocols.hivemind_parts import StreamInfo
 from protocols.identity import Identity, load
 from protocols.links import BACKLOG_BYTES, BoundedLink, LocalLink, deliver
 from protocols.messages import Lane, Message
+from protocols.relay_service import RelayService
+from protocols.relays import Relays
 from protocols.speed import SpeedService
 from protocols.subflow_dialer import SUBFLOW_PROTOCOL, SubflowDialer
 from protocols.subflows import ACKNOWLEDGED, P2pdLink, acknowledgement
@@ -71,6 +75,11 @@ class P2pdTransport:
         self.daemon = daemon
         self.chunks = ChunkService()
         """Serves chunks of snapshots to the carriers of others."""
+        self.relays = Relays(daemon)
+        """Slots at relays, for those who cannot dial this peer."""
+        self.circuits = RelayService(daemon)
+        """What this peer carries for others, if `serve_circuits` says so."""
+        self._dialling = Dialling(daemon)
         self._dialer = SubflowDialer(identity)
         self.upload: Upload | None = None
         """What all links together may send; None: no limit. Set before the first link."""
@@ -123,7 +132,7 @@ class P2pdTransport:
 
     @property
     def addresses(self) -> Sequence[str]:
-        return self.daemon.addresses
+        return (*self.daemon.addresses, *self.relays.addresses)
 
     @property
     def subflows(self) -> Mapping[str, int]:
@@ -138,7 +147,16 @@ class P2pdTransport:
 
     def limit_upload(self, bytes_per_second: float) -> None:
         """All links of this process, and the chunks that it serves, share so much from now on."""
-        self.upload = self.chunks.upload = Upload(bytes_per_second)
+        self.upload = self.chunks.upload = self.circuits.upload = Upload(bytes_per_second)
+
+    async def serve_circuits(self, deadline_seconds: float) -> None:
+        """Be a relay for peers that others cannot dial. TimeoutError if p2pd does not answer."""
+        async with asyncio.timeout(deadline_seconds):
+            await self.circuits.serve(self.daemon.p2p)
+
+    def when_moved(self, told: Callable[[], None]) -> None:
+        """See `Transport.when_moved`."""
+        self.relays.moved = told
 
     def serve_chunks(self, find: FindChunk) -> None:
         """See `Transport.serve_chunks`."""
@@ -146,7 +164,7 @@ class P2pdTransport:
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> ChunkCarriers | None:
         """See `Transport.carriers`. Each is a p2pd that only dials. Raises CannotStart."""
-        return await ChunkCarriers.start(count, LOOPBACK, arrived, progressed)
+        return await ChunkCarriers.start(count, replace(LOOPBACK, relay=True), arrived, progressed)
 
     async def ended(self) -> str:
         """Wait until p2pd has ended, by itself or by `close`; why."""
@@ -162,23 +180,16 @@ class P2pdTransport:
             if self._receiver is None:
                 raise PeerGone("this peer does not listen yet")
             return LocalLink(peer, lane, self._receiver, self._limit, self._backlog_bytes)
-        until = asyncio.get_running_loop().time() + deadline_seconds
-        if addresses:
-            try:
-                await self.daemon.connect(peer, addresses, deadline_seconds)
-            except Unreachable as error:
-                if asyncio.get_running_loop().time() >= until:
-                    raise PeerGone(str(error)) from None
-                # else it may have moved: libp2p's own routing may know where
-        left = max(0.0, until - asyncio.get_running_loop().time())
-        stream = await self.daemon.open_stream(peer, protocol_name(lane), left)
+        stream = await self._dialling.stream(peer, protocol_name(lane), addresses, deadline_seconds)
+        # Who is only reached through a relay gets no carriers: they would share the relay's line.
+        direct = () if through_relay(stream.address) else [each for each in addresses if not is_circuit(each)]
         link = P2pdLink(
             peer,
             lane,
-            stream,
+            (stream.reader, stream.writer),
             self._link_ended,
             self._dialer.want,
-            addresses,
+            direct,
             self._backlog_bytes,
             self.upload,
         )
@@ -346,6 +357,8 @@ class P2pdTransport:
         self._closed = True
         accepted = self._drop_accepted()
         self.chunks.close()
+        await self.relays.close()
+        await self.circuits.close()
         await self._dialer.close()
         for service in self.checks:
             await service.close()

@@ -88,6 +88,9 @@ class Transport(Protocol):
     def addresses(self) -> Sequence[str]:
         """Multiaddrs under which others reach this peer, without the /p2p/ part."""
 
+    def when_moved(self, told: Callable[[], None]) -> None:
+        """`told` is called whenever `addresses` has changed; it replaces the one before."""
+
     def listen(self, receiver: Receiver) -> None:
         """Start to deliver; before this nothing is accepted."""
 

@@ -183,7 +183,8 @@ class PeerFile(BaseModel):
     announce: tuple[Multiaddr, ...] = ()
     """Addresses to tell others, where they differ from `listen` (a forwarded port, a host name)."""
     relay: bool = True
-    """Be reached through other peers when no port is open to the outside."""
+    """Be reached through the bootstraps when no port is open to the outside, and reach others so. A bootstrap
+    carries what goes between them; `limits.upload` bounds that."""
     nat: bool = True
     """Ask the router to forward a port (UPnP)."""
     lan: bool | Literal["auto"] = "auto"

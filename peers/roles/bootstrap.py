@@ -40,7 +40,7 @@ class Bootstrap(Role):
         book = None
         if signed is not None:
             book = OrderBook(signed, process.config.state / "order.bin", process.log.record, process.say)
-        put_at = float("-inf")
+        put_at, carried = float("-inf"), 0
         while True:
             if signed is not None and time.monotonic() >= put_at + MANIFEST_SECONDS:
                 put_at = time.monotonic()
@@ -49,6 +49,10 @@ class Bootstrap(Role):
                 if book is not None:
                     await keep(book, directory, process.log.record)
             process.report.status(Status("bootstrap", swarm_peers=network.dht.known_nodes))
+            carries = network.transport.circuits
+            if carries.carried_bytes != carried:
+                carried = carries.carried_bytes
+                process.log.record("circuits", open=carries.circuits, slots=carries.slots, bytes=carried)
             process.log.flush()
             await asyncio.sleep(LOOK_SECONDS)
 

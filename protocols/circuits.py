@@ -1,0 +1,166 @@
+"""Circuits: libp2p's circuit relay v2 as bytes, and a slot reserved at a relay.
+
+A peer that nobody can dial keeps a connection to a relay, and has a *slot* reserved there; others dial it
+through the relay. What goes through is encrypted from end to end: the relay carries bytes. Each message is an
+unsigned varint length and a protobuf (github.com/libp2p/specs, relay/circuit-v2).
+
+    hop    type 1: RESERVE 0, CONNECT 1, STATUS 2 | peer 2 | reservation 3 | limit 4 | status 5
+    stop   type 1: CONNECT 0, STATUS 1 | peer 2 | limit 3 | status 4
+    peer   id 1        reservation   expire 1, Unix seconds        limit   seconds 1 | bytes 2; 0: none
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from protocols.daemon import DAEMON_ERRORS, Daemon
+from protocols.errors import Malformed, PeerGone, TooLarge
+from protocols.hivemind_parts import PeerID
+from swarmnet.identifiers import PeerId
+
+HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
+STOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/stop"
+MESSAGE_LIMIT = 4096
+"""Bytes; as go-libp2p's."""
+HOP_RESERVE, HOP_CONNECT, HOP_STATUS = 0, 1, 2
+STOP_CONNECT, STOP_STATUS = 0, 1
+OK, REFUSED, LIMIT_EXCEEDED, CONNECTION_FAILED, NO_RESERVATION, MALFORMED = 100, 200, 201, 203, 204, 400
+NO_LIMIT = {1: 0, 2: 0}
+"""Told all the same: a circuit with a limit is one that libp2p leaves for a direct connection."""
+STEP_SECONDS = 10.0
+"""For a message to come."""
+LEAST_BYTES = 1 << 30
+"""A circuit that carries less each way is cut within minutes. p2pd's own relay mostly carries 128 KiB
+(relay_service.py)."""
+_VARINT, _BYTES = 0, 2
+_CIRCUIT, _ED25519 = b"\xa2\x02", b"\xa5\x03\x26"
+_CIRCUIT_BYTES = len(_ED25519) + 38 + len(_CIRCUIT)
+"""multiformats: /p2p of an Ed25519 peer id, then /p2p-circuit."""
+
+Fields = dict[int, Any]
+"""A message by field number: whole numbers, bytes, or further fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A slot at a relay."""
+
+    expires: float
+    """Seconds since 1970, on the relay's clock; 0: it did not say."""
+    most_bytes: int
+    """What a circuit carries each way; 0: without limit."""
+
+
+def is_circuit(address: str) -> bool:
+    """Whether a multiaddr leads through a relay."""
+    return "/p2p-circuit" in address
+
+
+def through_relay(multiaddr: bytes) -> bool:
+    """Whether the binary multiaddr of a connection's other end is that of a circuit. Of relays with Ed25519
+    keys, as ours have."""
+    return multiaddr.endswith(_CIRCUIT) and multiaddr[-_CIRCUIT_BYTES:].startswith(_ED25519)
+
+
+def encode(fields: Fields) -> bytes:
+    """A message with its length."""
+    data = _body(fields)
+    return _varint(len(data)) + data
+
+
+def decode(data: bytes) -> Fields:
+    """The fields of a message, of each number the last. Malformed if it is none."""
+    message = Empty()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise Malformed(f"no message of a relay: {error}") from None
+    unknown = UnknownFieldSet(message)
+    return {unknown[at].field_number: unknown[at].data for at in range(len(unknown))}
+
+
+async def read_fields(reader: asyncio.StreamReader, seconds: float = STEP_SECONDS) -> Fields:
+    """The next message. Malformed, TooLarge, or PeerGone when none comes within `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            length = shift = 0
+            while True:
+                (byte,) = await reader.readexactly(1)
+                length |= (byte & 127) << shift
+                shift += 7
+                if length > MESSAGE_LIMIT or shift > 21:
+                    raise TooLarge(f"a message of a relay may have {MESSAGE_LIMIT} bytes")
+                if byte < 128:
+                    return decode(await reader.readexactly(length))
+    except DAEMON_ERRORS as error:
+        raise PeerGone(f"no message came: {error or type(error).__name__}") from None
+
+
+def number_in(fields: Fields, key: int) -> int:
+    """A whole number; 0 if it is not there. Malformed for anything else."""
+    value = fields.get(key, 0)
+    if not isinstance(value, int):
+        raise Malformed("a number is missing in a message of a relay")
+    return value
+
+
+def peer_in(fields: Fields) -> PeerId:
+    """Whom a CONNECT is for. Malformed if that is no Ed25519 peer id."""
+    raw = _part(fields, 2).get(1)
+    if not isinstance(raw, bytes) or len(raw) != 38:
+        raise Malformed("a circuit to a peer without an Ed25519 key")
+    return PeerId(PeerID(raw).to_base58())
+
+
+def peer_field(peer: PeerId) -> Fields:
+    """How a message names a peer."""
+    return {1: PeerID.from_base58(peer).to_bytes()}
+
+
+async def reserve(daemon: Daemon, relay: PeerId) -> Reservation:
+    """Reserve a slot at a connected relay, or prolong it. PeerGone if it has none for us; Malformed."""
+    reader, writer = await daemon.open_stream(relay, HOP_PROTOCOL, STEP_SECONDS)
+    try:
+        writer.write(encode({1: HOP_RESERVE}))
+        answer = await read_fields(reader)
+        status = number_in(answer, 5)
+        if number_in(answer, 1) != HOP_STATUS or status != OK:
+            raise PeerGone(f"{relay} has no slot for us (status {status})")
+        expires, most = number_in(_part(answer, 3), 1), number_in(_part(answer, 4), 2)
+    finally:
+        writer.transport.abort()
+    if 0 < most < LEAST_BYTES:
+        raise PeerGone(f"{relay} carries {most} bytes through a circuit; {LEAST_BYTES} are needed")
+    return Reservation(float(expires), most)
+
+
+def _part(fields: Fields, key: int) -> Fields:
+    value = fields.get(key, b"")
+    if not isinstance(value, bytes):
+        raise Malformed("a part is missing in a message of a relay")
+    return decode(value)
+
+
+def _body(fields: Fields) -> bytes:
+    data = b""
+    for key, value in fields.items():
+        if isinstance(value, int):
+            data += _varint(key << 3 | _VARINT) + _varint(value)
+        else:
+            part = value if isinstance(value, bytes) else _body(value)
+            data += _varint(key << 3 | _BYTES) + _varint(len(part)) + part
+    return data
+
+
+def _varint(value: int) -> bytes:
+    data = b""
+    while value >= 128:
+        data += bytes([value & 127 | 128])
+        value >>= 7
+    return data + bytes([value])

@@ -1,0 +1,215 @@
+"""The relay's side of circuits (circuits.py): what a bootstrap carries for peers that nobody can dial.
+
+p2pd has a relay of its own, but a race at its start settles with which limits: 128 KiB and two minutes a
+circuit, or 4 GiB and half an hour (it registers two, the last one counts). This one takes its place: no limit on
+a circuit, a share in its owner's upload limit, and a count of what it carries.
+
+Who may have a slot: anybody, while there are some. What a stranger can make of it: circuits to those who have
+asked to be reached, CIRCUITS_PER_PEER at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from protocols.circuits import (
+    CONNECTION_FAILED,
+    HOP_CONNECT,
+    HOP_PROTOCOL,
+    HOP_RESERVE,
+    HOP_STATUS,
+    LIMIT_EXCEEDED,
+    MALFORMED,
+    NO_LIMIT,
+    NO_RESERVATION,
+    OK,
+    REFUSED,
+    STEP_SECONDS,
+    STOP_CONNECT,
+    STOP_PROTOCOL,
+    STOP_STATUS,
+    Fields,
+    encode,
+    is_circuit,
+    number_in,
+    peer_field,
+    peer_in,
+    read_fields,
+)
+from protocols.daemon import DAEMON_ERRORS
+from protocols.errors import Malformed, WireError
+from protocols.hivemind_parts import P2P, StreamInfo
+from protocols.messages import Chunk
+from protocols.upload import Upload
+from swarmnet.identifiers import PeerId
+
+SLOTS = 1024
+"""A slot is an entry here and a connection that stands anyway, to the directory."""
+SLOT_SECONDS = 3600.0
+"""As go-libp2p's."""
+CIRCUITS = 256
+"""Two descriptors here and four in p2pd each: a third of OPEN_FILES."""
+CIRCUITS_PER_PEER = 32
+"""Open from or to one peer: ten neighbours in its group, and some of the stages next to it."""
+STREAMS, STREAMS_PER_PEER = CIRCUITS + 64, CIRCUITS_PER_PEER + 4
+"""Open at once, with those that have not said yet what they are for."""
+WRITE_SECONDS = 30.0
+"""The other side is connected and reads nothing."""
+_READ_BYTES = 64 * 1024
+
+
+class OpensStreams(Protocol):
+    """What is needed of `Daemon`."""
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, deadline_seconds: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
+
+
+class RelayService:
+    """Answers on streams that others open."""
+
+    def __init__(self, daemon: OpensStreams, now: Callable[[], float] = time.time) -> None:
+        self._daemon, self._now = daemon, now
+        self.upload: Upload | None = None
+        """What all links of this process may send together, circuits among them; None: no limit."""
+        self.carried_bytes = 0
+        """Through circuits, both ways together."""
+        self._slots: dict[PeerId, float] = {}
+        """Until when, by whom."""
+        self._ends: Counter[PeerId] = Counter()
+        """Open circuits by who is at one of their ends."""
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._streams: Counter[PeerId] = Counter()
+
+    async def serve(self, p2p: P2P) -> None:
+        """Register with p2pd, in place of its own."""
+        await p2p.add_binary_stream_handler(HOP_PROTOCOL, self.accept)
+
+    @property
+    def slots(self) -> int:
+        """Reserved now."""
+        return len(self._slots)
+
+    @property
+    def circuits(self) -> int:
+        """Open now."""
+        return self._ends.total() // 2
+
+    async def accept(
+        self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve one stream to its end."""
+        task, peer = asyncio.current_task(), PeerId(info.peer_id.to_base58())
+        full = len(self._open) >= STREAMS or self._streams[peer] >= STREAMS_PER_PEER
+        if task is None or full:
+            writer.transport.abort()
+            return
+        self._open[task] = writer
+        self._streams[peer] += 1
+        try:
+            await self._answer(peer, is_circuit(str(info.addr)), reader, writer)
+        except (WireError, *DAEMON_ERRORS):
+            pass  # It has gone, or is no asker.
+        finally:
+            self._streams[peer] -= 1
+            self._streams += Counter()  # Without those that are at 0.
+            del self._open[task]
+            writer.transport.abort()
+
+    async def _answer(
+        self, peer: PeerId, relayed: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        answer: Fields
+        try:
+            ask = await read_fields(reader)
+            kind = number_in(ask, 1)
+            if relayed:  # A circuit through a circuit would be carried twice.
+                answer = {1: HOP_STATUS, 5: REFUSED}
+            elif kind == HOP_RESERVE:
+                answer = self._reserve(peer)
+            elif kind == HOP_CONNECT:
+                status = await self._connect(peer, peer_in(ask), reader, writer)
+                if status == OK:
+                    return
+                answer = {1: HOP_STATUS, 5: status}
+            else:
+                raise Malformed("neither RESERVE nor CONNECT")
+        except Malformed:
+            answer = {1: HOP_STATUS, 5: MALFORMED}
+        writer.write(encode(answer))
+        async with asyncio.timeout(STEP_SECONDS):
+            await reader.read(1)  # The asker ends it: our end could overtake the answer.
+
+    def _reserve(self, peer: PeerId) -> Fields:
+        now = self._now()
+        if peer not in self._slots and len(self._slots) >= SLOTS:
+            self._slots = {one: until for one, until in self._slots.items() if until > now}
+            if len(self._slots) >= SLOTS:
+                return {1: HOP_STATUS, 5: REFUSED}
+        self._slots[peer] = now + SLOT_SECONDS
+        return {1: HOP_STATUS, 3: {1: int(now + SLOT_SECONDS)}, 4: NO_LIMIT, 5: OK}
+
+    async def _connect(
+        self, source: PeerId, target: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> int:
+        """Carry a circuit to its end, and OK; or at once why there is none."""
+        if self._slots.get(target, 0.0) <= self._now() or source == target:
+            return NO_RESERVATION
+        busy = max(self._ends[source], self._ends[target])
+        if self.circuits >= CIRCUITS or busy >= CIRCUITS_PER_PEER:
+            return LIMIT_EXCEEDED
+        self._ends.update((source, target))
+        far: asyncio.StreamWriter | None = None
+        try:
+            try:
+                far_reader, far = await self._daemon.open_stream(target, STOP_PROTOCOL, STEP_SECONDS)
+                far.write(encode({1: STOP_CONNECT, 2: peer_field(source), 3: NO_LIMIT}))
+                told = await read_fields(far_reader)
+            except (WireError, *DAEMON_ERRORS):
+                return CONNECTION_FAILED
+            if number_in(told, 1) != STOP_STATUS or number_in(told, 4) != OK:
+                return CONNECTION_FAILED
+            writer.write(encode({1: HOP_STATUS, 4: NO_LIMIT, 5: OK}))
+            await self._carry(reader, writer, far_reader, far)
+            return OK
+        finally:
+            if far is not None:
+                far.close()
+            self._ends.subtract((source, target))
+            self._ends += Counter()
+
+    async def _carry(
+        self, near: asyncio.StreamReader, near_writer: asyncio.StreamWriter,
+        far: asyncio.StreamReader, far_writer: asyncio.StreamWriter,
+    ) -> None:  # fmt: skip
+        """Both ways, until one side ends it."""
+        ways = [
+            asyncio.create_task(self._pump(near, far_writer), name="circuit out"),
+            asyncio.create_task(self._pump(far, near_writer), name="circuit back"),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(_READ_BYTES):
+            if self.upload is not None:
+                await self.upload.turn(len(data), Chunk.priority)
+            writer.write(data)
+            async with asyncio.timeout(WRITE_SECONDS):
+                await writer.drain()
+            self.carried_bytes += len(data)
+
+    async def close(self) -> None:
+        """Cut all circuits."""
+        for writer in self._open.values():  # Cancelling their tasks makes asyncio 3.11 complain.
+            writer.transport.abort()
+        await asyncio.gather(*self._open, return_exceptions=True)

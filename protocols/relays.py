@@ -1,0 +1,126 @@
+"""Slots at relays, kept by a peer that others may not be able to dial (circuits.py).
+
+A peer cannot see from inside whether others get in, so it reserves whether or not it is firewalled: a slot
+costs the relay next to nothing while nobody dials through it, and who dials tries the direct addresses first
+(dialling.py). A slot is of no use when its connection has ended, so a ping keeps watch on that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from protocols.circuits import STEP_SECONDS, is_circuit, reserve
+from protocols.daemon import DAEMON_ERRORS, Daemon
+from protocols.dht import split_multiaddr
+from protocols.errors import PeerGone, WireError
+from swarmnet.identifiers import PeerId
+
+MOST_RELAYS = 3
+"""One is enough; each more is a way in when others are gone, and two addresses in the record."""
+ADDRESSES_PER_RELAY = 2
+PING_PROTOCOL, PING_BYTES = "/ipfs/ping/1.0.0", 32
+PING_SECONDS = 10.0
+"""go-libp2p ends a ping stream after 60 s of silence."""
+RENEW_SECONDS = 900.0
+"""Well within the hour that a slot lasts."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
+
+Say = Callable[[str, str], None]
+"""(event, text for people)"""
+
+
+def usable(multiaddrs: Sequence[str]) -> dict[PeerId, tuple[str, ...]]:
+    """The peers that can be relays for others on other machines, with their addresses."""
+    relays: dict[PeerId, list[str]] = {}
+    for multiaddr in multiaddrs:
+        if is_circuit(multiaddr) or multiaddr.startswith(("/ip4/127.", "/ip6/::1/")):
+            continue
+        peer, address = split_multiaddr(multiaddr)
+        relays.setdefault(peer, []).append(address)
+    kept = list(relays.items())[:MOST_RELAYS]
+    return {peer: tuple(addresses[:ADDRESSES_PER_RELAY]) for peer, addresses in kept}
+
+
+class Relays:
+    """The slots of one peer; `use` begins."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._slots: dict[PeerId, tuple[str, ...]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._first = asyncio.Event()
+        self.moved: Callable[[], None] = lambda: None
+        """Called when `addresses` has changed."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs through the relays, without the own /p2p/ part."""
+        return tuple(address for slot in self._slots.values() for address in slot)
+
+    def use(self, multiaddrs: Sequence[str], say: Say) -> None:
+        """Keep a slot at each of these that has one, for as long as this lives."""
+        for relay, addresses in usable(multiaddrs).items():
+            keeping = self._keep(relay, addresses, say)
+            self._tasks.append(asyncio.create_task(keeping, name=f"relay {relay}"))
+
+    async def first(self, seconds: float) -> bool:
+        """Whether there is a slot, at the latest after `seconds`."""
+        if not self._tasks:
+            return False
+        try:
+            async with asyncio.timeout(seconds):
+                await self._first.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _keep(self, relay: PeerId, addresses: Sequence[str], say: Say) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        told = ""
+        while True:
+            try:
+                await self._daemon.connect(relay, addresses, STEP_SECONDS)
+                await reserve(self._daemon, relay)
+                if relay not in self._slots:
+                    self._slots[relay] = tuple(f"{each}/p2p/{relay}/p2p-circuit" for each in addresses)
+                    self._first.set()
+                    self.moved()
+                    through = self._slots[relay][0]
+                    say("relayed", f"who cannot dial this peer directly reaches it through {through}")
+                    pause, told = FIRST_PAUSE_SECONDS, ""
+                await self._watch(relay)
+                continue  # It is time to renew it.
+            except (WireError, *DAEMON_ERRORS) as error:
+                why = str(error) or type(error).__name__
+            if self._slots.pop(relay, None) is not None:
+                self.moved()
+            if why != told:
+                told = why
+                say("not_relayed", f"nobody reaches this peer through {relay} now: {why}")
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
+
+    async def _watch(self, relay: PeerId) -> None:
+        """Return when the slot is to be renewed. Raises PeerGone when the connection is no more."""
+        reader, writer = await self._daemon.open_stream(relay, PING_PROTOCOL, STEP_SECONDS)
+        clock = asyncio.get_running_loop().time
+        until = clock() + RENEW_SECONDS
+        try:
+            while clock() < until:
+                try:
+                    async with asyncio.timeout(PING_SECONDS):
+                        unasked = await reader.read(PING_BYTES)
+                except TimeoutError:
+                    writer.write(bytes(PING_BYTES))
+                    async with asyncio.timeout(STEP_SECONDS):
+                        await reader.readexactly(PING_BYTES)
+                else:
+                    raise PeerGone("it speaks unasked" if unasked else "its connection has ended")
+        finally:
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,458 @@
+"""Circuits, in memory: who gets a slot, who is carried, what strangers can do to a relay, and which way is dialled."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.config.peer_file import PeerFile
+from peers.peer import keeps_slots, serves_circuits
+from peers.virtual_time import run as run_virtual
+from protocols import circuits, dialling, relay_service, relays
+from protocols.circuits import HOP_CONNECT, HOP_PROTOCOL, HOP_RESERVE, encode, read_fields
+from protocols.daemon import Stream, multiaddr_bytes
+from protocols.dialling import Dialling
+from protocols.errors import Malformed, PeerGone, TooLarge, Unreachable
+from protocols.hivemind_parts import PeerID
+from protocols.identity import Identity
+from protocols.relay_service import RelayService
+from protocols.relays import PING_PROTOCOL, Relays, usable
+
+RELAY, HIDDEN, ASKER, OTHER = (
+    Identity.from_seed(name).peer_id for name in (b"relay", b"hidden", b"asker", b"other")
+)
+DOOR = "/ip4/9.9.9.9/tcp/31330"
+CIRCUIT = f"{DOOR}/p2p/{RELAY}/p2p-circuit"
+DIRECT = "/ip4/8.8.4.4/tcp/31331"
+
+
+class Pipe:
+    """The writing end of a stream in memory."""
+
+    def __init__(self, reader):
+        self.reader, self.ended = reader, False
+        self.transport = SimpleNamespace(abort=self.close)
+
+    def write(self, data):
+        if not self.ended:
+            self.reader.feed_data(bytes(data))
+
+    async def drain(self):
+        pass
+
+    def close(self):
+        if not self.ended:
+            self.ended = True
+            self.reader.feed_eof()
+
+
+def stream_pair():
+    """(reader, writer) of the one end and of the other."""
+    here, there = asyncio.StreamReader(), asyncio.StreamReader()
+    return (here, Pipe(there)), (there, Pipe(here))
+
+
+class Relay:
+    """A relay whose clock is set by hand, and which reaches whom `reached` says."""
+
+    def __init__(self):
+        self.clock = 1000.0
+        self.reached = {}
+        self.service = RelayService(self, lambda: self.clock)
+        self.serving = []
+
+    async def open_stream(self, peer, protocol, deadline_seconds):
+        if peer not in self.reached:
+            raise PeerGone(f"no stream to {peer}")
+        ours, theirs = stream_pair()
+        self.reached[peer](theirs)
+        return ours
+
+    def opened(self, peer, address=DIRECT):
+        """The asker's end of a stream that `peer` opens."""
+        ours, theirs = stream_pair()
+        info = SimpleNamespace(peer_id=PeerID.from_base58(peer), addr=address)
+        self.serving.append(asyncio.create_task(self.service.accept(info, *theirs)))
+        return ours
+
+    async def asked(self, peer, message, address=DIRECT):
+        """What it answers, and the stream."""
+        reader, writer = self.opened(peer, address)
+        writer.write(encode(message))
+        return await read_fields(reader), (reader, writer)
+
+    async def status(self, peer, message, address=DIRECT):
+        answer, (_, writer) = await self.asked(peer, message, address)
+        writer.close()
+        return answer[5]
+
+    async def end(self):
+        await self.service.close()
+        await asyncio.gather(*self.serving)
+
+
+RESERVE = {1: HOP_RESERVE}
+CONNECT = {1: HOP_CONNECT, 2: circuits.peer_field(HIDDEN)}
+
+
+def accepts(answer=circuits.OK):
+    """A hidden peer: its ends of the circuits that were brought to it."""
+    ends = []
+
+    def reached(stream):
+        async def answers():
+            told = await read_fields(stream[0])
+            assert circuits.peer_in(told) == ASKER
+            stream[1].write(encode({1: circuits.STOP_STATUS, 4: answer}))
+
+        ends.append((stream, asyncio.create_task(answers())))
+
+    return reached, ends
+
+
+def test_what_was_reserved_is_carried_both_ways_until_one_side_ends_it():
+    async def scenario():
+        relay = Relay()
+        relay.reached[HIDDEN], ends = accepts()
+        reserved, (_, writer) = await relay.asked(HIDDEN, RESERVE)
+        writer.close()
+        assert circuits.decode(reserved[3])[1] == 1000 + relay_service.SLOT_SECONDS
+        answer, (reader, writer) = await relay.asked(ASKER, CONNECT)
+        assert (answer[5], circuits.decode(answer[4])) == (circuits.OK, circuits.NO_LIMIT)
+        (there, back), _ = ends[0]
+        writer.write(b"x" * 300_000)
+        assert await there.readexactly(300_000) == b"x" * 300_000
+        back.write(b"yes")
+        assert await reader.readexactly(3) == b"yes"
+        assert (relay.service.circuits, relay.service.carried_bytes) == (1, 300_003)
+        writer.close()
+        assert await there.read() == b""
+        await asyncio.gather(*relay.serving)
+        assert relay.service.circuits == 0
+
+    run_virtual(scenario())
+
+
+def test_who_has_no_slot_or_one_that_ran_out_or_is_gone_is_not_connected():
+    async def scenario():
+        relay = Relay()
+        assert await relay.status(ASKER, CONNECT) == circuits.NO_RESERVATION
+        assert await relay.status(HIDDEN, RESERVE) == circuits.OK
+        assert await relay.status(HIDDEN, CONNECT) == circuits.NO_RESERVATION, "to itself"
+        assert await relay.status(ASKER, CONNECT) == circuits.CONNECTION_FAILED
+        relay.reached[HIDDEN], _ = accepts(circuits.REFUSED)
+        assert await relay.status(ASKER, CONNECT) == circuits.CONNECTION_FAILED
+        assert relay.service.circuits == 0
+        relay.clock += relay_service.SLOT_SECONDS
+        assert await relay.status(ASKER, CONNECT) == circuits.NO_RESERVATION
+        await relay.end()
+
+    run_virtual(scenario())
+
+
+def test_a_circuit_through_a_circuit_is_refused():
+    async def scenario():
+        relay = Relay()
+        assert await relay.status(HIDDEN, RESERVE, CIRCUIT) == circuits.REFUSED
+        assert relay.service.slots == 0
+
+    run_virtual(scenario())
+
+
+def test_slots_and_circuits_and_streams_are_bounded_and_free_again(monkeypatch):
+    monkeypatch.setattr(relay_service, "SLOTS", 2)
+    monkeypatch.setattr(relay_service, "CIRCUITS_PER_PEER", 3)
+    monkeypatch.setattr(relay_service, "STREAMS_PER_PEER", 5)
+
+    async def scenario():
+        relay = Relay()
+        relay.reached[HIDDEN], _ = accepts()
+        assert [await relay.status(peer, RESERVE) for peer in (HIDDEN, OTHER, ASKER)] == [100, 100, 200]
+        assert await relay.status(HIDDEN, RESERVE) == circuits.OK, "prolonged"
+        relay.clock += relay_service.SLOT_SECONDS + 1
+        assert await relay.status(ASKER, RESERVE) == circuits.OK
+        assert await relay.status(HIDDEN, RESERVE) == circuits.OK
+        carried = [await relay.asked(ASKER, CONNECT) for _ in range(4)]
+        assert [answer[5] for answer, _ in carried] == [100, 100, 100, circuits.LIMIT_EXCEEDED]
+        silent = [relay.opened(ASKER) for _ in range(3)]
+        assert await silent[2][0].read() == b"", "it has five streams open already"
+        for _, (_, writer) in carried:
+            writer.close()
+        await asyncio.sleep(1.0)
+        assert relay.service.circuits == 0
+        assert await relay.status(ASKER, CONNECT) == circuits.OK
+        await relay.end()
+
+    run_virtual(scenario())
+
+
+def test_who_says_nothing_is_cut_off():
+    async def scenario():
+        relay = Relay()
+        reader, _ = relay.opened(ASKER)
+        assert await reader.read() == b""
+        assert asyncio.get_running_loop().time() == circuits.STEP_SECONDS
+
+    run_virtual(scenario())
+
+
+@given(st.binary(max_size=200))
+def test_nothing_that_a_stranger_says_stops_a_relay(data):
+    async def scenario():
+        relay = Relay()
+        reader, writer = relay.opened(ASKER)
+        writer.write(data)
+        await asyncio.sleep(0.0)
+        writer.close()
+        await reader.read()
+        assert await relay.status(HIDDEN, RESERVE) == circuits.OK
+        await relay.end()
+
+    run_virtual(scenario())
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_malformed(data):
+    async def scenario():
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        try:
+            fields = await read_fields(reader)
+            circuits.number_in(fields, 1)
+            circuits.peer_in(fields)
+        except (Malformed, PeerGone):
+            pass
+
+    run_virtual(scenario())
+
+
+def test_a_long_message_is_refused_before_it_is_read():
+    async def scenario():
+        for length in (b"\xff\xff\x7f", b"\xff\xff\xff\xff\xff\x7f"):
+            reader = asyncio.StreamReader()
+            reader.feed_data(length)
+            with pytest.raises(TooLarge):
+                await read_fields(reader)
+
+    run_virtual(scenario())
+
+
+def test_a_circuit_is_known_by_its_end():
+    assert circuits.through_relay(multiaddr_bytes(CIRCUIT))
+    assert not circuits.through_relay(multiaddr_bytes("/ip4/1.2.3.4/tcp/41474")), "a port with the same bytes"
+    assert not circuits.through_relay(multiaddr_bytes(DOOR))
+
+
+# -- keeping a slot --------------------------------------------------------------------------------------
+
+
+class Daemon:
+    """p2pd beside a relay that answers as it is told."""
+
+    def __init__(self, status=circuits.OK, most=0):
+        self.status, self.most = status, most
+        self.connected = True
+        self.reservations = 0
+        self.pings = []
+        """Our ends of the ping streams."""
+
+    async def connect(self, peer, addresses, deadline_seconds):
+        if not self.connected:
+            raise Unreachable(f"{peer} does not answer")
+
+    async def open_stream(self, peer, protocol, deadline_seconds):
+        ours, theirs = stream_pair()
+        if protocol == HOP_PROTOCOL:
+            self.reservations += 1
+            limit = {2: self.most} if self.most else {}
+            theirs[1].write(encode({1: circuits.HOP_STATUS, 3: {1: 5000}, 4: limit, 5: self.status}))
+        else:
+            assert protocol == PING_PROTOCOL
+            self.pings.append(theirs)
+            self.echoing = asyncio.create_task(self.echo(*theirs))
+        return ours
+
+    async def echo(self, reader, writer):
+        while data := await reader.read(100):
+            writer.write(data)
+
+
+def kept(daemon, then):
+    """`then(slots, moved)` while a peer keeps a slot; what it said."""
+    said, moved = [], []
+
+    async def scenario():
+        slots = Relays(daemon)
+        slots.moved = lambda: moved.append(slots.addresses)
+        slots.use([f"{DOOR}/p2p/{RELAY}"], lambda event, text: said.append(event))
+        try:
+            await then(slots, moved)
+        finally:
+            await slots.close()
+
+    run_virtual(scenario())
+    return said
+
+
+def test_a_slot_is_announced_renewed_and_had_again_when_its_connection_ended():
+    daemon = Daemon()
+
+    async def then(slots, moved):
+        assert await slots.first(1.0)
+        assert slots.addresses == (CIRCUIT,)
+        await asyncio.sleep(relays.RENEW_SECONDS + 30.0)
+        assert (daemon.reservations, moved) == (2, [(CIRCUIT,)])
+        daemon.connected = False
+        daemon.pings[-1][1].close()
+        await asyncio.sleep(0.1)
+        assert moved == [(CIRCUIT,), ()]
+        daemon.connected = True
+        await asyncio.sleep(3.0)
+        assert moved == [(CIRCUIT,), (), (CIRCUIT,)]
+
+    assert kept(daemon, then) == ["relayed", "not_relayed", "relayed"]
+
+
+def test_a_relay_that_no_longer_answers_pings_is_left_within_half_a_minute():
+    daemon = Daemon()
+
+    async def then(slots, moved):
+        await slots.first(1.0)
+        daemon.connected = False
+        daemon.echoing.cancel()
+        await asyncio.sleep(relays.PING_SECONDS + circuits.STEP_SECONDS + 1.0)
+        assert slots.addresses == ()
+
+    assert kept(daemon, then) == ["relayed", "not_relayed"]
+
+
+@pytest.mark.parametrize("daemon", [Daemon(most=131072), Daemon(status=circuits.REFUSED)])
+def test_a_relay_that_cuts_circuits_soon_or_has_no_slot_is_not_announced_and_said_once(daemon):
+    async def then(slots, moved):
+        assert not await slots.first(3.0)
+        await asyncio.sleep(100.0)
+        assert (slots.addresses, moved) == ((), [])
+        assert 3 < daemon.reservations < 12, "with growing pauses"
+
+    assert kept(daemon, then) == ["not_relayed"]
+
+
+def test_relays_are_a_few_peers_that_others_could_dial():
+    here = f"/ip4/127.0.0.1/tcp/1/p2p/{OTHER}"
+    through = f"{CIRCUIT}/p2p/{OTHER}"
+    assert usable([here, through]) == {}
+    again = "/dns4/boot.example.org/tcp/31330"
+    assert usable([f"{DOOR}/p2p/{RELAY}", here, f"{again}/p2p/{RELAY}"]) == {RELAY: (DOOR, again)}
+    many = [f"{DOOR}/p2p/{Identity.from_seed(bytes([n])).peer_id}" for n in range(9)]
+    assert len(usable(many)) == relays.MOST_RELAYS
+
+
+@pytest.mark.parametrize(
+    ("keys", "keeps", "serves"),
+    [
+        ({"run": "00" * 32}, True, False),
+        ({"run": "00" * 32, "relay": False}, False, False),
+        ({"run": "00" * 32, "announce": (DIRECT,)}, False, False),
+        ({"run": "00" * 32, "role": "observer"}, False, False),
+        ({"role": "bootstrap"}, False, True),
+        ({"role": "bootstrap", "relay": False}, False, False),
+    ],
+)
+def test_who_is_to_be_dialled_keeps_slots_and_bootstraps_carry(tmp_path, keys, keeps, serves):
+    config = PeerFile(state=tmp_path, **keys)
+    assert (keeps_slots(config), serves_circuits(config)) == (keeps, serves)
+
+
+# -- which way is dialled --------------------------------------------------------------------------------
+
+
+class Way:
+    """p2pd, as far as dialling goes: who answers where, after how long."""
+
+    def __init__(self, answers, connection=""):
+        self.answers, self.connection = answers, connection
+        self.dialled, self.knocked = [], []
+
+    async def connect(self, peer, addresses, deadline_seconds):
+        if self.connection:
+            return
+        self.dialled.append(tuple(addresses))
+        reached = [each for each in addresses if self.answers.get(each, 100.0) < deadline_seconds]
+        if not reached:
+            await asyncio.sleep(deadline_seconds)
+            raise Unreachable(f"{peer} does not answer")
+        self.connection = min(reached, key=self.answers.get)
+        await asyncio.sleep(self.answers[self.connection])
+
+    async def stream(self, peer, protocol, deadline_seconds):
+        if not self.connection:
+            raise PeerGone(f"no stream to {peer}")
+        return Stream(*stream_pair()[0], multiaddr_bytes(self.connection))
+
+    async def disconnect(self, peer, deadline_seconds):
+        self.connection = ""
+
+    async def knock(self, address):
+        self.knocked.append(address)
+        return address in self.answers
+
+
+def dialled(way, monkeypatch, addresses, times=1):
+    """The connection that a stream is opened on, as an address; and after how many seconds."""
+    monkeypatch.setattr(dialling, "knock", way.knock)
+
+    async def scenario():
+        begun = Dialling(way)
+        for _ in range(times):
+            stream = await begun.stream(HIDDEN, "/x", addresses, 8.0)
+        assert stream.address == multiaddr_bytes(way.connection)
+        return way.connection, asyncio.get_running_loop().time()
+
+    return run_virtual(scenario())
+
+
+def test_who_can_be_dialled_directly_is_not_dialled_through_a_relay(monkeypatch):
+    way = Way({DIRECT: 0.4, CIRCUIT: 0.1})
+    assert dialled(way, monkeypatch, [DIRECT, CIRCUIT]) == (DIRECT, 0.4)
+    assert way.dialled == [(DIRECT,)]
+
+
+def test_who_cannot_is_dialled_through_the_relay_after_a_head_start_and_next_time_at_once(monkeypatch):
+    way = Way({CIRCUIT: 0.2})
+    found, seconds = dialled(way, monkeypatch, [DIRECT, CIRCUIT])
+    assert (found, way.knocked) == (CIRCUIT, [DIRECT])
+    assert seconds == pytest.approx(dialling.HEAD_START_SECONDS + 0.2)
+    way = Way({CIRCUIT: 0.2})
+    assert dialled(way, monkeypatch, [DIRECT, CIRCUIT], times=3)[0] == CIRCUIT
+    assert way.knocked == [DIRECT], "doors that are shut are left alone for a while"
+
+
+def test_a_circuit_is_given_up_where_a_direct_connection_can_be_had(monkeypatch):
+    way = Way({DIRECT: 0.1}, connection=CIRCUIT)
+    assert dialled(way, monkeypatch, [DIRECT])[0] == DIRECT
+    assert way.knocked == [DIRECT]
+    way = Way({CIRCUIT: 0.1}, connection=CIRCUIT)
+    assert dialled(way, monkeypatch, [DIRECT])[0] == CIRCUIT, "nobody opens at its door"
+
+
+def test_where_nothing_answers_in_time_the_peer_is_gone(monkeypatch):
+    with pytest.raises(PeerGone, match="does not answer"):
+        dialled(Way({}), monkeypatch, [DIRECT, CIRCUIT])
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"", b"\x13/multistream/1.0.0\n"])
+async def test_a_knock_is_answered_by_libp2p_alone(monkeypatch, answer):
+    async def connected(host, port):
+        assert (host, port) == ("8.8.4.4", 31331)
+        (reader, writer), (_, theirs) = stream_pair()
+        theirs.write(answer)
+        theirs.close()
+        return reader, writer
+
+    monkeypatch.setattr(asyncio, "open_connection", connected)
+    assert await dialling.knock(DIRECT) == answer.startswith(b"\x13")
+    assert not await dialling.knock("/ip4/127.0.0.1/tcp/31331"), "that would be our own house"
+    assert not await dialling.knock("/ip4/8.8.4.4/udp/31331/quic-v1")

@@ -1,0 +1,96 @@
+"""Circuits through real p2pd: what goes through one, whose relay it is, and what happens when that goes."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from test_transport_contract import DEADLINE, Listener
+
+from protocols.circuits import through_relay
+from protocols.daemon import LOOPBACK
+from protocols.identity import create
+from protocols.messages import Act, Busy
+from protocols.p2pd import P2pdTransport
+from protocols.relays import PING_PROTOCOL
+
+pytestmark = pytest.mark.loopback
+BODY = 3_000_000
+"""More than p2pd's own relay may carry, which is 128 KiB."""
+
+NOWHERE = "/ip4/127.0.0.1/tcp/1"
+
+
+@pytest.fixture
+async def trio(tmp_path):
+    """A relay, a peer that has a slot there, and one that knows of it by its circuit alone."""
+    peers = []
+    for name in ("relay", "hidden", "asker"):
+        create(tmp_path / name)
+        # What the hidden one tells others of itself leads nowhere: libp2p's own routing must not find it.
+        announce = (NOWHERE,) if name == "hidden" else ()
+        options = replace(LOOPBACK, relay=True, announce=announce)
+        peer = await P2pdTransport.start(tmp_path / name, options)
+        peer.listener = Listener()
+        peer.listen(peer.listener)
+        peers.append(peer)
+    relay, hidden, _ = peers
+    await relay.serve_circuits(DEADLINE)
+    said = asyncio.Queue()
+    hidden.relays._tasks.append(
+        asyncio.create_task(
+            hidden.relays._keep(relay.peer, relay.addresses, lambda *told: said.put_nowait(told))
+        )
+    )
+    assert await hidden.relays.first(DEADLINE)
+    assert hidden.addresses == (*hidden.daemon.addresses, *hidden.relays.addresses)
+    hidden.said = said
+    yield peers
+    for peer in peers:
+        await peer.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_messages_go_both_ways_through_a_bootstraps_circuit_and_are_counted_there(trio):
+    relay, hidden, asker = trio
+    link = await asker.open(hidden.peer, "data", DEADLINE, hidden.relays.addresses)
+    link.post(Act("x", 1, 1, 1, 1.0, (1, 2, 3)), bytes(BODY))
+    await hidden.listener.until(lambda heard: heard.messages)
+    back = await hidden.open(asker.peer, "data", DEADLINE)
+    back.post(Busy("x", 3, 1))
+    await asker.listener.until(lambda heard: heard.messages)
+    assert BODY < relay.circuits.carried_bytes < 2 * BODY
+    assert (relay.circuits.circuits, relay.circuits.slots) == (1, 1)
+    assert not link.addresses, "no carriers through a relay"
+
+
+async def test_p2pd_says_of_a_stream_whether_it_goes_through_a_relay(trio):
+    relay, hidden, asker = trio
+    await asker.daemon.connect(hidden.peer, hidden.relays.addresses, DEADLINE)
+    for peer, relayed in ((hidden, True), (relay, False)):
+        stream = await asker.daemon.stream(peer.peer, PING_PROTOCOL, DEADLINE)
+        assert through_relay(stream.address) == relayed
+        stream.writer.close()
+
+
+async def test_a_connection_that_is_given_up_ends_at_both_sides(trio):
+    _, hidden, asker = trio
+    link = await asker.open(hidden.peer, "data", DEADLINE, hidden.relays.addresses)
+    link.post(Busy("x", 3, 1))
+    await hidden.listener.until(lambda heard: heard.messages)
+    await asker.daemon.disconnect(hidden.peer, DEADLINE)
+    await asker.listener.until(lambda heard: heard.lost_)
+    await hidden.listener.until(lambda heard: heard.lost_)
+
+
+async def test_when_the_relay_dies_links_end_at_once_and_the_slot_is_no_longer_announced(trio):
+    relay, hidden, asker = trio
+    link = await asker.open(hidden.peer, "data", DEADLINE, hidden.relays.addresses)
+    link.post(Busy("x", 3, 1))
+    await hidden.listener.until(lambda heard: heard.messages)
+    await relay.close()
+    await asker.listener.until(lambda heard: heard.lost_)
+    await hidden.listener.until(lambda heard: heard.lost_)
+    async with asyncio.timeout(DEADLINE):
+        assert (await hidden.said.get())[0] == "relayed"
+        assert (await hidden.said.get())[0] == "not_relayed"
+    assert hidden.addresses == hidden.daemon.addresses
