@@ -16,6 +16,7 @@ a worker ends the story with it. Seconds are the virtual clock's.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -27,6 +28,8 @@ from torch import Tensor
 from peers.compute import InlineCompute
 from peers.run_file import SignedManifest
 from peers.settings import Settings
+from peers.simulation.stub import stub_part
+from peers.stage_part import StagePart, real_part
 from peers.worker import Worker
 from protocols.identity import Identity
 from protocols.memory import Conditions, MemoryNetwork
@@ -122,8 +125,13 @@ class Swarm:
         seed: int = 0,
         conditions: Conditions | None = None,
         text_run: RunId | None = None,
+        stub: bool = False,
     ) -> None:
-        """`text_run`: sample the text as this run would, so that other runs read the same."""
+        """`text_run`: sample the text as this run would, so that other runs read the same. `stub`: nothing is
+        learnt, for stories of who works with whom; settled weights tell which contributions they hold."""
+        self.stub = stub
+        self._lives = itertools.count()
+        """Tells the payloads of a stub from those that the same peer made in an earlier life."""
         self.signed = sign(manifest)
         self.seed = seed
         self.network = MemoryNetwork(Random(seed), conditions)
@@ -166,11 +174,16 @@ class Swarm:
         transport = self.network.transport(identity.peer_id)
         directory = self.network.directory(identity.peer_id)
 
+        def part(manifest: Manifest, stage: int) -> StagePart:
+            if self.stub:
+                return stub_part(manifest, note, next(self._lives) << 24)
+            return real_part(manifest, stage)
+
         def worker(settings: Settings) -> Worker:
             return Worker(
                 signed or self.signed, identity, transport, directory,
                 InlineCompute(compute or COST_SECONDS.__getitem__), text, settings,
-                Random(f"{self.seed}/{name}"), note, lambda event, line: said.append((event, line)),
+                Random(f"{self.seed}/{name}"), note, lambda event, line: said.append((event, line)), part,
             )  # fmt: skip
 
         async def life() -> None:

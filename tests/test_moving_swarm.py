@@ -33,7 +33,7 @@ class Uneven(Swarm):
     """Peers of given speeds; at most all that is under way waits for the slowest stage."""
 
     def __init__(self, seed: int = 0) -> None:
-        super().__init__(MANIFEST, seed)
+        super().__init__(MANIFEST, seed, stub=True)
         self.speeds: dict[str, float] = {}
 
     def begin(self, stages: dict[str, int], moves: bool) -> None:
