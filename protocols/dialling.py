@@ -1,9 +1,9 @@
-"""Which way a link goes: a direct connection where either side can dial, a circuit (circuits.py) where none can.
+"""Which way a link goes: directly where either side can dial, through a circuit (circuits.py) where none can.
 
 libp2p keeps one connection between two peers and is content with any: a peer that was first met through a
 relay would be spoken to through the relay for ever. So whoever opens a stream and finds itself on a circuit
-knocks at the other's direct addresses; if somebody opens, the circuit is given up for a direct connection. That
-serves the streams of the other side, too, which perhaps could not have dialled.
+knocks at the other's direct addresses; if somebody opens, the circuit is given up for a direct connection.
+That serves the streams of the other side, too, which perhaps could not have dialled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The relay's side of circuits (circuits.py): what a bootstrap carries for peers that nobody can dial.
 
 p2pd has a relay of its own, but a race at its start settles with which limits: 128 KiB and two minutes a
-circuit, or 4 GiB and half an hour (it registers two, the last one counts). This one takes its place: no limit on
-a circuit, a share in its owner's upload limit, and a count of what it carries.
+circuit, or 4 GiB and half an hour (it registers two, the last one counts). This one takes its place: no limit
+on a circuit, a share in its owner's upload limit, and a count of what it carries.
 
 Who may have a slot: anybody, while there are some. What a stranger can make of it: circuits to those who have
 asked to be reached, CIRCUITS_PER_PEER at a time.

@@ -26,8 +26,8 @@ RENEW_SECONDS = 900.0
 """Well within the hour that a slot lasts."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
 
-Say = Callable[[str, str], None]
-"""(event, text for people)"""
+Say = Callable[..., None]
+"""(event, text for people, further fields)"""
 
 
 def usable(multiaddrs: Sequence[str]) -> dict[PeerId, tuple[str, ...]]:
@@ -86,8 +86,9 @@ class Relays:
                     self._slots[relay] = tuple(f"{each}/p2p/{relay}/p2p-circuit" for each in addresses)
                     self._first.set()
                     self.moved()
-                    through = self._slots[relay][0]
-                    say("relayed", f"who cannot dial this peer directly reaches it through {through}")
+                    through = self._slots[relay]
+                    text = f"who cannot dial this peer directly reaches it through {through[0]}"
+                    say("relayed", text, relay=relay, addresses=through)
                     pause, told = FIRST_PAUSE_SECONDS, ""
                 await self._watch(relay)
                 continue  # It is time to renew it.
@@ -97,7 +98,7 @@ class Relays:
                 self.moved()
             if why != told:
                 told = why
-                say("not_relayed", f"nobody reaches this peer through {relay} now: {why}")
+                say("not_relayed", f"nobody reaches this peer through {relay} now: {why}", relay=relay)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
 

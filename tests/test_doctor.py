@@ -101,6 +101,7 @@ def test_a_firewalled_peer_that_announces_wrongly_besides_hears_both():
 def test_a_firewalled_peer_with_a_relay_is_told_of_it():
     relay = "/ip4/9.9.9.9/tcp/1/p2p/12D3KooWrelay/p2p-circuit"
     assert relay in verdict([relay], met(DOOR, "silent"), chosen=False).text
+    assert "not with peers that are firewalled too" in verdict([], met(DOOR, "silent"), chosen=False).text
 
 
 def test_nothing_that_could_be_tried_is_no_verdict():
@@ -242,10 +243,18 @@ def test_a_held_lock_means_that_the_peer_runs_and_nothing_is_made(tmp_path):
         assert is_held(tmp_path)
 
 
-def test_the_addresses_of_a_running_peer_are_those_since_its_last_start(tmp_path):
-    def event(name, **fields):
-        return json.dumps({"time": 1.0, "monotonic": 1.0, "event": name, **fields}) + "\n"
+def event(name, **fields):
+    return json.dumps({"time": 1.0, "monotonic": 1.0, "event": name, **fields}) + "\n"
 
+
+def test_relays_of_a_running_peer_are_those_that_it_has_not_lost(tmp_path):
+    circuits = [f"/ip4/9.9.9.9/tcp/1/p2p/{relay}/p2p-circuit" for relay in "ab"]
+    slots = [event("relayed", relay=relay, addresses=[circuits["ab".index(relay)]]) for relay in "ab"]
+    (tmp_path / "events.jsonl").write_text("".join([*slots, event("not_relayed", relay="a")]))
+    assert logged_addresses(tmp_path, "12D3KooWme") == circuits[1:]
+
+
+def test_the_addresses_of_a_running_peer_are_those_since_its_last_start(tmp_path):
     old, new = (f"listening on /ip4/8.8.4.4/tcp/{port}/p2p/12D3KooWme" for port in (1, 2))
     text = event("started") + event("listening", text=old) + event("started") + event("listening", text=new)
     (tmp_path / "events.jsonl").write_text(text + event("listening", text=new) + '{"torn')

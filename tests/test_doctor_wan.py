@@ -24,6 +24,7 @@ def test_a_reachable_a_firewalled_and_a_wrongly_announced_peer_are_told_apart(tm
         "reachable": 0, "firewalled": 0, "wrong": 1,
     }  # fmt: skip
     assert f"tcp/{PORT}" in found["firewalled"]["doctor"]["text"]
+    assert "through a relay, slower: /ip4/10.77.0.1/" in found["firewalled"]["doctor"]["text"]
     wrong = found["wrong"]["doctor"]
     assert "another peer answers" in wrong["text"]
     assert f"{NOBODY}: no answer" in wrong["text"]

@@ -3,7 +3,7 @@
     .venv/bin/python tests/wan_doctor.py [NAME ...]       needs root
 
     reachable    announces nothing of its own, everybody gets in
-    firewalled   nothing comes in but answers
+    firewalled   nothing comes in but answers; the bootstrap is its relay
     wrong        everybody gets in, but it announces an address of another peer and one where nobody is
 """
 
@@ -25,7 +25,7 @@ NAMES = ("reachable", "firewalled", "wrong")
 PORT = 31331
 NOBODY = f"/ip4/{wan.SUBNET}.0.200/tcp/4001"
 RUN = "name: doctor\nstages: [1, 1]\nmodel: {width: 64, layers: 2}\n"
-KEYS = {"relay": False, "nat": False, "metrics": {"listen": "off"}, "log": "json"}
+KEYS = {"nat": False, "metrics": {"listen": "off"}, "log": "json"}
 DOCTOR_SECONDS, HIVEMIND_SECONDS = 200, 100
 
 NODE = """

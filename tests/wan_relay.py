@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/wan_relay.py [--seconds S] [--cut S] [--open PEER]       needs root
 
-Three workers in two stages, all firewalled but those that are opened, and a bootstrap that relays. With `--cut`
-the bootstrap is killed after so long and started again: every circuit ends at once.
+Three workers in two stages, all firewalled but those that are opened, and a bootstrap that relays. With
+`--cut` the bootstrap is killed after so long and started again: every circuit ends at once.
 """
 
 import argparse

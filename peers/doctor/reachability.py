@@ -94,9 +94,10 @@ def _shut(
     if others:
         text += f"; and wrongly announced besides: {_told(others)}"
     if addresses.relayed:
-        text += f"; others reach this peer through a relay, slower: {addresses.relayed[0]}"
+        text += f"; who is firewalled too reaches this peer through a relay, slower: {addresses.relayed[0]}"
     elif not must:
         text += "; it can train, over connections that it opens itself"
+        text += ", but not with peers that are firewalled too: no bootstrap has a place for it as a relay"
     port = addresses.ports[0] if addresses.ports else 31331
     fix = (
         f"forward TCP port {port} of the router to this machine, let it in (sudo ufw allow {port}/tcp), with "

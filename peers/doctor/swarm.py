@@ -22,7 +22,7 @@ from peers.doctor.stage import Memory
 from peers.doctor.stage import judge as judge_stage
 from peers.event_log import read
 from peers.joining import PeerCache, find_manifest
-from peers.peer import daemon_options, with_ports
+from peers.peer import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
 from peers.run_file import RunFileError, SignedManifest
 from protocols.daemon import CannotStart
 from protocols.dht import DhtDirectory, split_multiaddr
@@ -122,6 +122,8 @@ class Examination:
             took = time.monotonic() - began
             data = {"seconds": round(took, 2), "peer": transport.peer}
             self.tell(Line("p2pd", "ok", f"starts in {took:.1f} s as {transport.peer}", data=data))
+            if keeps_slots(config) and not self.subject.running and "reachability" in self.wanted:
+                transport.relays.use(config.bootstrap, lambda *_, **__: None)
             directory = await DhtDirectory.start(transport.daemon, stores=False)
             yield transport, directory
         finally:
@@ -275,6 +277,7 @@ class Examination:
     async def _reachability(self, transport: P2pdTransport) -> None:
         """What others see when they knock; a helper that is busy with others is asked again."""
         reasons: dict[PeerId, str] = {}
+        await transport.relays.first(SLOT_SECONDS)
         for pause in ASK_AGAIN_SECONDS:
             await asyncio.sleep(pause)
             reasons = {}
@@ -355,15 +358,20 @@ def tcp_port(address: str) -> int:
 
 
 def logged_addresses(state: Path, peer: PeerId) -> Sequence[str]:
-    """Where a running peer listens, from its event log: since its last start."""
+    """Where a running peer listens and which relays lead to it, from its event log: since its last start."""
     found: list[str] = []
+    circuits: dict[str, list[str]] = {}
     with (state / "events.jsonl").open("rb"):
         for event in read(state / "events.jsonl"):
             if event.name == "started":
-                found = []
+                found, circuits = [], {}
+            elif event.name == "relayed":
+                circuits[str(event.fields.get("relay"))] = list(event.fields.get("addresses", ()))
+            elif event.name == "not_relayed":
+                circuits.pop(str(event.fields.get("relay")), None)
             elif event.name == "listening":
                 text = str(event.fields.get("text", "")).removeprefix("listening on ")
                 address, _, whose = text.rpartition("/p2p/")
                 if whose == peer:
                     found.append(address)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*found, *(each for slot in circuits.values() for each in slot)]))
