@@ -11,14 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
 
-import torch
-
-from peers.counted_directory import CountedDirectory
+from peers.codec_counts import CODED, CodecCounts
+from peers.compute_time import ComputeTime, idle_reason
 from peers.event_log import EventLog
-from peers.metrics import STATES, Gpu, Metrics
+from peers.metrics import STATES, Metrics
 from peers.neighbourhood import Neighbourhood
 from peers.reasons import DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.receipts import summary
@@ -28,6 +27,7 @@ from peers.worker import Worker
 from swarmnet.ledger import Ledger
 from swarmnet.manifest import learning_rate
 from swarmnet.membership import BEAT_SECONDS, Known
+from swarmnet.operations import operations_per_token
 
 OBSERVE_SECONDS = 1.0
 NOTE_EVERY = 5
@@ -57,8 +57,11 @@ class Growth:
 class Pulse:
     """Whether the event loop turns and the compute thread works; asked from other threads (/healthz)."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, late: Callable[[float], None] = lambda _: None
+    ) -> None:
+        """`late` is told, once a second, by how many seconds the event loop was late."""
+        self._clock, self._late = clock, late
         self._turned_at = clock()
         self.turns = 0
         """Grows while the event loop turns."""
@@ -70,6 +73,7 @@ class Pulse:
             self._turned_at = self._clock()
             self.turns += 1
             await asyncio.sleep(OBSERVE_SECONDS)
+            self._late(max(0.0, self._clock() - self._turned_at - OBSERVE_SECONDS))
 
     def problem(self) -> str | None:
         """What is wrong, in one line; None: all is well."""
@@ -80,47 +84,24 @@ class Pulse:
         return f"the event loop has not turned for {still:.0f} s" if still > STUCK_SECONDS else None
 
 
-class DirectorySeen(Protocol):
-    """What is read of a directory (DhtDirectory)."""
-
-    @property
-    def clock_offset(self) -> float: ...
-
-    @property
-    def known_nodes(self) -> int: ...
-
-    @property
-    def refusals(self) -> Counter[str]: ...
-
-
-class DirectoryObserver:
-    """A directory's counters as metrics, for every role."""
-
-    def __init__(self, counted: CountedDirectory, directory: DirectorySeen, metrics: Metrics) -> None:
-        self.counted, self.directory, self.network = counted, directory, metrics.network
-        self.growth = Growth()
-
-    async def run(self) -> None:
-        while True:
-            self.look()
-            await asyncio.sleep(OBSERVE_SECONDS)
-
-    def look(self) -> None:
-        self.network.clock_offset.set(self.directory.clock_offset)
-        self.network.nodes.set(self.directory.known_nodes)
-        for (operation, outcome), count in self.counted.ended.items():
-            grown = self.growth.of(operation, count, outcome)
-            self.network.directory(operation, outcome).inc(grown)
-        for code, count in by_code(self.directory.refusals).items():
-            self.network.refused(code).inc(self.growth.of("refused", count, code))
-
-
 class Observer:
     """Reads a worker's counters."""
 
-    def __init__(self, worker: Worker, metrics: Metrics, report: Report, log: EventLog) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        metrics: Metrics,
+        report: Report,
+        log: EventLog,
+        compute_time: ComputeTime | None = None,
+        peak: float | None = None,
+    ) -> None:
+        """`compute_time`: of the process, which may have had workers before; `peak`: operations per second that its
+        device can do."""
         self.worker = worker
         self.metrics = metrics
+        self.compute_time = compute_time if compute_time is not None else ComputeTime(metrics.compute)
+        self.peak = peak
         self.report = report
         self.log = log
         self.ready = False
@@ -135,12 +116,19 @@ class Observer:
             "answered": microbatch("forward"),
             "handed up": microbatch("backward"),
             "round": metrics.rounds.duration,
+            "staleness": metrics.training.staleness,
+            **{
+                f"{kind} {operation}": metrics.codecs.seconds(kind, operation)
+                for kind in CODED
+                for operation in ("encode", "decode")
+            },
             "round trip": metrics.network.round_trip,
             **{operation: metrics.state.duration(operation) for operation in ("save", "load", "fetch")},
         }
 
     async def run(self) -> None:
         looks = 0
+        self._account()
         while True:
             await asyncio.sleep(OBSERVE_SECONDS)
             looks += 1
@@ -148,6 +136,9 @@ class Observer:
             if looks % NOTE_EVERY == 0:
                 self.note()
             self.log.flush()
+
+    def _account(self) -> None:
+        self.compute_time.look(self.worker.loop.time(), self.worker.compute, idle_reason(self.worker))
 
     def note(self) -> None:
         """The counters as events; and what takes a few milliseconds to add up."""
@@ -177,6 +168,7 @@ class Observer:
             metrics.about.state(state).set(state == worker.state)
         metrics.about.paused("owner").set(worker.orders.paused)
         self._machine(worker.settings.checkpoints)
+        self._account()
         self.ready = worker.load().ready
         metrics.about.ready.set(self.ready)
         status = Status(worker.state, stage=worker.stage if worker.stage >= 0 else None,
@@ -194,13 +186,17 @@ class Observer:
         self._timed(worker)
         traffic, peers = neighbourhood.traffic, neighbourhood.membership.peers.values()
         linked = [known for known in peers if known.linked]
+        speed = self._speed(worker.loop.time(), ledger.tokens)
+        if self.peak is not None and speed is not None:
+            each = operations_per_token(worker.manifest, worker.stage)
+            self.metrics.peak.set("train_flops_utilization_ratio", speed * each / self.peak)
         return Status(
             worker.state,
             stage=worker.stage,
             stages=len(worker.manifest.stages),
             round=worker.update.rounds.current if worker.update is not None else None,
             loss=worker.data.loss if worker.data is not None else None,
-            tokens_per_second=self._speed(worker.loop.time(), ledger.tokens),
+            tokens_per_second=speed,
             sent_bytes=traffic.sent.total(),
             received_bytes=traffic.received.total(),
             group_peers=1 + sum(known.stage == worker.stage and known.ready for known in linked),
@@ -238,7 +234,10 @@ class Observer:
     def _training(self, worker: Worker, ledger: Ledger) -> None:
         assert worker.data is not None
         training, microbatches, growth = self.metrics.training, self.metrics.microbatches, self.growth
-        training.tokens.inc(growth.of("tokens", ledger.tokens))
+        tokens = growth.of("tokens", ledger.tokens)
+        training.tokens.inc(tokens)
+        training.operations.inc(tokens * operations_per_token(worker.manifest, worker.stage))
+        self._codecs(worker.data.work.codings)
         if worker.data.loss is not None:
             training.loss.set(worker.data.loss)
         cancelled = ledger.dropped.get("cancelled", 0)
@@ -269,8 +268,15 @@ class Observer:
             return
         if update is not self._update:
             self._update = update
-            growth.forget("rounds", "applied", "corrections", "contributions not finite", "updates")
+            growth.forget("rounds", "applied", "corrections", "contributions not finite", "updates", "votes",
+                          "encoded contribution", "made contribution")  # fmt: skip
         rounds, counts, training = update.rounds, update.counts, self.metrics.training
+        self._codecs(counts.codings)
+        for gauge, norm in zip((training.gradient_norm, training.momentum_norm), counts.norms, strict=True):
+            if norm is not None:
+                gauge.set(norm)
+        for outcome, number in asdict(counts.votes).items():
+            metrics.votes(outcome).inc(growth.of("votes", number, outcome))
         for ended, count in counts.ended.items():
             metrics.finished(ended).inc(growth.of("rounds", count, ended))
         if growth.of("applied", counts.ended.total()) > 0:
@@ -286,6 +292,13 @@ class Observer:
         metrics.lag.set(max(0, newest - rounds.current))
         for outcome, count in {**update.outcomes, "not_finite": counts.not_finite}.items():
             metrics.updates(outcome).inc(growth.of("updates", count, outcome))
+
+    def _codecs(self, codings: CodecCounts) -> None:
+        codecs, growth = self.metrics.codecs, self.growth
+        for kind, count in codings.input_bytes.items():
+            codecs.input(kind).inc(growth.of(f"encoded {kind}", count))
+        for kind, count in codings.output_bytes.items():
+            codecs.output(kind).inc(growth.of(f"made {kind}", count))
 
     def _state(self, worker: Worker) -> None:
         state, states, disk = self.metrics.state, worker.states, worker.disk
@@ -306,19 +319,18 @@ class Observer:
         self._inference_seconds = inference.seconds
 
     def _machine(self, checkpoints: Path | None) -> None:
-        """The disk that checkpoints go to, and the GPU."""
+        """The disk that checkpoints go to."""
         if checkpoints is not None:
             with suppress(OSError):  # Not made yet.
                 self.metrics.about.disk_free.set(shutil.disk_usage(checkpoints.parent).free)
-        if self.metrics.gpu is not None:
-            look_at_gpu(self.metrics.gpu)
 
     def _timed(self, worker: Worker) -> None:
         """Every duration that some part measured since the last look."""
         counts = worker.update.counts if worker.update is not None else None
-        for part in (worker.neighbourhood, worker.data, counts, worker.states, worker.disk):
-            for what, seconds in part.timings.read() if part is not None else ():
-                self._durations[what].observe(seconds)
+        work = worker.data.work if worker.data is not None else None
+        for part in (worker.neighbourhood, worker.data, work, counts, worker.states, worker.disk):
+            for what, measured in part.timings.read() if part is not None else ():
+                self._durations[what].observe(measured)
 
 
 def _waits_for(worker: Worker, neighbourhood: Neighbourhood) -> int | None:
@@ -338,14 +350,6 @@ def _state_of(known: Known, now: float) -> str:
     if now - known.heard_at > 2 * BEAT_SECONDS:
         return "suspect"
     return "active" if known.ready else "joining"
-
-
-def look_at_gpu(gpu: Gpu) -> None:
-    """What torch says of the GPU's memory."""
-    free, total = torch.cuda.mem_get_info()
-    gpu.used.set(total - free)
-    gpu.total.set(total)
-    gpu.held.set(torch.cuda.memory_reserved())
 
 
 def by_code(counted: Mapping[str, int], codes: Container[str] = REFUSALS) -> dict[str, int]:

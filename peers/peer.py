@@ -25,7 +25,8 @@ from peers.http import Exporter
 from peers.joining import PeerCache
 from peers.lan import neighbours
 from peers.metrics import Metrics
-from peers.observe import DirectoryObserver, Pulse
+from peers.observe import Pulse
+from peers.observe_directory import DirectoryObserver
 from peers.roles.archivist import ArchivistRole
 from peers.roles.bootstrap import Bootstrap
 from peers.roles.observer import ObserverRole
@@ -75,7 +76,7 @@ class Peer:
         self.metrics = Metrics()
         self.log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
         self.log.trouble = partial(report.say, "event_log", level="warning")
-        self.pulse = Pulse()
+        self.pulse = Pulse(late=self.metrics.about.loop_lag.observe)
         self.listen = config.listen
         """With the ports that p2pd got: after a restart it is found where it was."""
         self._stop = asyncio.Event()
@@ -190,7 +191,9 @@ class Peer:
                 where = f"listening on {address}/p2p/{transport.peer}"
                 self.say("listening", where, p2pd=transport.daemon.pid)
             counted = CountedDirectory(directory)
-            observer = DirectoryObserver(counted, directory, self.metrics)
+            observer = DirectoryObserver(
+                counted, directory, self.metrics, transport.daemon.connections
+            )
             observing = asyncio.create_task(observer.run(), name="directory observer")
             cache = PeerCache(self.config.state / "peers.json")
             async with neighbours(self.config, transport.peer, transport.addresses, self.say) as lan:

@@ -70,7 +70,7 @@ def declared_series():
     from peers.observer.metrics import SHOWN
 
     metrics = Metrics(process=False)
-    metrics.watch_gpu()
+    metrics.show_all()
     declared = [*metrics.declared, *(shown.declared for shown in SHOWN)]
     return {
         name for metric in declared
@@ -146,7 +146,7 @@ def test_promtool_finds_nothing_to_say_of_the_rules_and_the_configuration():
 @needs_prometheus
 def test_promtool_finds_nothing_to_say_of_any_declared_metric():
     metrics = Metrics(process=False)
-    metrics.watch_gpu()
+    metrics.show_all()
     assert linted(metrics.text()) == ""
 
 

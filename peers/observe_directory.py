@@ -1,0 +1,85 @@
+"""For every role: once a second a directory's counters become metrics; now and then p2pd's connections do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from peers.counted_directory import CountedDirectory
+from peers.metrics import Metrics
+from peers.observe import OBSERVE_SECONDS, Growth, by_code
+from protocols.errors import PeerGone
+
+CONNECTIONS_EVERY = 10
+"""Looks: p2pd is asked, and names every peer that is connected."""
+ANSWER_SECONDS = 2.5
+"""For p2pd; it watches itself by as much (daemon.CHECK_DEADLINE_SECONDS)."""
+
+Connections = Callable[[float], Awaitable[Mapping[str, int]]]
+"""How many there are, direct and relayed, within so many seconds; PeerGone if p2pd does not say."""
+
+
+class DirectorySeen(Protocol):
+    """What is read of a directory (DhtDirectory)."""
+
+    @property
+    def clock_offset(self) -> float: ...
+
+    @property
+    def known_nodes(self) -> int: ...
+
+    @property
+    def refusals(self) -> Counter[str]: ...
+
+    @property
+    def sent_bytes(self) -> int: ...
+
+    @property
+    def received_bytes(self) -> int: ...
+
+
+class DirectoryObserver:
+    """A directory's counters as metrics."""
+
+    def __init__(
+        self,
+        counted: CountedDirectory,
+        directory: DirectorySeen,
+        metrics: Metrics,
+        connections: Connections | None = None,
+    ) -> None:
+        self.counted, self.directory, self.network = counted, directory, metrics.network
+        self.connections = connections
+        self.growth = Growth()
+
+    async def run(self) -> None:
+        looks = 0
+        while True:
+            self.look()
+            if looks % CONNECTIONS_EVERY == 0:
+                await self.look_at_connections()
+            looks += 1
+            await asyncio.sleep(OBSERVE_SECONDS)
+
+    def look(self) -> None:
+        network, growth = self.network, self.growth
+        network.clock_offset.set(self.directory.clock_offset)
+        network.nodes.set(self.directory.known_nodes)
+        network.sent("directory").inc(growth.of("sent", self.directory.sent_bytes))
+        network.received("directory").inc(growth.of("received", self.directory.received_bytes))
+        for (operation, outcome), count in self.counted.ended.items():
+            network.directory(operation, outcome).inc(growth.of(operation, count, outcome))
+        for what, seconds in self.counted.timings.read():
+            network.directory_seconds(what).observe(seconds)
+        for code, count in by_code(self.directory.refusals).items():
+            network.refused(code).inc(growth.of("refused", count, code))
+
+    async def look_at_connections(self) -> None:
+        """Left as it was while p2pd does not answer: it is about to be started again."""
+        if self.connections is not None:
+            with suppress(PeerGone):
+                for path, count in (await self.connections(ANSWER_SECONDS)).items():
+                    self.network.connections(path).set(count)
