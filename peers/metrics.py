@@ -344,7 +344,7 @@ def document() -> str:
     lines = [
         "# Metrics",
         "",
-        "Made by `scripts/docs` from peers/metrics.py; do not edit.",
+        "Made by `scripts/docs` from peers/metrics.py and peers/machine_metrics.py; do not edit.",
         "",
         "A peer serves these at `/metrics`, on 127.0.0.1:9410 unless its file says otherwise, with the",
         "`process_*` and `python_gc_*` of prometheus-client beside them. Labels with a fixed set of values",
