@@ -24,7 +24,8 @@ UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks", "_n
 COUNTS = ("stage", "ready", "round", "round_settled", "round_lag", "round_contributors", "peers",
           "train_loss", "train_learning_rate", "stages", "state", "paused", "stages_missing",
     "credit_contributions", "credit_tokens",
-          "network_subflows", "network_connections", "train_gradient_norm", "train_momentum_norm")  # fmt: skip
+          "network_subflows", "network_connections", "train_gradient_norm",
+          "train_momentum_norm")  # fmt: skip
 """Gauges that are an index, a number of things, or what their help says."""
 
 
@@ -140,7 +141,7 @@ def test_without_nvidias_library_a_gpu_has_the_series_that_torch_knows_and_no_ot
     assert shown_of_gpu(metrics) == MEMORY
 
 
-def test_what_nvidias_library_tells_of_the_gpu_is_shown_and_what_it_does_not_tell_has_no_series(gpu, monkeypatch):
+def test_what_nvidias_library_tells_is_shown_and_what_it_does_not_tell_has_no_series(gpu, monkeypatch):
     library = Library()
     monkeypatch.setitem(sys.modules, "pynvml", library)
     metrics = Metrics(process=False)

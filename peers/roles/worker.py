@@ -299,7 +299,8 @@ class WorkerRole:
 
     async def _asked_how_it_is(self, _request: Request) -> dict[str, Any]:
         state = "paused" if self.pausing else ""
-        return view(self.worker, self.story, self.process.config.name, state)
+        idle = self.compute_time.idle_share
+        return view(self.worker, self.story, self.process.config.name, state, idle)
 
     async def _asked_to_pause(self, _request: Request) -> dict[str, Any]:
         before, began = resident_bytes(), time.monotonic()
