@@ -96,8 +96,8 @@ class Observer:
         compute_time: ComputeTime | None = None,
         peak: float | None = None,
     ) -> None:
-        """`compute_time`: of the process, which may have had workers before; `peak`: operations per second that
-        its device can do."""
+        """`compute_time`: of the process, which may have had workers before; `peak`: what its device can do,
+        operations per second."""
         self.worker = worker
         self.metrics = metrics
         self.compute_time = compute_time if compute_time is not None else ComputeTime(metrics.compute)
