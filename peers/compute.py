@@ -37,6 +37,14 @@ class Compute(Protocol):
     @property
     def queued(self) -> int: ...
 
+    @property
+    def busy_seconds(self) -> float:
+        """How long it has worked since it began, what runs now included."""
+
+    @property
+    def rested_seconds(self) -> float:
+        """How long it has rested because it is not to work all the time."""
+
     def submit(
         self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]
     ) -> None:
@@ -60,10 +68,16 @@ class ThreadCompute:
         self._thread = ThreadPoolExecutor(1, "compute")
         self._closed = False
         self._began: float | None = None
+        self._worked = 0.0
+        self.rested_seconds = 0.0
 
     @property
     def queued(self) -> int:
         return self._queue.qsize()
+
+    @property
+    def busy_seconds(self) -> float:
+        return self._worked + self.working_seconds()
 
     def working_seconds(self) -> float:
         """How long the piece of work that runs has been running; 0 if none does. From any thread."""
@@ -85,9 +99,12 @@ class ThreadCompute:
         try:
             result = work()
         finally:
+            self._worked += time.perf_counter() - start
             self._began = None
         if self.pause:
-            time.sleep(self.pause * (time.thread_time() - used))  # Not of what others took of the core.
+            rest = self.pause * (time.thread_time() - used)  # Not of what others took of the core.
+            time.sleep(rest)
+            self.rested_seconds += rest
         self.loop.call_soon_threadsafe(self._deliver, done, result, time.perf_counter() - start)
 
     def _deliver(self, done: Callable[[Any, float], None], result: object, seconds: float) -> None:
@@ -118,6 +135,7 @@ class InlineCompute:
         self._queue: list[tuple[int, int, Callable[[], Any], Callable[[Any, float], None]]] = []
         self._order = itertools.count()
         self._busy = False
+        self.busy_seconds = self.rested_seconds = 0.0
         self._closed = False
 
     @property
@@ -142,6 +160,7 @@ class InlineCompute:
         self.loop.call_later(seconds, self._finish, done, result, seconds)
 
     def _finish(self, done: Callable[[Any, float], None], result: object, seconds: float) -> None:
+        self.busy_seconds += seconds
         if not self._closed:
             done(result, seconds)
             self._run_next()

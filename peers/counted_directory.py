@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from typing import Literal, Protocol, TypeVar
 
+from peers.timings import Timings
 from protocols.errors import WireError
 from protocols.orders import SignedOrder
 from protocols.transport import Directory
@@ -30,6 +32,8 @@ class CountedDirectory:
     def __init__(self, inner: Joinable) -> None:
         self._inner = inner
         self.ended: Counter[tuple[Operation, Outcome]] = Counter()
+        self.timings = Timings()
+        """By operation, however it ended."""
 
     def now(self) -> float:
         return self._inner.now()
@@ -69,10 +73,14 @@ class CountedDirectory:
         await self._inner.close()
 
     async def _count(self, operation: Operation, work: Awaitable[Result]) -> Result:
+        clock = asyncio.get_running_loop()
+        began = clock.time()
         try:
             result = await work
         except WireError:
             self.ended[operation, "failed"] += 1
             raise
+        finally:
+            self.timings.add(operation, clock.time() - began)
         self.ended[operation, "ok" if result else "empty"] += 1
         return result

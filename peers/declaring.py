@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -15,6 +16,9 @@ PREFIX = "swarmnet_"
 
 FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Histogram bounds in seconds for one piece of computing, from a tiny stage on a CPU up."""
+
+ROUNDS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
+"""Histogram bounds in rounds."""
 
 SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 """Histogram bounds in seconds for what crosses the internet or the disk."""
@@ -99,6 +103,28 @@ class Declare:
         names = [label.name for label in labels]
         metric = Histogram(name, help, names, buckets=bounds, registry=self.registry)
         return Family(metric.labels, labels)
+
+
+class Sometimes:
+    """Gauges that appear with their first value: what cannot be told has no series, and never a false 0."""
+
+    def __init__(self, declare: Declare, helps: Mapping[str, str]) -> None:
+        """`helps`: the gauges' names, and what each means."""
+        self._declare, self._helps = declare, helps
+        self._gauges: dict[str, Gauge] = {}
+
+    def set(self, name: str, value: float | None) -> None:
+        """None: not told, or no longer."""
+        if value is not None and name not in self._gauges:
+            self.show(name)
+        if name in self._gauges:
+            self._gauges[name].set(value if value is not None else nan)
+
+    def show(self, *names: str) -> None:
+        """Let these appear now, or all."""
+        for name in names or self._helps:
+            if name not in self._gauges:
+                self._gauges[name] = self._declare.gauge(name, self._helps[name])
 
 
 def table(declared: Iterable[Declared]) -> Iterator[str]:

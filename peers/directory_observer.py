@@ -1,33 +1,25 @@
-"""A directory's counters become metrics once a second, in every role; what grown counters are to metrics."""
+"""For every role: once a second a directory's counters become metrics; now and then p2pd's connections do."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 from peers.counted_directory import CountedDirectory
+from peers.growth import OBSERVE_SECONDS, Growth, by_code
 from peers.metrics import Metrics
-from peers.reasons import REFUSALS
+from protocols.errors import PeerGone
 
-OBSERVE_SECONDS = 1.0
+CONNECTIONS_EVERY = 10
+"""Looks: p2pd is asked, and names every peer that is connected."""
+ANSWER_SECONDS = 2.5
+"""For p2pd; it watches itself by as much (daemon.CHECK_DEADLINE_SECONDS)."""
 
-
-class Growth:
-    """By how much counters have grown since they were last seen; one that shrank has begun again at 0."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], int] = {}
-
-    def of(self, name: str, count: int, label: str = "") -> int:
-        before = self._seen.get((name, label), 0)
-        self._seen[name, label] = count
-        return count - before if count >= before else count
-
-    def forget(self, *names: str) -> None:
-        """What counted these is a new one."""
-        self._seen = {key: count for key, count in self._seen.items() if key[0] not in names}
+Connections = Callable[[float], Awaitable[Mapping[str, int]]]
+"""How many there are, direct and relayed, within so many seconds; PeerGone if p2pd does not say."""
 
 
 class DirectorySeen(Protocol):
@@ -42,32 +34,52 @@ class DirectorySeen(Protocol):
     @property
     def refusals(self) -> Counter[str]: ...
 
+    @property
+    def sent_bytes(self) -> int: ...
+
+    @property
+    def received_bytes(self) -> int: ...
+
 
 class DirectoryObserver:
-    """A directory's counters as metrics, for every role."""
+    """A directory's counters as metrics."""
 
-    def __init__(self, counted: CountedDirectory, directory: DirectorySeen, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        counted: CountedDirectory,
+        directory: DirectorySeen,
+        metrics: Metrics,
+        connections: Connections | None = None,
+    ) -> None:
         self.counted, self.directory, self.network = counted, directory, metrics.network
+        self.connections = connections
         self.growth = Growth()
 
     async def run(self) -> None:
+        looks = 0
         while True:
             self.look()
+            if looks % CONNECTIONS_EVERY == 0:
+                await self.look_at_connections()
+            looks += 1
             await asyncio.sleep(OBSERVE_SECONDS)
 
     def look(self) -> None:
-        self.network.clock_offset.set(self.directory.clock_offset)
-        self.network.nodes.set(self.directory.known_nodes)
+        network, growth = self.network, self.growth
+        network.clock_offset.set(self.directory.clock_offset)
+        network.nodes.set(self.directory.known_nodes)
+        network.sent("directory").inc(growth.of("sent", self.directory.sent_bytes))
+        network.received("directory").inc(growth.of("received", self.directory.received_bytes))
         for (operation, outcome), count in self.counted.ended.items():
-            grown = self.growth.of(operation, count, outcome)
-            self.network.directory(operation, outcome).inc(grown)
+            network.directory(operation, outcome).inc(growth.of(operation, count, outcome))
+        for what, seconds in self.counted.timings.read():
+            network.directory_seconds(what).observe(seconds)
         for code, count in by_code(self.directory.refusals).items():
-            self.network.refused(code).inc(self.growth.of("refused", count, code))
+            network.refused(code).inc(growth.of("refused", count, code))
 
-
-def by_code(counted: Mapping[str, int], codes: Container[str] = REFUSALS) -> dict[str, int]:
-    """Counts by the codes that have a series, `other` for all the rest: some come from strangers."""
-    counts: Counter[str] = Counter()
-    for code, count in counted.items():
-        counts[code if code in codes else "other"] += count
-    return dict(counts)
+    async def look_at_connections(self) -> None:
+        """Left as it was while p2pd does not answer: it is about to be started again."""
+        if self.connections is not None:
+            with suppress(PeerGone):
+                for path, count in (await self.connections(ANSWER_SECONDS)).items():
+                    self.network.connections(path).set(count)

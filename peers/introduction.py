@@ -110,4 +110,6 @@ def _bounds(limits: LimitsFile) -> str:
         said.append(f"only at {limits.hours} (it is {time.strftime('%H:%M')} now)")
     if limits.only_when_idle:
         said.append("only while nothing else needs this machine")
+    if limits.only_when_plugged_in:
+        said.append("not on battery")
     return "; " + "; ".join(said) if said else ""

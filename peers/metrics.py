@@ -16,11 +16,15 @@ from prometheus_client import (
     generate_latest,
 )
 
-from peers.declaring import FAST, SLOW, Declare, Declared, Label, table
-from peers.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES, ROUNDS
+from peers.codec_counts import CODED
+from peers.declaring import FAST, ROUNDS, SLOW, Declare, Declared, Label, Sometimes, table
+from peers.machine_metrics import GPU, PEAK, ComputeSeconds
+from peers.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
+from peers.reasons import ROUNDS as ROUND_ENDS
 
-KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "inference", "control", "other")
-"""What bytes are for: `Message.kind` in protocols/messages.py."""
+KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "inference", "control", "directory",
+         "other")  # fmt: skip
+"""What bytes are for: `Message.kind` in protocols/messages.py, and what the directory costs."""
 
 STATES = ("connecting", "joining", "training", "held", "paused", "leaving")
 """What a worker can be at (`Worker.state`)."""
@@ -56,6 +60,11 @@ class About:
         self.disk_free = declare.gauge(
             "disk_free_bytes", "Bytes free on the disk of this peer's state folder."
         )
+        self.loop_lag = declare.histogram(
+            "event_loop_lag_seconds",
+            "By how much the event loop was late, looked at once a second, seconds: answers wait so long.",
+            FAST,
+        )  # fmt: skip
 
 
 class Training:
@@ -67,6 +76,23 @@ class Training:
         self.learning_rate = declare.gauge(
             "train_learning_rate", "Learning rate of the newest applied round."
         )
+        self.operations = declare.counter(
+            "train_floating_point_operations_total",
+            "Floating-point operations of the model for the tokens committed here (swarmnet/operations.py).",
+        )
+        self.gradient_norm = declare.gauge(
+            "train_gradient_norm",
+            "2-norm of this stage's mean gradient in the newest own contribution, before it is clipped; per "
+            "token's nats.",
+        )
+        self.momentum_norm = declare.gauge(
+            "train_momentum_norm",
+            "2-norm of what own contributions have not sent yet (error feedback): it should level off.",
+        )
+        self.staleness = declare.histogram(
+            "train_staleness_rounds",
+            "Rounds applied here between the forward pass of a microbatch and its gradient.", ROUNDS,
+        )  # fmt: skip
         self.step_seconds = declare.histograms(
             "train_step_duration_seconds",
             "Computing by phase, seconds; last: forward, loss and backward at once, as the last stage does; "
@@ -94,7 +120,7 @@ class Rounds:
             "Rounds applied here; completed: all expected contributions came; deadline: some came late; "
             "alone: no neighbour to wait for; replayed: the group had settled it before; "
             "empty: without contributions.",
-            Label("outcome", tuple(ROUNDS)),
+            Label("outcome", tuple(ROUND_ENDS)),
         )  # fmt: skip
         self.duration = declare.histogram(
             "round_duration_seconds", "From the opening of a round to its application, seconds.", SLOW
@@ -108,6 +134,29 @@ class Rounds:
         self.corrections = declare.counter(
             "round_corrections_total", "Late contributions that corrected an applied round."
         )
+        self.votes = declare.counters(
+            "votes_total",
+            "Own votes in applied rounds; agreed: the others who voted on that coefficient mostly voted so, "
+            "too; opposed: the other way; alone: nobody else voted on it, or the others are even. Noise is "
+            "opposed as often as agreed with.",
+            Label("outcome", ("agreed", "opposed", "alone")),
+        )
+
+
+class Codecs:
+    """Tensors and bytes."""
+
+    def __init__(self, declare: Declare) -> None:
+        kind = Label("kind", CODED)
+        self.seconds = declare.histograms(
+            "codec_duration_seconds",
+            "Making bytes of a tensor, or a tensor of bytes, seconds; within train_step_duration_seconds.",
+            FAST, kind, Label("operation", ("encode", "decode")),
+        )  # fmt: skip
+        self.input = declare.counters(
+            "codec_input_bytes_total", "Bytes that were encoded here, as float32.", kind
+        )
+        self.output = declare.counters("codec_output_bytes_total", "Bytes that became of them.", kind)
 
 
 class Microbatches:
@@ -152,7 +201,9 @@ class Network:
             "network_sent_bytes_total", "Bytes sent, framing included, by what they are for.", kind
         )
         self.received = declare.counters(
-            "network_received_bytes_total", "Bytes received, framing included, by what they are for.", kind
+            "network_received_bytes_total",
+            "Bytes received, framing included, by what they are for; directory: the DHT's own.",
+            kind,
         )
         self.round_trip = declare.histogram(
             "network_round_trip_seconds", "Round trip to neighbours as heartbeats measure it, seconds.", FAST
@@ -186,6 +237,15 @@ class Network:
             "Operations of the directory; empty: nothing found, or nobody stored it; failed: no answer.",
             Label("operation", ("get", "put", "bootstrap")), Label("outcome", ("ok", "empty", "failed")),
         )  # fmt: skip
+        self.directory_seconds = declare.histograms(
+            "dht_operation_duration_seconds", "Operations of the directory, failed ones too, seconds.", SLOW,
+            Label("operation", ("get", "put", "bootstrap")),
+        )  # fmt: skip
+        self.connections = declare.gauges(
+            "network_connections",
+            "libp2p connections of this peer; relayed: they go through another peer.",
+            Label("path", ("direct", "relayed")),
+        )
         self.subflows = declare.gauge(
             "network_subflows",
             "Connections besides libp2p's own over which slow links send; they end with their links.",
@@ -240,19 +300,6 @@ class Credit:
         self.signers = declare.gauge("credit_peers", "Peers that have signed one of the receipts kept.")
 
 
-class Gpu:
-    """The compute device, where torch sees a GPU."""
-
-    def __init__(self, declare: Declare) -> None:
-        self.used = declare.gauge(
-            "gpu_memory_used_bytes", "Bytes of GPU memory in use, by whomever. Only with a GPU."
-        )
-        self.total = declare.gauge("gpu_memory_total_bytes", "Bytes of GPU memory. Only with a GPU.")
-        self.held = declare.gauge(
-            "gpu_memory_reserved_bytes", "Bytes of GPU memory that this peer holds. Only with a GPU."
-        )
-
-
 class Metrics:
     """All metrics of one peer. `process=False` leaves out what prometheus-client knows of the process."""
 
@@ -264,12 +311,15 @@ class Metrics:
         self.about = About(declare)
         self.training = Training(declare)
         self.rounds = Rounds(declare)
+        self.codecs = Codecs(declare)
+        self.compute = ComputeSeconds(declare)
         self.microbatches = Microbatches(declare)
         self.network = Network(declare)
         self.state = State(declare)
         self.inference = Inference(declare)
         self.credit = Credit(declare)
-        self.gpu: Gpu | None = None
+        self.gpu = Sometimes(declare, GPU)
+        self.peak = Sometimes(declare, PEAK)
         if process:
             ProcessCollector(registry=self.registry)
             GCCollector(registry=self.registry)
@@ -279,10 +329,10 @@ class Metrics:
         """All that this registry has of its own."""
         return tuple(self._declare.declared)
 
-    def watch_gpu(self) -> None:
-        """This peer computes on a GPU: those series appear too."""
-        if self.gpu is None:
-            self.gpu = Gpu(self._declare)
+    def show_all(self) -> None:
+        """Also what appears only where it can be told, for the documentation."""
+        self.gpu.show()
+        self.peak.show()
 
     def text(self) -> bytes:
         """What /metrics answers, in Prometheus' text format."""
@@ -294,7 +344,7 @@ def document() -> str:
     lines = [
         "# Metrics",
         "",
-        "Made by `scripts/docs` from peers/metrics.py; do not edit.",
+        "Made by `scripts/docs` from peers/metrics.py and peers/machine_metrics.py; do not edit.",
         "",
         "A peer serves these at `/metrics`, on 127.0.0.1:9410 unless its file says otherwise, with the",
         "`process_*` and `python_gc_*` of prometheus-client beside them. Labels with a fixed set of values",
@@ -302,5 +352,5 @@ def document() -> str:
         "",
     ]
     metrics = Metrics(process=False)
-    metrics.watch_gpu()
+    metrics.show_all()
     return "\n".join([*lines, *table(metrics.declared)]) + "\n"

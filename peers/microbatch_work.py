@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from peers.codec_counts import CodecCounts, Coded
 from peers.stage_part import Computes
+from peers.timings import Timings
 from swarmnet import hidden
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.manifest import Manifest
@@ -62,6 +65,8 @@ class Bodies:
     """From sending its output to the gradient: compute, queues and network below."""
     arrived_at: float | None = None
     """When it came from above; None once its gradient was handed up."""
+    weights_at: int = 0
+    """`MicrobatchWork.applied_rounds` at its forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,31 +92,53 @@ class MicrobatchWork:
         self.stage_compute = stage_compute
         self.gathered_tokens = 0
         """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
+        self.applied_rounds = 0
+        """Rounds that have entered the weights here since the start; likewise."""
+        self.timings = Timings()
+        self.codings = CodecCounts(self.timings)
 
     def forward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
+        kept.weights_at = self.applied_rounds
         try:
             inputs = kept.inputs
             if inputs is None:
-                inputs = hidden.decode(kept.output, kept.shape, self.codec)
+                inputs = self._decode("activation", kept.output, kept.shape)
             if not self.is_last:
                 output_BTD = self.stage_compute.forward(key, inputs)
-                return Computed(hidden.encode(output_BTD, self.codec), _shape(output_BTD))
+                return Computed(self._encode("activation", output_BTD), _shape(output_BTD))
             assert kept.labels is not None, "the last stage got its labels with the ACT"
             finished = self.stage_compute.finish(key, inputs, kept.labels)
         except (StageError, hidden.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
-        self.gathered_tokens += finished.tokens
+        self._gathered(kept, finished.tokens)
         gradient = finished.hidden_gradient
-        encoded = b"" if gradient is None else hidden.encode(gradient, self.codec)
+        encoded = b"" if gradient is None else self._encode("gradient", gradient)
         return Computed(encoded, kept.shape, finished.loss_sum, finished.tokens)
 
     def backward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
         try:
-            gradient = self.stage_compute.backward(key, hidden.decode(kept.gradient, kept.shape, self.codec))
+            below = self._decode("gradient", kept.gradient, kept.shape)
+            gradient = self.stage_compute.backward(key, below)
         except (StageError, hidden.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
-        self.gathered_tokens += kept.tokens
-        return Computed(b"" if gradient is None else hidden.encode(gradient, self.codec), kept.shape)
+        self._gathered(kept, kept.tokens)
+        return Computed(b"" if gradient is None else self._encode("gradient", gradient), kept.shape)
+
+    def _gathered(self, kept: Bodies, tokens: int) -> None:
+        self.gathered_tokens += tokens
+        self.timings.add("staleness", self.applied_rounds - kept.weights_at)
+
+    def _encode(self, kind: Coded, tensor: Tensor) -> bytes:
+        began = perf_counter()
+        encoded = hidden.encode(tensor, self.codec)
+        self.codings.encoded(kind, began, tensor.numel(), len(encoded))
+        return encoded
+
+    def _decode(self, kind: Coded, data: bytes, shape: tuple[int, int, int]) -> Tensor:
+        began = perf_counter()
+        decoded = hidden.decode(data, shape, self.codec)
+        self.codings.decoded(kind, began)
+        return decoded
 
 
 def _shape(hidden_BTD: Tensor) -> tuple[int, int, int]:

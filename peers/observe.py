@@ -10,13 +10,14 @@ import shutil
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from peers.directory_observer import OBSERVE_SECONDS, Growth, by_code
+from peers.codec_counts import CODED, CodecCounts
+from peers.compute_time import ComputeTime, idle_reason
 from peers.event_log import EventLog
-from peers.metrics import STATES, Gpu, Metrics
+from peers.growth import OBSERVE_SECONDS, Growth, by_code
+from peers.metrics import STATES, Metrics
 from peers.neighbourhood import Neighbourhood
 from peers.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.receipts import summary
@@ -26,6 +27,7 @@ from peers.worker import Worker
 from swarmnet.ledger import Ledger
 from swarmnet.manifest import learning_rate
 from swarmnet.membership import BEAT_SECONDS, Known
+from swarmnet.operations import operations_per_token
 
 NOTE_EVERY = 5
 """Every so many looks, ledger and traffic go to the event log too: a killed peer leaves them there."""
@@ -36,9 +38,21 @@ SPEED_SECONDS = 10.0
 class Observer:
     """Reads a worker's counters."""
 
-    def __init__(self, worker: Worker, metrics: Metrics, report: Report, log: EventLog) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        metrics: Metrics,
+        report: Report,
+        log: EventLog,
+        compute_time: ComputeTime | None = None,
+        peak: float | None = None,
+    ) -> None:
+        """`compute_time`: of the process, which may have had workers before; `peak`: what its device can do,
+        operations per second."""
         self.worker = worker
         self.metrics = metrics
+        self.compute_time = compute_time if compute_time is not None else ComputeTime(metrics.compute)
+        self.peak = peak
         self.report = report
         self.log = log
         self.ready = False
@@ -53,12 +67,19 @@ class Observer:
             "answered": microbatch("forward"),
             "handed up": microbatch("backward"),
             "round": metrics.rounds.duration,
+            "staleness": metrics.training.staleness,
+            **{
+                f"{kind} {operation}": metrics.codecs.seconds(kind, operation)
+                for kind in CODED
+                for operation in ("encode", "decode")
+            },
             "round trip": metrics.network.round_trip,
             **{operation: metrics.state.duration(operation) for operation in ("save", "load", "fetch")},
         }
 
     async def run(self) -> None:
         looks = 0
+        self._account()
         while True:
             await asyncio.sleep(OBSERVE_SECONDS)
             looks += 1
@@ -66,6 +87,9 @@ class Observer:
             if looks % NOTE_EVERY == 0:
                 self.note()
             self.log.flush()
+
+    def _account(self) -> None:
+        self.compute_time.look(self.worker.loop.time(), self.worker.compute, idle_reason(self.worker))
 
     def note(self) -> None:
         """The counters as events; and what takes a few milliseconds to add up."""
@@ -95,6 +119,7 @@ class Observer:
             metrics.about.state(state).set(state == worker.state)
         metrics.about.paused("owner").set(worker.orders.paused)
         self._machine(worker.settings.checkpoints)
+        self._account()
         self.ready = worker.load().ready
         metrics.about.ready.set(self.ready)
         status = Status(worker.state, stage=worker.stage if worker.stage >= 0 else None,
@@ -112,13 +137,17 @@ class Observer:
         self._timed(worker)
         traffic, peers = neighbourhood.traffic, neighbourhood.membership.peers.values()
         linked = [known for known in peers if known.linked]
+        speed = self._speed(worker.loop.time(), ledger.tokens)
+        if self.peak is not None and speed is not None:
+            each = operations_per_token(worker.manifest, worker.stage)
+            self.metrics.peak.set("train_flops_utilization_ratio", speed * each / self.peak)
         return Status(
             worker.state,
             stage=worker.stage,
             stages=len(worker.manifest.stages),
             round=worker.update.rounds.current if worker.update is not None else None,
             loss=worker.data.loss if worker.data is not None else None,
-            tokens_per_second=self._speed(worker.loop.time(), ledger.tokens),
+            tokens_per_second=speed,
             sent_bytes=traffic.sent.total(),
             received_bytes=traffic.received.total(),
             group_peers=1 + sum(known.stage == worker.stage and known.ready for known in linked),
@@ -156,7 +185,10 @@ class Observer:
     def _training(self, worker: Worker, ledger: Ledger) -> None:
         assert worker.data is not None
         training, microbatches, growth = self.metrics.training, self.metrics.microbatches, self.growth
-        training.tokens.inc(growth.of("tokens", ledger.tokens))
+        tokens = growth.of("tokens", ledger.tokens)
+        training.tokens.inc(tokens)
+        training.operations.inc(tokens * operations_per_token(worker.manifest, worker.stage))
+        self._codecs(worker.data.work.codings)
         if worker.data.loss is not None:
             training.loss.set(worker.data.loss)
         cancelled = ledger.dropped.get("cancelled", 0)
@@ -187,8 +219,15 @@ class Observer:
             return
         if update is not self._update:
             self._update = update
-            growth.forget("rounds", "applied", "corrections", "contributions not finite", "updates")
+            growth.forget("rounds", "applied", "corrections", "contributions not finite", "updates", "votes",
+                          "encoded contribution", "made contribution")  # fmt: skip
         rounds, counts, training = update.rounds, update.counts, self.metrics.training
+        self._codecs(counts.codings)
+        for gauge, norm in zip((training.gradient_norm, training.momentum_norm), counts.norms, strict=True):
+            if norm is not None:
+                gauge.set(norm)
+        for outcome, number in asdict(counts.votes).items():
+            metrics.votes(outcome).inc(growth.of("votes", number, outcome))
         for ended, count in counts.ended.items():
             metrics.finished(ended).inc(growth.of("rounds", count, ended))
         if growth.of("applied", counts.ended.total()) > 0:
@@ -204,6 +243,13 @@ class Observer:
         metrics.lag.set(max(0, newest - rounds.current))
         for outcome, count in {**update.outcomes, "not_finite": counts.not_finite}.items():
             metrics.updates(outcome).inc(growth.of("updates", count, outcome))
+
+    def _codecs(self, codings: CodecCounts) -> None:
+        codecs, growth = self.metrics.codecs, self.growth
+        for kind, count in codings.input_bytes.items():
+            codecs.input(kind).inc(growth.of(f"encoded {kind}", count))
+        for kind, count in codings.output_bytes.items():
+            codecs.output(kind).inc(growth.of(f"made {kind}", count))
 
     def _state(self, worker: Worker) -> None:
         state, states, disk = self.metrics.state, worker.states, worker.disk
@@ -224,19 +270,18 @@ class Observer:
         self._inference_seconds = inference.seconds
 
     def _machine(self, checkpoints: Path | None) -> None:
-        """The disk that checkpoints go to, and the GPU."""
+        """The disk that checkpoints go to."""
         if checkpoints is not None:
             with suppress(OSError):  # Not made yet.
                 self.metrics.about.disk_free.set(shutil.disk_usage(checkpoints.parent).free)
-        if self.metrics.gpu is not None:
-            look_at_gpu(self.metrics.gpu)
 
     def _timed(self, worker: Worker) -> None:
         """Every duration that some part measured since the last look."""
         counts = worker.update.counts if worker.update is not None else None
-        for part in (worker.neighbourhood, worker.data, counts, worker.states, worker.disk):
-            for what, seconds in part.timings.read() if part is not None else ():
-                self._durations[what].observe(seconds)
+        work = worker.data.work if worker.data is not None else None
+        for part in (worker.neighbourhood, worker.data, work, counts, worker.states, worker.disk):
+            for what, measured in part.timings.read() if part is not None else ():
+                self._durations[what].observe(measured)
 
 
 def _waits_for(worker: Worker, neighbourhood: Neighbourhood) -> int | None:
@@ -258,12 +303,6 @@ def _state_of(known: Known, now: float) -> str:
     return "active" if known.ready else "joining"
 
 
-def look_at_gpu(gpu: Gpu) -> None:
-    """What torch says of the GPU's memory."""
-    free, total = torch.cuda.mem_get_info()
-    gpu.used.set(total - free)
-    gpu.total.set(total)
-    gpu.held.set(torch.cuda.memory_reserved())
 
 
 def ledger_fields(ledger: Ledger) -> dict[str, object]:

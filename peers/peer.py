@@ -81,7 +81,7 @@ def run_peer_file(config: PeerFile) -> int:
 
 
 def _compute_in_long_turns() -> None:
-    """Let nothing that wakes up in this process, and in the p2pd that it starts, cut short the turn of whoever
+    """Let nothing that wakes up in this process, or in the p2pd that it starts, cut short the turn of whoever
     computes on that processor: messages wait a few milliseconds, and the model's data stays in the caches
     (docs/benchmarks/wan.md). All threads and processes that are started from now on inherit it."""
     if sys.platform == "linux":
@@ -98,7 +98,7 @@ class Peer:
         self.metrics = Metrics()
         self.log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
         self.log.trouble = partial(report.say, "event_log", level="warning")
-        self.pulse = Pulse()
+        self.pulse = Pulse(late=self.metrics.about.loop_lag.observe)
         self.listen = config.listen
         """With the ports that p2pd got: after a restart it is found where it was."""
         self._stop = asyncio.Event()
@@ -214,7 +214,9 @@ class Peer:
                 self.say("listening", where, p2pd=transport.daemon.pid)
             await self._meet_relays(transport)
             counted = CountedDirectory(directory)
-            observer = DirectoryObserver(counted, directory, self.metrics)
+            observer = DirectoryObserver(
+                counted, directory, self.metrics, transport.daemon.connections
+            )
             observing = asyncio.create_task(observer.run(), name="directory observer")
             cache = PeerCache(self.config.state / "peers.json")
             async with neighbours(self.config, transport.peer, transport.addresses, self.say) as lan:

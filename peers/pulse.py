@@ -14,8 +14,11 @@ STUCK_SECONDS = 15.0
 class Pulse:
     """Whether the event loop turns and the compute thread works; asked from other threads (/healthz)."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, late: Callable[[float], None] = lambda _: None
+    ) -> None:
+        """`late` is told, once a second, by how many seconds the event loop was late."""
+        self._clock, self._late = clock, late
         self._turned_at = clock()
         self.turns = 0
         """Grows while the event loop turns."""
@@ -27,6 +30,7 @@ class Pulse:
             self._turned_at = self._clock()
             self.turns += 1
             await asyncio.sleep(TURN_SECONDS)
+            self._late(max(0.0, self._clock() - self._turned_at - TURN_SECONDS))
 
     def problem(self) -> str | None:
         """What is wrong, in one line; None: all is well."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
+from peers.codec_counts import CodecCounts
 from peers.timings import Timings
+from swarmnet.concord import Concord
 from swarmnet.round_events import ApplyRound
 from swarmnet.rounds import GroupRounds
 
@@ -15,6 +17,7 @@ Outcome = Literal["completed", "deadline", "alone", "empty", "replayed"]
 class RoundCounts:
     def __init__(self) -> None:
         self.timings = Timings()
+        self.codings = CodecCounts(self.timings)
         self.ended: Counter[Outcome] = Counter()
         """Rounds applied here, by how they ended."""
         self.contributors = 0
@@ -23,6 +26,15 @@ class RoundCounts:
         """Late contributions that changed an applied round. Counted in the compute thread."""
         self.not_finite = 0
         """Own contributions that were not made."""
+        self.votes = Concord(0, 0, 0)
+        """The own ones in applied rounds. Counted in the compute thread."""
+        self.norms: tuple[float | None, float | None] = (None, None)
+        """Of the newest gradient, and of what it left unsent. Measured in the compute thread."""
+
+    def voted(self, concord: Concord | None) -> None:
+        """A round was applied in which the own votes fared so."""
+        if concord is not None:
+            self.votes += concord
 
     def applied(self, effect: ApplyRound, rounds: GroupRounds, now: float) -> Outcome:
         """A round enters the live weights. `rounds`: right after it decided so."""

@@ -1,4 +1,6 @@
-"""How long things took in one part of a peer, kept until somebody reads it: the parts know no metrics."""
+"""How long things took in one part of a peer (in seconds, or in rounds), kept until somebody reads it: the
+parts know no metrics.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ class Timings:
     def __init__(self) -> None:
         self._taken: deque[tuple[str, float]] = deque(maxlen=KEPT)
 
-    def add(self, what: str, seconds: float) -> None:
-        self._taken.append((what, seconds))
+    def add(self, what: str, measured: float) -> None:
+        """Seconds, unless `what` is measured otherwise."""
+        self._taken.append((what, measured))
 
     def read(self) -> Iterator[tuple[str, float]]:
-        """(what, seconds) of everything since the last reading."""
+        """(what, measured) of everything since the last reading."""
         while self._taken:
             yield self._taken.popleft()

@@ -32,6 +32,8 @@ class Gathered(Protocol):
     """Whose gradient a contribution takes (the data path)."""
 
     gathered_tokens: int
+    applied_rounds: int
+    """Counted up with each round that enters the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,10 @@ class UpdateWork:
                     self._ahead = self.lookahead
                     stale |= self._ahead
                 case Add(round, peer, payload):
+                    at = perf_counter()
                     self.replica.add(round, peer, payload)
+                    if round > self.replica.applied_round:  # Else most of it was the corrected step.
+                        self.counts.codings.decoded("contribution", at)
                     self.counts.corrections += round <= self.replica.applied_round
                     stale |= round <= self.replica.applied_round
                 case RemoveContribution(round, peer):
@@ -114,6 +119,8 @@ class UpdateWork:
                     stale |= round <= self.replica.applied_round
                 case ApplyRound(round, _, _):
                     self.replica.apply(round)
+                    self.gathered.applied_rounds += 1
+                    self.counts.voted(self.replica.concord(round, self.identity.peer_id))
                     self._ahead, stale = False, True
                 case SettleRound(round, references, chain):
                     result = Settled(round, self.replica.settle(round), chain, references)
@@ -137,10 +144,13 @@ class UpdateWork:
     def _make(self, round: int) -> Made:
         gradient = self.stage_compute.take_gradient()
         tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
+        at = perf_counter()
         try:
             payload = self.method.contribute(gradient, max(1, tokens), round, self.identity.peer_id)
         except GradientError:
             return Made(round, b"", tokens, None)
+        self.counts.codings.encoded("contribution", at, gradient.numel(), len(payload))
+        self.counts.norms = self.method.gradient_norm, self.method.momentum_norm
         data = seal(self.identity, self.run_id, Kind.CONTRIBUTION, self.stage, round, round, payload)
         assert len(data) == ENVELOPE_BYTES + len(payload)
         envelope = open_envelope(data, self.run_id, Kind.CONTRIBUTION, len(payload))

@@ -16,6 +16,7 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,6 +194,19 @@ class Daemon:
                 writer.close()
         except DAEMON_ERRORS as error:
             raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
+
+    async def connections(self, deadline_seconds: float) -> Counter[str]:
+        """How many there are, `direct` and `relayed`; PeerGone if p2pd does not say in time."""
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
+        try:
+            async with asyncio.timeout(deadline_seconds), self._request(request) as (answer, _, writer):
+                # Each connection is named by the address at its other end.
+                ends = [[str(Multiaddr(raw)) for raw in connected.addrs] for connected in answer.peers]
+                writer.close()
+        except DAEMON_ERRORS as error:
+            raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
+        relayed = sum(any("/p2p-circuit" in address for address in addresses) for addresses in ends)
+        return Counter(direct=len(ends) - relayed, relayed=relayed)
 
     async def open_stream(
         self, peer: PeerId, protocol: str, deadline_seconds: float

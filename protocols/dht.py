@@ -105,6 +105,16 @@ class DhtDirectory:
         """DHT nodes in the routing table."""
         return len(self._node.protocol.routing_table.peer_id_to_uid)
 
+    @property
+    def sent_bytes(self) -> int:
+        """Of the directory's own messages, without what libp2p adds."""
+        return self._gate.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """The like."""
+        return self._gate.received_bytes
+
     def now(self) -> float:
         """The swarm's time in seconds since 1970, for signing records."""
         return self._gate.now()

@@ -83,6 +83,8 @@ class Gate:
         """Swarm's time minus this machine's, seconds."""
         self.offsets: OrderedDict[str, float] = OrderedDict()
         """The same as measured with each of the last peers that answered a ping."""
+        self.sent_bytes = self.received_bytes = 0
+        """Requests and responses of the DHT, without what libp2p adds."""
         self.acknowledged: Counter[bytes] = Counter()
         """How many others have stored what this node stores now, by key."""
         self.orders: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
@@ -110,10 +112,12 @@ class Gate:
 
         async def guarded(request: Request, context: P2PContext) -> Response:
             claimed = request.peer.node_id
+            self.received_bytes += request.ByteSize()
             self._bind(request.peer, context.remote_id)
             response = await serve(handler, request, context)
             if input_type is dht_pb2.PingRequest and request.validate and claimed != request.peer.node_id:
                 response.available = await self._calls_itself(context.remote_id, claimed)
+            self.sent_bytes += response.ByteSize()
             return response
 
         await self._daemon.p2p.add_protobuf_handler(name, guarded, input_type, **options)
@@ -127,9 +131,11 @@ class Gate:
         if output_type is dht_pb2.StoreResponse:
             request = self._shifted_store(request)
         sent = time.time()
+        self.sent_bytes += request.ByteSize()
         response = await self._unless_ended(
             self._daemon.p2p.call_protobuf_handler(peer, name, request, output_type)
         )
+        self.received_bytes += response.ByteSize()
         self._bind(response.peer, peer)
         if output_type is dht_pb2.PingResponse:
             self._measure(peer, response, sent, time.time())

@@ -47,6 +47,14 @@ class FloatMethod:
             packed_bytes(plane.chunks, selection.index_bits) for plane, selection in pairs
         )
 
+    @property
+    def gradient_norm(self) -> float | None:
+        return self._momentum.gradient_norm
+
+    @property
+    def momentum_norm(self) -> float | None:
+        return self._momentum.norm()
+
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self._momentum.accumulate(gradient, tokens)
         taken = self._momentum.take(self._selections, round, self.seed(round, peer))
@@ -134,6 +142,9 @@ class FloatTally:
                 sums_CN, senders_CN = self._sums(index, plane, tile)
                 signs_CN[tile] = self._method.signs_of(index, sums_CN, senders_CN)
         return self._method.step_of(signs, self._round)
+
+    def concord(self, me: PeerId) -> None:
+        """Values are no votes."""
 
     def _sums(self, index: int, plane: Plane, tile: slice) -> tuple[Tensor, Tensor]:
         """float64 sums and counts [C, N] of a plane's chunks in `tile`, peer after peer in order of id."""

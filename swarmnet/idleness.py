@@ -51,3 +51,19 @@ class Idleness:
         if now - self._since >= patience:
             self.idle, self._since = not self.idle, None
         return self.idle
+
+
+class Steady:
+    """A yes or no that changes when the looks have said so for some seconds. It begins with the first one."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.says: bool | None = None
+        self._since = 0.0
+        """When the looks last said what it says."""
+
+    def look(self, says: bool, now: float) -> bool:
+        """Take in one look; what to go by."""
+        if self.says is None or says == self.says or now - self._since >= self.seconds:
+            self.says, self._since = says, now
+        return self.says

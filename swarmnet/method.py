@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from swarmnet.concord import Concord
 from swarmnet.float_demo import FloatMethod
 from swarmnet.identifiers import PeerId
 from swarmnet.index_code import ContributionError
@@ -34,6 +35,9 @@ class Tally(Protocol):
     def step(self) -> Tensor:
         """int32 [layout.size], units of fixed_point.UNIT to add to the weights. Bit-equal for equal sets."""
 
+    def concord(self, me: PeerId) -> Concord | None:
+        """What became of this peer's own votes; None: it has none in it, or not remembered any more."""
+
 
 class Method(Protocol):
     """How one peer of one stage takes part in rounds."""
@@ -45,6 +49,14 @@ class Method(Protocol):
     @property
     def votes(self) -> int:
         """Coefficients that one contribution speaks about."""
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """2-norm of the newest mean gradient, before it is clipped; None: there was none yet."""
+
+    @property
+    def momentum_norm(self) -> float | None:
+        """2-norm of what was not sent yet (error feedback); None: the method keeps nothing."""
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         """Take in a gradient (float32 [layout.size], summed over `tokens` tokens, zero in the padding) and

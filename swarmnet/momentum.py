@@ -49,6 +49,16 @@ class Momentum:
         self._flat = torch.zeros(layout.size, device=device)
         self._blocks, self._block_of_chunk = blocks_of(layout, device)
         self._last: tuple[int, list[Sent]] | None = None
+        self.gradient_norm: float | None = None
+        """2-norm of the newest mean gradient, all blocks together, before it is clipped."""
+
+    def norm(self) -> float:
+        """2-norm of all that was not sent yet."""
+        return float(torch.linalg.vector_norm(self._flat))
+
+    def sent(self, round: int) -> list[Sent] | None:
+        """What `round`'s contribution took, plane by plane; None if it is not the newest one."""
+        return self._last[1] if self._last is not None and self._last[0] == round else None
 
     def planes(self) -> list[Tensor]:
         """Views [C, N] of the coefficients, one per plane."""
@@ -94,11 +104,10 @@ class Momentum:
 
         If `round`'s contribution is the last one taken, what it took counts in: it is still on its way.
         """
-        signs = torch.empty_like(self._flat, dtype=torch.int32)
+        signs, taken = torch.empty_like(self._flat, dtype=torch.int32), self.sent(round)
         for index, (plane, momentum_CN) in enumerate(zip(self._layout.planes, self.planes(), strict=True)):
-            if self._last is not None and self._last[0] == round:
-                sent = self._last[1][index]
-                momentum_CN = momentum_CN.scatter(1, sent.indices, sent.values)
+            if taken is not None:
+                momentum_CN = momentum_CN.scatter(1, taken[index].indices, taken[index].values)
             targets = tiles_of(plane_of(signs, plane))
             for target_CN, tile_CN in zip(targets, tiles_of(momentum_CN), strict=True):
                 target_CN.copy_(torch.sign(self._transforms[index].inverse(tile_CN)))
@@ -119,5 +128,6 @@ class Momentum:
             pairs = zip(self._blocks, norms.tolist(), strict=True)
             bad = ", ".join(name for name, norm in pairs if not isfinite(norm))
             raise GradientError(f"the gradient of {bad} is not finite; drop it and go on")
+        self.gradient_norm = float(norms.square().sum().sqrt())
         shrink = (self._clip / norms.clamp(min=1e-30)).clamp(max=1)
         return (shrink * ((1 - self._decay) / tokens)).to(torch.float32)

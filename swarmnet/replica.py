@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swarmnet.concord import Concord
 from swarmnet.fixed_point import to_floats
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import Layout
@@ -65,6 +66,11 @@ class Replica:
         open_round.applied = open_round.tally.step()
         self._live += open_round.applied
         self.applied_round = max(self.applied_round, round)
+
+    def concord(self, round: int, me: PeerId) -> Concord | None:
+        """What the others' votes of an open round say of this peer's own; None where nothing can be said."""
+        open_round = self._open.get(round)
+        return open_round.tally.concord(me) if open_round is not None else None
 
     def settle(self, round: int) -> bytes:
         """Close the oldest open round for ever; its step enters the settled weights. Their digest."""

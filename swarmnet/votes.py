@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swarmnet.concord import Concord, concord
 from swarmnet.identifiers import PeerId
 from swarmnet.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.layout import Layout
 from swarmnet.manifest import Manifest
-from swarmnet.momentum import Momentum
+from swarmnet.momentum import Momentum, Sent
 from swarmnet.planes import plane_of, tiles_of
 from swarmnet.selection import coin_flips, seed_of, selection_of
 from swarmnet.step import signed_step
@@ -44,6 +45,14 @@ class VoteMethod:
             plane.chunks * selection.kept
             for plane, selection in zip(layout.planes, self._selections, strict=True)
         )
+
+    @property
+    def gradient_norm(self) -> float | None:
+        return self._momentum.gradient_norm
+
+    @property
+    def momentum_norm(self) -> float | None:
+        return self._momentum.norm()
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self._momentum.accumulate(gradient, tokens)
@@ -94,6 +103,10 @@ class VoteMethod:
     def seed(self, round: int, peer: PeerId) -> bytes:
         return seed_of(self._run_id, round, peer)
 
+    def sent(self, round: int) -> list[Sent] | None:
+        """What this peer's own contribution to `round` took, if it is the newest one."""
+        return self._momentum.sent(round)
+
     def invert(self, plane: int, sums_CN: Tensor, voters: int) -> Tensor:
         """The exact inverse of the vote sums of so many voters."""
         return self._transforms[plane].exact_inverse(sums_CN, max(1, voters) * self._selections[plane].kept)
@@ -137,6 +150,17 @@ class VoteTally:
                 inverse_CN = self._method.invert(index, sums_CN, len(self._payloads))
                 target_CN.copy_(torch.sign(inverse_CN))
         return self._method.step_of(signs, self._round)
+
+    def concord(self, me: PeerId) -> Concord | None:
+        # The own votes are remembered as they were taken: reading the payload again costs ten times as much.
+        sent = self._method.sent(self._round) if me in self._payloads else None
+        if sent is None:
+            return None
+        found = Concord(0, 0, 0)
+        for plane, own in zip(self._layout.planes, sent, strict=True):
+            sums_CK = plane_of(self._sums, plane).gather(1, own.indices)
+            found += concord(torch.sign(own.values).to(torch.int16), sums_CK)
+        return found
 
     def _count(self, votes: Iterator[Votes] | list[Votes], weight: int) -> None:
         for plane, found in zip(self._layout.planes, votes, strict=True):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from peers.config.limits import LimitsFile
 from peers.errors import UserError
 from peers.fitting import all_needs, allowed_bytes, graphs_that_fit
 from peers.limits.machine import OtherUse
+from peers.limits.power import on_battery
 from peers.limits.watch import LimitsWatch
 from peers.microbatch_work import memory_bytes
 from peers.roles.pausing import Pausing
@@ -54,6 +56,86 @@ def test_a_peer_makes_room_for_others_and_comes_back():
     for now in range(6, 127):
         watch.look(0, now)
     assert not pausing
+
+
+def test_a_pulled_plug_pauses_and_a_loose_one_does_not():
+    pausing, unplugged = Pausing(), False
+    watch = LimitsWatch(LimitsFile(only_when_plugged_in=True), pausing, battery=lambda: unplugged)
+
+    def during(seconds):
+        nonlocal now
+        for _ in range(seconds):
+            watch.look(0, now)
+            now += 1.0
+
+    now = 0.0
+    during(60)
+    unplugged = True
+    during(9)
+    assert not pausing
+    unplugged = False
+    during(1)
+    unplugged = True
+    during(9)
+    assert not pausing
+    during(1)
+    assert pausing.texts == {"battery": "this machine runs on its battery"}
+    unplugged = False
+    during(9)
+    assert pausing
+    during(1)
+    assert not pausing
+
+
+def test_who_begins_on_battery_is_paused_at_the_first_look_and_nobody_else_is():
+    for says, paused in ((True, True), (False, False), (None, False)):
+        pausing = Pausing()
+        watch = LimitsWatch(LimitsFile(only_when_plugged_in=True), pausing, battery=lambda says=says: says)
+        watch.look(0, 0.0)
+        assert bool(pausing) == paused
+        watch = LimitsWatch(LimitsFile(), careless := Pausing(), battery=lambda says=says: says)
+        watch.look(0, 0.0)
+        assert not careless
+
+
+PLUG, EMPTIED, FILLED = {"type": "Mains"}, {"type": "Battery", "status": "Discharging"}, {"type": "Battery"}
+MOUSE = {"type": "Battery", "scope": "Device", "status": "Discharging"}
+
+
+@pytest.mark.parametrize(
+    ("supplies", "says"),
+    [
+        ({}, None),
+        ({"AC": {**PLUG, "online": "1"}}, None),
+        ({"hidpp_battery_0": MOUSE}, None),
+        ({"BAT0": FILLED, "AC": {**PLUG, "online": "1"}}, False),
+        ({"BAT0": EMPTIED, "AC": {**PLUG, "online": "1"}}, False),
+        ({"BAT0": EMPTIED, "AC": {**PLUG, "online": "0"}}, True),
+        ({"BAT0": FILLED, "AC": {**PLUG, "online": "0"}, "mouse": MOUSE}, True),
+        ({"BAT0": EMPTIED, "ucsi1": {"type": "USB", "online": "0"}, "ucsi2": {"type": "USB", "online": "1"}},
+         False),
+        ({"BAT0": EMPTIED}, True),
+        ({"BAT0": {**FILLED, "status": "Charging"}, "BAT1": {**FILLED, "status": "Full"}}, False),
+        ({"BAT0": {"type": "Battery\xff", "status": ""}}, None),
+    ],
+)  # fmt: skip
+def test_the_system_tells_whether_it_runs_on_its_battery(tmp_path, monkeypatch, supplies, says):
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name, files in supplies.items():
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_bytes(text.encode("latin-1") + b"\n")
+    assert on_battery(tmp_path) is says
+
+
+def test_elsewhere_psutil_is_asked(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for plugged, says in ((True, False), (False, True), (None, None)):
+        known = SimpleNamespace(power_plugged=plugged)
+        monkeypatch.setattr("psutil.sensors_battery", lambda known=known: known, raising=False)
+        assert on_battery() is says
+    monkeypatch.setattr("psutil.sensors_battery", lambda: None, raising=False)
+    assert on_battery() is None
 
 
 def test_a_persons_pause_outlasts_the_hours_and_the_other_way_round():

@@ -1,32 +1,37 @@
 """Names and labels of the metrics, and what a scrape answers."""
 
+import math
 import re
 import socket
+import sys
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from peers.errors import UserError
+from peers.gpu import GpuWatch, nvml_of
 from peers.http import Exporter
 from peers.metrics import KINDS, Metrics
-from peers.observe import look_at_gpu
 from peers.reasons import REFUSALS
 from protocols import errors, messages
 
-UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks", "_nodes", "_peers")
+UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks", "_nodes", "_peers", "_rounds",
+         "_celsius", "_watts", "_operations_per_second")  # fmt: skip
 COUNTS = ("stage", "ready", "round", "round_settled", "round_lag", "round_contributors", "peers",
           "train_loss", "train_learning_rate", "stages", "state", "paused", "stages_missing",
     "credit_contributions", "credit_tokens",
-          "network_subflows")  # fmt: skip
+          "network_subflows", "network_connections", "train_gradient_norm",
+          "train_momentum_norm")  # fmt: skip
 """Gauges that are an index, a number of things, or what their help says."""
 
 
 def everything():
     metrics = Metrics(process=False)
-    metrics.watch_gpu()
+    metrics.show_all()
     return metrics.declared
 
 
@@ -86,20 +91,80 @@ def test_a_wrong_number_of_labels_is_a_mistake_in_the_program():
         Metrics(process=False).network.directory("get")
 
 
-def test_a_gpu_has_series_only_where_a_peer_computes_on_one(monkeypatch):
-    metrics = Metrics(process=False)
-    assert b"swarmnet_gpu" not in metrics.text()
-    metrics.watch_gpu()
-    metrics.watch_gpu()
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 30, 10 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 5 << 30)
-    look_at_gpu(metrics.gpu)
-    shown = {
-        family.name.removeprefix("swarmnet_gpu_memory_"): family.samples[0].value
+class Library:
+    """As much of NVIDIA's library as is asked, for a GPU that does not tell its power."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self):
+        self.nvmlInit = lambda: None
+        self.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+        self.nvmlDeviceGetUtilizationRates = lambda device: SimpleNamespace(gpu=40, memory=90)
+        self.nvmlDeviceGetTemperature = lambda device, sensor: 71
+
+    def nvmlDeviceGetPowerUsage(self, device):  # noqa: N802 - the library's name
+        raise self.NVMLError("Not Supported")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU as torch tells of it."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 10 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 << 30)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1-2"), raising=False
+    )
+    return torch.device("cuda")
+
+
+def shown_of_gpu(metrics):
+    return {
+        family.name.removeprefix("swarmnet_gpu_"): family.samples[0].value
         for family in text_string_to_metric_families(metrics.text().decode())
         if family.name.startswith("swarmnet_gpu_")
     }
-    assert shown == {"used_bytes": 7 << 30, "total_bytes": 10 << 30, "reserved_bytes": 5 << 30}
+
+
+MEMORY = {"memory_used_bytes": 7 << 30, "memory_total_bytes": 10 << 30, "memory_reserved_bytes": 5 << 30}
+
+
+def test_without_nvidias_library_a_gpu_has_the_series_that_torch_knows_and_no_others(gpu, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    metrics = Metrics(process=False)
+    assert shown_of_gpu(metrics) == {}
+    watch = GpuWatch(metrics, gpu, nvml_of(gpu))
+    watch.look()
+    watch.look()
+    assert shown_of_gpu(metrics) == MEMORY
+
+
+def test_what_nvidias_library_tells_is_shown_and_what_it_does_not_tell_has_no_series(gpu, monkeypatch):
+    library = Library()
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    metrics = Metrics(process=False)
+    watch = GpuWatch(metrics, gpu, nvml_of(gpu))
+    watch.look()
+    assert shown_of_gpu(metrics) == {**MEMORY, "utilization_ratio": 0.4, "temperature_celsius": 71.0}
+    library.nvmlDeviceGetPowerUsage = lambda device: 219_500
+    watch.look()
+    assert shown_of_gpu(metrics)["power_watts"] == 219.5
+    del library.nvmlDeviceGetPowerUsage
+    watch.look()
+    assert math.isnan(shown_of_gpu(metrics)["power_watts"]), "no longer told is not the last value for ever"
+
+
+def test_a_gpu_that_the_library_does_not_know_is_no_error(gpu, monkeypatch):
+    library = Library()
+
+    def unknown(uuid):
+        raise library.NVMLError("Not Found")
+
+    library.nvmlDeviceGetHandleByUUID = unknown
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert nvml_of(gpu) is None
 
 
 def test_two_peers_in_one_process_count_apart():

@@ -10,18 +10,20 @@ from swarm import Swarm, tiny_manifest
 
 from peers.compute import UPDATE, ThreadCompute
 from peers.counted_directory import CountedDirectory
-from peers.directory_observer import DirectoryObserver, Growth, by_code
+from peers.directory_observer import DirectoryObserver
+from peers.growth import Growth, by_code
 from peers.metrics import Metrics
 from peers.observe import Observer
 from peers.pulse import STUCK_SECONDS, Pulse
 from peers.virtual_time import run
 from protocols.envelope import ENVELOPE_BYTES
-from protocols.errors import Unreachable
+from protocols.errors import PeerGone, Unreachable
 from protocols.frames import wire_bytes
 from protocols.messages import Contribution, encode
 from swarmnet.round_sets import NeighbourView
 
-OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total", "stage_moves_total", "paused"}
+OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total", "stage_moves_total", "paused",
+                  "event_loop_lag_seconds", "network_connections"}  # fmt: skip
 """Set by the peer process itself: tests/test_bad_input.py looks at a real one."""
 OF_FAULTS = {"train_nonfinite_total", "refused_total", "state_chunks_refused_total", "round_lag",
              "network_clock_offset_seconds", "microbatches_dropped_total", "stages_missing"}  # fmt: skip
@@ -47,6 +49,11 @@ class Silent:
         pass
 
 
+def seen(**fields):
+    """What is read of a directory."""
+    return SimpleNamespace(**{"refusals": Counter(), "sent_bytes": 0, "received_bytes": 0, **fields})
+
+
 class Watched(Swarm):
     """A swarm with an observer at every worker."""
 
@@ -63,7 +70,7 @@ class Watched(Swarm):
         observer = self.observers[name] = Observer(member.worker, metrics, silent, silent)
         counted = member.worker.presence.directory
         directory = DirectoryObserver(
-            counted, SimpleNamespace(clock_offset=0.0, known_nodes=3, refusals=Counter()), metrics
+            counted, seen(clock_offset=0.0, known_nodes=3), metrics
         )
         self.watching += [self.loop.create_task(part.run()) for part in (observer, directory)]
         return member
@@ -168,6 +175,17 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
         ("peers", "active gone", "abdefg"),
         ("dht_operations_total", "get ok", "abcdefg"),
         ("dht_operations_total", "put ok", "abcdefg"),
+        ("dht_operation_duration_seconds", "get put", "abcdefg"),
+        ("train_gradient_norm", "", "abdefg"),
+        ("train_momentum_norm", "", "abdefg"),
+        ("train_floating_point_operations_total", "", "abcdefg"),
+        ("train_staleness_rounds", "", "abcdefg"),
+        ("votes_total", "agreed opposed alone", "abdefg"),
+        ("compute_busy_seconds_total", "", "abcdefg"),
+        ("compute_idle_seconds_total", "answers", "abcdg"),
+        ("compute_idle_seconds_total", "microbatches", "ef"),
+        ("codec_input_bytes_total", "activation contribution", "abcdg"),
+        ("codec_output_bytes_total", "gradient contribution", "cdefg"),
         ("rounds_total", "completed", "abcdefg"),
         ("rounds_total", "replayed", "g"),
         ("rounds_total", "deadline", "e"),
@@ -274,19 +292,35 @@ def test_the_directory_is_counted_and_its_clock_shown():
         assert await counted.bootstrap(["/ip4/1.2.3.4/tcp/1"], 1.0) == 1
         assert await counted.get_manifest("ab" * 32, 1.0) is None
 
+    answers = [PeerGone("p2pd does not answer"), {"direct": 5, "relayed": 2}]
+
+    async def connections(deadline_seconds):
+        answer = answers.pop()
+        if isinstance(answer, PeerGone):
+            raise answer
+        return answer
+
     counted, metrics = CountedDirectory(Down()), Metrics(process=False)
     asyncio.run(story())
-    seen = SimpleNamespace(
-        clock_offset=-7.5, known_nodes=9, refusals=Counter({"bad_signature": 2, "whatever": 3})
+    directory = seen(
+        clock_offset=-7.5, known_nodes=9, refusals=Counter({"bad_signature": 2, "whatever": 3}), sent_bytes=70
     )
-    observer = DirectoryObserver(counted, seen, metrics)
+    observer = DirectoryObserver(counted, directory, metrics, connections)
     observer.look()
+    directory.sent_bytes, directory.received_bytes = 100, 30
     observer.look()
+    asyncio.run(observer.look_at_connections())
+    asyncio.run(observer.look_at_connections())
     assert moved(metrics) == {
         "dht_operations_total bootstrap failed", "dht_operations_total bootstrap ok",
         "dht_operations_total get empty", "dht_nodes", "network_clock_offset_seconds",
         "refused_total bad_signature", "refused_total other",
+        "dht_operation_duration_seconds bootstrap", "dht_operation_duration_seconds get",
+        "network_sent_bytes_total directory", "network_received_bytes_total directory",
+        "network_connections direct", "network_connections relayed",
     }  # fmt: skip
+    assert b'sent_bytes_total{kind="directory"} 100.0' in metrics.text()
+    assert b'network_connections{path="relayed"} 2.0' in metrics.text()
     assert b'refused_total{code="other"} 3.0' in metrics.text()
     assert b"clock_offset_seconds -7.5" in metrics.text()
 
@@ -301,6 +335,23 @@ def test_growth_is_what_came_since_and_a_counter_that_began_again_counts_whole()
 
 def test_codes_that_strangers_make_up_are_one_code():
     assert by_code({"malformed": 1, "aa": 2, "bb": 3}) == {"malformed": 1, "other": 5}
+
+
+async def test_by_how_much_the_loop_was_late_is_told_once_a_second(monkeypatch):
+    async def late(seconds):
+        now[0] += seconds + 0.25
+
+    now, told = [100.0], []
+    monkeypatch.setattr("peers.observe.asyncio.sleep", late)
+
+    def hear(seconds):
+        told.append(seconds)
+        if len(told) == 3:
+            raise StopIteration
+
+    with pytest.raises(RuntimeError):
+        await Pulse(lambda: now[0], hear).run()
+    assert told == pytest.approx([0.25] * 3)
 
 
 def test_a_loop_that_does_not_turn_is_told_and_one_that_turns_again_is_well():

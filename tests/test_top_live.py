@@ -36,7 +36,7 @@ def lived():
         hears_too(member.worker, tale)
         swarm.start("b", 1)
         await swarm.until(lambda: swarm.committed(0) >= 20, 60.0)
-        seen["before"] = view(member.worker, tale, "attic")
+        seen["before"] = view(member.worker, tale, "attic", idle=0.25)
         directory = member.worker.presence.directory
         seen["records"] = await look(directory, swarm.signed.run_id, swarm.signed.manifest)
         await swarm.crash("b")
@@ -77,6 +77,8 @@ def test_a_worker_shows_itself_its_neighbours_its_loss_and_what_it_counts(lived)
     assert picture.microbatches["committed"] >= 20
     assert sum(picture.rounds.values()) == picture.round
     assert picture.lag == 0
+    assert picture.idle_share == 0.25
+    assert picture.gradient_norm > 0
 
 
 def test_a_peer_that_is_lost_is_seen_as_gone_with_its_code(lived):

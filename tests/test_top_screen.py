@@ -83,6 +83,13 @@ def test_the_frame_fits_80_columns_and_says_all_of_it():
     assert "dropped" not in text, "what did not happen takes no room"
 
 
+def test_idle_time_and_the_gradients_norm_have_a_line_where_they_are_known():
+    seen = replace(PICTURE, idle_share=0.4, gradient_norm=0.12345)
+    assert "computing    idle 40%  gradient norm 0.123" in drawn(seen).splitlines()
+    assert "computing    idle 0%" in drawn(replace(PICTURE, idle_share=0.0)).splitlines()
+    assert "computing" not in drawn(PICTURE)
+
+
 def test_a_frame_is_as_wide_as_the_terminal_and_loses_columns_first():
     for width in (40, 57, 80, 132, 200):
         lines = drawn(PICTURE, width).splitlines()

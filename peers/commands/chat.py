@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.commands.model import Bootstraps, Run, Seed, Source, Temperature, TopK, asks_peers
+from peers.commands.model import Bootstraps, InviteText, Run, Seed, Source, Temperature, TopK, asks_peers
 from peers.errors import as_user_errors
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def chat(
     source: Source = None,
     run: Run = None,
     bootstrap: Bootstraps = None,
+    invite: InviteText = None,
     tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Longest answer in tokens.")] = 200,
     until: Annotated[str, typer.Option(help="End an answer after this text, such as '\\n'.")] = "",
     temperature: Temperature = 0.8,
@@ -36,13 +37,13 @@ def chat(
     from peers.text import TextError
 
     make, lines = _chat(tokens, until.replace("\\n", "\n").encode()), Lines(sys.stdin.fileno())
-    if asks_peers(source, run, bootstrap):
+    if asks_peers(source, run, bootstrap, invite):
         from peers.commands.visit import Style
         from peers.commands.visit import chat as through_swarm
 
         assert run is not None
         style = Style(temperature=temperature, top_k=top_k, seed=seed)
-        through_swarm(run, bootstrap or [], style, make, lines)
+        through_swarm(run, bootstrap or [], invite, style, make, lines)
         return
     with as_user_errors(ExportError, TextError):
         model = held(source)

@@ -121,6 +121,7 @@ _OPTIONAL = """
 #   memory: 8GiB                       # of the GPU, where it computes on one
 #   hours: "22:00-08:00"               # paused outside of them
 #   only_when_idle: true               # paused while other programs use this machine
+#   only_when_plugged_in: true         # paused while this machine runs on its battery
 """
 
 

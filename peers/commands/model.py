@@ -24,6 +24,9 @@ Bootstraps = Annotated[
     list[str] | None,
     typer.Option("--bootstrap", help="With --run: multiaddr of a peer to find others through. Repeatable."),
 ]
+InviteText = Annotated[
+    str | None, typer.Option("--invite", help="With --run: from the run's owner, where it asks for one.")
+]
 Temperature = Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")]
 TopK = Annotated[int, typer.Option(min=0, help="Only among the likeliest so many tokens; 0: among all.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")]
@@ -87,6 +90,7 @@ def generate(
     source: Source = None,
     run: Run = None,
     bootstrap: Bootstraps = None,
+    invite: InviteText = None,
     prompt: Annotated[str, typer.Option(help="Text to continue, where no PROMPT is given.")] = "",
     tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many tokens to write.")] = 200,
     temperature: Temperature = 0.8,
@@ -101,13 +105,13 @@ def generate(
     from peers.text import TextError
 
     texts = prompts or [prompt]
-    if asks_peers(source, run, bootstrap):
+    if asks_peers(source, run, bootstrap, invite):
         from peers.commands.visit import Style
         from peers.commands.visit import generate as through_swarm
 
         assert run is not None
         style = Style(temperature=temperature, top_k=top_k, seed=seed)
-        through_swarm(run, bootstrap or [], texts, tokens, style)
+        through_swarm(run, bootstrap or [], invite, texts, tokens, style)
         return
     if len(texts) > 1:
         raise UserError(f"{len(texts)} prompts: several at once are for --run; give one")
@@ -127,6 +131,7 @@ def evaluate(
     source: Source = None,
     run: Run = None,
     bootstrap: Bootstraps = None,
+    invite: InviteText = None,
     eval_text: Annotated[Path | None, typer.Option(help="A text. [default: held-out modules]")] = None,
     tasks: Annotated[
         str | None,
@@ -143,13 +148,13 @@ def evaluate(
     from peers.home.held import held
     from peers.text import TextError, held_out_text, read_text
 
-    live = asks_peers(source, run, bootstrap)
+    live = asks_peers(source, run, bootstrap, invite)
     if tasks is None and (tasks_folder is not None or limit is not None):
         raise UserError("--tasks-folder and --limit are for --tasks, which names what is to be evaluated")
     if tasks is not None:
         if live or eval_text is not None:
             raise UserError("--tasks reads a checkpoint (--from) and brings its own texts: leave out --run, "
-                            "--bootstrap and --eval-text")  # fmt: skip
+                            "--bootstrap, --invite and --eval-text")  # fmt: skip
         _evaluate_tasks(source, tasks, tasks_folder, limit)
         return
     with as_user_errors(ExportError, TextError):
@@ -158,7 +163,7 @@ def evaluate(
             from peers.commands.visit import evaluate as through_swarm
 
             assert run is not None
-            score = through_swarm(run, bootstrap or [], text)
+            score = through_swarm(run, bootstrap or [], invite, text)
         else:
             model = held(source)
             window = model.window or DEFAULT_WINDOW
@@ -199,10 +204,13 @@ def _evaluate_tasks(source: Path | None, tasks: str, folder: Path | None, limit:
     typer.echo(f"window {reader.window} tokens")
 
 
-def asks_peers(source: Path | None, run: str | None, bootstrap: list[str] | None) -> bool:
+def asks_peers(
+    source: Path | None, run: str | None, bootstrap: list[str] | None, invite: str | None = None
+) -> bool:
     """Whether live peers are to be asked. Raises UserError for options that do not fit together."""
-    if run is None and bootstrap:
-        raise UserError("--bootstrap is for --run, which names the run whose peers are to be asked")
+    for option, given in (("--bootstrap", bootstrap), ("--invite", invite)):
+        if run is None and given:
+            raise UserError(f"{option} is for --run, which names the run whose peers are to be asked")
     if run is not None and source is not None:
         raise UserError("--run asks live peers and --from reads a checkpoint: give one of them")
     return run is not None

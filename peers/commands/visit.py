@@ -18,6 +18,8 @@ from peers.home.generate import Continuation, Readable, harmless
 from peers.inference.client import Conversation, SwarmClient
 from peers.inference.visit import SwarmModel, begin, score, stream, told, visiting
 from peers.text import TextError
+from protocols.errors import Malformed
+from protocols.invites import invite_bytes
 
 EXPECTED = (*NOT_REACHED, TextError)
 """What a person can mend."""
@@ -31,13 +33,26 @@ class Style(TypedDict):
     seed: int
 
 
-def generate(run: str, bootstraps: Sequence[str], prompts: Sequence[str], tokens: int, style: Style) -> None:
+def invite_of(text: str | None) -> bytes:
+    """What to show; empty: nothing. UserError for what is no invite."""
+    with as_user_errors(Malformed):
+        return invite_bytes(text) if text else b""
+
+
+def generate(
+    run: str,
+    bootstraps: Sequence[str],
+    invite: str | None,
+    prompts: Sequence[str],
+    tokens: int,
+    style: Style,
+) -> None:
     """One prompt streams; of several each text is printed when it is whole."""
 
-    cache = ways_in(run, bootstraps)
+    cache, shown = ways_in(run, bootstraps), invite_of(invite)
 
     async def whole() -> None:
-        async with visiting(run, bootstraps, cache, say) as client:
+        async with visiting(run, bootstraps, cache, say, invite=shown) as client:
             began = perf_counter()
             if len(prompts) == 1:
                 talks = [await _one(client, prompts[0], tokens, style)]
@@ -84,16 +99,17 @@ async def _several(
 def chat(
     run: str,
     bootstraps: Sequence[str],
+    invite: str | None,
     style: Style,
     make: Callable[[SwarmModel, Callable[[bytes], Continuation]], Chat],
     lines: Lines,
 ) -> None:
     """A conversation with the model that the run's live peers hold."""
 
-    cache = ways_in(run, bootstraps)
+    cache, shown = ways_in(run, bootstraps), invite_of(invite)
 
     async def whole() -> None:
-        async with visiting(run, bootstraps, cache, say) as client:
+        async with visiting(run, bootstraps, cache, say, invite=shown) as client:
             model = SwarmModel(client)
             await make(model, lambda prompt: begin(client, prompt, **style)).run(lines)
             for line in told(model.conversation) if model.conversation.requests else ():
@@ -103,14 +119,14 @@ def chat(
         asyncio.run(whole())
 
 
-def evaluate(run: str, bootstraps: Sequence[str], text: bytes) -> Score:
+def evaluate(run: str, bootstraps: Sequence[str], invite: str | None, text: bytes) -> Score:
     """The score of the model that the run's live peers hold."""
 
-    cache = ways_in(run, bootstraps)
+    cache, shown = ways_in(run, bootstraps), invite_of(invite)
 
     async def whole() -> Score:
         talk = Conversation()
-        async with visiting(run, bootstraps, cache, say) as client:
+        async with visiting(run, bootstraps, cache, say, invite=shown) as client:
             found = await score(client, text, conversation=talk)
         for line in told(talk):
             say("told", line)

@@ -39,6 +39,9 @@ class LimitsFile(BaseModel):
     only_when_idle: bool = False
     """Pause while other programs use this machine: half a core or a tenth of the GPU for 5 s. It goes on
     after two quiet minutes."""
+    only_when_plugged_in: bool = False
+    """Pause while this machine runs on its battery: from 10 s after the plug was pulled until 10 s after it
+    is back. A machine without a battery is plugged in."""
 
     @property
     def when(self) -> Hours | None:

@@ -100,6 +100,11 @@ class MetricsFile(BaseModel):
     listen: HostAndPort = "127.0.0.1:9410"
     """Where /metrics, /healthz and /readyz are served; port 0 takes any free one, off serves none.
     Whoever reaches this address can read it."""
+    peak_operations: Annotated[
+        float | None, Field(gt=0, json_schema_extra={"default": "measured at the start"})
+    ] = None
+    """Floating-point operations per second that the compute device can do at most, such as 67e12 by its
+    maker's word for float32: what utilisation is a share of."""
 
     @property
     def address(self) -> tuple[str, int] | None:

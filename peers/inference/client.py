@@ -20,6 +20,7 @@ from torch import Tensor
 from peers.errors import NoAnswer
 from peers.inference.forward_work import TOKEN_BYTES
 from peers.presence import OPERATION_SECONDS
+from peers.reasons import REFUSALS
 from peers.run_file import SignedManifest
 from peers.timer import Timer
 from protocols.envelope import run_bytes
@@ -97,8 +98,10 @@ class SwarmClient:
         chance: Random,
         say: Callable[[str, str], None],
         exact: bool = True,
+        invite: bytes = b"",
     ) -> None:
-        """`say(event, text)`: a line for people. `exact`: hidden states as fp32, not in the run's codec."""
+        """`say(event, text)`: a line for people. `exact`: hidden states as fp32, not in the run's codec.
+        `invite`: what is shown to peers of a run that takes visitors by invite only."""
         self.signed = signed
         self.manifest = signed.manifest
         self.transport = transport
@@ -106,6 +109,7 @@ class SwarmClient:
         self.chance = chance
         self.say = say
         self.exact = exact
+        self.invite = invite
         self.codec: hidden.Codec = "fp32" if exact else self.manifest.hidden_codec
         self.sent_bytes = self.received_bytes = 0
         self._loop = asyncio.get_running_loop()
@@ -122,6 +126,8 @@ class SwarmClient:
         """Some peer of every stage has been reached."""
         self._missing: tuple[int, ...] = ()
         self._declined: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        """By code, peers that did not speak to this visitor at all."""
 
     async def __aenter__(self) -> SwarmClient:
         self.transport.listen(self)
@@ -174,7 +180,10 @@ class SwarmClient:
         linked = Counter(self._stages.values())
         peers = ", ".join(f"{stage}: {linked[stage]}" for stage in range(len(self.manifest.stages)))
         declined = ", ".join(f"{code} {count} times" for code, count in self._declined.items())
-        return f"peers reached by stage: {peers}" + (f"; they declined: {declined}" if declined else "")
+        away = ", ".join(f"{code} {count} times" for code, count in self._refused.items())
+        refusals = (("declined", declined), ("refused us", away))
+        said = "".join(f"; they {what}: {words}" for what, words in refusals if words)
+        return f"peers reached by stage: {peers}{said}"
 
     # -- what Requests decides ------------------------------------------------------------------------
 
@@ -243,10 +252,18 @@ class SwarmClient:
                     self._do(self._requests.declined(request, peer, attempt, code, reason, now))
                 if code == NOT_READY and self._declined[code] == 1:
                     self.say("not_ready", "a peer has no settled snapshot of its stage yet; asking again")
-            case Refuse():
-                self._lose(peer)
+            case Refuse(code, reason):
+                self._turned_away(peer, code, reason)
             case _:
                 pass  # A greeting, or what is not for visitors.
+
+    def _turned_away(self, peer: PeerId, code: str, reason: str) -> None:
+        code = code if code in REFUSALS else "other"
+        reason = "".join(filter(str.isprintable, reason[:200]))
+        if peer in self._links and not self._refused[code]:  # The others will say the same.
+            self.say("turned_away", f"a peer does not speak to this visitor ({code}): {reason}")
+        self._refused[code] += 1
+        self._lose(peer)
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
         link = self._links.get(peer)
@@ -338,7 +355,7 @@ class SwarmClient:
         peer, record = signed.peer, signed.record
         try:
             link = await self.transport.open(peer, "data", DIAL_SECONDS, record.addresses)
-            self.sent_bytes += link.post(Hello(WIRE_VERSION, run_bytes(self.signed.run_id), b""))
+            self.sent_bytes += link.post(Hello(WIRE_VERSION, run_bytes(self.signed.run_id), b"", self.invite))
         except WireError:
             self._dial_at[peer] = self._loop.time() + REDIAL_SECONDS * self.chance.uniform(0.8, 1.2)
             return

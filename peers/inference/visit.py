@@ -10,25 +10,54 @@ from random import Random
 import torch
 from torch import Tensor
 
+from peers.errors import NoAnswer
 from peers.home.evaluate import SCORED_BYTES, Score, cut
 from peers.home.generate import Continuation
 from peers.inference.client import Conversation, SwarmClient
 from peers.joining import PeerCache
 from peers.reaching import Say, reaching
+from peers.run_file import SignedManifest
 from peers.text import Tokenizer, open_tokenizer
+from protocols.errors import WireError
+from protocols.invites import open_invite
+from swarmnet.identifiers import PeerId
 
 AT_ONCE = 8
 """Requests of one score under way: one for each of three stages to compute, and as many on their ways."""
 @asynccontextmanager
 async def visiting(
-    run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say, exact: bool = True
+    run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say, exact: bool = True, invite: bytes = b""
 ) -> AsyncIterator[SwarmClient]:
-    """A visitor that asks the run's peers; raises as `reaching` does."""
-    async with (
-        reaching(run, bootstraps, cache, say) as found,
-        SwarmClient(found.signed, found.transport, found.directory, Random(), say, exact) as client,
-    ):
-        yield client
+    """A visitor that asks the run's peers, and shows them `invite`; raises as `reaching` does, and NoAnswer
+    where the run would not let it in."""
+    async with reaching(run, bootstraps, cache, say) as found:
+        unfit = not_let_in(found.signed, invite, found.transport.peer, found.directory.now())
+        if unfit is not None:
+            raise NoAnswer(unfit)
+        shown = invite if found.signed.manifest.access == "invite" else b""  # Others need not see it.
+        async with SwarmClient(
+            found.signed, found.transport, found.directory, Random(), say, exact, shown
+        ) as client:
+            yield client
+
+
+def not_let_in(signed: SignedManifest, invite: bytes, visitor: PeerId, now_seconds: float) -> str | None:
+    """Why no peer of the run would speak to this visitor, and what to do; None: some may."""
+    manifest = signed.manifest
+    if manifest.access != "invite":
+        return None
+    owner = manifest.contact or manifest.owner
+    ask = f"ask the run's owner for one that is for anyone (`swarmnet invite RUN --anyone`): {owner}"
+    if not invite:
+        return f"the run takes visitors by invite only: give --invite; {ask}"
+    try:
+        found = open_invite(invite, signed.run_id, manifest.owner)
+    except WireError as error:
+        return f"--invite does not fit the run ({error}); {ask}"
+    if found.peer is not None:  # Before its expiry: another one of that kind would not help.
+        return f"--invite is for {found.peer} alone, and a visitor has a new name each time; {ask}"
+    unfit = found.refusal(visitor, now_seconds)
+    return f"--invite: {unfit}; {ask}" if unfit is not None else None
 
 
 def tokenizer_of(client: SwarmClient) -> Tokenizer:

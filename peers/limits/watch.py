@@ -9,11 +9,14 @@ from typing import Protocol
 
 from peers.config.limits import LimitsFile
 from peers.limits.machine import GpuUse, NoGpu, OtherUse
+from peers.limits.power import on_battery
 from peers.roles.pausing import Why
 from swarmnet.hours import Hours
-from swarmnet.idleness import Idleness
+from swarmnet.idleness import Idleness, Steady
 
 LOOK_SECONDS = 1.0
+PLUG_SECONDS = 10.0
+"""A plug that sits loose or goes elsewhere for a moment makes nobody leave."""
 
 
 class Pauses(Protocol):
@@ -34,8 +37,11 @@ class LimitsWatch:
         others: OtherUse | None = None,
         gpu: GpuUse | None = None,
         idleness: Idleness | None = None,
+        battery: Callable[[], bool | None] = on_battery,
     ) -> None:
         self.hours, self.only_when_idle, self.role = limits.when, limits.only_when_idle, role
+        self.only_when_plugged_in, self.battery = limits.only_when_plugged_in, battery
+        self.unplugged = Steady(PLUG_SECONDS)
         self.others = others if others is not None else OtherUse()
         self.gpu: GpuUse = gpu if gpu is not None else NoGpu()
         self.idleness = idleness if idleness is not None else Idleness()
@@ -55,6 +61,11 @@ class LimitsWatch:
                 self.role.resume("schedule")
             else:
                 self.role.pause("schedule", _until(self.hours, minute))
+        if self.only_when_plugged_in:
+            if self.unplugged.look(bool(self.battery()), now):
+                self.role.pause("battery")
+            else:
+                self.role.resume("battery")
         if self.only_when_idle:
             cores, gpu = self.others.cores(daemon), self.gpu.share()
             if self.idleness.look(cores, gpu, now):

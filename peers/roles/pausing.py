@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Literal
 
-Why = Literal["user", "schedule", "idle", "owner"]
+Why = Literal["user", "schedule", "idle", "battery", "owner"]
 REASONS: Mapping[Why, str] = {
     "user": "somebody here asked for it; `swarmnet resume` goes on",
     "schedule": "outside the hours that the peer file allows",
     "idle": "something else needs this machine",
+    "battery": "this machine runs on its battery",
     "owner": "the run's owner paused the run",
 }
 

@@ -18,9 +18,12 @@ from typing import Any
 import torch
 
 from peers.compute import ThreadCompute, set_threads
+from peers.compute_time import ComputeTime
 from peers.control.server import Request
 from peers.errors import UserError
 from peers.fitting import all_needs, allowed_bytes, graphs_that_fit
+from peers.gpu import GpuWatch, nvml_of
+from peers.growth import OBSERVE_SECONDS
 from peers.introduction import found, machine_line, run_line, swarm_line, traffic_line
 from peers.joining import find_manifest
 from peers.limits.machine import gpu_use
@@ -28,6 +31,7 @@ from peers.limits.watch import LimitsWatch
 from peers.memory import give_back, resident_bytes
 from peers.metrics import STATES
 from peers.observe import Observer
+from peers.peak import measured_peak
 from peers.receipts import FILE_NAME, read, summary
 from peers.roles.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing, Why
 from peers.roles.resting import rest
@@ -70,6 +74,8 @@ class WorkerRole(Role):
         """The first stage that this peer holds, and whether it does."""
         self.began = time.monotonic()
         self.pausing = Pausing()
+        self.compute_time = ComputeTime(process.metrics.compute)
+        self.peak = config.metrics.peak_operations
         self.watch = LimitsWatch(config.limits, self, gpu=gpu_use(self.device.type == "cuda"))
         process.control.answers.update(
             pause=self._asked_to_pause, resume=self._asked_to_resume, checkpoint=self._asked_to_save,
@@ -85,12 +91,15 @@ class WorkerRole(Role):
         kept = config.state / "run.json"
         self.signed = signed = await find_manifest(config.run, network.directory, kept, process.say)
         process.known_as(signed.run_id, self.device.type)
-        if self.device.type == "cuda":
-            process.metrics.watch_gpu()
         process.say("run", run_line(signed))
         set_threads(config.threads)
-        watch = asyncio.create_task(self.watch.run(lambda: network.transport.daemon.pid), name="limits")
-        introducing = asyncio.create_task(self._introduce(signed, network), name="introduction")
+        beside = [
+            asyncio.create_task(self.watch.run(lambda: network.transport.daemon.pid), name="limits"),
+            asyncio.create_task(self._introduce(signed, network), name="introduction"),
+        ]
+        if self.device.type == "cuda":
+            gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
+            beside.append(asyncio.create_task(gpu.run(), name="gpu"))
         await asyncio.sleep(0)  # The limits' first look may find that this is no hour to begin.
         try:
             goes_on = True
@@ -98,11 +107,22 @@ class WorkerRole(Role):
                 if self.pausing:
                     await self._rest(signed, network)
                 else:
+                    await self._know_peak()
                     goes_on = await self._stage(signed, network)
         finally:
-            for task in (watch, introducing):
+            for task in beside:
                 task.cancel()
-            await asyncio.gather(watch, introducing, return_exceptions=True)
+            await asyncio.gather(*beside, return_exceptions=True)
+
+    async def _know_peak(self) -> None:
+        """What the device can do at most, for whoever looks at the metrics: declared, or measured once."""
+        metrics = self.process.config.metrics
+        if metrics.address is None:
+            return
+        if self.peak is None:
+            self.peak = await asyncio.to_thread(measured_peak, self.device)
+        which = "measured" if metrics.peak_operations is None else "declared"
+        self.process.metrics.peak.set(f"{which}_peak_operations_per_second", self.peak)
 
     async def _introduce(self, signed: SignedManifest, network: Network) -> None:
         """Say what was found of the run, and once a stage is taken, what that takes of this machine."""
@@ -126,7 +146,9 @@ class WorkerRole(Role):
             Random(process.identity.peer_id), process.log.record, process.say,
             self._part,
         )  # fmt: skip
-        observer = self.observer = Observer(worker, process.metrics, process.report, process.log)
+        observer = self.observer = Observer(
+            worker, process.metrics, process.report, process.log, self.compute_time, self.peak
+        )
         observing = asyncio.create_task(observer.run(), name="observer")
         if process.stop.is_set():
             worker.leave()
@@ -261,8 +283,13 @@ class WorkerRole(Role):
             about.state(state).set(state == "paused")
         process.say("paused", f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", bytes=held)
         ended = asyncio.create_task(pausing.ended(), name="end of the pause")
+        clock = asyncio.get_running_loop()
         try:
-            await asyncio.wait({resting, ended}, return_when=asyncio.FIRST_COMPLETED)
+            while not (resting.done() or ended.done()):
+                self.compute_time.look(clock.time(), None, "paused")
+                await asyncio.wait(
+                    {resting, ended}, timeout=OBSERVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
             if resting.done():
                 resting.result()
         finally:
@@ -273,7 +300,8 @@ class WorkerRole(Role):
 
     async def _asked_how_it_is(self, _request: Request) -> dict[str, Any]:
         state = "paused" if self.pausing else ""
-        return view(self.worker, self.story, self.process.config.name, state)
+        idle = self.compute_time.idle_share
+        return view(self.worker, self.story, self.process.config.name, state, idle)
 
     async def _asked_to_pause(self, _request: Request) -> dict[str, Any]:
         before, began = resident_bytes(), time.monotonic()

@@ -65,12 +65,16 @@ class StubTally:
             step += fingerprint(payload)
         return torch.from_numpy(step)
 
+    def concord(self, me: PeerId) -> None:
+        """Counts are no votes."""
+
 
 class StubMethod:
     """`Method` that contributes counts."""
 
     payload_bytes = _PAYLOAD.size
     votes = 1
+    gradient_norm = momentum_norm = None
 
     def __init__(self, note: Callable[..., None], serial: int) -> None:
         """`note` is the peer's event log; `serial` tells this process' payloads from an earlier one's."""

@@ -84,6 +84,10 @@ class Picture:
     """How they ended -> how many."""
     events: tuple[Happened, ...] = ()
     """Oldest first."""
+    idle_share: float | None = None
+    """Of the last seconds, how much of the time it had nothing to compute, 0 to 1."""
+    gradient_norm: float | None = None
+    """Of its newest contribution, before it was clipped."""
     waits_for: tuple[int, ...] = ()
     """Stages without a peer, for which microbatches wait."""
 

@@ -42,6 +42,7 @@ def frame(picture: Picture, console: Console, foot: str = "", rows: int | None =
         _traffic("down", picture.received),
         _counts("microbatches", picture.microbatches),
         _counts("rounds", picture.rounds),
+        _computing(picture),
     )
     tail = [line for line in known if line is not None]
     shown_peers, shown_events = _room(picture, rows, len(head) + len(tail) + 5 + bool(foot))
@@ -185,6 +186,15 @@ def _traffic(direction: str, counts: Mapping[str, int]) -> Text | None:
 def _counts(title: str, counts: Mapping[str, int]) -> Text | None:
     parts = "  ".join(f"{name} {count:,}" for name, count in counts.items() if count)
     return Text(f"{title:<13}{printable(parts)}") if parts else None
+
+
+def _computing(picture: Picture) -> Text | None:
+    parts = []
+    if picture.idle_share is not None:
+        parts.append(f"idle {picture.idle_share:.0%}")
+    if picture.gradient_norm is not None:
+        parts.append(f"gradient norm {picture.gradient_norm:.3g}")
+    return Text(f"{'computing':<13}{'  '.join(parts)}") if parts else None
 
 
 def _events(events: Sequence[Happened], most: int) -> list[Text]:

@@ -14,13 +14,18 @@ from peers.worker import Worker
 from swarmnet.membership import BEAT_SECONDS, Known
 
 
-def view(worker: Worker | None, story: Story, name: str = "", state: str = "") -> dict[str, Any]:
+def view(
+    worker: Worker | None, story: Story, name: str = "", state: str = "", idle: float | None = None
+) -> dict[str, Any]:
     """Everything that `swarmnet top` shows, as plain JSON data. `story` has heard the peer's event log from
-    its start; `state`: what the role says it is at when it has no worker (paused, connecting)."""
-    return as_json(picture_of(worker, story, name, state))
+    its start; `state`: what the role says it is at when it has no worker (paused, connecting); `idle`: the
+    share of the last seconds in which it computed nothing."""
+    return as_json(picture_of(worker, story, name, state, idle))
 
 
-def picture_of(worker: Worker | None, story: Story, name: str = "", state: str = "") -> Picture:
+def picture_of(
+    worker: Worker | None, story: Story, name: str = "", state: str = "", idle: float | None = None
+) -> Picture:
     now, losses, events = time.time(), curve(story.losses.points), tuple(story.events)
     source = f"peer {name or short(story.peer)}"
     if worker is None or worker.neighbourhood is None or worker.data is None:
@@ -60,6 +65,8 @@ def picture_of(worker: Worker | None, story: Story, name: str = "", state: str =
         received=dict(traffic.received),
         microbatches=counts_of(ledger_fields(data.ledger)),
         rounds=dict(update.counts.ended.items()) if update is not None else {},
+        idle_share=idle,
+        gradient_norm=update.counts.norms[0] if update is not None else None,
         events=events,
         waits_for=data.missing,
     )

@@ -1,0 +1,49 @@
+"""The operations that utilisation is a share of, beside what torch counts while it computes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from peers.peak import measured_peak
+from swarmnet.fixed_point import to_floats
+from swarmnet.identifiers import PeerId
+from swarmnet.layout import layout_of
+from swarmnet.manifest import Data, Manifest, ModelShape
+from swarmnet.model import initial_units, parameter_shapes
+from swarmnet.operations import operations_per_token
+from swarmnet.stage import StageCompute
+
+SHAPE = ModelShape(
+    width=32, layers=4, heads=4, key_value_heads=2, head_width=8, feed_forward=64, vocabulary=128, context=64
+)
+DATA = Data(sequence_tokens=24, microbatch_sequences=2)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, key_value_heads=4, qk_norm=True)])
+def test_they_are_those_of_the_matrix_products_that_torch_makes(monkeypatch, shape):
+    monkeypatch.setattr("swarmnet.linear._onednn_is_faster", lambda: False)  # Which torch does not count.
+    manifest = Manifest("m", PeerId("owner"), stages=(1, 2, 1), model=shape, data=DATA)
+    counted = []
+    for stage in range(3):
+        span = manifest.span(stage)
+        layout = layout_of(parameter_shapes(shape, span))
+        compute = StageCompute(shape, span, layout)
+        compute.publish(to_floats(initial_units(shape, span, layout, 0)))
+        tokens_BT = torch.zeros(DATA.microbatch_sequences, DATA.sequence_tokens, dtype=torch.int64)
+        inputs = tokens_BT if stage == 0 else torch.randn(*tokens_BT.shape, shape.width)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            if stage == 2:
+                compute.finish("one", inputs, tokens_BT)
+            else:
+                compute.backward("one", torch.ones_like(compute.forward("one", inputs)))
+        counted.append(counter.get_total_flops() / tokens_BT.numel())
+    assert counted == [operations_per_token(manifest, stage) for stage in range(3)]
+
+
+def test_the_peak_of_this_machine_is_measured_and_is_no_more_than_any_processor_has():
+    began = torch.get_num_threads()
+    assert 1e8 < measured_peak(torch.device("cpu")) < 1e14
+    assert torch.get_num_threads() == began
