@@ -11,6 +11,7 @@ from statistics import median
 
 from peers.config.limits import LimitsFile
 from peers.fitting import gib
+from peers.moving import named
 from peers.run_file import SignedManifest
 from peers.status import amount, printable
 from peers.top.records import look
@@ -65,11 +66,11 @@ def swarm_line(records: Mapping[PeerId, SignedRecord] | None) -> str:
     return ", ".join(said) + " (as they say)"
 
 
-def machine_line(stage: int, needs: Needs, graphs: int, allowed: int, limited: bool, device: str) -> str:
+def machine_line(held: range, needs: Needs, graphs: int, allowed: int, limited: bool, device: str) -> str:
     """What it takes of this machine."""
     whose = "limits.memory allows" if limited else "this machine has"
     return (
-        f"you    stage {stage} on {device}: needs {gib(needs.least)}, {whose} {gib(allowed)}; "
+        f"you    {'stage' if len(held) == 1 else 'stages'} {named(held)} on {device}: needs {gib(needs.least)}, {whose} {gib(allowed)}; "
         f"up to {graphs} microbatches at a time"
     )
 

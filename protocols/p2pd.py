@@ -26,6 +26,7 @@ from protocols.hivemind_parts import StreamInfo
 from protocols.identity import Identity, load
 from protocols.links import BACKLOG_BYTES, BoundedLink, LocalLink, deliver
 from protocols.messages import Lane, Message
+from protocols.near import Near
 from protocols.speed import SpeedService
 from protocols.subflow_dialer import SUBFLOW_PROTOCOL, SubflowDialer
 from protocols.subflows import ACKNOWLEDGED, P2pdLink, acknowledgement
@@ -74,6 +75,8 @@ class P2pdTransport:
         self._dialer = SubflowDialer(identity)
         self.upload: Upload | None = None
         """What all links together may send; None: no limit. Set before the first link."""
+        self.near: Near | None = None
+        """The other peers of this process, where there are any. Set before `listen`."""
         self.checks = (DialBackService(daemon.peer), SpeedService())
         """What `swarmnet doctor` asks of the peers of a swarm."""
         self._limit, self._backlog_bytes = limit, backlog_bytes
@@ -135,10 +138,12 @@ class P2pdTransport:
 
     def listen(self, receiver: Receiver) -> None:
         self._receiver = receiver
+        if self.near is not None and not self._closed:
+            self.near.enter(self.peer, receiver)
 
-    def limit_upload(self, bytes_per_second: float) -> None:
-        """All links of this process, and the chunks that it serves, share so much from now on."""
-        self.upload = self.chunks.upload = Upload(bytes_per_second)
+    def limit_upload(self, upload: Upload) -> None:
+        """All links, and the chunks that are served, share it from now on; several transports may."""
+        self.upload = self.chunks.upload = upload
 
     def serve_chunks(self, find: FindChunk) -> None:
         """See `Transport.serve_chunks`."""
@@ -162,6 +167,8 @@ class P2pdTransport:
             if self._receiver is None:
                 raise PeerGone("this peer does not listen yet")
             return LocalLink(peer, lane, self._receiver, self._limit, self._backlog_bytes)
+        if self.near is not None and self.near.holds(peer):
+            return self.near.open(self.peer, peer, lane, self._limit, self._backlog_bytes)
         until = asyncio.get_running_loop().time() + deadline_seconds
         if addresses:
             try:
@@ -334,7 +341,12 @@ class P2pdTransport:
         reason = await self.daemon.ended()
         for link in list(self._links):
             link.fail(reason)
+        self._leave_near(reason)
         self._drop_accepted()
+
+    def _leave_near(self, reason: str) -> None:
+        if self.near is not None:
+            self.near.leave(self.peer, reason)
 
     async def close(self) -> None:
         """End all links and p2pd. May be called again."""
@@ -344,6 +356,7 @@ class P2pdTransport:
         for link in links:
             link.close()
         self._closed = True
+        self._leave_near("closed by the other side")
         accepted = self._drop_accepted()
         self.chunks.close()
         await self._dialer.close()

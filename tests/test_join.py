@@ -131,7 +131,7 @@ def test_what_was_found_is_said_in_a_few_lines():
     records = {"a": record(0), "b": record(1, loss=None, round=9), "c": record(2, "paused", 99.0)}
     assert swarm_line(records) == "swarm  3 peers, 2 training, round 8, loss 3.000 (as they say)"
     needs = all_needs(manifest, pytest.importorskip("torch").device("cpu"), 0)[1]
-    line = machine_line(1, needs, 5, 8 << 30, True, "cpu")
+    line = machine_line(range(1, 2), needs, 5, 8 << 30, True, "cpu")
     assert "limits.memory allows 8.0 GiB; up to 5 microbatches" in line
     limits = LimitsFile(upload=20_000.0, hours="22:00-08:00")
     line = traffic_line(manifest, 1, records, limits)

@@ -176,8 +176,12 @@ class PeerFile(BaseModel):
     """The peer's private key (Ed25519). Made at the first start. Two peers must not share one."""
     stage: StageWish = "auto"
     """The stage to hold; auto: the one that needs a peer most."""
+    stages: Annotated[int, Field(ge=1, le=8)] = 1
+    """How many adjacent stages to hold, from `stage` on, where this machine has room. Each is held by a peer
+    of its own in this process: its key is in the state folder, and it listens on the next port."""
     moves: bool | Literal["auto"] = "auto"
-    """Leave for another stage when that needs a peer more; auto: if the stage is auto."""
+    """Leave for another stage when that needs a peer more; auto: if the stage is auto. Not with several
+    stages."""
     listen: Annotated[tuple[Multiaddr, ...], Field(min_length=1)] = ("/ip4/0.0.0.0/tcp/0",)
     """Where to accept other peers. Port 0 takes any free one."""
     announce: tuple[Multiaddr, ...] = ()
@@ -232,6 +236,17 @@ class PeerFile(BaseModel):
     @property
     def may_move(self) -> bool:
         return self.stage == "auto" if self.moves == "auto" else self.moves
+
+    @model_validator(mode="after")
+    def _several_stages(self) -> PeerFile:
+        error = ""
+        if self.stages > 1 and self.role != "worker":
+            error = f"is {self.stages}; {_a(self.role)} holds no stage, only a worker does"
+        elif self.stages > 1 and self.moves is True:
+            error = f"is {self.stages} and moves is true; a peer of several stages does not move"
+        if error:
+            raise PydanticCustomError("refused", "{error}", {"key": "stages", "error": error})
+        return self
 
     @model_validator(mode="after")
     def _needs_run(self) -> PeerFile:

@@ -22,8 +22,8 @@ from peers.doctor.stage import Memory
 from peers.doctor.stage import judge as judge_stage
 from peers.event_log import read
 from peers.joining import PeerCache, find_manifest
-from peers.peer import daemon_options, with_ports
 from peers.run_file import RunFileError, SignedManifest
+from peers.sessions import daemon_options, with_ports
 from protocols.daemon import CannotStart
 from protocols.dht import DhtDirectory, split_multiaddr
 from protocols.dial_back import ask_dial_back

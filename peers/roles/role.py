@@ -14,6 +14,7 @@ from peers.joining import ANSWER_SECONDS, PeerCache, join_directory
 from peers.lan import Lan
 from peers.metrics import Metrics
 from peers.observe import Pulse
+from peers.roles.siblings import Siblings
 from peers.status import Report
 from protocols.dht import DhtDirectory
 from protocols.errors import Unreachable
@@ -26,7 +27,7 @@ NEIGHBOURS_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process: what stays the same from session to session."""
+    """What stays the same from session to session: of one process, or of one of the peers in it."""
 
     config: PeerFile
     identity: Identity
@@ -37,7 +38,11 @@ class Process:
     stop: asyncio.Event
     """Set when a person or the system asks the process to end."""
     control: Control
-    """What commands can ask of this process; roles add their own answers."""
+    """What commands can ask of it; roles add their own answers."""
+    siblings: Siblings | None = None
+    """Where the process holds several stages."""
+    number: int = 0
+    """Among its siblings; the first one leads."""
 
     def say(self, event: str, text: str, **fields: object) -> None:
         """One line for people, and the event log."""

@@ -17,18 +17,18 @@ from typing import Any
 
 import torch
 
-from peers.compute import ThreadCompute, set_threads
+from peers.compute import Compute, ThreadCompute, set_threads
 from peers.control.server import Request
 from peers.errors import UserError
-from peers.fitting import all_needs, allowed_bytes, graphs_that_fit
+from peers.fitting import all_needs, allowed_bytes, graphs_that_fit_together, together
 from peers.introduction import found, machine_line, run_line, swarm_line, traffic_line
-from peers.joining import find_manifest
 from peers.limits.machine import gpu_use
 from peers.limits.watch import LimitsWatch
 from peers.memory import give_back, resident_bytes
 from peers.metrics import STATES
 from peers.observe import Observer
 from peers.receipts import FILE_NAME, read, summary
+from peers.roles.choosing import choose, find_run, own_processes
 from peers.roles.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing, Why
 from peers.roles.resting import rest
 from peers.roles.role import Network, Process
@@ -43,6 +43,7 @@ from peers.top.story import Story
 from peers.top.view import view
 from peers.worker import Worker
 from swarmnet.manifest import Data, Manifest
+from swarmnet.needs import Needs
 
 SAVE_SECONDS = 10.0
 """How long a new p2pd waits for the weights to be on disk."""
@@ -60,17 +61,21 @@ class WorkerRole:
         self.device = device_of(config.device)
         self.worker: Worker | None = None
         self.observer: Observer | None = None
-        self.compute: ThreadCompute | None = None
+        self.compute: Compute | None = None
         self.story = Story()
         """For `swarmnet top`: hears the event log from the start."""
         process.log.listeners += [self.story.take, Teller(process.report).heard]
         self.stage, self.moved = None if config.stage == "auto" else config.stage, 0
+        self.held: range | None = None
+        """All stages of its process, where these are several and known."""
         self.signed: SignedManifest | None = None
         self._first, self._taken = -1, asyncio.Event()
         """The first stage that this peer holds, and whether it does."""
         self.began = time.monotonic()
         self.pausing = Pausing()
-        self.watch = LimitsWatch(config.limits, self, gpu=gpu_use(self.device.type == "cuda"))
+        self.siblings = process.siblings
+        paused = self if self.siblings is None else self.siblings
+        self.watch = LimitsWatch(config.limits, paused, gpu=gpu_use(self.device.type == "cuda"))
         process.control.answers.update(
             pause=self._asked_to_pause, resume=self._asked_to_resume, checkpoint=self._asked_to_save,
             status=self._asked_how_it_is, me=self._asked_what_it_did,
@@ -78,18 +83,15 @@ class WorkerRole:
 
     async def run(self, network: Network) -> None:
         """Until it is told to leave, and has."""
-        process = self.process
-        config = process.config
-        assert config.run is not None, "checked by PeerFile"
-        await network.join(process)
-        kept = config.state / "run.json"
-        self.signed = signed = await find_manifest(config.run, network.directory, kept, process.say)
+        process, config = self.process, self.process.config
+        self.signed = signed = await find_run(process, network)
         process.known_as(signed.run_id, self.device.type)
         if self.device.type == "cuda":
             process.metrics.watch_gpu()
-        process.say("run", run_line(signed))
+        if process.number == 0:
+            process.say("run", run_line(signed))
         set_threads(config.threads)
-        watch = asyncio.create_task(self.watch.run(lambda: network.transport.daemon.pid), name="limits")
+        watch = asyncio.create_task(self.watch.run(own_processes(process, network)), name="limits")
         introducing = asyncio.create_task(self._introduce(signed, network), name="introduction")
         await asyncio.sleep(0)  # The limits' first look may find that this is no hour to begin.
         try:
@@ -108,7 +110,8 @@ class WorkerRole:
         """Say what was found of the run, and once a stage is taken, what that takes of this machine."""
         process, limits = self.process, self.process.config.limits
         records = await found(network.directory, signed, process.identity.peer_id)
-        process.say("swarm", swarm_line(records))
+        if process.number == 0:
+            process.say("swarm", swarm_line(records))
         await self._taken.wait()
         process.say("traffic", traffic_line(signed.manifest, self._first, records, limits))
 
@@ -116,8 +119,15 @@ class WorkerRole:
 
     async def _stage(self, signed: SignedManifest, network: Network) -> bool:
         """Hold one stage, until told to stop; True if it moves on to another or is only paused."""
-        process = self.process
-        compute = self.compute = ThreadCompute(process.config.work_share)
+        process, siblings = self.process, self.siblings
+        if siblings is not None and self.held is None:
+            self.held = await choose(process, siblings, signed, network, self._graphs)
+            self.stage = self.held[process.number]
+            if self.pausing or process.stop.is_set():
+                return not process.stop.is_set()
+        compute = self.compute = (
+            ThreadCompute(process.config.work_share) if siblings is None else siblings.computing.share()
+        )
         hear_loop(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
         worker = self.worker = Worker(
@@ -174,17 +184,27 @@ class WorkerRole:
     def _part(self, manifest: Manifest, stage: int) -> StagePart:
         """What computes the stage; UserError if that would not fit into the memory that it may take."""
         config = self.process.config
-        every = all_needs(manifest, self.device, config.text_limit)
-        limit = config.limits.memory
-        allowed, limited = allowed_bytes(limit, self.device), limit is not None
-        graphs = graphs_that_fit(every, stage, allowed, limited)
+        held = self.held if self.held is not None else range(stage, stage + 1)
+        graphs, needs, allowed = self._graphs(manifest, held)
         at_most = min(graphs, max(config.slots, config.in_flight))
-        told = machine_line(stage, every[stage], at_most, allowed, limited, self.device.type)
-        self.process.say("machine", told)
+        if self.process.number == 0:
+            limited = config.limits.memory is not None
+            told = machine_line(held, needs, at_most, allowed, limited, self.device.type)
+            self.process.say("machine", told)
         if not self._taken.is_set():
             self._first = stage
             self._taken.set()
         return replace(real_part(manifest, stage, self.device), most_graphs=graphs)
+
+    def _graphs(self, manifest: Manifest, held: range) -> tuple[int, Needs, int]:
+        """How many microbatches fit at a time, what the stages need, and the bytes that they may take.
+        UserError if they do not fit."""
+        config = self.process.config
+        every = all_needs(manifest, self.device, config.text_limit)
+        limit = config.limits.memory
+        allowed = allowed_bytes(limit, self.device)
+        graphs = graphs_that_fit_together(every, held, allowed, limit is not None)
+        return graphs, together(every, held), allowed
 
     def _settings(self, manifest: Manifest) -> Settings:
         config = self.process.config
