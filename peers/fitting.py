@@ -28,8 +28,8 @@ def allowed_bytes(limit: int | None, device: torch.device) -> int:
 
 
 def together(every: Sequence[Needs], held: range) -> Needs:
-    """What holding these stages in one process takes: programs once, a p2pd for each. A microbatch that passes
-    all of them is open in each."""
+    """What holding these stages in one process takes: programs once, a p2pd for each. A microbatch that
+    passes all of them is open in each."""
     wanted = [every[stage] for stage in held]
     process = max(needs.process for needs in wanted)
     process += (len(wanted) - 1) * DAEMON_BYTES if process else 0

@@ -69,8 +69,9 @@ def swarm_line(records: Mapping[PeerId, SignedRecord] | None) -> str:
 def machine_line(held: range, needs: Needs, graphs: int, allowed: int, limited: bool, device: str) -> str:
     """What it takes of this machine."""
     whose = "limits.memory allows" if limited else "this machine has"
+    stages = f"stage{'s' if len(held) > 1 else ''} {named(held)}"
     return (
-        f"you    {'stage' if len(held) == 1 else 'stages'} {named(held)} on {device}: needs {gib(needs.least)}, {whose} {gib(allowed)}; "
+        f"you    {stages} on {device}: needs {gib(needs.least)}, {whose} {gib(allowed)}; "
         f"up to {graphs} microbatches at a time"
     )
 

@@ -1,4 +1,4 @@
-"""What /metrics answers of a process that holds several stages: every series of each, labelled with its stage."""
+"""What /metrics answers of a process that holds several stages: all series of each, labelled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from peers.declaring import PREFIX
 from peers.metrics import Metrics
@@ -32,7 +33,7 @@ class _Together(Collector):
         return families.values()
 
 
-def _labelled(found: Metric, stage: str) -> Iterator[object]:
+def _labelled(found: Metric, stage: str) -> Iterator[Sample]:
     """What is known of the process itself has no stage."""
     own = found.name.startswith(PREFIX) and stage != ""
     for sample in found.samples:

@@ -42,9 +42,7 @@ class SharedCompute(Generic[Shared]):
 class ComputeShare:
     """`Compute` of one worker among several."""
 
-    def __init__(
-        self, compute: Compute, shares: list[ComputeShare], closed: Callable[[], Any]
-    ) -> None:
+    def __init__(self, compute: Compute, shares: list[ComputeShare], closed: Callable[[], Any]) -> None:
         self.failed = compute.failed
         """Of all: work of one that fails ends the process, and so them all."""
         self.seconds = 0.0
@@ -76,7 +74,7 @@ class ComputeShare:
             self._submitted += 1
             self._compute.submit(priority, partial(self._work, work), partial(self._done, done))
 
-    def _work(self, work: Callable[[], Any]) -> Any:
+    def _work(self, work: Callable[[], Result]) -> Result | None:
         """Where the compute works."""
         self._begun += 1
         return None if self._closed else work()

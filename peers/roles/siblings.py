@@ -20,6 +20,7 @@ from peers.shared_compute import SharedCompute
 from protocols.near import Near
 from protocols.upload import Upload
 
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What the first peer has found for all."""

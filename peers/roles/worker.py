@@ -160,7 +160,7 @@ class WorkerRole:
             self.moved += worker.goes_to is not None
         return not process.stop.is_set() and (worker.goes_to is not None or bool(self.pausing))
 
-    async def _until_paused(self, worker: Worker, compute: ThreadCompute) -> None:
+    async def _until_paused(self, worker: Worker, compute: Compute) -> None:
         """Let it work until it is done. A pause makes it leave quickly; what takes longer is cut."""
         work = asyncio.create_task(unless_failed(worker.run(), compute.failed), name="worker")
         begun = asyncio.create_task(self.pausing.begun(), name="pause")
