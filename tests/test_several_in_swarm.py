@@ -41,18 +41,18 @@ def test_two_peers_of_two_stages_and_two_of_one_train_and_the_death_of_a_double_
         swarm.hold("b", 1, 2)
         swarm.hold("c", 0)
         swarm.hold("d", 2)
-        await swarm.until(lambda: min(map(swarm.committed, range(3))) > 60, 120.0)
+        await swarm.until(lambda: len(swarm.of("settled", "b2")) > 2, 120.0)
         told["shared"] = shared_rounds(swarm)
         await swarm.kill("a0", "a1")
         killed = swarm.loop.time()
-        await swarm.until(lambda: swarm.done("c0", killed, 1e9) > 60, 120.0)
+        await swarm.until(lambda: swarm.done("c0", killed, 1e9) > 24, 120.0)
         settled = swarm.rounds()["c0"][1]
-        await swarm.until(lambda: swarm.rounds()["c0"][1] > settled + 3, 60.0)
+        await swarm.until(lambda: swarm.rounds()["c0"][1] > settled + 1, 60.0)
         await swarm.close()
 
     run(story())
     nothing_is_committed_twice(swarm)
-    assert told["shared"] > 5
+    assert told["shared"] > 2
     assert shared_rounds(swarm) > told["shared"]
 
 
@@ -67,16 +67,16 @@ def test_a_stage_shares_its_work_by_what_a_computer_can_do_in_all_its_stages():
         swarm.hold("b", 1, 2)
         swarm.hold("c", 1)
         swarm.hold("d", 2)
-        await swarm.until(lambda: swarm.committed(0) > 40, 120.0)
+        await swarm.until(lambda: swarm.committed(0) > 16, 120.0)
         began = swarm.loop.time()
-        await swarm.during(30.0)
+        await swarm.during(10.0)
         for name in swarm.members:
-            done[name] = swarm.done(name, began, began + 30.0)
+            done[name] = swarm.done(name, began, began + 10.0)
         seconds = {name: member.worker.data.service_seconds for name, member in swarm.members.items()}
         assert abs(seconds["b1"] - seconds["b2"]) < 0.01, "both say what both take"
         assert seconds["b1"] > 1.6 * seconds["c1"]
         await swarm.close()
 
     run(story())
-    assert done["a0"] > 0.9 * 30.0 / (FORWARD_SECONDS + 0.002), "the first stage is the narrow one: full"
+    assert done["a0"] > 0.85 * 10.0 / (FORWARD_SECONDS + 0.002), "the first stage is the narrow one: full"
     assert 1.3 * done["b1"] < done["c1"]
