@@ -221,7 +221,7 @@ class Examination:
         text = f"{manifest.name} ({signed.run_id[:16]}...), {stages}, owner {manifest.owner}"
         self.tell(Line("run", "ok", text, data={"run": signed.run_id, "name": manifest.name}))
         wish = None if config.stage == "auto" else config.stage
-        self.tell(judge_stage(manifest, wish, self.subject.free))
+        self.tell(judge_stage(manifest, wish, self.subject.free, config.stages))
         if "reachability" in self.wanted:
             await self._more_helpers(transport, directory, signed)
 
