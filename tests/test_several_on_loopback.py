@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import urllib.request
 
 import pytest
@@ -92,6 +94,13 @@ async def test_one_process_holds_two_stages_trains_with_others_pauses_and_leaves
         for state in (both.state, second):
             await until(lambda state=state: len(times(state, "in_step")) > 1, 60, "both stages are back")
 
+        before = sum(len(times(state, "in_step")) for state in (both.state, second))
+        os.kill(both.p2pd, signal.SIGKILL)
+        await until(lambda: any(times(s, "p2pd_ended") for s in (both.state, second)), 20, "it notices")
+        await until(
+            lambda: sum(len(times(s, "in_step")) for s in (both.state, second)) == before + 1, 60,
+            "one stage is back, the other never was away",
+        )  # fmt: skip
         await asked(both, "leave")
         await asyncio.wait_for(both.process.wait(), 30.0)
         assert both.process.returncode == 0

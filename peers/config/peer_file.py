@@ -76,8 +76,9 @@ def _invite(text: str) -> bytes:
         raise ValueError(f"{error}; `swarmnet invite` prints one") from None
 
 
-def _checked_invite(text: str) -> str:
-    _invite(text)
+def _checked_invites(text: str) -> str:
+    for one in text.split():
+        _invite(one)
     return text
 
 
@@ -86,7 +87,7 @@ def _archive(url: str, info: ValidationInfo) -> str:
 
 
 ArchiveUrl = Annotated[str, AfterValidator(_archive), Shown("path | URL")]
-InviteText = Annotated[str, AfterValidator(_checked_invite), Shown("text")]
+InviteText = Annotated[str, AfterValidator(_checked_invites), Shown("text")]
 FilePath = Annotated[Path, AfterValidator(_resolve), Shown("path")]
 RunReference = Annotated[str, AfterValidator(_run), Shown("run id | path of a published run file")]
 StageWish = Annotated[int | Literal["auto"], PlainValidator(_stage), Shown("whole number | auto")]
@@ -217,7 +218,8 @@ class PeerFile(BaseModel):
     log: Literal["auto", "line", "json"] = "auto"
     """line: for people; json: one JSON object per line; auto: line on a terminal, else json."""
     invite: InviteText = ""
-    """What the run's owner handed out (`swarmnet invite`), where the run takes peers by invite only."""
+    """What the run's owner handed out (`swarmnet invite`), where the run takes peers by invite only. For
+    several stages one for each, with spaces between them, unless it lets in whoever shows it."""
     archive: ArchiveUrl = ""
     """A folder, or a URL that fsspec opens. An archivist keeps the run there. A worker starts from there when
     nobody of its stage is in the swarm and its own checkpoint is older."""
@@ -231,7 +233,7 @@ class PeerFile(BaseModel):
     @property
     def invite_bytes(self) -> bytes:
         """What greetings carry; empty: none."""
-        return _invite(self.invite)
+        return _invite(next(iter(self.invite.split()), ""))
 
     @property
     def may_move(self) -> bool:

@@ -19,9 +19,11 @@ def sibling_file(config: PeerFile, number: int) -> PeerFile:
     if number == 0:
         return config.model_copy(update={"moves": False})
     state = sibling_folder(config.state, number)
+    invites = config.invite.split() or [""]
     limits = config.limits.model_copy(update={"hours": None, "only_when_idle": False})
     return config.model_copy(update={
         "moves": False, "state": state, "identity": state / "identity.key", "lan": False, "limits": limits,
+        "invite": invites[min(number, len(invites) - 1)],
         "listen": tuple(with_later_port(address, number, "listen") for address in config.listen),
         "announce": tuple(with_later_port(address, number, "announce") for address in config.announce),
     })  # fmt: skip
