@@ -26,7 +26,8 @@ def from_disk(state: Path) -> dict[str, Any]:
         )
     signed = load_signed(run)
     answers = []
-    for folder in [state, *sorted(state.glob(f"{FOLDER}*"))]:
+    siblings = [path.parent for path in sorted(state.glob(f"{FOLDER}*/{key.name}"))]
+    for folder in [state, *siblings]:
         with as_user_errors(IdentityError):
             identity = load(folder / key.name)
         kept = read(folder / FILE_NAME, signed, identity.peer_id)

@@ -69,8 +69,8 @@ class WorkerRole:
         self.held: range | None = None
         """All stages of its process, where these are several and known."""
         self.signed: SignedManifest | None = None
-        self._first, self._taken = -1, asyncio.Event()
-        """The first stage that this peer holds, and whether it does."""
+        self._first, self._taken = range(0), asyncio.Event()
+        """What this process holds first, and whether it does."""
         self.began = time.monotonic()
         self.pausing = Pausing()
         self.siblings = process.siblings
@@ -86,13 +86,14 @@ class WorkerRole:
         process, config = self.process, self.process.config
         self.signed = signed = await find_run(process, network)
         process.known_as(signed.run_id, self.device.type)
-        if self.device.type == "cuda":
-            process.metrics.watch_gpu()
         if process.number == 0:
             process.say("run", run_line(signed))
+            if self.device.type == "cuda":
+                process.metrics.watch_gpu()
         set_threads(config.threads)
         watch = asyncio.create_task(self.watch.run(own_processes(process, network)), name="limits")
-        introducing = asyncio.create_task(self._introduce(signed, network), name="introduction")
+        introduces = self._introduce(signed, network) if process.number == 0 else asyncio.sleep(0)
+        introducing = asyncio.create_task(introduces, name="introduction")
         await asyncio.sleep(0)  # The limits' first look may find that this is no hour to begin.
         try:
             goes_on = True
@@ -110,8 +111,7 @@ class WorkerRole:
         """Say what was found of the run, and once a stage is taken, what that takes of this machine."""
         process, limits = self.process, self.process.config.limits
         records = await found(network.directory, signed, process.identity.peer_id)
-        if process.number == 0:
-            process.say("swarm", swarm_line(records))
+        process.say("swarm", swarm_line(records))
         await self._taken.wait()
         process.say("traffic", traffic_line(signed.manifest, self._first, records, limits))
 
@@ -192,7 +192,7 @@ class WorkerRole:
             told = machine_line(held, needs, at_most, allowed, limited, self.device.type)
             self.process.say("machine", told)
         if not self._taken.is_set():
-            self._first = stage
+            self._first = held
             self._taken.set()
         return replace(real_part(manifest, stage, self.device), most_graphs=graphs)
 
