@@ -50,6 +50,13 @@ class Compute(Protocol):
     ) -> None:
         """Run `work`, then call `done(result, seconds of work)` on the event loop."""
 
+    def working_seconds(self) -> float:
+        """How long the piece of work that runs has been running; 0 if none does. From any thread."""
+
+    def occupied(self, seconds: float) -> float:
+        """A microbatch takes so long in this worker's stage; how long it occupies this computer (longer,
+        where one computer holds several stages: shared_compute.py)."""
+
     async def close(self) -> None:
         """Finish what runs, drop what waits."""
 
@@ -80,9 +87,13 @@ class ThreadCompute:
         return self._worked + self.working_seconds()
 
     def working_seconds(self) -> float:
-        """How long the piece of work that runs has been running; 0 if none does. From any thread."""
+        """See `Compute`."""
         began = self._began
         return 0.0 if began is None else time.perf_counter() - began
+
+    def occupied(self, seconds: float) -> float:
+        """See `Compute`: this one is for one worker."""
+        return seconds
 
     def submit(
         self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]
@@ -141,6 +152,14 @@ class InlineCompute:
     @property
     def queued(self) -> int:
         return len(self._queue)
+
+    def working_seconds(self) -> float:
+        """See `Compute`: on this clock nothing ever hangs."""
+        return 0.0
+
+    def occupied(self, seconds: float) -> float:
+        """See `Compute`: this one is for one worker."""
+        return seconds
 
     def submit(
         self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]

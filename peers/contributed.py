@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from peers.config.sibling_file import FOLDER
+from peers.control.several import OTHERS
 from peers.errors import UserError, as_user_errors
 from peers.receipts import FILE_NAME, read, summary
 from peers.run_file import load_signed
@@ -23,17 +25,29 @@ def from_disk(state: Path) -> dict[str, Any]:
             "count by; start the peer, or name the folder of one"
         )
     signed = load_signed(run)
-    with as_user_errors(IdentityError):
-        identity = load(key)
-    kept = read(state / FILE_NAME, signed, identity.peer_id)
-    return {
-        "peer": identity.peer_id, "run": signed.run_id, "name": signed.manifest.name, "state": "not running",
-        "every": signed.manifest.rounds.snapshot_rounds, **summary(kept),
-    }  # fmt: skip
+    answers = []
+    siblings = [path.parent for path in sorted(state.glob(f"{FOLDER}*/{key.name}"))]
+    for folder in [state, *siblings]:
+        with as_user_errors(IdentityError):
+            identity = load(folder / key.name)
+        kept = read(folder / FILE_NAME, signed, identity.peer_id)
+        answers.append({
+            "peer": identity.peer_id, "run": signed.run_id, "name": signed.manifest.name,
+            "state": "not running", "every": signed.manifest.rounds.snapshot_rounds, **summary(kept),
+        })  # fmt: skip
+    first, *others = answers
+    return {**first, OTHERS: others} if others else first
 
 
 def lines(me: Mapping[str, Any]) -> list[str]:
-    """For people."""
+    """For people; one after the other where the peer holds several stages."""
+    told = _lines(me)
+    for other in me.get(OTHERS, ()):
+        told += ["", *_lines(other)]
+    return told
+
+
+def _lines(me: Mapping[str, Any]) -> list[str]:
     told = [f"peer      {me['peer']}", f"run       {me['name']} ({str(me['run'])[:16]}...)"]
     told.append(f"counted   {me['accepted']:,} contributions accepted by others")
     if me["accepted"]:

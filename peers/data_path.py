@@ -114,7 +114,7 @@ class DataPath:
         self.pipeline = Pipeline(below, self.router, self._candidates, slots, self.ledger)
         self.bodies: dict[MicrobatchId, Bodies] = {}
         self.next_counter = 0
-        self.service_seconds = 0.0
+        self.service_seconds = self._own_seconds = 0.0
         self.loss: float | None = None
         """Nats per token of the newest microbatch whose loss passed here."""
         self.serving = False
@@ -395,5 +395,6 @@ class DataPath:
         self.note("committed", origin=key.origin, counter=key.counter, tokens=tokens, loss=self.loss, **below)
 
     def _measured(self, seconds: float) -> None:
-        known = self.service_seconds
-        self.service_seconds = seconds if not known else known + SMOOTHING * (seconds - known)
+        known = self._own_seconds
+        self._own_seconds = seconds if not known else known + SMOOTHING * (seconds - known)
+        self.service_seconds = self.compute.occupied(self._own_seconds)

@@ -11,6 +11,7 @@ from statistics import median
 
 from peers.config.limits import LimitsFile
 from peers.fitting import gib
+from peers.moving import named
 from peers.run_file import SignedManifest
 from peers.status import amount, printable
 from peers.top.records import look
@@ -65,30 +66,34 @@ def swarm_line(records: Mapping[PeerId, SignedRecord] | None) -> str:
     return ", ".join(said) + " (as they say)"
 
 
-def machine_line(stage: int, needs: Needs, graphs: int, allowed: int, limited: bool, device: str) -> str:
+def machine_line(held: range, needs: Needs, graphs: int, allowed: int, limited: bool, device: str) -> str:
     """What it takes of this machine."""
     whose = "limits.memory allows" if limited else "this machine has"
+    stages = f"stage{'s' if len(held) > 1 else ''} {named(held)}"
     return (
-        f"you    stage {stage} on {device}: needs {gib(needs.least)}, {whose} {gib(allowed)}; "
+        f"you    {stages} on {device}: needs {gib(needs.least)}, {whose} {gib(allowed)}; "
         f"up to {graphs} microbatches at a time"
     )
 
 
 def traffic_line(
-    manifest: Manifest, stage: int, records: Mapping[PeerId, SignedRecord] | None, limits: LimitsFile
+    manifest: Manifest, held: range, records: Mapping[PeerId, SignedRecord] | None, limits: LimitsFile
 ) -> str:
     """About what goes over the line in a month."""
     others = [s.record for s in (records or {}).values() if s.record.stage >= 0]
     speeds = [record.tokens_per_second for record in others if record.tokens_per_second > 0]
     pace = _pace(speeds)
-    group = 1 + sum(record.stage == stage for record in others)
-    traffic = traffic_of(manifest, stage, pace, group)
-    if traffic.sent + traffic.received == 0.0:
+    each = [
+        traffic_of(manifest, stage, pace, 1 + sum(record.stage == stage for record in others))
+        for stage in held
+    ]  # What passes between two held stages need not leave the machine: "at most".
+    sent_at_most, received = sum(one.sent for one in each), sum(one.received for one in each)
+    if sent_at_most + received == 0.0:
         return f"will   send next to nothing until others are there{_bounds(limits)}"
     share = _share_of_day(limits)
-    sent = traffic.sent if limits.upload is None else min(traffic.sent, limits.upload)
+    sent = sent_at_most if limits.upload is None else min(sent_at_most, limits.upload)
     guessed = "" if speeds else f", guessed from {GUESSED_TOKENS_PER_SECOND:g} tokens a second"
-    up, down = amount(sent * share * MONTH_SECONDS), amount(traffic.received * share * MONTH_SECONDS)
+    up, down = amount(sent * share * MONTH_SECONDS), amount(received * share * MONTH_SECONDS)
     return f"will   send at most about {up} and receive {down} a month{guessed}{_bounds(limits)}"
 
 

@@ -348,7 +348,8 @@ def document() -> str:
         "",
         "A peer serves these at `/metrics`, on 127.0.0.1:9410 unless its file says otherwise, with the",
         "`process_*` and `python_gc_*` of prometheus-client beside them. Labels with a fixed set of values",
-        "have all their series from the start; a value outside the set is counted as `other`.",
+        "have all their series from the start; a value outside the set is counted as `other`. A process that",
+        "holds several stages serves all of these for each, with a label `stage` besides.",
         "",
     ]
     metrics = Metrics(process=False)

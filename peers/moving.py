@@ -35,7 +35,7 @@ from swarmnet.moving import (
     Starving,
     Tick,
     Withdraw,
-    choose_stage,
+    choose_stages,
     stage_work,
     view_of,
 )
@@ -68,17 +68,29 @@ class Serves(Protocol):
 
 async def first_stage(presence: Presence, chance: Random, say: Say) -> int:
     """The stage that needs a newcomer most, counting the peers that can be reached."""
+    return (await first_stages(presence, 1, chance, say))[0]
+
+
+async def first_stages(presence: Presence, count: int, chance: Random, say: Say) -> range:
+    """The adjacent stages that need a newcomer most which holds so many of them."""
     manifest = presence.signed.manifest
     stages = len(manifest.stages)
     records = await _records(presence, stages) or {}
     reached = await presence.reached(records)
     seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in reached]
     rules = MoveRules(stage_work(manifest))
-    stage = choose_stage(view_of(seen, rules.work), rules, chance)
+    chosen = choose_stages(view_of(seen, rules.work), rules, count, chance)
     counts = [sum(record.stage == number for _, record in seen) for number in range(stages)]
     now = ", ".join(f"stage {number}: {count}" for number, count in enumerate(counts))
-    say("stage", f"takes stage {stage}, which has the least capacity (peers now: {now})")
-    return stage
+    taken = f"stage {chosen[0]}, which has" if count == 1 else f"stages {named(chosen)}, which have"
+    say("stage", f"takes {taken} the least capacity (peers now: {now})")
+    return chosen
+
+
+def named(stages: range) -> str:
+    """For people: `2 and 3`, `2 to 4`."""
+    first, last = stages[0], stages[-1]
+    return f"{first}" if first == last else f"{first} {'and' if last == first + 1 else 'to'} {last}"
 
 
 class Moving:

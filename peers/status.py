@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, Protocol, TextIO
 
 from rich.console import Console
@@ -43,6 +43,8 @@ class Status:
     """Committed here since the start."""
     waits_for: int | None = None
     """A stage next to this one of which no peer is there: no microbatch gets through."""
+    sibling: int | None = None
+    """Which of the peers of this process it is, where these are several."""
 
     def line(self) -> str:
         """For people, one line."""
@@ -89,10 +91,16 @@ class LineReport:
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._live: Live | None = None
-        self._shown: tuple[object, ...] = ()
+        self._shown: dict[int | None, tuple[object, ...]] = {}
+        self._newest: dict[int | None, Status] = {}
+        """By sibling."""
 
     def status(self, status: Status) -> None:
-        line = Text(printable(status.line()), overflow="ellipsis", no_wrap=True)
+        self._newest[status.sibling] = status
+        lines = [status.line()]
+        if self._console.is_terminal:
+            lines = [newest.line() for _, newest in sorted(self._newest.items(), key=_place)]
+        line = Text("\n".join(map(printable, lines)), overflow="ellipsis", no_wrap=True)
         if self._console.is_terminal:
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -100,13 +108,17 @@ class LineReport:
             self._live.update(line, refresh=True)
             return
         shown = (status.state, status.stage, status.round)
-        if shown != self._shown:
-            self._shown = shown
+        if shown != self._shown.get(status.sibling):
+            self._shown[status.sibling] = shown
             self._console.print(line)
 
     def say(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
         style = {"info": "", "warning": "yellow", "error": "bold red"}[level]
         prefix = "" if level == "info" else f"{level}: "
+        sibling = fields.get("sibling")
+        newest = self._newest.get(sibling) if isinstance(sibling, int) else None
+        if newest is not None and newest.stage is not None:
+            prefix = f"stage {newest.stage}: {prefix}"
         self._console.print(Text(prefix + printable(text), style=style))
 
     def close(self) -> None:
@@ -114,6 +126,26 @@ class LineReport:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+def _place(shown: tuple[int | None, Status]) -> int:
+    return -1 if shown[0] is None else shown[0]
+
+
+class SiblingReport:
+    """Of one of the peers of a process: the same, with its number."""
+
+    def __init__(self, report: Report, number: int) -> None:
+        self._report, self._number = report, number
+
+    def status(self, status: Status) -> None:
+        self._report.status(replace(status, sibling=self._number))
+
+    def say(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
+        self._report.say(event, text, level, **{**fields, "sibling": self._number})
+
+    def close(self) -> None:
+        """It belongs to the process."""
 
 
 class JsonReport:

@@ -154,12 +154,13 @@ class LocalLink(QueuedLink):
 
 
 def deliver(
-    receiver: Receiver, peer: PeerId, lane: Lane, reader: FrameReader, data: bytes
+    receiver: Receiver, peer: PeerId, lane: Lane, reader: FrameReader, data: bytes, counted: bool = True
 ) -> WireError | None:
-    """Hand on what `data` completes; the WireError for which the link must be closed, if there is one."""
+    """Hand on what `data` completes; the WireError for which the link must be closed, if there is one. Not
+    `counted`: it came over nobody's line."""
     try:
         for message, body, taken in reader.feed(data):
-            receiver.received(peer, lane, message, body, taken)
+            receiver.received(peer, lane, message, body, taken if counted else 0)
     except WireError as error:
         return error
     return None

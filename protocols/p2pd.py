@@ -28,6 +28,7 @@ from protocols.hivemind_parts import StreamInfo
 from protocols.identity import Identity, load
 from protocols.links import BACKLOG_BYTES, BoundedLink, LocalLink, deliver
 from protocols.messages import Lane, Message
+from protocols.near import Near
 from protocols.relay_service import RelayService
 from protocols.relays import Relays
 from protocols.speed import SpeedService
@@ -83,6 +84,8 @@ class P2pdTransport:
         self._dialer = SubflowDialer(identity)
         self.upload: Upload | None = None
         """What all links together may send; None: no limit. Set before the first link."""
+        self.near: Near | None = None
+        """The other peers of this process, where there are any. Set before `listen`."""
         self.checks = (DialBackService(daemon.peer), SpeedService())
         """What `swarmnet doctor` asks of the peers of a swarm."""
         self._limit, self._backlog_bytes = limit, backlog_bytes
@@ -144,10 +147,13 @@ class P2pdTransport:
 
     def listen(self, receiver: Receiver) -> None:
         self._receiver = receiver
+        if self.near is not None and not self._closed:
+            self.near.enter(self.peer, receiver)
 
-    def limit_upload(self, bytes_per_second: float) -> None:
-        """All links of this process, and the chunks that it serves, share so much from now on."""
-        self.upload = self.chunks.upload = self.circuits.upload = Upload(bytes_per_second)
+    def limit_upload(self, upload: Upload) -> None:
+        """All links, the chunks and the circuits that are served, share it from now on; several transports
+        may."""
+        self.upload = self.chunks.upload = self.circuits.upload = upload
 
     async def serve_circuits(self, deadline_seconds: float) -> None:
         """Be a relay for peers that others cannot dial. TimeoutError if p2pd does not answer."""
@@ -180,6 +186,8 @@ class P2pdTransport:
             if self._receiver is None:
                 raise PeerGone("this peer does not listen yet")
             return LocalLink(peer, lane, self._receiver, self._limit, self._backlog_bytes)
+        if self.near is not None and self.near.holds(peer):
+            return self.near.open(self.peer, peer, lane, self._limit, self._backlog_bytes)
         stream = await self._dialling.stream(peer, protocol_name(lane), addresses, deadline_seconds)
         # Who is only reached through a relay gets no carriers: they would share the relay's line.
         direct = () if through_relay(stream.address) else [each for each in addresses if not is_circuit(each)]
@@ -345,7 +353,12 @@ class P2pdTransport:
         reason = await self.daemon.ended()
         for link in list(self._links):
             link.fail(reason)
+        self._leave_near(reason)
         self._drop_accepted()
+
+    def _leave_near(self, reason: str) -> None:
+        if self.near is not None:
+            self.near.leave(self.peer, reason)
 
     async def close(self) -> None:
         """End all links and p2pd. May be called again."""
@@ -355,6 +368,7 @@ class P2pdTransport:
         for link in links:
             link.close()
         self._closed = True
+        self._leave_near("closed by the other side")
         accepted = self._drop_accepted()
         self.chunks.close()
         await self.relays.close()

@@ -164,8 +164,25 @@ def _rank(intent: Intent) -> bytes:
 def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
     """The stage that needs a newcomer most: the one with the least capacity, once all who announced have
     moved. In an empty swarm any: those who start it together spread."""
+    return choose_stages(view, rules, 1, chance)[0]
+
+
+def choose_stages(view: View, rules: MoveRules, count: int, chance: Random) -> range:
+    """The adjacent stages that a newcomer takes which holds `count` of them: those whose poorest stage, then
+    the next poorest and so on, has the least capacity. ValueError if there are not so many."""
     capacities, _ = carried_out(view, rules, 0.0)
-    return chance.choice(_poorest(capacities))
+    windows = [range(first, first + count) for first in range(len(capacities) - count + 1)]
+    if not windows:
+        raise ValueError(f"{count} adjacent stages of {len(capacities)}")
+    best = windows
+    for place in range(count):
+        least = min(_sorted(capacities, window)[place] for window in best)
+        best = [window for window in best if _sorted(capacities, window)[place] <= least * TIE]
+    return chance.choice(best)
+
+
+def _sorted(capacities: Sequence[float], window: range) -> list[float]:
+    return sorted(capacities[stage] for stage in window)
 
 
 def _poorest(capacities: Sequence[float]) -> list[int]:

@@ -28,6 +28,7 @@ from torch import Tensor
 from peers.compute import InlineCompute
 from peers.run_file import SignedManifest
 from peers.settings import Settings
+from peers.shared_compute import SharedCompute
 from peers.simulation.stub import stub_part
 from peers.stage_part import StagePart, real_part
 from peers.worker import Worker
@@ -157,9 +158,11 @@ class Swarm:
         *,
         signed: SignedManifest | None = None,
         compute: Callable[[int], float] | None = None,
+        shared: SharedCompute[InlineCompute] | None = None,
         **settings: Any,
     ) -> Member:
-        """A peer whose identity follows from its name; `settings` as in `Settings`."""
+        """A peer whose identity follows from its name; `settings` as in `Settings`. `shared`: it computes
+        with others on one computer."""
         identity = Identity.from_seed(name.encode())
         said: list[tuple[str, str]] = []
 
@@ -180,9 +183,10 @@ class Swarm:
             return real_part(manifest, stage)
 
         def worker(settings: Settings) -> Worker:
+            own = InlineCompute(compute or COST_SECONDS.__getitem__)
             return Worker(
                 signed or self.signed, identity, transport, directory,
-                InlineCompute(compute or COST_SECONDS.__getitem__), text, settings,
+                own if shared is None else shared.share(), text, settings,
                 Random(f"{self.seed}/{name}"), note, lambda event, line: said.append((event, line)), part,
             )  # fmt: skip
 

@@ -131,14 +131,14 @@ def test_what_was_found_is_said_in_a_few_lines():
     records = {"a": record(0), "b": record(1, loss=None, round=9), "c": record(2, "paused", 99.0)}
     assert swarm_line(records) == "swarm  3 peers, 2 training, round 8, loss 3.000 (as they say)"
     needs = all_needs(manifest, pytest.importorskip("torch").device("cpu"), 0)[1]
-    line = machine_line(1, needs, 5, 8 << 30, True, "cpu")
+    line = machine_line(range(1, 2), needs, 5, 8 << 30, True, "cpu")
     assert "limits.memory allows 8.0 GiB; up to 5 microbatches" in line
     limits = LimitsFile(upload=20_000.0, hours="22:00-08:00")
-    line = traffic_line(manifest, 1, records, limits)
+    line = traffic_line(manifest, range(1, 2), records, limits)
     assert "never more than 20.0 kB/s up; only at 22:00-08:00" in line
     assert f"send at most about {20_000 * 30 * 36_000 / 1e9:.1f} GB" in line, "ten hours of each day"
-    assert "guessed" in traffic_line(manifest, 1, None, LimitsFile())
-    assert "next to nothing" in traffic_line(tiny_manifest(stages=(3,)), 0, {}, LimitsFile())
+    assert "guessed" in traffic_line(manifest, range(1, 2), None, LimitsFile())
+    assert "next to nothing" in traffic_line(tiny_manifest(stages=(3,)), range(1), {}, LimitsFile())
 
 
 def test_traffic_follows_the_manifest():

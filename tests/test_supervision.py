@@ -15,8 +15,8 @@ import pytest
 
 from peers import event_log
 from peers.demo.peers import DemoPeer, start
-from peers.peer import with_ports
 from peers.run_file import publish
+from peers.sessions import with_ports
 from peers.supervision import HANG_LOOKS, Fault, Watchdog, is_memory, reason, unless_failed
 from protocols.identity import load_or_create
 

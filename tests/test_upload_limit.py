@@ -58,7 +58,7 @@ async def until(condition, seconds=30.0):
 async def test_links_keep_the_limit_together_and_control_overtakes(tmp_path):
     act = Act("peer", 1, 1, 1, 10.0, (1, 1, 1))
     async with two_peers(tmp_path) as (sender, taker, heard):
-        sender.limit_upload(RATE)
+        sender.limit_upload(Upload(RATE))
         links = [await sender.open(taker.peer, lane, 10.0, taker.addresses) for lane in ("data", "group")]
         began = time.monotonic()
         for _ in range(3):
@@ -76,7 +76,7 @@ async def test_links_keep_the_limit_together_and_control_overtakes(tmp_path):
 @pytest.mark.loopback
 async def test_what_waits_for_its_turn_is_said_before_the_link_closes(tmp_path):
     async with two_peers(tmp_path) as (sender, taker, heard):
-        sender.limit_upload(RATE)
+        sender.limit_upload(Upload(RATE))
         link = await sender.open(taker.peer, "group", 10.0, taker.addresses)
         await sender.upload.turn(RATE, 0)  # A second's worth: whoever comes now waits.
         link.post(Bye("last words"))

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from peers.config.sibling_file import FOLDER
 from peers.control.client import ask, runs
 from peers.control.whom import state_of
 from peers.errors import UserError
@@ -87,6 +88,7 @@ def what_stays(state: Path) -> list[str]:
     meanings = {
         "identity.key": "who it is: keep it to come back as the same peer, with the same receipts",
         "checkpoints": "weights of its stage",
+        FOLDER: "the same for each further stage that it held",
         "receipts.jsonl": "what others signed that it contributed",
         "events.jsonl": "what happened",
         "peer.yaml": "how it was set up",

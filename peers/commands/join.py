@@ -27,6 +27,7 @@ def join(
     ] = None,
     bootstrap: Bootstraps = None,
     stage: Annotated[str, typer.Option(help="The stage to hold; auto: where it helps most.")] = "auto",
+    stages: Annotated[int | None, typer.Option(help="How many adjacent stages to hold. [default: 1]")] = None,
     state: Annotated[
         Path | None, typer.Option(help="Folder of this peer. [default: the run's, among states]")
     ] = None,
@@ -47,8 +48,8 @@ def join(
     data: dict[str, object] = {"bootstrap": list(bootstrap or ()), "stage": _plain(stage)}
     if from_archive is not None:
         data["archive"] = from_archive if "://" in from_archive else str(Path(from_archive).absolute())
-    given_texts = {"name": name, "invite": invite}
-    data |= {key: text for key, text in given_texts.items() if text is not None}
+    optional = {"name": name, "invite": invite, "stages": stages}
+    data |= {key: value for key, value in optional.items() if value is not None}
     wanted = overrides(settings)
     if file.exists():
         given = {key: json.dumps(value) for key, value in data.items() if value not in ([], "auto")}
@@ -132,6 +133,7 @@ def peer_yaml(data: dict[str, object]) -> str:
         "state": "the folder of this file: identity, checkpoints, receipts",
         "bootstrap": "whom to find the others through",
         "stage": "auto: the one that needs a peer most",
+        "stages": "how many adjacent ones it holds",
         "name": "shown on the swarm's page",
         "archive": "where to start from if nobody trains",
         "invite": "from the run's owner",

@@ -22,8 +22,8 @@ from peers.doctor.stage import Memory
 from peers.doctor.stage import judge as judge_stage
 from peers.event_log import read
 from peers.joining import PeerCache, find_manifest
-from peers.peer import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
 from peers.run_file import RunFileError, SignedManifest
+from peers.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
 from protocols.daemon import CannotStart
 from protocols.dht import DhtDirectory, split_multiaddr
 from protocols.dial_back import ask_dial_back
@@ -223,7 +223,7 @@ class Examination:
         text = f"{manifest.name} ({signed.run_id[:16]}...), {stages}, owner {manifest.owner}"
         self.tell(Line("run", "ok", text, data={"run": signed.run_id, "name": manifest.name}))
         wish = None if config.stage == "auto" else config.stage
-        self.tell(judge_stage(manifest, wish, self.subject.free, config.text_limit))
+        self.tell(judge_stage(manifest, wish, self.subject.free, config.text_limit, config.stages))
         if "reachability" in self.wanted:
             await self._more_helpers(transport, directory, signed)
 

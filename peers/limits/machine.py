@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
 from types import ModuleType
 from typing import Protocol
 
@@ -11,18 +12,18 @@ import psutil
 
 
 class OtherUse:
-    """Each look tells what was used since the look before. `daemon`: a process of ours besides this one."""
+    """Each look tells what was used since the look before. `own`: processes of ours besides this one."""
 
     def __init__(self) -> None:
         self._seen: tuple[float, float, float] | None = None
 
-    def cores(self, daemon: int | None = None) -> float:
+    def cores(self, own: Collection[int] = ()) -> float:
         """Cores that other processes used, on average; 0 at the first look."""
-        now, busy, own = time.monotonic(), _busy_seconds(), _own_seconds(daemon)
-        before, self._seen = self._seen, (now, busy, own)
+        now, busy, ours = time.monotonic(), _busy_seconds(), _own_seconds(own)
+        before, self._seen = self._seen, (now, busy, ours)
         if before is None or now <= before[0]:
             return 0.0
-        others = (busy - before[1]) - max(0.0, own - before[2])
+        others = (busy - before[1]) - max(0.0, ours - before[2])
         return max(0.0, others / (now - before[0]))
 
 
@@ -33,11 +34,11 @@ def _busy_seconds() -> float:
     return float(sum(times[:8]) - idle)  # Guests' time, behind the eighth, is in user time already.
 
 
-def _own_seconds(daemon: int | None) -> float:
+def _own_seconds(processes: Collection[int]) -> float:
     own = time.process_time()
-    if daemon is not None:
+    for process in processes:
         try:
-            times = psutil.Process(daemon).cpu_times()
+            times = psutil.Process(process).cpu_times()
             own += times.user + times.system
         except psutil.Error:
             pass  # It has just ended; the next look knows the new one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from peers.config.limits import LimitsFile
@@ -46,15 +46,15 @@ class LimitsWatch:
         self.gpu: GpuUse = gpu if gpu is not None else NoGpu()
         self.idleness = idleness if idleness is not None else Idleness()
 
-    async def run(self, daemon: Callable[[], int | None]) -> None:
-        """Until cancelled. `daemon`: this peer's p2pd, whose work is its own."""
+    async def run(self, own: Callable[[], Collection[int]]) -> None:
+        """Until cancelled. `own`: processes besides this one whose work is this peer's."""
         loop = asyncio.get_running_loop()
         while True:
             wall = time.localtime()
-            self.look(wall.tm_hour * 60 + wall.tm_min, loop.time(), daemon())
+            self.look(wall.tm_hour * 60 + wall.tm_min, loop.time(), own())
             await asyncio.sleep(LOOK_SECONDS)
 
-    def look(self, minute: int, now: float, daemon: int | None = None) -> None:
+    def look(self, minute: int, now: float, own: Collection[int] = ()) -> None:
         """`minute` of the day on the wall's clock; `now`: seconds on a clock that only goes forward."""
         if self.hours is not None:
             if self.hours.allow(minute):
@@ -67,7 +67,7 @@ class LimitsWatch:
             else:
                 self.role.resume("battery")
         if self.only_when_idle:
-            cores, gpu = self.others.cores(daemon), self.gpu.share()
+            cores, gpu = self.others.cores(own), self.gpu.share()
             if self.idleness.look(cores, gpu, now):
                 self.role.resume("idle")
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from peers.config.peer_file import PeerFile
 from peers.control.server import Control
@@ -20,13 +21,16 @@ from protocols.errors import Unreachable
 from protocols.identity import Identity
 from protocols.p2pd import P2pdTransport
 
+if TYPE_CHECKING:
+    from peers.roles.siblings import Siblings  # which computes, and brings torch
+
 NEIGHBOURS_SECONDS = 3.0
 """For whoever is on the local network to be heard of: they answer within 0.12 s, and are asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process: what stays the same from session to session."""
+    """What stays the same from session to session: of one process, or of one of the peers in it."""
 
     config: PeerFile
     identity: Identity
@@ -37,7 +41,11 @@ class Process:
     stop: asyncio.Event
     """Set when a person or the system asks the process to end."""
     control: Control
-    """What commands can ask of this process; roles add their own answers."""
+    """What commands can ask of it; roles add their own answers."""
+    siblings: Siblings | None = None
+    """Where the process holds several stages."""
+    number: int = 0
+    """Among its siblings; the first one leads."""
 
     def say(self, event: str, text: str, **fields: object) -> None:
         """One line for people, and the event log."""

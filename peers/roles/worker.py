@@ -17,15 +17,14 @@ from typing import Any
 
 import torch
 
-from peers.compute import ThreadCompute, set_threads
+from peers.compute import Compute, ThreadCompute, set_threads
 from peers.compute_time import ComputeTime
 from peers.control.server import Request
 from peers.errors import UserError
-from peers.fitting import all_needs, allowed_bytes, graphs_that_fit
+from peers.fitting import all_needs, allowed_bytes, graphs_that_fit_together, together
 from peers.gpu import GpuWatch, nvml_of
 from peers.growth import OBSERVE_SECONDS
 from peers.introduction import found, machine_line, run_line, swarm_line, traffic_line
-from peers.joining import find_manifest
 from peers.limits.machine import gpu_use
 from peers.limits.watch import LimitsWatch
 from peers.memory import give_back, resident_bytes
@@ -33,6 +32,7 @@ from peers.metrics import STATES
 from peers.observe import Observer
 from peers.peak import measured_peak
 from peers.receipts import FILE_NAME, read, summary
+from peers.roles.choosing import choose, find_run, own_processes
 from peers.roles.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing, Why
 from peers.roles.resting import rest
 from peers.roles.role import Network, Process, Role
@@ -47,6 +47,7 @@ from peers.top.story import Story
 from peers.top.view import view
 from peers.worker import Worker
 from swarmnet.manifest import Data, Manifest
+from swarmnet.needs import Needs
 
 SAVE_SECONDS = 10.0
 """How long a new p2pd waits for the weights to be on disk."""
@@ -64,19 +65,23 @@ class WorkerRole(Role):
         self.device = device_of(config.device)
         self.worker: Worker | None = None
         self.observer: Observer | None = None
-        self.compute: ThreadCompute | None = None
+        self.compute: Compute | None = None
         self.story = Story()
         """For `swarmnet top`: hears the event log from the start."""
         process.log.listeners += [self.story.take, Teller(process.report).heard]
         self.stage, self.moved = None if config.stage == "auto" else config.stage, 0
+        self.held: range | None = None
+        """All stages of its process, where these are several and known."""
         self.signed: SignedManifest | None = None
-        self._first, self._taken = -1, asyncio.Event()
-        """The first stage that this peer holds, and whether it does."""
+        self._first, self._taken = range(0), asyncio.Event()
+        """What this process holds first, and whether it does."""
         self.began = time.monotonic()
         self.pausing = Pausing()
         self.compute_time = ComputeTime(process.metrics.compute)
         self.peak = config.metrics.peak_operations
-        self.watch = LimitsWatch(config.limits, self, gpu=gpu_use(self.device.type == "cuda"))
+        self.siblings = process.siblings
+        paused = self if self.siblings is None else self.siblings
+        self.watch = LimitsWatch(config.limits, paused, gpu=gpu_use(self.device.type == "cuda"))
         process.control.answers.update(
             pause=self._asked_to_pause, resume=self._asked_to_resume, checkpoint=self._asked_to_save,
             status=self._asked_how_it_is, me=self._asked_what_it_did,
@@ -84,20 +89,16 @@ class WorkerRole(Role):
 
     async def run(self, network: Network) -> None:
         """Until it is told to leave, and has."""
-        process = self.process
-        config = process.config
-        assert config.run is not None, "checked by PeerFile"
-        await network.join(process)
-        kept = config.state / "run.json"
-        self.signed = signed = await find_manifest(config.run, network.directory, kept, process.say)
+        process, config = self.process, self.process.config
+        self.signed = signed = await find_run(process, network)
         process.known_as(signed.run_id, self.device.type)
-        process.say("run", run_line(signed))
         set_threads(config.threads)
-        beside = [
-            asyncio.create_task(self.watch.run(lambda: network.transport.daemon.pid), name="limits"),
-            asyncio.create_task(self._introduce(signed, network), name="introduction"),
-        ]
-        if self.device.type == "cuda":
+        watching = self.watch.run(own_processes(process, network))
+        beside = [asyncio.create_task(watching, name="limits")]
+        if process.number == 0:
+            process.say("run", run_line(signed))
+            beside.append(asyncio.create_task(self._introduce(signed, network), name="introduction"))
+        if process.number == 0 and self.device.type == "cuda":
             gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
             beside.append(asyncio.create_task(gpu.run(), name="gpu"))
         await asyncio.sleep(0)  # The limits' first look may find that this is no hour to begin.
@@ -136,8 +137,15 @@ class WorkerRole(Role):
 
     async def _stage(self, signed: SignedManifest, network: Network) -> bool:
         """Hold one stage, until told to stop; True if it moves on to another or is only paused."""
-        process = self.process
-        compute = self.compute = ThreadCompute(process.config.work_share)
+        process, siblings = self.process, self.siblings
+        if siblings is not None and self.held is None:
+            self.held = await choose(process, siblings, signed, network, self._graphs)
+            self.stage = self.held[process.number]
+            if self.pausing or process.stop.is_set():
+                return not process.stop.is_set()
+        compute = self.compute = (
+            ThreadCompute(process.config.work_share) if siblings is None else siblings.computing.share()
+        )
         hear_loop(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
         worker = self.worker = Worker(
@@ -172,7 +180,7 @@ class WorkerRole(Role):
             self.moved += worker.goes_to is not None
         return not process.stop.is_set() and (worker.goes_to is not None or bool(self.pausing))
 
-    async def _until_paused(self, worker: Worker, compute: ThreadCompute) -> None:
+    async def _until_paused(self, worker: Worker, compute: Compute) -> None:
         """Let it work until it is done. A pause makes it leave quickly; what takes longer is cut."""
         work = asyncio.create_task(unless_failed(worker.run(), compute.failed), name="worker")
         begun = asyncio.create_task(self.pausing.begun(), name="pause")
@@ -196,17 +204,27 @@ class WorkerRole(Role):
     def _part(self, manifest: Manifest, stage: int) -> StagePart:
         """What computes the stage; UserError if that would not fit into the memory that it may take."""
         config = self.process.config
-        every = all_needs(manifest, self.device, config.text_limit)
-        limit = config.limits.memory
-        allowed, limited = allowed_bytes(limit, self.device), limit is not None
-        graphs = graphs_that_fit(every, stage, allowed, limited)
+        held = self.held if self.held is not None else range(stage, stage + 1)
+        graphs, needs, allowed = self._graphs(manifest, held)
         at_most = min(graphs, max(config.slots, config.in_flight))
-        told = machine_line(stage, every[stage], at_most, allowed, limited, self.device.type)
-        self.process.say("machine", told)
+        if self.process.number == 0:
+            limited = config.limits.memory is not None
+            told = machine_line(held, needs, at_most, allowed, limited, self.device.type)
+            self.process.say("machine", told)
         if not self._taken.is_set():
-            self._first = stage
+            self._first = held
             self._taken.set()
         return replace(real_part(manifest, stage, self.device), most_graphs=graphs)
+
+    def _graphs(self, manifest: Manifest, held: range) -> tuple[int, Needs, int]:
+        """How many microbatches fit at a time, what the stages need, and the bytes that they may take.
+        UserError if they do not fit."""
+        config = self.process.config
+        every = all_needs(manifest, self.device, config.text_limit)
+        limit = config.limits.memory
+        allowed = allowed_bytes(limit, self.device)
+        graphs = graphs_that_fit_together(every, held, allowed, limit is not None)
+        return graphs, together(every, held), allowed
 
     def _settings(self, manifest: Manifest) -> Settings:
         config = self.process.config

@@ -5,8 +5,9 @@ It travels as JSON over a peer's control socket, so it is bounded and checked be
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -116,6 +117,41 @@ def from_json(data: Mapping[str, Any]) -> Picture:
     ):
         raise UserError("the peer's answer is longer than a picture of a swarm is")
     return picture
+
+
+def together(pictures: Sequence[Picture]) -> Picture:
+    """One picture of a process that holds several stages: the first one's, with all that the others know."""
+    first = pictures[0]
+    if len(pictures) == 1:
+        return first
+    peers: dict[str, PeerSeen] = {}
+    for seen in (seen for picture in pictures for seen in picture.peers):
+        if seen.here or seen.peer not in peers:
+            peers[seen.peer] = seen
+    events = [replace(one, who=_stage(picture)) for picture in pictures for one in picture.events]
+    return replace(
+        first,
+        peers=tuple(sorted(peers.values(), key=lambda seen: (seen.stage, not seen.here, seen.peer))),
+        lag=max((picture.lag for picture in pictures if picture.lag is not None), default=None),
+        sent=_sum(picture.sent for picture in pictures),
+        received=_sum(picture.received for picture in pictures),
+        microbatches=_sum(picture.microbatches for picture in pictures),
+        rounds=_sum(picture.rounds for picture in pictures),
+        events=tuple(sorted(events, key=lambda one: one.time)[-MOST_EVENTS + 1 :]),
+        waits_for=tuple(sorted({stage for picture in pictures for stage in picture.waits_for})),
+    )
+
+
+def _stage(picture: Picture) -> str:
+    own = next((seen for seen in picture.peers if seen.here), None)
+    return f"stage {own.stage}" if own is not None else ""
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
 
 
 def curve(points: Iterable[tuple[float, float]], bins: int = 120) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peers import event_log
+from peers.config.sibling_file import FOLDER
 from peers.errors import UserError
 from peers.event_log import Event
 from peers.telling import short
@@ -27,17 +28,24 @@ def logs_of(paths: Sequence[Path]) -> dict[str, list[Path]]:
     UserError names the first path without any."""
     found: dict[str, list[Path]] = {}
     for path in paths:
-        logs = [path] if path.is_file() else [path / EVENTS] if (path / EVENTS).is_file() else []
-        logs = logs or sorted(path.glob(f"*/{EVENTS}"))
+        logs = [path] if path.is_file() else _of_peer(path) if (path / EVENTS).is_file() else []
+        logs = logs or [log for first in sorted(path.glob(f"*/{EVENTS}")) for log in _of_peer(first.parent)]
         if not logs:
             raise UserError(f"{path}: holds no event log; name an {EVENTS}, or a peer's state folder")
         for log in logs:
             name = log.parent.name or log.parent.resolve().name
+            if name.startswith(FOLDER):
+                name = f"{log.parent.resolve().parent.name} {name}"
             while name in found:
                 name += "'"
             older = log.with_name(log.name + ".old")
             found[name] = [older, log] if older.is_file() else [log]
     return found
+
+
+def _of_peer(state: Path) -> list[Path]:
+    """Of one that holds several stages there are several."""
+    return [state / EVENTS, *sorted(state.glob(f"{FOLDER}*/{EVENTS}"))]
 
 
 class Replay:

@@ -15,7 +15,7 @@ from rich.live import Live
 from peers.control.client import ask
 from peers.top import screen
 from peers.top.keys import Keys
-from peers.top.picture import Picture, from_json
+from peers.top.picture import Picture, from_json, together
 from peers.top.replay import Player, Replay
 
 FRAME_SECONDS = 0.25
@@ -29,7 +29,7 @@ PLAYING = "q leaves   space pauses   + - speed   left right 10 s   home end"
 
 def peer(console: Console, state: Path) -> None:
     """Attached to the peer that runs with this state folder. UserError when none answers."""
-    picture = from_json(ask(state, {"do": "status"}, ANSWER_SECONDS))
+    picture = _asked(state)
     if not console.is_terminal:
         console.print(screen.frame(picture, console))
         return
@@ -37,9 +37,15 @@ def peer(console: Console, state: Path) -> None:
         asked_at = time.monotonic()
         while "q" not in keys.pressed(FRAME_SECONDS):
             if time.monotonic() >= asked_at + PEER_SECONDS:
-                picture = from_json(ask(state, {"do": "status"}, ANSWER_SECONDS))
+                picture = _asked(state)
                 asked_at = time.monotonic()
             display.update(framed(picture, console, LEAVE), refresh=True)
+
+
+def _asked(state: Path) -> Picture:
+    answer = ask(state, {"do": "status"}, ANSWER_SECONDS)
+    others = answer.get("others", [])
+    return together([from_json(one) for one in (answer, *(others if isinstance(others, list) else ()))])
 
 
 def replay(console: Console, logs: Replay, speed: float, start: float | None) -> None:

@@ -1,0 +1,77 @@
+"""Finding the run and the stages to hold, alone or for all siblings of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from importlib.metadata import version
+from random import Random
+
+from peers.errors import UserError
+from peers.joining import find_manifest, join_directory
+from peers.moving import first_stages
+from peers.presence import Presence
+from peers.roles.role import Network, Process
+from peers.roles.siblings import Found, Siblings
+from peers.run_file import SignedManifest
+from swarmnet.manifest import Manifest
+
+
+async def find_run(process: Process, network: Network) -> SignedManifest:
+    """Be in the swarm, and know the run. A sibling joins through the first peer of its process. UserError if
+    the run has fewer stages than this process would hold."""
+    config, siblings = process.config, process.siblings
+    assert config.run is not None, "checked by PeerFile"
+    if siblings is not None and process.number > 0:
+        found = await siblings.found()
+        ways = [*found.ways_in, *config.bootstrap]
+        await join_directory(network.directory, ways, network.cache, process.say)
+        return found.signed
+    await network.join(process)
+    signed = await find_manifest(config.run, network.directory, config.state / "run.json", process.say)
+    if siblings is not None:
+        check_wish(config.stage, siblings.stages, signed.manifest)
+        transport = network.transport
+        siblings.lead(Found(signed, [f"{way}/p2p/{transport.peer}" for way in transport.addresses]))
+    return signed
+
+
+def own_processes(process: Process, network: Network) -> Callable[[], Collection[int]]:
+    """The p2pds whose work is this peer's: the first of several siblings watches the machine for all."""
+    if process.siblings is None:
+        return lambda: (network.transport.daemon.pid,)
+    process.siblings.daemons[process.number] = network.transport.daemon.pid
+    return process.siblings.own_processes
+
+
+async def choose(
+    process: Process, siblings: Siblings, signed: SignedManifest, network: Network,
+    fits: Callable[[Manifest, range], object],
+) -> range:  # fmt: skip
+    """The adjacent stages that this process holds. The first peer says it, once it begins; the others wait
+    for that. `fits` raises UserError if they need too much memory."""
+    if process.number == 0 and siblings.stages_held is None:
+        wish = process.config.stage
+        if wish == "auto":
+            presence = Presence(
+                signed, process.identity, network.transport, network.directory, version("swarmnet"),
+                process.log.record,
+            )  # fmt: skip
+            chance = Random(process.identity.peer_id)
+            held = await first_stages(presence, siblings.stages, chance, process.say)
+        else:
+            held = range(wish, wish + siblings.stages)
+        fits(signed.manifest, held)
+        siblings.hold(held)
+    return await siblings.held()
+
+
+def check_wish(wish: int | str, stages: int, manifest: Manifest) -> None:
+    """UserError if the run has not so many stages from the wished one on; `wish` may be auto."""
+    there = len(manifest.stages)
+    if stages > there:
+        raise UserError(f"stages: {stages}, but the run has {there}; set stages to {there} or less")
+    if isinstance(wish, int) and wish + stages > there:
+        raise UserError(
+            f"stage: {wish} with stages: {stages} would be stages {wish} to {wish + stages - 1}, but the run "
+            f"has 0 to {there - 1}; set stage to {there - stages} or less, or to auto"
+        )

@@ -1,0 +1,158 @@
+"""What one identity does in a process: one session after another, each as long as its p2pd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+from peers.config.peer_file import PeerFile
+from peers.counted_directory import CountedDirectory
+from peers.directory_observer import DirectoryObserver
+from peers.joining import PeerCache
+from peers.lan import neighbours
+from peers.roles.role import Network, Process, Role
+from peers.status import Status
+from protocols.daemon import CannotStart, DaemonOptions
+from protocols.dht import DhtDirectory
+from protocols.p2pd import P2pdTransport
+from protocols.upload import Upload
+
+RESTART_SECONDS = 1.0
+"""Before a p2pd is started again that died soon after its start."""
+LONGEST_RESTART_SECONDS = 30.0
+"""While p2pd, which had run before, cannot be started."""
+SLOT_SECONDS = 3.0
+"""For the first relay to reserve a slot, so that the first record names it; four round trips."""
+
+
+class P2pdEnded(Exception):
+    """p2pd died; the peer starts it again."""
+
+
+class Sessions:
+    """The weights outlive a session on disk and in the swarm."""
+
+    def __init__(self, process: Process, role: Role) -> None:
+        self.process, self.role = process, role
+        self.config = process.config
+        self.listen = process.config.listen
+        """With the ports that p2pd got: after a restart it is found where it was."""
+
+    async def run(self) -> None:
+        """One after another, until told to stop: each lasts as long as its p2pd."""
+        process, pause = self.process, RESTART_SECONDS
+        while True:
+            began = time.monotonic()
+            try:
+                await self._session()
+                return
+            except P2pdEnded as error:
+                process.metrics.network.daemon_restarts.inc()
+                ran_well = time.monotonic() > began + LONGEST_RESTART_SECONDS
+                pause = 0.0 if ran_well else RESTART_SECONDS
+                process.say("p2pd_ended", f"{error}; starting it again in {pause:g} s")
+            except CannotStart as error:
+                if self.listen == self.config.listen:
+                    raise  # It never ran: a person must look at the addresses.
+                process.say("p2pd_not_started", f"{error}; trying again in {pause:g} s")
+                self.listen = self.config.listen
+                pause = min(LONGEST_RESTART_SECONDS, max(RESTART_SECONDS, 2 * pause))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await process.stop.wait()
+                return
+
+    async def _session(self) -> None:
+        process, siblings = self.process, self.process.siblings
+        process.report.status(Status("connecting"))
+        options = daemon_options(self.config, self.listen)
+        transport = await P2pdTransport.start(self.config.identity, options)
+        if siblings is not None:
+            transport.near = siblings.near
+        upload = self.config.limits.upload
+        if upload is not None:
+            transport.limit_upload(siblings.upload(upload) if siblings is not None else Upload(upload))
+        self.listen = with_ports(self.config.listen, transport.addresses)
+        directory = observing = None
+        try:
+            directory = await DhtDirectory.start(transport.daemon)
+            for address in transport.addresses:
+                where = f"listening on {address}/p2p/{transport.peer}"
+                process.say("listening", where, p2pd=transport.daemon.pid)
+            await self._meet_relays(transport)
+            counted = CountedDirectory(directory)
+            observer = DirectoryObserver(counted, directory, process.metrics, transport.daemon.connections)
+            observing = asyncio.create_task(observer.run(), name="directory observer")
+            cache = PeerCache(self.config.state / "peers.json")
+            async with neighbours(self.config, transport.peer, transport.addresses, process.say) as lan:
+                await self._unless_ended(Network(transport, directory, counted, cache, lan))
+        finally:
+            if observing is not None:
+                observing.cancel()
+            if directory is not None:
+                await directory.close()
+            await transport.close()
+
+    async def _meet_relays(self, transport: P2pdTransport) -> None:
+        """Carry circuits for others, or have a way in through those who do."""
+        if serves_circuits(self.config):
+            await transport.serve_circuits(SLOT_SECONDS)
+        if keeps_slots(self.config):
+            transport.relays.use(self.config.bootstrap, self.process.say)
+            await transport.relays.first(SLOT_SECONDS)
+
+    async def _unless_ended(self, network: Network) -> None:
+        """Run the role until it ends, is told to stop while nothing is under way, or p2pd dies."""
+        stopping = self.process.stop
+        work = asyncio.create_task(self.role.run(network), name="role")
+        ended = asyncio.create_task(network.transport.ended(), name="p2pd")
+        stop = asyncio.create_task(stopping.wait(), name="stop")
+        try:
+            while not work.done():
+                if stopping.is_set() and not self.role.leave():
+                    return
+                waits = {work, ended} if stopping.is_set() else {work, ended, stop}
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    await self.role.save()
+                    raise P2pdEnded(ended.result())
+            work.result()
+        finally:
+            for task in (work, ended, stop):
+                task.cancel()
+            await asyncio.gather(work, ended, stop, return_exceptions=True)
+
+
+def daemon_options(config: PeerFile, listen: Sequence[str]) -> DaemonOptions:
+    """How a peer's p2pd meets the network; `listen`: the peer file's, or with the ports it got before."""
+    return DaemonOptions(
+        listen=tuple(listen), announce=config.announce, auto_nat=config.nat, nat_port_map=config.nat,
+        relay=config.relay, reachability="public" if config.role == "bootstrap" else None,
+    )  # fmt: skip
+
+
+def keeps_slots(config: PeerFile) -> bool:
+    """Whether the peer must be dialled by others, and may not be dialled directly for all that it knows."""
+    return config.relay and not config.announce and config.role in ("worker", "archivist")
+
+
+def serves_circuits(config: PeerFile) -> bool:
+    """Whether the peer carries circuits for those who cannot be dialled directly."""
+    return config.relay and config.role == "bootstrap"
+
+
+def with_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:
+    """`listen` with the ports that p2pd chose where it says 0; as it is where that cannot be told."""
+    filled = []
+    for wanted in listen:
+        _, ip, host, transport, port, *rest = [*wanted.split("/"), *[""] * 5]
+        for address in addresses:
+            _, its_ip, its_host, its_transport, its_port, *its_rest = [*address.split("/"), *[""] * 5]
+            same = (ip, transport, rest) == (its_ip, its_transport, its_rest)
+            if same and port == "0" and host in (its_host, "0.0.0.0", "::"):
+                wanted = "/".join([*wanted.split("/")[:4], its_port, *wanted.split("/")[5:]])
+                break
+        filled.append(wanted)
+    return tuple(filled)

@@ -1,0 +1,115 @@
+"""The transports of one process: links between them do not leave it.
+
+Each still is a peer of its own to the other: greeted, checked and lost like any. What goes over such a link
+is cut in frames and bounded as everywhere, and counted as nothing: nobody's line carries it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from protocols.frames import FrameReader
+from protocols.links import QueuedLink, deliver
+from protocols.messages import Lane, Message
+from protocols.transport import Body, Receiver
+from swarmnet.identifiers import PeerId
+
+
+class Near:
+    """One per process. A peer is in it while it listens and its own p2pd runs."""
+
+    def __init__(self) -> None:
+        self._receivers: dict[PeerId, Receiver] = {}
+        self._links: dict[NearLink, PeerId] = {}
+        """And who opened it."""
+
+    def enter(self, peer: PeerId, receiver: Receiver) -> None:
+        """It listens; `receiver` takes the place of the one before it."""
+        self._receivers[peer] = receiver
+
+    def leave(self, peer: PeerId, reason: str) -> None:
+        """It is gone: links from it and to it end, and the other side of each is told."""
+        if self._receivers.pop(peer, None) is None:
+            return
+        for link, opener in list(self._links.items()):
+            if peer in (opener, link.peer):
+                link.end(reason, tell_opener=opener != peer)
+
+    def holds(self, peer: PeerId) -> bool:
+        """Whether a link to this peer can be opened here."""
+        return peer in self._receivers
+
+    def open(
+        self, opener: PeerId, peer: PeerId, lane: Lane, limit: Callable[[Message], int], backlog_bytes: int
+    ) -> NearLink:
+        """A link to a peer that is held here."""
+        link = NearLink(self, opener, peer, lane, limit, backlog_bytes)
+        self._links[link] = opener
+        return link
+
+    def receiver(self, peer: PeerId) -> Receiver | None:
+        return self._receivers.get(peer)
+
+    def forget(self, link: NearLink) -> None:
+        """It has ended."""
+        self._links.pop(link, None)
+
+
+class NearLink(QueuedLink):
+    """From one peer of this process to another."""
+
+    def __init__(
+        self, near: Near, opener: PeerId, peer: PeerId, lane: Lane, limit: Callable[[Message], int],
+        backlog_bytes: int,
+    ) -> None:  # fmt: skip
+        super().__init__(peer, lane, backlog_bytes)
+        self._near, self._opener = near, opener
+        self._reader = FrameReader(limit)
+        self._scheduled = False
+
+    def close(self) -> None:
+        if self._finish("closed by us"):
+            self._lose(self.peer, self._opener, "closed by the other side")
+
+    def end(self, reason: str, tell_opener: bool) -> None:
+        """One side is gone: tell the other."""
+        if self._finish(reason):
+            if tell_opener:
+                self._lose(self._opener, self.peer, reason)
+            else:
+                self._lose(self.peer, self._opener, reason)
+
+    def _lose(self, told: PeerId, other: PeerId, reason: str) -> None:
+        """Later: whoever closes a link does not expect to be called meanwhile."""
+        receiver = self._near.receiver(told)
+        if receiver is not None:
+            asyncio.get_running_loop().call_soon(receiver.lost, other, self.lane, reason)
+
+    def _queue(self, message: Message, body: Body) -> int:
+        super()._queue(message, body)
+        return 0
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._near.forget(self)
+
+    def _wake(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._carry)
+
+    def _carry(self) -> None:
+        """One piece a turn of the loop: others have their turns between."""
+        self._scheduled = False
+        receiver = self._near.receiver(self.peer)
+        if self.closed or receiver is None:
+            return
+        piece = self._take()
+        if piece is None:
+            return
+        self._wake()
+        refusal = deliver(receiver, self._opener, self.lane, self._reader, piece, counted=False)
+        if refusal is not None and self._finish(str(refusal)):
+            receiver.refused(self._opener, refusal.code, str(refusal))
+            self._lose(self._opener, self.peer, "it ended")
