@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.config.peer_file import PeerFile
-from peers.peer import keeps_slots, serves_circuits
+from peers.sessions import keeps_slots, serves_circuits
 from peers.virtual_time import run as run_virtual
 from protocols import circuits, relay_service, relays
 from protocols.circuits import HOP_CONNECT, HOP_PROTOCOL, HOP_RESERVE, encode, read_fields
