@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from swarm import Swarm, tiny_manifest
 
+from peers.codec_counts import CODED
 from peers.compute import UPDATE, ThreadCompute
 from peers.counted_directory import CountedDirectory
 from peers.metrics import Metrics
@@ -212,6 +213,39 @@ def test_the_metrics_agree_with_the_ledgers_and_the_traffic(watched):
         assert metrics.microbatches.ended("committed")._value.get() == worker.data.ledger.committed
         for kind, count in worker.neighbourhood.traffic.sent.items():
             assert metrics.network.sent(kind)._value.get() == count
+
+
+def test_what_the_codecs_made_is_what_was_made_of_it_and_what_was_sent(watched):
+    swarm, _ = watched
+    manifest = swarm.signed.manifest
+    assert manifest.hidden_codec == "bf16"
+    for name in "adefg":
+        worker, codecs = swarm.members[name].worker, swarm.metrics[name].codecs
+        swarm.observers[name].look()
+        made = {kind: codecs.output(kind)._value.get() for kind in CODED}
+        given = {kind: codecs.input(kind)._value.get() for kind in CODED}
+        assert made["activation"] * 2 == given["activation"]
+        assert made["gradient"] * 2 == given["gradient"]
+        assert made["contribution"] % worker.part.method.payload_bytes == 0
+        assert given["contribution"] // made["contribution"] == (
+            4 * worker.part.layout.size // worker.part.method.payload_bytes
+        )
+        assert (made["activation"] == 0) == (worker.stage == 2), "the last stage sends none down"
+        assert (made["gradient"] == 0) == (worker.stage == 0), "and the first one none up"
+
+
+def test_weights_that_change_under_a_microbatch_make_its_gradient_stale_by_so_many_rounds(watched):
+    swarm, _ = watched
+    for name in "adefg":
+        samples = {sample.name.rpartition("_")[2]: sample.value for family in swarm.metrics[name].training
+                   .staleness.collect() for sample in family.samples
+                   if not sample.name.endswith("bucket")}  # fmt: skip
+        committed = swarm.members[name].worker.data.ledger.committed
+        assert samples["count"] == committed
+        if swarm.members[name].worker.stage == 2:
+            assert samples["sum"] == 0, "the last stage goes forward and backward at once"
+        else:
+            assert 0 < samples["sum"] < 2 * committed
 
 
 def test_the_bytes_of_contributions_on_the_wire_are_the_computed_ones(watched):
