@@ -175,6 +175,7 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
         ("dht_operations_total", "get ok", "abcdefg"),
         ("dht_operations_total", "put ok", "abcdefg"),
         ("dht_operation_duration_seconds", "get put", "abcdefg"),
+        ("round_wait_seconds", "", "abdefg"),
         ("train_gradient_norm", "", "abdefg"),
         ("train_momentum_norm", "", "abdefg"),
         ("train_floating_point_operations_total", "", "abcdefg"),
