@@ -17,6 +17,8 @@ SHARE_SECONDS = 10.0
 """`idle_share` is an average over so long (as tokens per second are)."""
 PLAIN = {"connecting": "joining", "joining": "joining", "held": "held", "leaving": "leaving"}
 """States of a worker that are the reason themselves."""
+ELSEWHERE = ("waiting", "unrouted")
+"""Phases of a microbatch (pipeline.Phase) that is on another stage, or wants to go there."""
 
 
 class Counted(Protocol):
@@ -36,7 +38,9 @@ def idle_reason(worker: Worker) -> str:
         return PLAIN.get(worker.state, "joining")
     if data.missing:
         return "stage_missing"
-    return "answers" if data.pipeline.under_way else "microbatches"
+    # What is just being computed here says nothing of the pauses in between.
+    elsewhere = any(job.phase in ELSEWHERE for job in data.pipeline.jobs.values())
+    return "answers" if elsewhere else "microbatches"
 
 
 class ComputeTime:

@@ -19,6 +19,7 @@ from protocols.envelope import ENVELOPE_BYTES
 from protocols.errors import PeerGone, Unreachable
 from protocols.frames import wire_bytes
 from protocols.messages import Contribution, encode
+from swarmnet.operations import operations_per_token
 from swarmnet.round_sets import NeighbourView
 
 OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total", "stage_moves_total", "paused",
@@ -307,6 +308,32 @@ def test_faults_have_series_of_their_own():
         "network_messages_repeated_total 3.0",
     ):
         assert f"swarmnet_{line}" in text
+
+
+def test_utilisation_is_the_models_operations_by_the_peak_and_absent_without_one():
+    async def story():
+        swarm.open()
+        worker = swarm.start("a", 0).worker
+        observer = Observer(worker, metrics, Silent(), Silent(), peak=1e9)
+        await swarm.until(lambda: swarm.committed(0) > 1, 30.0)
+        first, at = worker.data.ledger.tokens, swarm.loop.time()
+        observer.look()
+        await swarm.during(3.0)
+        last, seconds = worker.data.ledger.tokens, swarm.loop.time() - at
+        observer.look()
+        each = operations_per_token(swarm.signed.manifest, 0)
+        assert f"swarmnet_train_floating_point_operations_total {float(last * each)}" in text(metrics)
+        (share,) = [line for line in text(metrics).splitlines() if "utilization_ratio " in line]
+        assert float(share.split()[1]) == pytest.approx((last - first) / seconds * each / 1e9)
+        assert "utilization_ratio" not in text(swarm.metrics["a"]), "nobody told it a peak"
+        await swarm.stop_watching()
+        await swarm.close()
+
+    def text(metrics):
+        return metrics.text().decode()
+
+    swarm, metrics = Watched(tiny_manifest((3,))), Metrics(process=False)
+    run(story())
 
 
 def test_the_directory_is_counted_and_its_clock_shown():
