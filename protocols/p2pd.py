@@ -78,7 +78,7 @@ class P2pdTransport:
         self.relays = Relays(daemon)
         """Slots at relays, for those who cannot dial this peer."""
         self.circuits = RelayService(daemon)
-        """What this peer carries for others, if `serve_circuits` says so."""
+        """What this peer carries for others, if the options say so."""
         self._dialling = Dialling(daemon)
         self._dialer = SubflowDialer(identity)
         self.upload: Upload | None = None
@@ -121,6 +121,8 @@ class P2pdTransport:
             async with asyncio.timeout(options.start_seconds):
                 for service in transport.checks:
                     await service.serve(transport.daemon.p2p)
+                if options.carries:
+                    await transport.circuits.serve(transport.daemon.p2p)
         except BaseException:
             await transport.close()
             raise
@@ -148,11 +150,6 @@ class P2pdTransport:
     def limit_upload(self, bytes_per_second: float) -> None:
         """All links of this process, and the chunks that it serves, share so much from now on."""
         self.upload = self.chunks.upload = self.circuits.upload = Upload(bytes_per_second)
-
-    async def serve_circuits(self, deadline_seconds: float) -> None:
-        """Be a relay for peers that others cannot dial. TimeoutError if p2pd does not answer."""
-        async with asyncio.timeout(deadline_seconds):
-            await self.circuits.serve(self.daemon.p2p)
 
     def when_moved(self, told: Callable[[], None]) -> None:
         """See `Transport.when_moved`."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.config.peer_file import PeerFile
-from peers.peer import keeps_slots, serves_circuits
+from peers.peer import daemon_options, keeps_slots
 from peers.virtual_time import run as run_virtual
 from protocols import circuits, relay_service, relays
 from protocols.circuits import HOP_CONNECT, HOP_PROTOCOL, HOP_RESERVE, encode, read_fields
@@ -182,6 +182,18 @@ def test_slots_and_circuits_and_streams_are_bounded_and_free_again(monkeypatch):
         await asyncio.sleep(1.0)
         assert relay.service.circuits == 0
         assert await relay.status(ASKER, CONNECT) == circuits.OK
+        await relay.end()
+
+    run_virtual(scenario())
+
+
+def test_one_house_does_not_take_all_slots(monkeypatch):
+    monkeypatch.setattr(relay_service, "SLOTS_PER_IP", 1)
+
+    async def scenario():
+        relay = Relay()
+        asked = [(HIDDEN, DIRECT), (OTHER, DIRECT), (HIDDEN, DIRECT), (OTHER, DOOR)]
+        assert [await relay.status(peer, RESERVE, seen) for peer, seen in asked] == [100, 200, 100, 100]
         await relay.end()
 
     run_virtual(scenario())
@@ -362,4 +374,4 @@ def test_relays_are_a_few_peers_that_others_could_dial():
 )
 def test_who_is_to_be_dialled_keeps_slots_and_bootstraps_carry(tmp_path, keys, keeps, serves):
     config = PeerFile(state=tmp_path, **keys)
-    assert (keeps_slots(config), serves_circuits(config)) == (keeps, serves)
+    assert (keeps_slots(config), daemon_options(config, config.listen).carries) == (keeps, serves)
