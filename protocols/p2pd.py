@@ -179,7 +179,8 @@ class P2pdTransport:
             return LocalLink(peer, lane, self._receiver, self._limit, self._backlog_bytes)
         stream = await self._dialling.stream(peer, protocol_name(lane), addresses, deadline_seconds)
         # Who is only reached through a relay gets no carriers: they would share the relay's line.
-        direct = () if through_relay(stream.address) else [each for each in addresses if not is_circuit(each)]
+        relayed = through_relay(stream.address)
+        direct = () if relayed else [each for each in addresses if not is_circuit(each)]
         link = P2pdLink(
             peer,
             lane,
@@ -191,6 +192,8 @@ class P2pdTransport:
             self.upload,
         )
         self._links.add(link)
+        if relayed:
+            self._dialling.leave_circuit(peer, link)
         return link
 
     def _link_ended(self, link: P2pdLink, reason: str, error: WireError | None) -> None:
@@ -354,6 +357,7 @@ class P2pdTransport:
         self._closed = True
         accepted = self._drop_accepted()
         self.chunks.close()
+        await self._dialling.close()
         await self.relays.close()
         await self.circuits.close()
         await self._dialer.close()

@@ -11,13 +11,20 @@ from peers.config.peer_file import PeerFile
 from peers.peer import daemon_options, keeps_slots
 from peers.virtual_time import run as run_virtual
 from protocols import circuits, relay_service, relays
-from protocols.circuits import HOP_CONNECT, HOP_PROTOCOL, HOP_RESERVE, encode, read_fields
+from protocols.circuits import (
+    HOP_CONNECT,
+    HOP_PROTOCOL,
+    HOP_RESERVE,
+    PING_PROTOCOL,
+    encode,
+    read_fields,
+)
 from protocols.daemon import multiaddr_bytes
 from protocols.errors import Malformed, PeerGone, TooLarge, Unreachable
 from protocols.hivemind_parts import PeerID
 from protocols.identity import Identity
 from protocols.relay_service import RelayService
-from protocols.relays import PING_PROTOCOL, Relays, usable
+from protocols.relays import Relays, usable
 
 RELAY, HIDDEN, ASKER, OTHER = (
     Identity.from_seed(name).peer_id for name in (b"relay", b"hidden", b"asker", b"other")

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 from test_transport_contract import DEADLINE, Listener
 
-from protocols.circuits import through_relay
+from protocols.circuits import PING_PROTOCOL, through_relay
 from protocols.daemon import LOOPBACK
 from protocols.identity import create
 from protocols.messages import Act, Busy
 from protocols.p2pd import P2pdTransport
-from protocols.relays import PING_PROTOCOL
 
 pytestmark = pytest.mark.loopback
 BODY = 3_000_000
