@@ -24,7 +24,7 @@ PING_SECONDS = 10.0
 """go-libp2p ends a ping stream after 60 s of silence."""
 RENEW_SECONDS = 900.0
 """Well within the hour that a slot lasts."""
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
 
 Say = Callable[..., None]
 """(event, text for people, further fields)"""
