@@ -187,7 +187,7 @@ class Peer:
         self.listen = with_ports(self.config.listen, transport.addresses)
         directory = observing = None
         try:
-            directory = await DhtDirectory.start(transport.daemon)
+            directory = await DhtDirectory.start(transport.daemon, ways=lambda: transport.relays.addresses)
             for address in transport.addresses:
                 where = f"listening on {address}/p2p/{transport.peer}"
                 self.say("listening", where, p2pd=transport.daemon.pid)

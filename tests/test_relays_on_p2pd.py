@@ -8,6 +8,8 @@ from test_transport_contract import DEADLINE, Listener
 
 from protocols.circuits import PING_PROTOCOL, through_relay
 from protocols.daemon import LOOPBACK
+from protocols.dht import DhtDirectory
+from protocols.hivemind_parts import PeerID
 from protocols.identity import create
 from protocols.messages import Act, Busy
 from protocols.p2pd import P2pdTransport
@@ -78,6 +80,20 @@ async def test_a_connection_that_is_given_up_ends_at_both_sides(trio):
     await asker.daemon.disconnect(hidden.peer, DEADLINE)
     await asker.listener.until(lambda heard: heard.lost_)
     await hidden.listener.until(lambda heard: heard.lost_)
+
+
+@pytest.mark.parametrize("slotted", [True, False])
+async def test_nodes_of_the_directory_reach_each_other_by_their_ids_where_both_have_slots(trio, slotted):
+    _, hidden, asker = trio
+    nodes = [await DhtDirectory.start(hidden.daemon)]
+    ways = hidden.relays.addresses if slotted else ()
+    nodes.append(await DhtDirectory.start(asker.daemon, ways=lambda: ways))
+    try:
+        answer = await nodes[1]._node.protocol.call_ping(PeerID.from_base58(hidden.peer))
+        assert (answer is not None) == slotted
+    finally:
+        for node in nodes:
+            await node.close()
 
 
 async def test_when_the_relay_dies_links_end_at_once_and_the_slot_is_no_longer_announced(trio):
