@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from time import perf_counter
 from typing import Literal
 
@@ -17,11 +16,12 @@ FLOAT_BYTES = 4
 class CodecCounts:
     """The compute thread adds; one reads."""
 
-    def __init__(self, timings: Timings) -> None:
+    def __init__(self, timings: Timings, *kinds: Coded) -> None:
+        """`kinds`: what is encoded here; known from the start, so that reading never meets a new key."""
         self._timings = timings
-        self.input_bytes: Counter[Coded] = Counter()
+        self.input_bytes: dict[Coded, int] = dict.fromkeys(kinds, 0)
         """As float32."""
-        self.output_bytes: Counter[Coded] = Counter()
+        self.output_bytes: dict[Coded, int] = dict.fromkeys(kinds, 0)
 
     def encoded(self, kind: Coded, began: float, numbers: int, size: int) -> None:
         """So many numbers became `size` bytes; `began`: perf_counter() before."""

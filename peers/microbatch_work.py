@@ -95,7 +95,7 @@ class MicrobatchWork:
         self.applied_rounds = 0
         """Rounds that have entered the weights here since the start; likewise."""
         self.timings = Timings()
-        self.codings = CodecCounts(self.timings)
+        self.codings = CodecCounts(self.timings, "activation", "gradient")
 
     def forward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
         kept.weights_at = self.applied_rounds

@@ -17,7 +17,7 @@ Outcome = Literal["completed", "deadline", "alone", "empty", "replayed"]
 class RoundCounts:
     def __init__(self) -> None:
         self.timings = Timings()
-        self.codings = CodecCounts(self.timings)
+        self.codings = CodecCounts(self.timings, "contribution")
         self.ended: Counter[Outcome] = Counter()
         """Rounds applied here, by how they ended."""
         self.contributors = 0

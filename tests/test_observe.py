@@ -9,19 +9,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from swarm import Swarm, tiny_manifest
 
 from peers.codec_counts import CODED
-from peers.compute import UPDATE, ThreadCompute
 from peers.counted_directory import CountedDirectory
 from peers.directory_observer import DirectoryObserver
 from peers.growth import Growth, by_code
 from peers.metrics import Metrics
 from peers.observe import Observer
-from peers.pulse import STUCK_SECONDS, Pulse
 from peers.virtual_time import run
 from protocols.envelope import ENVELOPE_BYTES
 from protocols.errors import PeerGone, Unreachable
 from protocols.frames import wire_bytes
 from protocols.messages import Contribution, encode
-from swarmnet.operations import operations_per_token
 from swarmnet.round_sets import NeighbourView
 
 OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total", "stage_moves_total", "paused",
@@ -312,32 +309,6 @@ def test_faults_have_series_of_their_own():
         assert f"swarmnet_{line}" in text
 
 
-def test_utilisation_is_the_models_operations_by_the_peak_and_absent_without_one():
-    async def story():
-        swarm.open()
-        worker = swarm.start("a", 0).worker
-        observer = Observer(worker, metrics, Silent(), Silent(), peak=1e9)
-        await swarm.until(lambda: swarm.committed(0) > 1, 30.0)
-        first, at = worker.data.ledger.tokens, swarm.loop.time()
-        observer.look()
-        await swarm.during(3.0)
-        last, seconds = worker.data.ledger.tokens, swarm.loop.time() - at
-        observer.look()
-        each = operations_per_token(swarm.signed.manifest, 0)
-        assert f"swarmnet_train_floating_point_operations_total {float(last * each)}" in text(metrics)
-        (share,) = [line for line in text(metrics).splitlines() if "utilization_ratio " in line]
-        assert float(share.split()[1]) == pytest.approx((last - first) / seconds * each / 1e9)
-        assert "utilization_ratio" not in text(swarm.metrics["a"]), "nobody told it a peak"
-        await swarm.stop_watching()
-        await swarm.close()
-
-    def text(metrics):
-        return metrics.text().decode()
-
-    swarm, metrics = Watched(tiny_manifest((3,))), Metrics(process=False)
-    run(story())
-
-
 def test_the_directory_is_counted_and_its_clock_shown():
     class Down:
         async def bootstrap(self, multiaddrs, deadline_seconds):
@@ -397,47 +368,3 @@ def test_growth_is_what_came_since_and_a_counter_that_began_again_counts_whole()
 
 def test_codes_that_strangers_make_up_are_one_code():
     assert by_code({"malformed": 1, "aa": 2, "bb": 3}) == {"malformed": 1, "other": 5}
-
-
-async def test_by_how_much_the_loop_was_late_is_told_once_a_second(monkeypatch):
-    async def late(seconds):
-        now[0] += seconds + 0.25
-
-    now, told = [100.0], []
-    monkeypatch.setattr("peers.observe.asyncio.sleep", late)
-
-    def hear(seconds):
-        told.append(seconds)
-        if len(told) == 3:
-            raise StopIteration
-
-    with pytest.raises(RuntimeError):
-        await Pulse(lambda: now[0], hear).run()
-    assert told == pytest.approx([0.25] * 3)
-
-
-def test_a_loop_that_does_not_turn_is_told_and_one_that_turns_again_is_well():
-    now = [100.0]
-    pulse = Pulse(lambda: now[0])
-    now[0] += STUCK_SECONDS
-    assert pulse.problem() is None
-    now[0] += 7
-    assert pulse.problem() == f"the event loop has not turned for {STUCK_SECONDS + 7:.0f} s"
-
-    async def turn_once():
-        task = asyncio.create_task(pulse.run())
-        await asyncio.sleep(0)
-        task.cancel()
-
-    asyncio.run(turn_once())
-    assert pulse.problem() is None
-
-
-async def test_computing_that_ended_by_a_fault_is_told_with_the_fault():
-    compute, pulse = ThreadCompute(), Pulse()
-    pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
-    assert pulse.problem() is None
-    compute.submit(UPDATE, lambda: [].pop(), lambda result, seconds: None)
-    await asyncio.wait_for(asyncio.shield(compute.failed), 10.0)
-    assert pulse.problem() == "computing ended: IndexError: pop from empty list"
-    await compute.close()

@@ -4,10 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from swarm import tiny_manifest
+from test_observe import Silent, Watched
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from peers.metrics import Metrics
+from peers.observe import Observer
 from peers.peak import measured_peak
+from peers.virtual_time import run
 from swarmnet.fixed_point import to_floats
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
@@ -19,6 +24,7 @@ from swarmnet.stage import StageCompute
 SHAPE = ModelShape(
     width=32, layers=4, heads=4, key_value_heads=2, head_width=8, feed_forward=64, vocabulary=128, context=64
 )
+RATIO = "swarmnet_train_flops_utilization_ratio"
 DATA = Data(sequence_tokens=24, microbatch_sequences=2)
 
 
@@ -47,3 +53,29 @@ def test_the_peak_of_this_machine_is_measured_and_is_no_more_than_any_processor_
     began = torch.get_num_threads()
     assert 1e8 < measured_peak(torch.device("cpu")) < 1e14
     assert torch.get_num_threads() == began
+
+
+def test_utilisation_is_the_models_operations_by_the_peak_and_absent_without_one():
+    async def story():
+        swarm.open()
+        worker = swarm.start("a", 0).worker
+        observer = Observer(worker, metrics, Silent(), Silent(), peak=1e9)
+        await swarm.until(lambda: swarm.committed(0) > 1, 30.0)
+        first, at = worker.data.ledger.tokens, swarm.loop.time()
+        observer.look()
+        await swarm.during(3.0)
+        last, seconds = worker.data.ledger.tokens, swarm.loop.time() - at
+        observer.look()
+        each = operations_per_token(swarm.signed.manifest, 0)
+        assert metrics.training.operations._value.get() == last * each
+        (share,) = [line for line in text(metrics).splitlines() if line.startswith(RATIO)]
+        assert float(share.split()[1]) == pytest.approx((last - first) / seconds * each / 1e9)
+        assert RATIO not in text(swarm.metrics["a"]), "nobody told it a peak"
+        await swarm.stop_watching()
+        await swarm.close()
+
+    def text(metrics):
+        return metrics.text().decode()
+
+    swarm, metrics = Watched(tiny_manifest((3,))), Metrics(process=False)
+    run(story())

@@ -297,6 +297,7 @@ class WorkerRole(Role):
         about = process.metrics.about
         about.stage.set(-1)
         about.ready.set(0)
+        process.metrics.peak.set("train_flops_utilization_ratio", None)
         for state in STATES:
             about.state(state).set(state == "paused")
         process.say("paused", f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", bytes=held)
