@@ -72,7 +72,10 @@ class Hearing:
             if worker.states is not None:
                 worker.states.message(peer, message, body)
         elif isinstance(message, Statements):
-            worker.digests.message(peer, message)
+            if worker.recovery.keepers.is_one(peer):
+                worker.recovery.keepers.hear(peer, message)
+            else:
+                worker.digests.message(peer, message)
         elif isinstance(message, OrderIs):
             worker.orders.message(peer, message)
         elif isinstance(message, ReceiptIs):

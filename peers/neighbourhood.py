@@ -112,10 +112,15 @@ class Neighbourhood:
 
     def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
         """To one who has asked: a neighbour, or a visitor, to whom a link is opened back."""
-        if peer in self.membership.peers:
-            self.post(peer, lane, message, body)
-        else:
+        if self.is_visitor(peer):
             self.answer_visitor(peer, message, body)
+        else:
+            self.post(peer, lane, message, body)
+
+    def is_visitor(self, peer: PeerId) -> bool:
+        """Whether no link to it is kept here: it is not known, or holds no stage (an archivist)."""
+        known = self.membership.peers.get(peer)
+        return known is None or (known.stage < 0 and not known.linked)
 
     def known(self) -> Mapping[PeerId, KnownPeer]:
         """The peers that are met."""
@@ -160,6 +165,14 @@ class Neighbourhood:
         finally:
             self.membership.dialing(peer, False)
 
+    async def reach(self, data: bytes) -> None:
+        """Link to a peer that is no neighbour, by its record, until it lets go of the link."""
+        peer = self.learn(data)
+        known = self.membership.peers.get(peer) if peer is not None else None
+        if peer is not None and known is not None and not (known.linked or known.dialing):
+            self.membership.dialing(peer, True)
+            await self._dial(peer)
+
     async def _link(self, peer: PeerId) -> None:
         """Open the lanes that this neighbour is for. It may have closed its own while we waited for a word
         of it, and ours ended with them."""
@@ -168,7 +181,8 @@ class Neighbourhood:
             return
         if self.admission.by_invite and peer not in self._greeted:
             self._mute.setdefault(peer, asyncio.Event())  # Its greeting tells whether it may be here.
-        lanes: Sequence[Lane] = ("group",) if known.stage == self.membership.stage else ("group", "data")
+        next_to_ours = known.stage >= 0 and known.stage != self.membership.stage
+        lanes: Sequence[Lane] = ("group", "data") if next_to_ours else ("group",)
         for attempt in (1, 2):
             for lane in lanes:
                 if not await self._lanes.open(peer, lane):

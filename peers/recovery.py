@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from peers.archive.keepers import PATIENCE_SECONDS, Keepers
 from peers.compute import UPDATE, Compute
 from peers.disk import Disk
 from peers.neighbourhood import Neighbourhood
+from peers.presence import Presence
 from peers.snapshots import Weights
 from peers.state_path import NoState, StatePath
 from peers.update_path import UpdatePath
@@ -32,6 +34,7 @@ class Recovery:
         self,
         disk: Disk,
         states: StatePath,
+        presence: Presence,
         neighbourhood: Neighbourhood,
         compute: Compute,
         leaving: asyncio.Event,
@@ -41,6 +44,8 @@ class Recovery:
         self.disk = disk
         self.states = states
         self.neighbourhood = neighbourhood
+        self.keepers = Keepers(presence, neighbourhood, neighbourhood.membership.stage)
+        states.vouched = self.keepers.vouched
         self.compute = compute
         self.leaving = leaving
         self.note = note
@@ -60,17 +65,22 @@ class Recovery:
         fetched anew, as it is known by then; after a fork only from those of the history that stands, and not
         on top of the own one."""
         own = self._restored() if update is None else await self._settled(update)
+        clock = self.neighbourhood.clock
+        until = clock.time() + PATIENCE_SECONDS
         while not self.leaving.is_set():
             given_up = wish()
             forked = given_up is not None and given_up.fork_round is not None
             wanted = self.group() if given_up is None else given_up.peers
             group = [peer for peer in self.group() if peer in wanted]
-            if not group:
+            keepers = self._keepers(group) if update is None and clock.time() < until else []
+            if not group and not keepers:
                 if own.settled_round < 0 and update is None:
                     self.say("weights", "no other peer of this stage is there: starts from the run's seed")
                 return own
             try:
-                weights = await self.states.fetch(group, -1 if forked else own.settled_round)
+                weights = await self.states.fetch(
+                    [*group, *keepers], -1 if forked else own.settled_round
+                )
             except NoState as error:
                 self.say("no_weights", f"{error}; asks again in {AGAIN_SECONDS:g} s")
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -85,6 +95,11 @@ class Recovery:
             self.states.snapshots.hold(weights)
             return weights
         return own
+
+    def _keepers(self, group: Sequence[PeerId]) -> list[PeerId]:
+        """Archivists to ask besides: none where somebody takes part."""
+        known = self.neighbourhood.known()
+        return [] if any(known[peer].ready for peer in group) else self.keepers.linked()
 
     def _restored(self) -> Weights:
         """The newest of the own checkpoints, else what the seed makes; all are served to others."""

@@ -111,6 +111,8 @@ class StatePath:
         """Where this peer stands, once it has begun."""
         self.signed: Callable[[], Mapping[PeerId, Collection[Root]]] = dict
         """To which roots peers have put their names (signed_digests.py)."""
+        self.vouched: Callable[[PeerId, SnapshotRoot], bool] = lambda peer, root: True
+        """Whether a peer may offer this root (peers/archive/keepers.py)."""
         self.fetched_bytes = 0
         self.chunks_refused = 0
         """Chunks whose hash was wrong."""
@@ -124,7 +126,7 @@ class StatePath:
         self._fetched = asyncio.Event()
         self._carriers: Carries | None = None
         self._timer = Timer(self._tick, self.clock)
-        neighbourhood.transport.serve_chunks(self._chunk)
+        neighbourhood.transport.serve_chunks(self.chunk)
 
     def close(self) -> None:
         self._timer.close()
@@ -153,7 +155,7 @@ class StatePath:
         return State(self.snapshots.stage, now.current, now.settled, now.digest, roots, oldest)
 
     def _serve(self, peer: PeerId, digest: bytes, index: int) -> None:
-        chunk = self._chunk(digest, index)
+        chunk = self.chunk(digest, index)
         if chunk is None:
             self.neighbourhood.answer(peer, "group", NoChunk(digest, index))
         else:
@@ -240,7 +242,8 @@ class StatePath:
             except (WireError, msgspec.DecodeError) as error:
                 self.neighbourhood.refused(peer, "malformed", str(error))
                 continue
-            roots.append(root)
+            if self.vouched(peer, root):
+                roots.append(root)
         return roots
 
     async def _fetch_root(self, naming: dict[PeerId, SnapshotRoot]) -> Weights:
@@ -308,7 +311,7 @@ class StatePath:
         elif self._root is not None and digest == self._root.digest:
             self.neighbourhood.post(peer, "group", AskChunk(digest, index))
 
-    def _chunk(self, digest: bytes, index: int) -> memoryview | None:
+    def chunk(self, digest: bytes, index: int) -> memoryview | None:
         snapshot = self.snapshots.find(digest)
         held = snapshot is not None and 0 <= index < len(snapshot.root.chunks)
         return snapshot.chunk(index) if snapshot is not None and held else None

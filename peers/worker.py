@@ -179,8 +179,9 @@ class Worker:
         )
         self.states.signed = self.digests.roots
         self.recovery = Recovery(
-            self.disk, self.states, self.neighbourhood, self.compute, self._leaving, self.note, self.say
-        )
+            self.disk, self.states, self.presence, self.neighbourhood, self.compute, self._leaving,
+            self.note, self.say,
+        )  # fmt: skip
         self.data = DataPath(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
             self.settings.slots, self.settings.in_flight, self._committed, self.note,
@@ -207,14 +208,16 @@ class Worker:
         await self._until(lambda: met(membership), self.loop.time() + MEET_SECONDS)
 
     async def _from_archive(self) -> None:
-        """Nobody trains this stage: what the archive has becomes the own checkpoint."""
+        """Nobody trains this stage: what the archive has becomes the own checkpoint; archivists are met."""
         url, folder = self.settings.archive, self.settings.checkpoints
         assert self.neighbourhood is not None
         known = self.neighbourhood.known()
         # Others that start as this one does are no group yet: all of them take the archive's.
-        if not url or folder is None or any(known[peer].ready for peer in self.recovery.group()):
+        if any(known[peer].ready for peer in self.recovery.group()):
             return
-        await Restoring(url, self.signed, self.say).bring(folder, self.stage, self.part.layout)
+        if url and folder is not None:
+            await Restoring(url, self.signed, self.say).bring(folder, self.stage, self.part.layout)
+        await self.recovery.keepers.reach()
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait until `condition()` holds, looking when something happened and now and then anyway: compute

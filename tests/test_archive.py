@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
 from swarm import OWNER, Swarm, sign, tiny_manifest
 
 from peers import checkpoint
+from peers.admission import OpenToAll
 from peers.archive.archive import INDEX, Archive, Entry, entry_name
 from peers.archive.archivist import Archivist, Policy
 from peers.archive.circle import Circle
+from peers.archive.keepers import NO_STAGE
 from peers.archive.restoring import signers
+from peers.archive.serving import Serving
 from peers.archive.store import ArchiveError, open_store, sha256
+from peers.claims import Claims
 from peers.config.peer_file import load
 from peers.creator.facts import from_archive
 from peers.creator.order_book import OrderBook
 from peers.creator.report import summary
 from peers.errors import ConfigError
+from peers.presence import Presence
 from peers.run_file import published_text
 from peers.virtual_time import run
 from protocols.identity import Identity
@@ -29,6 +35,8 @@ from swarmnet.retention import kept
 
 MANIFEST = tiny_manifest((2, 1))
 SIGNED = sign(MANIFEST)
+SLOW = {0: 0.005, 1: 0.2, 2: 0.2, 3: 0.001}.__getitem__
+"""Seconds of virtual time for update, backward, forward and the rest: few microbatches, little real work."""
 
 
 def entry(stage: int, number: int, data: bytes, **changes) -> Entry:
@@ -139,11 +147,15 @@ async def archived(swarm: Swarm, place: str, policy: Policy) -> tuple[Archivist,
     said: list[str] = []
     identity = Identity.from_seed(b"archivist")
     book = OrderBook(swarm.signed, None, lambda *_, **__: None, lambda *_: None)
-    circle = Circle(
-        book, swarm.network.transport(identity.peer_id), swarm.network.directory(identity.peer_id), b"",
-        Random(1), lambda *_, **__: None,
-    )  # fmt: skip
+    me = identity.peer_id
+    transport, directory = swarm.network.transport(me), swarm.network.directory(me)
     archive = Archive(open_store(place))
+    quiet = lambda *_, **__: None  # noqa: E731 - what is noted is not looked at
+    presence = Presence(swarm.signed, identity, transport, directory, "1", quiet)
+    record = partial(presence.record, NO_STAGE, Claims("serving", "", "archivist"))
+    serving = Serving(archive, swarm.signed, transport, OpenToAll(), record, quiet)
+    circle = Circle(book, transport, directory, b"", Random(1), quiet, serving)
+    await directory.announce(swarm.signed.run_id, NO_STAGE, record(), 10.0)
     archivist = Archivist(
         archive, policy, identity, book, circle, lambda *_, **__: None, lambda _, text: said.append(text)
     )
@@ -212,6 +224,75 @@ def test_a_swarm_whose_peers_are_all_gone_goes_on_from_the_archive_alone(tmp_pat
     assert facts.order == ordered
     assert told["compute"]["settled_rounds"] == min(at.values()) + 1
     assert [one["signed"] for one in told["contributors"]] == [2, 2, 2, 2]
+
+
+def test_a_stage_whose_peers_are_all_gone_comes_back_from_the_archivist_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("peers.archive.serving.IDLE_SECONDS", 5.0)
+    swarm = Swarm(MANIFEST, seed=1)
+
+    async def story():
+        swarm.open()
+        for name, stage in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
+            swarm.start(name, stage, compute=SLOW)
+        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 5, 60.0)
+        archivist, archive, said = await archived(swarm, str(tmp_path / "archive"), Policy())
+        await archivist.once()
+        at = archive.newest(1)[0].round
+        for name in ("c", "d"):
+            await swarm.crash(name)
+        await swarm.during(10.0)
+        for name in ("e", "f"):
+            swarm.start(name, 1, compute=SLOW)
+        await swarm.until(lambda: {"e", "f"} <= swarm.rounds().keys(), 60.0)
+        await swarm.until(lambda: min(swarm.rounds()[name][1] for name in "ef") > at + 4, 60.0)
+        fetched = swarm.of("fetched", "e", "f")
+        assert {note.fields["round"] for note in fetched} == {at}, "and nobody began at the seed"
+        for name in "ef":
+            assert min(swarm.digests(1)[name]) > at
+            group = swarm.members[name].worker.neighbourhood.membership.group()
+            assert set(group) == {swarm.members[mate].peer for mate in "ef"}, "the archivist is none of them"
+        await swarm.during(8.0)
+        assert archivist.circle.states[1][1].snapshots.held == (), "nothing in memory for nobody"
+        before = archive.newest(1)[0].round
+        await archivist.once()
+        assert archive.newest(1)[0].round > before, "it goes on archiving from those that it served"
+        assert not [text for text in said if "not archived" in text]
+        archivist.circle.close()
+        await swarm.close()
+
+    run(story())
+    mine, theirs = (swarm.digests(1)[name] for name in "ef")
+    shared = mine.keys() & theirs.keys()
+    assert len(shared) > 4
+    assert all(mine[round] == theirs[round] for round in shared)
+
+
+def test_what_nobody_else_has_signed_is_not_taken_from_an_archivist(tmp_path):
+    swarm = Swarm(MANIFEST, seed=1)
+
+    async def story():
+        swarm.open()
+        for name, stage in (("a", 0), ("c", 1)):
+            swarm.start(name, stage, compute=SLOW)
+        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 4, 60.0)
+        archivist, archive, _ = await archived(swarm, str(tmp_path / "archive"), Policy())
+        await archivist.once()
+        (held,) = archive.newest(1)
+        found = checkpoint.read(tmp_path / "archive" / held.name)
+        layout = archivist._layouts[1]
+        units = found.units(layout)
+        units[0] += 1
+        forged = checkpoint.content(MANIFEST, 1, held.round, found.chain, units, layout, found.signed)
+        archive.put(replace(held, bytes=len(forged), sha256=sha256(forged)), forged)
+        await swarm.crash("c")
+        await swarm.during(10.0)
+        swarm.start("e", 1, compute=SLOW)
+        await swarm.until(lambda: "e" in swarm.rounds(), 90.0)
+        assert not swarm.of("fetched", "e")
+        archivist.circle.close()
+        await swarm.close()
+
+    run(story())
 
 
 def open_archive(place: str) -> Archive:

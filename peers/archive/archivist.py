@@ -72,6 +72,7 @@ class Archivist:
             path = StatePath(snapshots, around, self._layouts[stage].size * 4, note, say)
             path.signed = around.roots
             circle.states[stage] = (around, path)
+            circle.serving.snapshots[stage] = (snapshots, self._layouts[stage])
 
     async def open(self) -> None:
         """Read what is there. Raises ArchiveError."""

@@ -1,4 +1,5 @@
-"""The archivist's links: to some peers of every stage, as a visitor that takes no part.
+"""The archivist's links: to some peers of every stage, as a visitor that takes no part, and to newcomers of a
+stage of which nobody is left (serving.py).
 
 `Surroundings` of one stage is what a `StatePath` needs of a neighbourhood, so that the archivist fetches
 snapshots by the code with which a newcomer does.
@@ -10,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
+from peers.archive.serving import Serving
 from peers.clock import Clock
 from peers.creator.order_book import OrderBook
 from peers.presence import OPERATION_SECONDS
@@ -62,7 +64,8 @@ class Surroundings:
         return self.peers
 
     def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
-        """It is asked for nothing."""
+        """To a newcomer that has asked."""
+        self.circle.serving.post(peer, message, body)
 
     def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool:
         return self.circle.post(peer, message, body)
@@ -102,8 +105,10 @@ class Circle:
         invite: bytes,
         chance: Random,
         note: Callable[..., None],
+        serving: Serving,
     ) -> None:
         self.book = book
+        self.serving = serving
         self.transport = transport
         self.directory = directory
         self.invite = invite
@@ -116,8 +121,15 @@ class Circle:
 
     def listen(self) -> None:
         self.transport.listen(self)
+        self.transport.serve_chunks(self._chunk)
+
+    def _chunk(self, digest: bytes, index: int) -> memoryview | None:
+        """Of any stage: a connection of a carrier asks all of them."""
+        found = (path.chunk(digest, index) for _, path in self.states.values())
+        return next((chunk for chunk in found if chunk is not None), None)
 
     def close(self) -> None:
+        self.serving.close()
         for _, path in self.states.values():
             path.close()
         for peer in list(self._links):
@@ -183,8 +195,13 @@ class Circle:
         stage = self._stages.get(peer)
         if isinstance(message, OrderIs):
             self.book.take(message.order)
-        elif stage is None or isinstance(message, (AskState, AskChunk)):
-            return  # It asks nothing of strangers, and answers nothing.
+        elif isinstance(message, Hello):
+            if stage is None:
+                self.serving.greeted(peer, message)
+        elif isinstance(message, (AskState, AskChunk)):
+            self._asked(peer, message)
+        elif stage is None:
+            return  # It asks nothing of strangers.
         elif isinstance(message, Statements):
             self.states[stage][0].hear(message)
         elif isinstance(message, STATE_MESSAGES):
@@ -194,7 +211,16 @@ class Circle:
             self.note("refused_by", peer=peer, code="other", reason=message.reason[:200])
             self._drop(peer)
 
+    def _asked(self, peer: PeerId, message: AskState | AskChunk) -> None:
+        stage = self.serving.stage_of(peer)
+        if stage is None or not self.serving.asked(peer):
+            return
+        if isinstance(message, AskState):
+            self.serving.post(peer, self.serving.statements(peer))
+        self.states[stage][1].message(peer, message, b"")
+
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
+        self.serving.lost(peer)
         link = self._links.get(peer)
         if link is not None and link.closed:  # Theirs to us may end: they open another with the next answer.
             self._drop(peer)

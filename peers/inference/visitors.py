@@ -60,7 +60,7 @@ class Visitors:
 
     def post(self, peer: PeerId, message: Message, body: Body = b"") -> None:
         """Send it when there is a link. What cannot be sent is noted; the visitor's deadline tells it."""
-        if peer in self.neighbourhood.membership.peers:  # No visitor: the links to it have an owner.
+        if not self.neighbourhood.is_visitor(peer):  # The links to it have an owner.
             self.neighbourhood.post(peer, "data", message, body)
             return
         if not self.admits(peer):

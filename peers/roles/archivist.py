@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from importlib.metadata import version
 from random import Random
 
 from peers.archive.archive import Archive
 from peers.archive.archivist import Archivist, Policy
 from peers.archive.circle import Circle
+from peers.archive.keepers import NO_STAGE
+from peers.archive.serving import Serving
 from peers.archive.store import open_store
+from peers.claims import Claims, plain_name
+from peers.creator.gatekeeper import Gatekeeper
 from peers.creator.order_book import OrderBook
 from peers.creator.upkeep import keep_forever
 from peers.joining import find_manifest
-from peers.presence import OPERATION_SECONDS
+from peers.presence import Presence
 from peers.roles.role import Network, Process, Role
 from peers.status import Status
-from protocols.errors import WireError
-from swarmnet.identifiers import RunId
 
-MANIFEST_SECONDS = 60.0
-"""How often it stores the manifest again; it lives 600 s in the directory."""
 LOOK_SECONDS = 1.0
 
 
@@ -40,7 +42,14 @@ class ArchivistRole(Role):
         process.known_as(signed.run_id)
         note = process.log.record
         book = OrderBook(signed, config.state / "order.bin", note, process.say)
-        circle = Circle(book, network.transport, directory, config.invite_bytes, Random(), note)
+        presence = Presence(
+            signed, process.identity, network.transport, directory, version("swarmnet"), note
+        )
+        claims = Claims("serving", plain_name(config.name), "archivist")
+        record = partial(presence.record, NO_STAGE, claims)
+        gatekeeper = Gatekeeper(book, config.invite_bytes, directory.now)
+        serving = Serving(archive, signed, network.transport, gatekeeper, record, note)
+        circle = Circle(book, network.transport, directory, config.invite_bytes, Random(), note, serving)
         rules = config.archiving
         archivist = Archivist(
             archive, Policy(rules.seconds, rules.newest, rules.every), process.identity, book, circle, note,
@@ -54,7 +63,7 @@ class ArchivistRole(Role):
             tasks = [
                 asyncio.create_task(archivist.run(), name="archivist"),
                 asyncio.create_task(keep_forever(book, directory, note), name="orders"),
-                asyncio.create_task(self._keep_manifest(network, signed.run_id, signed.wire()), name="run"),
+                asyncio.create_task(presence.announce_forever(NO_STAGE, record), name="announce"),
                 asyncio.create_task(self._show(archive), name="status"),
             ]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -65,14 +74,6 @@ class ArchivistRole(Role):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             circle.close()
-
-    async def _keep_manifest(self, network: Network, run_id: RunId, wire: bytes) -> None:
-        while True:
-            try:
-                await network.directory.put_manifest(run_id, wire, OPERATION_SECONDS)
-            except WireError as error:
-                self.process.log.record("upkeep_failed", code=error.code, reason=str(error))
-            await asyncio.sleep(MANIFEST_SECONDS)
 
     async def _show(self, archive: Archive) -> None:
         while True:

@@ -1,0 +1,227 @@
+"""The archivist's answers to newcomers of a stage of which nobody is left: its newest checkpoint, as a peer
+of the stage would give it. It says of itself that it has begun nothing, so it takes no part in agreements.
+
+A newcomer greets with its record; whoever may take part in the run is greeted back, and told for as long as
+it asks. Of a stage nothing is in memory while nobody asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peers import checkpoint
+from peers.admission import Admission
+from peers.archive.archive import Archive, Entry
+from peers.archive.keepers import NO_STAGE
+from peers.errors import UserError
+from peers.run_file import SignedManifest
+from peers.snapshots import Snapshots, Weights
+from peers.timer import Timer
+from protocols.envelope import run_bytes
+from protocols.errors import WireError
+from protocols.messages import MOST_STATEMENTS, Beat, Bye, Hello, Message, Refuse, Statements
+from protocols.records import open_record
+from protocols.transport import Body, Link, Transport
+from swarmnet.identifiers import PeerId
+from swarmnet.layout import Layout
+from swarmnet.manifest import WIRE_VERSION
+from swarmnet.membership import BEAT_SECONDS
+
+OPEN_SECONDS = 8.0
+"""As for any link (lanes.DIAL_SECONDS)."""
+IDLE_SECONDS = 60.0
+"""Who has asked for nothing for so long is let go."""
+MOST_NEWCOMERS = 16
+"""At once. Whoever is not answered starts as if there were no archivist, or asks again."""
+
+
+@dataclass(slots=True)
+class _Newcomer:
+    stage: int
+    link: Link
+    asked_at: float
+
+
+class Serving:
+    def __init__(
+        self,
+        archive: Archive,
+        signed: SignedManifest,
+        transport: Transport,
+        admission: Admission,
+        record: Callable[[], bytes],
+        note: Callable[..., None],
+    ) -> None:
+        """`record`: the archivist's own, signed."""
+        self.archive = archive
+        self.signed = signed
+        self.transport = transport
+        self.admission = admission
+        self.record = record
+        self.note = note
+        self.snapshots: dict[int, tuple[Snapshots, Layout]] = {}
+        """By stage."""
+        self._statements: dict[int, list[bytes]] = {}
+        """What peers have signed of the weights that are held of a stage."""
+        self._newcomers: dict[PeerId, _Newcomer] = {}
+        self._greeting: set[PeerId] = set()
+        self._loading: set[int] = set()
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer = Timer(self._beat)
+
+    def close(self) -> None:
+        self._timer.close()
+        for task in self._tasks:
+            task.cancel()
+        for newcomer in self._newcomers.values():
+            newcomer.link.close()
+        self._newcomers.clear()
+
+    def stage_of(self, peer: PeerId) -> int | None:
+        """Of a newcomer that is spoken to; None: it is none."""
+        newcomer = self._newcomers.get(peer)
+        return newcomer.stage if newcomer is not None else None
+
+    # -- greetings ------------------------------------------------------------------------------------
+
+    def greeted(self, peer: PeerId, hello: Hello) -> None:
+        """Somebody opened a link. Raises WireError for a record that is not in order."""
+        if peer in self._greeting or len(self._newcomers) + len(self._greeting) >= MOST_NEWCOMERS:
+            return
+        if hello.wire_version != WIRE_VERSION or hello.run_id != run_bytes(self.signed.run_id):
+            return
+        refusal = self.admission.refusal(peer, hello.invite)
+        if refusal is not None:
+            self._spawn(peer, self._tell(peer, (Refuse(*refusal), *self.admission.evidence())))
+            return
+        if not hello.record:
+            return  # A visitor: it wants answers, not weights.
+        found = open_record(hello.record, self.signed.run_id)
+        if found.peer == peer and found.record.stage in self.snapshots:
+            self._spawn(peer, self._greet(peer, found.record.stage, found.record.addresses))
+
+    async def _tell(self, peer: PeerId, messages: tuple[Message, ...]) -> None:
+        try:
+            link = await self.transport.open(peer, "group", OPEN_SECONDS)
+            for message in messages:
+                link.post(message)
+            await link.drained(0, OPEN_SECONDS)
+            link.close()
+        except WireError as error:
+            self.note("answer_failed", peer=peer, code=error.code, reason=str(error))
+
+    async def _greet(self, peer: PeerId, stage: int, addresses: list[str]) -> None:
+        try:
+            link = await self.transport.open(peer, "group", OPEN_SECONDS, addresses)
+        except WireError as error:
+            self.note("answer_failed", peer=peer, code=error.code, reason=str(error))
+            return
+        self._forget(peer)
+        self._newcomers[peer] = _Newcomer(stage, link, self._loop.time())
+        run = run_bytes(self.signed.run_id)
+        self.post(peer, Hello(WIRE_VERSION, run, self.record(), self.admission.invite))
+        self._beat()
+
+    def _beat(self) -> None:
+        """Once a second: it is here. Who asks for nothing any more is let go."""
+        now = self._loop.time()
+        for peer, newcomer in list(self._newcomers.items()):
+            if newcomer.link.closed:
+                self._forget(peer)
+            elif newcomer.asked_at + IDLE_SECONDS <= now:
+                self._spawn(None, self._part(newcomer.link))
+                self._forget(peer, close=False)
+            else:
+                self.post(peer, Beat(0, -1, 0.0, NO_STAGE, False, 0, 0.0, 0, True))
+        if self._newcomers:
+            self._timer.arm(now + BEAT_SECONDS)
+
+    def lost(self, peer: PeerId) -> None:
+        """Its link has broken."""
+        self._forget(peer)
+
+    async def _part(self, link: Link) -> None:
+        """Say that it is over, so that the other one does not take the link for broken."""
+        try:
+            link.post(Bye("idle"))
+            await link.drained(0, BEAT_SECONDS)
+        except WireError as error:
+            self.note("answer_failed", peer=link.peer, code=error.code, reason=str(error))
+        link.close()
+
+    def _forget(self, peer: PeerId, close: bool = True) -> None:
+        newcomer = self._newcomers.pop(peer, None)
+        if newcomer is None:
+            return
+        if close:
+            newcomer.link.close()
+        if newcomer.stage not in {other.stage for other in self._newcomers.values()}:
+            self.snapshots[newcomer.stage][0].held = ()
+
+    # -- answers --------------------------------------------------------------------------------------
+
+    def post(self, peer: PeerId, message: Message, body: Body = b"") -> None:
+        """To a newcomer, as long as its link stands."""
+        newcomer = self._newcomers.get(peer)
+        if newcomer is None or newcomer.link.closed:
+            return
+        try:
+            newcomer.link.post(message, body)
+        except WireError as error:
+            self.note("answer_failed", peer=peer, code=error.code, reason=str(error))
+
+    def asked(self, peer: PeerId) -> bool:
+        """A newcomer asks for something: whether there is an answer now. If not, it is fetched from the
+        archive, and the newcomer asks again."""
+        newcomer = self._newcomers[peer]
+        newcomer.asked_at = self._loop.time()
+        newest = self.archive.newest(newcomer.stage)
+        snapshots, _ = self.snapshots[newcomer.stage]
+        if not newest or snapshots.held:
+            return True
+        if newcomer.stage not in self._loading:
+            self._loading.add(newcomer.stage)
+            self._spawn(None, self._load(newcomer.stage, newest))
+        return False
+
+    def statements(self, peer: PeerId) -> Statements:
+        """What peers have signed of what it is offered."""
+        return Statements(self._statements.get(self._newcomers[peer].stage, [])[:MOST_STATEMENTS])
+
+    async def _load(self, stage: int, newest: list[Entry]) -> None:
+        snapshots, layout = self.snapshots[stage]
+        try:
+            for entry in newest:
+                try:
+                    weights, signed = await asyncio.to_thread(self._read, entry, layout)
+                except UserError as error:
+                    self.note("archive_unusable", stage=stage, round=entry.round, reason=str(error))
+                    continue
+                self._statements[stage] = signed
+                await asyncio.to_thread(snapshots.hold, weights)
+                return
+        finally:
+            self._loading.discard(stage)
+
+    def _read(self, entry: Entry, layout: Layout) -> tuple[Weights, list[bytes]]:
+        """A checkpoint that is what the archive says. Raises ArchiveError or CheckpointError."""
+        data = self.archive.checkpoint(entry)
+        with tempfile.TemporaryDirectory(prefix="swarmnet-archive-") as folder:
+            path = Path(folder) / entry.name
+            path.write_bytes(data)
+            held, units = checkpoint.restore_signed(path, self.signed.run_id, entry.stage, layout)
+        return Weights(units, held.round, held.chain), list(held.signed)
+
+    def _spawn(self, peer: PeerId | None, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if peer is not None:
+            self._greeting.add(peer)
+            task.add_done_callback(lambda _: self._greeting.discard(peer))
