@@ -173,7 +173,8 @@ class WorkerRole(Role):
                 known = worker.neighbourhood.membership.peers.items()
                 with contextlib.suppress(UserError):  # A full disk, which was said before.
                     network.cache.write((peer, seen.addresses) for peer, seen in known)
-            process.pulse.fault = lambda: None
+            if siblings is None or siblings.computing.compute is None:
+                process.pulse.fault = lambda: None
             self.worker = self.observer = self.compute = None
             held = worker.stage if worker.stage >= 0 else self.stage  # Also after its p2pd has died.
             self.stage = held if worker.goes_to is None else worker.goes_to
