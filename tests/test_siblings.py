@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm import TINY_MODEL, tiny_manifest
+from test_upload_limit import two_peers
 
 from peers.compute import FORWARD, UPDATE, InlineCompute, ThreadCompute
 from peers.config.peer_file import ConfigError, check_typed
@@ -260,6 +261,24 @@ async def test_bounds_hold_among_siblings_too():
     assert [peer for peer, _ in b.refusals] == ["a"]
     assert link.closed
     assert [peer for peer, _ in a.ended] == ["b"]
+
+
+@pytest.mark.loopback
+async def test_real_transports_of_one_process_reach_each_other_without_the_network(tmp_path):
+    async with two_peers(tmp_path) as (sender, taker, heard):
+        sender.near = taker.near = Near()
+        ended = Heard()
+        sender.listen(ended)
+        taker.listen(heard)
+        link = await sender.open(taker.peer, "group", 10.0)  # Without an address.
+        assert link.post(Bye("hello")) == 0
+        await link.drained(0, 10.0)
+        assert heard.messages[0][1] == Bye("hello")
+        await taker.close()
+        await asyncio.sleep(0)
+        assert [peer for peer, _ in ended.ended] == [taker.peer]
+        with pytest.raises(PeerGone):
+            await sender.open(taker.peer, "group", 2.0)
 
 
 # -- what the process says ----------------------------------------------------------------------------
