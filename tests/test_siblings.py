@@ -101,7 +101,7 @@ def test_a_sibling_has_its_own_folder_key_and_port_and_the_first_is_as_typed(tmp
         "listen": ["/ip4/0.0.0.0/tcp/31330", "/ip4/0.0.0.0/udp/0/quic"],
         "stages": 3,
         "announce": ["/dns4/home.example/tcp/4000"],
-        "limits": {"hours": "22:00-08:00", "memory": "8GiB"},
+        "limits": {"hours": "22:00-08:00", "only_when_plugged_in": True, "memory": "8GiB"},
     }
     typed = config(tmp_path, **keys)
     first, third = sibling_file(typed, 0), sibling_file(typed, 2)
@@ -112,6 +112,8 @@ def test_a_sibling_has_its_own_folder_key_and_port_and_the_first_is_as_typed(tmp
     assert third.listen == ("/ip4/0.0.0.0/tcp/31332", "/ip4/0.0.0.0/udp/0/quic")
     assert third.announce == ("/dns4/home.example/tcp/4002",)
     assert (third.limits.hours, third.limits.memory) == (None, 8 * GIB), "the first keeps the hours for all"
+    assert first.limits.only_when_plugged_in
+    assert not third.limits.only_when_plugged_in
     with pytest.raises(ConfigError, match="65536 is none"):
         sibling_file(config(tmp_path, listen=["/ip4/0.0.0.0/tcp/65535"], stages=2), 1)
 
