@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from typing import Protocol
+from weakref import ref
 
 from peers.machine_metrics import ComputeSeconds
 from peers.worker import Worker
@@ -16,6 +17,8 @@ SHARE_SECONDS = 10.0
 """`idle_share` is an average over so long (as tokens per second are)."""
 PLAIN = {"connecting": "joining", "joining": "joining", "held": "held", "leaving": "leaving"}
 """States of a worker that are the reason themselves."""
+ELSEWHERE = ("waiting", "unrouted")
+"""Phases of a microbatch (pipeline.Phase) that is on another stage, or wants to go there."""
 
 
 class Counted(Protocol):
@@ -35,7 +38,9 @@ def idle_reason(worker: Worker) -> str:
         return PLAIN.get(worker.state, "joining")
     if data.missing:
         return "stage_missing"
-    return "answers" if data.pipeline.under_way else "microbatches"
+    # What is just being computed here says nothing of the pauses in between.
+    elsewhere = any(job.phase in ELSEWHERE for job in data.pipeline.jobs.values())
+    return "answers" if elsewhere else "microbatches"
 
 
 class ComputeTime:
@@ -44,7 +49,8 @@ class ComputeTime:
     def __init__(self, metrics: ComputeSeconds) -> None:
         self._metrics = metrics
         self._at: float | None = None
-        self._compute: Counted | None = None
+        self._compute: ref[Counted] | None = None
+        """Not kept alive: what waits in it holds a stage's memory, and the peer may be paused."""
         self._busy = self._rested = 0.0
         self._idle = 0.0
         self._looks: deque[tuple[float, float]] = deque()
@@ -52,8 +58,9 @@ class ComputeTime:
 
     def look(self, now: float, compute: Counted | None, reason: str) -> None:
         """`now` in seconds; `compute`: None: there is none; `reason`: why it would be idle."""
-        if compute is not self._compute:
-            self._compute, self._busy, self._rested = compute, 0.0, 0.0
+        if compute is not (self._compute() if self._compute is not None else None):
+            self._compute = ref(compute) if compute is not None else None
+            self._busy = self._rested = 0.0
         busy = compute.busy_seconds if compute is not None else 0.0
         rested = compute.rested_seconds if compute is not None else 0.0
         if self._at is not None:

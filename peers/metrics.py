@@ -125,6 +125,11 @@ class Rounds:
         self.duration = declare.histogram(
             "round_duration_seconds", "From the opening of a round to its application, seconds.", SLOW
         )
+        self.wait = declare.histogram(
+            "round_wait_seconds",
+            "From the closing of a round to its application: waiting for contributions of others, seconds. "
+            "Computing goes on meanwhile.", SLOW,
+        )  # fmt: skip
         self.contributors = declare.gauge("round_contributors", "Contributions in the newest applied round.")
         self.updates = declare.counters(
             "updates_total",

@@ -67,6 +67,7 @@ class Observer:
             "answered": microbatch("forward"),
             "handed up": microbatch("backward"),
             "round": metrics.rounds.duration,
+            "round wait": metrics.rounds.wait,
             "staleness": metrics.training.staleness,
             **{
                 f"{kind} {operation}": metrics.codecs.seconds(kind, operation)

@@ -77,11 +77,13 @@ class Sessions:
         self.listen = with_ports(self.config.listen, transport.addresses)
         directory = observing = None
         try:
-            directory = await DhtDirectory.start(transport.daemon)
+            directory = await DhtDirectory.start(transport.daemon, ways=lambda: transport.relays.addresses)
             for address in transport.addresses:
                 where = f"listening on {address}/p2p/{transport.peer}"
                 process.say("listening", where, p2pd=transport.daemon.pid)
-            await self._meet_relays(transport)
+            if keeps_slots(self.config):
+                transport.relays.use(self.config.bootstrap, process.say)
+                await transport.relays.first(SLOT_SECONDS)
             counted = CountedDirectory(directory)
             observer = DirectoryObserver(counted, directory, process.metrics, transport.daemon.connections)
             observing = asyncio.create_task(observer.run(), name="directory observer")
@@ -94,14 +96,6 @@ class Sessions:
             if directory is not None:
                 await directory.close()
             await transport.close()
-
-    async def _meet_relays(self, transport: P2pdTransport) -> None:
-        """Carry circuits for others, or have a way in through those who do."""
-        if serves_circuits(self.config):
-            await transport.serve_circuits(SLOT_SECONDS)
-        if keeps_slots(self.config):
-            transport.relays.use(self.config.bootstrap, self.process.say)
-            await transport.relays.first(SLOT_SECONDS)
 
     async def _unless_ended(self, network: Network) -> None:
         """Run the role until it ends, is told to stop while nothing is under way, or p2pd dies."""
@@ -129,18 +123,14 @@ def daemon_options(config: PeerFile, listen: Sequence[str]) -> DaemonOptions:
     """How a peer's p2pd meets the network; `listen`: the peer file's, or with the ports it got before."""
     return DaemonOptions(
         listen=tuple(listen), announce=config.announce, auto_nat=config.nat, nat_port_map=config.nat,
-        relay=config.relay, reachability="public" if config.role == "bootstrap" else None,
+        relay=config.relay, carries=config.relay and config.role == "bootstrap",
+        reachability="public" if config.role == "bootstrap" else None,
     )  # fmt: skip
 
 
 def keeps_slots(config: PeerFile) -> bool:
     """Whether the peer must be dialled by others, and may not be dialled directly for all that it knows."""
     return config.relay and not config.announce and config.role in ("worker", "archivist")
-
-
-def serves_circuits(config: PeerFile) -> bool:
-    """Whether the peer carries circuits for those who cannot be dialled directly."""
-    return config.relay and config.role == "bootstrap"
 
 
 def with_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from swarmnet.identifiers import PeerId
 
 HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
 STOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/stop"
+PING_PROTOCOL = "/ipfs/ping/1.0.0"
 MESSAGE_LIMIT = 4096
 """Bytes; as go-libp2p's."""
 HOP_RESERVE, HOP_CONNECT, HOP_STATUS = 0, 1, 2

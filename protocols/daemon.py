@@ -71,6 +71,8 @@ class DaemonOptions:
     """Ask the router for a port by UPnP."""
     relay: bool = True
     """Can dial, and be dialled, through a relay (circuits.py)."""
+    carries: bool = False
+    """Is a relay for others (relay_service.py)."""
     reachability: str | None = None
     """`public` (a bootstrap), `private`, or found out."""
     start_seconds: float = 30.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from protocols.daemon import DAEMON_ERRORS, Daemon
@@ -65,10 +65,13 @@ class DhtDirectory:
         """What was refused, by reason; for the metrics."""
 
     @classmethod
-    async def start(cls, daemon: Daemon, *, stores: bool = True) -> DhtDirectory:
+    async def start(
+        cls, daemon: Daemon, *, stores: bool = True, ways: Callable[[], Sequence[str]] = tuple
+    ) -> DhtDirectory:
         """A DHT node on a running p2pd. It needs no other node: `bootstrap` comes after, and again.
 
-        `stores=False` keeps nothing for others (hivemind's client mode)."""
+        `stores=False` keeps nothing for others (hivemind's client mode). `ways`: circuits by which nodes may
+        be reached that nobody can dial."""
         refusals: Counter[str] = Counter()
 
         def refused(peer: str, reason: str) -> None:
@@ -77,7 +80,7 @@ class DhtDirectory:
                 refusals.clear()
             logger.debug("refused from %s: %s", peer, reason)
 
-        gate = Gate(daemon, refused)
+        gate = Gate(daemon, refused, ways)
         node = await DHTNode.create(
             p2p=gate,
             node_id=DHTID.from_bytes(node_id(gate.peer_id)),

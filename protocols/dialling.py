@@ -3,15 +3,17 @@
 libp2p keeps one connection between two peers and is content with any: a peer that was first met through a
 relay would be spoken to through the relay for ever. So whoever opens a stream and finds itself on a circuit
 knocks at the other's direct addresses; if somebody opens, the circuit is given up for a direct connection.
-That serves the streams of the other side, too, which perhaps could not have dialled.
+That serves the streams of the other side, too, which perhaps could not have dialled. And where a direct
+connection comes to stand beside a circuit (p2pd dials by itself where it can), links leave the circuit.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
-from protocols.circuits import is_circuit, through_relay
+from protocols.circuits import PING_PROTOCOL, is_circuit, through_relay
 from protocols.daemon import Daemon, Stream
 from protocols.dial_back_service import place_of
 from protocols.errors import PeerGone, Unreachable
@@ -25,6 +27,8 @@ KNOCKS = 4
 SHUT_SECONDS = 600.0
 """How long doors that nobody opened are left alone."""
 MOST_SHUT = 4096
+LOOK_SECONDS = 5.0
+"""Between two looks whether a direct connection stands beside a circuit."""
 _GREETING = b"\x13/multistream/1.0.0\n"
 
 
@@ -46,11 +50,21 @@ async def knock(address: str) -> bool:
             writer.transport.abort()
 
 
+class Ends(Protocol):
+    """What is needed of a link."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def fail(self, reason: str) -> None: ...
+
+
 class Dialling:
     """How one peer dials the others."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self._leaving: set[asyncio.Task[None]] = set()
         self._clock = asyncio.get_running_loop().time
         self._shut: dict[PeerId, float] = {}
         """Until when the direct addresses of these peers are not knocked at again."""
@@ -73,6 +87,29 @@ class Dialling:
         if through_relay(stream.address):  # Somebody else answered at its address.
             self._leave_alone(peer)
         return stream
+
+    def leave_circuit(self, peer: PeerId, link: Ends) -> None:
+        """End this link, which goes through a relay, when a direct connection to its peer stands: whoever
+        opened it does so again."""
+        task = asyncio.create_task(self._leave(peer, link), name=f"circuit to {peer}")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, peer: PeerId, link: Ends) -> None:
+        while not link.closed:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                probe = await self._daemon.stream(peer, PING_PROTOCOL, LOOK_SECONDS)
+            except PeerGone:
+                continue  # The link will notice.
+            probe.writer.transport.abort()
+            if not through_relay(probe.address):
+                link.fail("a direct connection stands now, and this was a circuit")
+
+    async def close(self) -> None:
+        for task in self._leaving:
+            task.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
 
     async def _connect(
         self, peer: PeerId, direct: Sequence[str], circuits: Sequence[str], until: float

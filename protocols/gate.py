@@ -12,6 +12,7 @@ the swarm's time counts, not this machine's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections import Counter, OrderedDict
@@ -21,7 +22,7 @@ from math import isfinite
 from typing import Any, TypeAlias
 
 from protocols.daemon import DAEMON_ERRORS, Daemon
-from protocols.errors import Malformed, WireError
+from protocols.errors import Malformed, Unreachable, WireError
 from protocols.hivemind_parts import Multiaddr, P2PContext, P2PDaemonError, PeerID, dht_pb2
 from protocols.records import MANIFEST_SECONDS, SKEW_SECONDS
 from protocols.stored import (
@@ -48,6 +49,8 @@ KEYS_PER_REQUEST = 1024
 """A node that meets a new one hands over all that this one should keep, in one request."""
 PING, PING_SECONDS = "DHTProtocol.rpc_ping", 3.0
 """hivemind's name of it, and as long as it waits for one."""
+WAY_SECONDS = 1.5
+"""For a circuit to stand, of the 3 s that a call has."""
 _VERIFIED = 4096
 _ORDERS = 256
 
@@ -68,9 +71,12 @@ class _Kept:
 class Gate:
     """Stands in for `P2P` in `DHTNode.create(p2p=...)`."""
 
-    def __init__(self, daemon: Daemon, refused: Callable[[str, str], None]) -> None:
-        """`refused(peer, reason)` is called for everything that is taken out."""
-        self._daemon = daemon
+    def __init__(
+        self, daemon: Daemon, refused: Callable[[str, str], None], ways: Callable[[], Sequence[str]] = tuple
+    ) -> None:
+        """`refused(peer, reason)` is called for everything that is taken out. `ways`: circuits by which those
+        may be reached whom nobody can dial."""
+        self._daemon, self._ways = daemon, ways
         self._refused = refused
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._verified: OrderedDict[bytes, Proof] = OrderedDict()
@@ -130,6 +136,10 @@ class Gate:
     ) -> Response:
         if output_type is dht_pb2.StoreResponse:
             request = self._shifted_store(request)
+        ways = self._ways()
+        if ways:  # Nodes go by their id: one that nobody can dial may have a slot where we have ours.
+            with contextlib.suppress(Unreachable):
+                await self.connect(PeerId(peer.to_base58()), ways, WAY_SECONDS)
         sent = time.time()
         self.sent_bytes += request.ByteSize()
         response = await self._unless_ended(

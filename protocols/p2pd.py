@@ -79,7 +79,7 @@ class P2pdTransport:
         self.relays = Relays(daemon)
         """Slots at relays, for those who cannot dial this peer."""
         self.circuits = RelayService(daemon)
-        """What this peer carries for others, if `serve_circuits` says so."""
+        """What this peer carries for others, if the options say so."""
         self._dialling = Dialling(daemon)
         self._dialer = SubflowDialer(identity)
         self.upload: Upload | None = None
@@ -124,6 +124,8 @@ class P2pdTransport:
             async with asyncio.timeout(options.start_seconds):
                 for service in transport.checks:
                     await service.serve(transport.daemon.p2p)
+                if options.carries:
+                    await transport.circuits.serve(transport.daemon.p2p)
         except BaseException:
             await transport.close()
             raise
@@ -155,11 +157,6 @@ class P2pdTransport:
         may."""
         self.upload = self.chunks.upload = self.circuits.upload = upload
 
-    async def serve_circuits(self, deadline_seconds: float) -> None:
-        """Be a relay for peers that others cannot dial. TimeoutError if p2pd does not answer."""
-        async with asyncio.timeout(deadline_seconds):
-            await self.circuits.serve(self.daemon.p2p)
-
     def when_moved(self, told: Callable[[], None]) -> None:
         """See `Transport.when_moved`."""
         self.relays.moved = told
@@ -190,7 +187,8 @@ class P2pdTransport:
             return self.near.open(self.peer, peer, lane, self._limit, self._backlog_bytes)
         stream = await self._dialling.stream(peer, protocol_name(lane), addresses, deadline_seconds)
         # Who is only reached through a relay gets no carriers: they would share the relay's line.
-        direct = () if through_relay(stream.address) else [each for each in addresses if not is_circuit(each)]
+        relayed = through_relay(stream.address)
+        direct = () if relayed else [each for each in addresses if not is_circuit(each)]
         link = P2pdLink(
             peer,
             lane,
@@ -202,6 +200,8 @@ class P2pdTransport:
             self.upload,
         )
         self._links.add(link)
+        if relayed:
+            self._dialling.leave_circuit(peer, link)
         return link
 
     def _link_ended(self, link: P2pdLink, reason: str, error: WireError | None) -> None:
@@ -371,6 +371,7 @@ class P2pdTransport:
         self._leave_near("closed by the other side")
         accepted = self._drop_accepted()
         self.chunks.close()
+        await self._dialling.close()
         await self.relays.close()
         await self.circuits.close()
         await self._dialer.close()

@@ -41,6 +41,7 @@ from protocols.circuits import (
     read_fields,
 )
 from protocols.daemon import DAEMON_ERRORS
+from protocols.dial_back_service import IP, observed_ip
 from protocols.errors import Malformed, WireError
 from protocols.hivemind_parts import P2P, StreamInfo
 from protocols.messages import Chunk
@@ -49,6 +50,8 @@ from swarmnet.identifiers import PeerId
 
 SLOTS = 1024
 """A slot is an entry here and a connection that stands anyway, to the directory."""
+SLOTS_PER_IP = 64
+"""Of strangers who make themselves keys; a house, or a provider's shared address, has room."""
 SLOT_SECONDS = 3600.0
 """As go-libp2p's."""
 CIRCUITS = 256
@@ -79,8 +82,8 @@ class RelayService:
         """What all links of this process may send together, circuits among them; None: no limit."""
         self.carried_bytes = 0
         """Through circuits, both ways together."""
-        self._slots: dict[PeerId, float] = {}
-        """Until when, by whom."""
+        self._slots: dict[PeerId, tuple[float, IP | None]] = {}
+        """By whom: until when, and from where."""
         self._ends: Counter[PeerId] = Counter()
         """Open circuits by who is at one of their ends."""
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -112,7 +115,7 @@ class RelayService:
         self._open[task] = writer
         self._streams[peer] += 1
         try:
-            await self._answer(peer, is_circuit(str(info.addr)), reader, writer)
+            await self._answer(peer, str(info.addr), reader, writer)
         except (WireError, *DAEMON_ERRORS):
             pass  # It has gone, or is no asker.
         finally:
@@ -122,16 +125,16 @@ class RelayService:
             writer.transport.abort()
 
     async def _answer(
-        self, peer: PeerId, relayed: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, peer: PeerId, seen: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         answer: Fields
         try:
             ask = await read_fields(reader)
             kind = number_in(ask, 1)
-            if relayed:  # A circuit through a circuit would be carried twice.
+            if is_circuit(seen):  # A circuit through a circuit would be carried twice.
                 answer = {1: HOP_STATUS, 5: REFUSED}
             elif kind == HOP_RESERVE:
-                answer = self._reserve(peer)
+                answer = self._reserve(peer, observed_ip(seen))
             elif kind == HOP_CONNECT:
                 status = await self._connect(peer, peer_in(ask), reader, writer)
                 if status == OK:
@@ -145,20 +148,22 @@ class RelayService:
         async with asyncio.timeout(STEP_SECONDS):
             await reader.read(1)  # The asker ends it: our end could overtake the answer.
 
-    def _reserve(self, peer: PeerId) -> Fields:
+    def _reserve(self, peer: PeerId, ip: IP | None) -> Fields:
         now = self._now()
-        if peer not in self._slots and len(self._slots) >= SLOTS:
-            self._slots = {one: until for one, until in self._slots.items() if until > now}
-            if len(self._slots) >= SLOTS:
+        if peer not in self._slots:
+            self._slots = {one: slot for one, slot in self._slots.items() if slot[0] > now}
+            from_there = sum(other == ip for _, other in self._slots.values())
+            if len(self._slots) >= SLOTS or from_there >= SLOTS_PER_IP:
                 return {1: HOP_STATUS, 5: REFUSED}
-        self._slots[peer] = now + SLOT_SECONDS
+        self._slots[peer] = (now + SLOT_SECONDS, ip)
         return {1: HOP_STATUS, 3: {1: int(now + SLOT_SECONDS)}, 4: NO_LIMIT, 5: OK}
 
     async def _connect(
         self, source: PeerId, target: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> int:
         """Carry a circuit to its end, and OK; or at once why there is none."""
-        if self._slots.get(target, 0.0) <= self._now() or source == target:
+        until, _ = self._slots.get(target, (0.0, None))
+        if until <= self._now() or source == target:
             return NO_RESERVATION
         busy = max(self._ends[source], self._ends[target])
         if self.circuits >= CIRCUITS or busy >= CIRCUITS_PER_PEER:

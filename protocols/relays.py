@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from protocols.circuits import STEP_SECONDS, is_circuit, reserve
+from protocols.circuits import PING_PROTOCOL, STEP_SECONDS, is_circuit, reserve
 from protocols.daemon import DAEMON_ERRORS, Daemon
 from protocols.dht import split_multiaddr
 from protocols.errors import PeerGone, WireError
@@ -19,12 +19,12 @@ from swarmnet.identifiers import PeerId
 MOST_RELAYS = 3
 """One is enough; each more is a way in when others are gone, and two addresses in the record."""
 ADDRESSES_PER_RELAY = 2
-PING_PROTOCOL, PING_BYTES = "/ipfs/ping/1.0.0", 32
+PING_BYTES = 32
 PING_SECONDS = 10.0
 """go-libp2p ends a ping stream after 60 s of silence."""
 RENEW_SECONDS = 900.0
 """Well within the hour that a slot lasts."""
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
 
 Say = Callable[..., None]
 """(event, text for people, further fields)"""

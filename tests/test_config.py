@@ -38,6 +38,14 @@ def problems(typed, text, environment=None, overrides=None):
             "3: metrics.lisen: unknown key; did you mean 'listen'?",
         ),
         ("role: bootstrap\nthreads: '2'\n", "2: threads: is the text '2'; expected a whole number"),
+        (
+            "role: bootstrap\nmetrics:\n  peak_operations: 0\n",
+            "3: metrics.peak_operations: is 0; it must be more than 0",
+        ),
+        (
+            "role: bootstrap\nlimits:\n  only_when_plugged_in: 1\n",
+            "3: limits.only_when_plugged_in: is 1; expected true or false",
+        ),
         ("role: bootstrap\nthreads: 2.5\n", "2: threads: is 2.5; expected a whole number"),
         ("role: bootstrap\nthreads: true\n", "2: threads: is true; expected a whole number"),
         ("role: bootstrap\nlisten: []\n", "2: listen: is empty; expected at least one"),
@@ -279,3 +287,10 @@ def test_any_values_are_loaded_or_refused_in_one_line(typed, values):
         typed("role: bootstrap\n", {}, values)
     except ConfigError as error:
         assert all(problem.splitlines() == [problem] for problem in error.problems)  # noqa: PT017
+
+
+def test_a_peak_and_a_plug_are_read_as_they_are_meant(typed):
+    peer = typed("role: bootstrap\nmetrics: {peak_operations: 67e12}\nlimits: {only_when_plugged_in: true}\n")
+    assert peer.metrics.peak_operations == 67e12
+    assert peer.limits.only_when_plugged_in
+    assert typed("role: bootstrap\n").metrics.peak_operations is None

@@ -81,6 +81,30 @@ def test_a_circuit_is_given_up_where_a_direct_connection_can_be_had(monkeypatch)
     assert dialled(way, monkeypatch, [DIRECT])[0] == CIRCUIT, "nobody opens at its door"
 
 
+def test_a_link_leaves_its_circuit_when_a_direct_connection_stands_beside_it():
+    ended = []
+
+    class Link:
+        closed = False
+
+        def fail(self, reason):
+            ended.append((asyncio.get_running_loop().time(), reason))
+            self.closed = True
+
+    async def scenario():
+        way = Way({}, connection=CIRCUIT)
+        begun = Dialling(way)
+        begun.leave_circuit(HIDDEN, Link())
+        await asyncio.sleep(12.0)
+        assert ended == []
+        way.connection = DIRECT
+        await asyncio.sleep(12.0)
+        await begun.close()
+
+    run_virtual(scenario())
+    assert [(seconds, "direct connection" in reason) for seconds, reason in ended] == [(15.0, True)]
+
+
 def test_where_nothing_answers_in_time_the_peer_is_gone(monkeypatch):
     with pytest.raises(PeerGone, match="does not answer"):
         dialled(Way({}), monkeypatch, [DIRECT, CIRCUIT])

@@ -27,6 +27,8 @@ RUN = {
     "rounds": {"target_tokens": 2048, "snapshot_rounds": 2},
 }  # fmt: skip
 PATIENCE_SECONDS = 60.0
+WORK_SHARE = 0.25
+"""Of the peers' compute: they would train as fast as they can, and everything else would wait for a core."""
 
 
 async def swarmnet(*arguments: str, typed: bytes = b"") -> tuple[int, str, list[float], str]:
@@ -70,7 +72,10 @@ async def test_a_visitor_streams_a_text_and_scores_the_model_of_a_real_swarm(tmp
     try:
         await boot.until_listening()
         for stage in (0, 1):
-            keys = {"run": "run.json", "bootstrap": boot.addresses, "stage": stage, "in_flight": 2}
+            keys = {
+                "run": "run.json", "bootstrap": boot.addresses, "stage": stage, "in_flight": 2,
+                "work_share": WORK_SHARE,
+            }  # fmt: skip
             peers.append(await start(tmp_path, f"peer-{stage}", {**keys, **LOOPBACK}))
         await settled(peers, 8)
         ways = ["--run", str(tmp_path / "run.json"), "--bootstrap", boot.addresses[0]]

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from swarm import Swarm, tiny_manifest
 
+from peers.codec_counts import CODED
 from peers.compute import UPDATE, ThreadCompute
 from peers.counted_directory import CountedDirectory
 from peers.directory_observer import DirectoryObserver
@@ -20,6 +21,7 @@ from protocols.envelope import ENVELOPE_BYTES
 from protocols.errors import PeerGone, Unreachable
 from protocols.frames import wire_bytes
 from protocols.messages import Contribution, encode
+from swarmnet.operations import operations_per_token
 from swarmnet.round_sets import NeighbourView
 
 OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total", "stage_moves_total", "paused",
@@ -176,6 +178,7 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
         ("dht_operations_total", "get ok", "abcdefg"),
         ("dht_operations_total", "put ok", "abcdefg"),
         ("dht_operation_duration_seconds", "get put", "abcdefg"),
+        ("round_wait_seconds", "", "abdefg"),
         ("train_gradient_norm", "", "abdefg"),
         ("train_momentum_norm", "", "abdefg"),
         ("train_floating_point_operations_total", "", "abcdefg"),
@@ -214,6 +217,39 @@ def test_the_metrics_agree_with_the_ledgers_and_the_traffic(watched):
         assert metrics.microbatches.ended("committed")._value.get() == worker.data.ledger.committed
         for kind, count in worker.neighbourhood.traffic.sent.items():
             assert metrics.network.sent(kind)._value.get() == count
+
+
+def test_what_the_codecs_made_is_what_was_made_of_it_and_what_was_sent(watched):
+    swarm, _ = watched
+    manifest = swarm.signed.manifest
+    assert manifest.hidden_codec == "bf16"
+    for name in "adefg":
+        worker, codecs = swarm.members[name].worker, swarm.metrics[name].codecs
+        swarm.observers[name].look()
+        made = {kind: codecs.output(kind)._value.get() for kind in CODED}
+        given = {kind: codecs.input(kind)._value.get() for kind in CODED}
+        assert made["activation"] * 2 == given["activation"]
+        assert made["gradient"] * 2 == given["gradient"]
+        assert made["contribution"] % worker.part.method.payload_bytes == 0
+        assert given["contribution"] // made["contribution"] == (
+            4 * worker.part.layout.size // worker.part.method.payload_bytes
+        )
+        assert (made["activation"] == 0) == (worker.stage == 2), "the last stage sends none down"
+        assert (made["gradient"] == 0) == (worker.stage == 0), "and the first one none up"
+
+
+def test_weights_that_change_under_a_microbatch_make_its_gradient_stale_by_so_many_rounds(watched):
+    swarm, _ = watched
+    for name in "adefg":
+        samples = {sample.name.rpartition("_")[2]: sample.value for family in swarm.metrics[name].training
+                   .staleness.collect() for sample in family.samples
+                   if not sample.name.endswith("bucket")}  # fmt: skip
+        committed = swarm.members[name].worker.data.ledger.committed
+        assert samples["count"] == committed
+        if swarm.members[name].worker.stage == 2:
+            assert samples["sum"] == 0, "the last stage goes forward and backward at once"
+        else:
+            assert 0 < samples["sum"] < 2 * committed
 
 
 def test_the_bytes_of_contributions_on_the_wire_are_the_computed_ones(watched):
@@ -274,6 +310,32 @@ def test_faults_have_series_of_their_own():
         "network_messages_repeated_total 3.0",
     ):
         assert f"swarmnet_{line}" in text
+
+
+def test_utilisation_is_the_models_operations_by_the_peak_and_absent_without_one():
+    async def story():
+        swarm.open()
+        worker = swarm.start("a", 0).worker
+        observer = Observer(worker, metrics, Silent(), Silent(), peak=1e9)
+        await swarm.until(lambda: swarm.committed(0) > 1, 30.0)
+        first, at = worker.data.ledger.tokens, swarm.loop.time()
+        observer.look()
+        await swarm.during(3.0)
+        last, seconds = worker.data.ledger.tokens, swarm.loop.time() - at
+        observer.look()
+        each = operations_per_token(swarm.signed.manifest, 0)
+        assert f"swarmnet_train_floating_point_operations_total {float(last * each)}" in text(metrics)
+        (share,) = [line for line in text(metrics).splitlines() if "utilization_ratio " in line]
+        assert float(share.split()[1]) == pytest.approx((last - first) / seconds * each / 1e9)
+        assert "utilization_ratio" not in text(swarm.metrics["a"]), "nobody told it a peak"
+        await swarm.stop_watching()
+        await swarm.close()
+
+    def text(metrics):
+        return metrics.text().decode()
+
+    swarm, metrics = Watched(tiny_manifest((3,))), Metrics(process=False)
+    run(story())
 
 
 def test_the_directory_is_counted_and_its_clock_shown():

@@ -8,6 +8,7 @@ import signal
 import socket
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from on_p2pd import transports
@@ -251,6 +252,37 @@ async def test_addresses_can_be_asked_for_again(start):
     await a.ended()
     with pytest.raises(PeerGone):
         await a.daemon.refresh_addresses(DEADLINE)
+
+
+async def test_connections_are_counted_and_relayed_ones_apart(start, monkeypatch):
+    a, b = await start(), await start()
+    assert await a.daemon.connections(DEADLINE) == {"direct": 0, "relayed": 0}
+    await a.daemon.connect(b.peer, b.addresses, DEADLINE)
+    for transport in (a, b):
+        assert await transport.daemon.connections(DEADLINE) == {"direct": 1, "relayed": 0}
+    with monkeypatch.context() as patch:
+        circuit = f"/ip4/1.2.3.4/tcp/5/p2p/{b.peer}/p2p-circuit"
+        ends = [circuit, "/ip4/1.2.3.4/tcp/5", f"{circuit}"]
+        patch.setattr(a.daemon, "_request", answers_with_connections(ends))
+        assert await a.daemon.connections(DEADLINE) == {"direct": 1, "relayed": 2}
+    os.kill(a.daemon.pid, signal.SIGKILL)
+    await a.ended()
+    with pytest.raises(PeerGone):
+        await a.daemon.connections(DEADLINE)
+
+
+def answers_with_connections(ends):
+    """In the place of asking p2pd: connections to these addresses."""
+
+    @contextlib.asynccontextmanager
+    async def request(asked):
+        assert asked.type == daemon_module.p2pd_pb2.Request.LIST_PEERS
+        answer = daemon_module.p2pd_pb2.Response()
+        for address in ends:
+            answer.peers.add(id=b"", addrs=[multiaddr_bytes(address)])
+        yield answer, None, SimpleNamespace(close=lambda: None)
+
+    return request
 
 
 def test_a_relayed_address_is_written_as_p2pd_reads_it():

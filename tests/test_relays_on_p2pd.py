@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 from test_transport_contract import DEADLINE, Listener
 
-from protocols.circuits import through_relay
+from protocols.circuits import PING_PROTOCOL, through_relay
 from protocols.daemon import LOOPBACK
+from protocols.dht import DhtDirectory
+from protocols.hivemind_parts import PeerID
 from protocols.identity import create
 from protocols.messages import Act, Busy
 from protocols.p2pd import P2pdTransport
-from protocols.relays import PING_PROTOCOL
 
 pytestmark = pytest.mark.loopback
 BODY = 3_000_000
@@ -26,15 +27,14 @@ async def trio(tmp_path):
     peers = []
     for name in ("relay", "hidden", "asker"):
         create(tmp_path / name)
-        # What the hidden one tells others of itself leads nowhere: libp2p's own routing must not find it.
-        announce = (NOWHERE,) if name == "hidden" else ()
-        options = replace(LOOPBACK, relay=True, announce=announce)
+        # What the two tell of themselves leads nowhere: p2pd dials directly by itself where it can.
+        announce = () if name == "relay" else (NOWHERE,)
+        options = replace(LOOPBACK, relay=True, carries=name == "relay", announce=announce)
         peer = await P2pdTransport.start(tmp_path / name, options)
         peer.listener = Listener()
         peer.listen(peer.listener)
         peers.append(peer)
     relay, hidden, _ = peers
-    await relay.serve_circuits(DEADLINE)
     said = asyncio.Queue()
     hidden.relays._tasks.append(
         asyncio.create_task(
@@ -80,6 +80,20 @@ async def test_a_connection_that_is_given_up_ends_at_both_sides(trio):
     await asker.daemon.disconnect(hidden.peer, DEADLINE)
     await asker.listener.until(lambda heard: heard.lost_)
     await hidden.listener.until(lambda heard: heard.lost_)
+
+
+@pytest.mark.parametrize("slotted", [True, False])
+async def test_nodes_of_the_directory_reach_each_other_by_their_ids_where_both_have_slots(trio, slotted):
+    _, hidden, asker = trio
+    nodes = [await DhtDirectory.start(hidden.daemon)]
+    ways = hidden.relays.addresses if slotted else ()
+    nodes.append(await DhtDirectory.start(asker.daemon, ways=lambda: ways))
+    try:
+        answer = await nodes[1]._node.protocol.call_ping(PeerID.from_base58(hidden.peer))
+        assert (answer is not None) == slotted
+    finally:
+        for node in nodes:
+            await node.close()
 
 
 async def test_when_the_relay_dies_links_end_at_once_and_the_slot_is_no_longer_announced(trio):

@@ -2,6 +2,7 @@
 where it must be (SWARMNET_WAN=required, as in .ci/run) that fails."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,3 +63,31 @@ def test_nothing_is_left_behind():
         namespace = host.namespace
     assert sleeper.poll() is not None
     assert not Path("/run/netns", namespace).exists()
+
+
+AT_ONCE = """
+import socket, sys, time
+own, other = (sys.argv[1], 5003), (sys.argv[2], 5003)
+until = time.monotonic() + 6
+while time.monotonic() < until:
+    dial = socket.socket(); dial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    dial.bind(own); dial.settimeout(2)
+    try: dial.connect(other); print("connected", flush=True); time.sleep(1); break
+    except OSError: dial.close()
+"""
+
+
+@without_network
+@pytest.mark.parametrize("translated", [False, True])
+def test_two_firewalls_that_are_dialled_through_at_once_let_in_unless_they_translate(translated):
+    with wan.Wan(seed=1) as net:
+        a, b = (net.host(name, delay=5, firewall=True, translated=translated) for name in "ab")
+        dials = [
+            here.popen(
+                [sys.executable, "-c", AT_ONCE, here.address, there.address],
+                stdout=subprocess.PIPE, text=True,
+            )
+            for here, there in ((a, b), (b, a))
+        ]
+        said = {dial.communicate(timeout=60)[0].strip() for dial in dials}
+    assert said == ({""} if translated else {"connected"})

@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from protocols import (
+    circuits,
     dht,
     dial_back,
     dial_back_service,
@@ -24,6 +25,7 @@ from protocols import (
     orders,
     p2pd,
     records,
+    relay_service,
     speed,
     stored,
     subflows,
@@ -88,6 +90,13 @@ def test_every_test_that_the_trap_table_names_exists():
         ("DHT storage", f"{gate.STORAGE_LIMIT // 2**20} MiB"),
         ("DHT peers per key", str(stored.PEERS_PER_KEY)),
         ("DHT records per peer", str(gate.RECORDS_PER_PEER)),
+        (
+            "slots at a relay",
+            f"{relay_service.SLOTS}, {relay_service.SLOTS_PER_IP} per IP, "
+            f"for {relay_service.SLOT_SECONDS:g} s",
+        ),
+        ("circuits", f"{relay_service.CIRCUITS_PER_PEER} per peer, {relay_service.CIRCUITS} in all"),
+        ("relay's message", f"{circuits.MESSAGE_LIMIT} bytes"),
         (
             "dial-backs",
             f"{dial_back_service.REQUESTS_PER_IP} per IP and minute, "

@@ -36,7 +36,7 @@ class FirewalledSwarm(WanSwarm):
     def line_of(self, name):
         if name not in self.net.hosts:
             shut = name != "bootstrap" and name not in self.opened
-            self.net.host(name, firewall=shut, **self.line)
+            self.net.host(name, firewall=shut, translated=shut, **self.line)
         prefix, keys = super().line_of(name)
         port = 31330 + list(self.net.hosts).index(name)  # Found again where it was.
         return prefix, {**keys, "listen": [f"/ip4/{self.net.hosts[name].address}/tcp/{port}"]}

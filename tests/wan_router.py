@@ -44,6 +44,9 @@ class Spec:
     """Milliseconds that packets may wait for the link; then they are dropped."""
     firewall: bool = False
     """Nothing comes in but answers: packets of flows (both addresses and ports) that the host began."""
+    translated: bool = False
+    """With a firewall: not even two hosts that dial each other at once get through, as where a router
+    translates addresses (others do not know the port that a dial leaves from)."""
 
 
 def enter_namespace(descriptor):
@@ -67,6 +70,12 @@ def open_tun(namespace):
     return descriptor
 
 
+def begins_tcp(packet):
+    """Whether it is a SYN that answers nothing."""
+    flags = packet[(packet[0] & 15) * 4 + 13]
+    return packet[9] == socket.IPPROTO_TCP and flags & 0x12 == 0x02
+
+
 def flow(packet, answer=False):
     """(protocol, own address, own port, other address, other port) as the sender sees it, or who answers."""
     ports = (packet[0] & 15) * 4
@@ -88,6 +97,7 @@ class Link:
     up_free: float = 0.0
     down_free: float = 0.0
     firewall: bool = False
+    translated: bool = False
     flows: dict = field(default_factory=dict)
     """When this host last sent on a flow."""
     stopped: int = 0
@@ -103,10 +113,12 @@ class Link:
         self.up = 8e-6 / spec.up if spec.up else 0.0
         self.down = 8e-6 / spec.down if spec.down else 0.0
         self.delay, self.loss, self.queue = spec.delay / 1e3, spec.loss, spec.queue / 1e3
-        self.firewall = spec.firewall
+        self.firewall, self.translated = spec.firewall, spec.translated
 
     def lets_in(self, packet, now):
         """Whether the host behind this link began the flow; IPv4 headers are 20 bytes or more."""
+        if self.firewall and self.translated and begins_tcp(packet):
+            return False
         sent = self.flows.get(flow(packet, answer=True), -FLOW_SECONDS) if self.firewall else now
         return now - sent < FLOW_SECONDS
 
