@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from peers.errors import UserError
 from swarmnet.layout import Layout, layout_of
 from swarmnet.manifest import Manifest
 from swarmnet.method import Method, method_of
@@ -63,3 +64,12 @@ def real_part(manifest: Manifest, stage: int, device: torch.device | str = "cpu"
         lambda: initial_units(manifest.model, span, layout, manifest.seed),
         torch.device(device),
     )
+
+
+def device_of(wish: str) -> torch.device:
+    """The compute device that a peer file asks for. UserError when it is not there."""
+    if wish == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wish == "cuda" and not torch.cuda.is_available():
+        raise UserError("device is cuda, but torch sees no GPU; set device: cpu, or mend the driver")
+    return torch.device(wish)

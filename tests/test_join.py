@@ -71,6 +71,15 @@ def test_a_run_is_joined_from_a_url_and_the_file_can_be_read_by_people(swarmnet,
     ), "without the #, what is offered is right"
 
 
+def test_several_stages_are_asked_for_with_an_option_and_changed_with_it(swarmnet, started, tmp_path):  # noqa: F811
+    (tmp_path / "a.json").write_text(published_text(SIGNED))
+    for stages in (2, 3):
+        code, _, _ = swarmnet("join", str(tmp_path / "a.json"), "--stages", str(stages), "--state", "here")
+        assert code == 0
+        assert started[-1].stages == stages
+    assert "stages: 2" in (started[0].state / "peer.yaml").read_text(), "what a person may have edited stays"
+
+
 def test_a_file_url_is_joined_too(swarmnet, started, tmp_path):  # noqa: F811
     (tmp_path / "a.json").write_text(published_text(SIGNED))
     assert swarmnet("join", f"file://{tmp_path}/a.json", "--state", "here")[0] == 0

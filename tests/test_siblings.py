@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm import TINY_MODEL, tiny_manifest
+from test_upload_limit import two_peers
 
 from peers.compute import FORWARD, UPDATE, InlineCompute, ThreadCompute
 from peers.config.peer_file import ConfigError, check_typed
@@ -100,7 +101,7 @@ def test_a_sibling_has_its_own_folder_key_and_port_and_the_first_is_as_typed(tmp
         "listen": ["/ip4/0.0.0.0/tcp/31330", "/ip4/0.0.0.0/udp/0/quic"],
         "stages": 3,
         "announce": ["/dns4/home.example/tcp/4000"],
-        "limits": {"hours": "22:00-08:00", "memory": "8GiB"},
+        "limits": {"hours": "22:00-08:00", "only_when_plugged_in": True, "memory": "8GiB"},
     }
     typed = config(tmp_path, **keys)
     first, third = sibling_file(typed, 0), sibling_file(typed, 2)
@@ -111,6 +112,8 @@ def test_a_sibling_has_its_own_folder_key_and_port_and_the_first_is_as_typed(tmp
     assert third.listen == ("/ip4/0.0.0.0/tcp/31332", "/ip4/0.0.0.0/udp/0/quic")
     assert third.announce == ("/dns4/home.example/tcp/4002",)
     assert (third.limits.hours, third.limits.memory) == (None, 8 * GIB), "the first keeps the hours for all"
+    assert first.limits.only_when_plugged_in
+    assert not third.limits.only_when_plugged_in
     with pytest.raises(ConfigError, match="65536 is none"):
         sibling_file(config(tmp_path, listen=["/ip4/0.0.0.0/tcp/65535"], stages=2), 1)
 
@@ -260,6 +263,24 @@ async def test_bounds_hold_among_siblings_too():
     assert [peer for peer, _ in b.refusals] == ["a"]
     assert link.closed
     assert [peer for peer, _ in a.ended] == ["b"]
+
+
+@pytest.mark.loopback
+async def test_real_transports_of_one_process_reach_each_other_without_the_network(tmp_path):
+    async with two_peers(tmp_path) as (sender, taker, heard):
+        sender.near = taker.near = Near()
+        ended = Heard()
+        sender.listen(ended)
+        taker.listen(heard)
+        link = await sender.open(taker.peer, "group", 10.0)  # Without an address.
+        assert link.post(Bye("hello")) == 0
+        await link.drained(0, 10.0)
+        assert heard.messages[0][1] == Bye("hello")
+        await taker.close()
+        await asyncio.sleep(0)
+        assert [peer for peer, _ in ended.ended] == [taker.peer]
+        with pytest.raises(PeerGone):
+            await sender.open(taker.peer, "group", 2.0)
 
 
 # -- what the process says ----------------------------------------------------------------------------

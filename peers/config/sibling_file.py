@@ -20,7 +20,8 @@ def sibling_file(config: PeerFile, number: int) -> PeerFile:
         return config.model_copy(update={"moves": False})
     state = sibling_folder(config.state, number)
     invites = config.invite.split() or [""]
-    limits = config.limits.model_copy(update={"hours": None, "only_when_idle": False})
+    first_watches = {"hours": None, "only_when_idle": False, "only_when_plugged_in": False}
+    limits = config.limits.model_copy(update=first_watches)
     return config.model_copy(update={
         "moves": False, "state": state, "identity": state / "identity.key", "lan": False, "limits": limits,
         "invite": invites[min(number, len(invites) - 1)],

@@ -30,8 +30,8 @@ async def find_run(process: Process, network: Network) -> SignedManifest:
     signed = await find_manifest(config.run, network.directory, config.state / "run.json", process.say)
     if siblings is not None:
         check_wish(config.stage, siblings.stages, signed.manifest)
-        transport = network.transport
-        siblings.lead(Found(signed, [f"{way}/p2p/{transport.peer}" for way in transport.addresses]))
+        daemon = network.transport.daemon  # Its own addresses: no sibling needs a relay to it.
+        siblings.lead(Found(signed, [f"{way}/p2p/{daemon.peer}" for way in daemon.addresses]))
     return signed
 
 

@@ -9,7 +9,7 @@ links between them do not leave the process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from peers.compute import ThreadCompute
@@ -41,6 +41,8 @@ class Siblings:
         """All of them, the first one first."""
         self.daemons: dict[int, int] = {}
         """Number -> process id of its p2pd."""
+        self._peak: float | None = None
+        self._measuring = asyncio.Lock()
         self._upload: Upload | None = None
         self._found: Found | None = None
         self._held: range | None = None
@@ -51,6 +53,13 @@ class Siblings:
         if self._upload is None:
             self._upload = Upload(bytes_per_second)
         return self._upload
+
+    async def peak_of(self, measure: Callable[[], float]) -> float:
+        """What the device can do at most: whoever wants to know it first measures it, alone."""
+        async with self._measuring:
+            if self._peak is None:
+                self._peak = await asyncio.to_thread(measure)
+            return self._peak
 
     # -- what the first one says, and the rest wait for ---------------------------------------------------
 

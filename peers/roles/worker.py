@@ -15,8 +15,6 @@ from importlib.metadata import version
 from random import Random
 from typing import Any
 
-import torch
-
 from peers.compute import Compute, ThreadCompute, set_threads
 from peers.compute_time import ComputeTime
 from peers.control.server import Request
@@ -38,7 +36,7 @@ from peers.roles.resting import rest
 from peers.roles.role import Network, Process, Role
 from peers.run_file import SignedManifest
 from peers.settings import Settings
-from peers.stage_part import StagePart, real_part
+from peers.stage_part import StagePart, device_of, real_part
 from peers.status import Status
 from peers.supervision import hear_loop, unless_failed
 from peers.telling import Teller
@@ -121,7 +119,9 @@ class WorkerRole(Role):
         if metrics.address is None:
             return
         if self.peak is None:
-            self.peak = await asyncio.to_thread(measured_peak, self.device)
+            measure, siblings = partial(measured_peak, self.device), self.siblings
+            measuring = asyncio.to_thread(measure) if siblings is None else siblings.peak_of(measure)
+            self.peak = await measuring
         which = "measured" if metrics.peak_operations is None else "declared"
         self.process.metrics.peak.set(f"{which}_peak_operations_per_second", self.peak)
 
@@ -173,7 +173,8 @@ class WorkerRole(Role):
                 known = worker.neighbourhood.membership.peers.items()
                 with contextlib.suppress(UserError):  # A full disk, which was said before.
                     network.cache.write((peer, seen.addresses) for peer, seen in known)
-            process.pulse.fault = lambda: None
+            if siblings is None or siblings.computing.compute is None:
+                process.pulse.fault = lambda: None
             self.worker = self.observer = self.compute = None
             held = worker.stage if worker.stage >= 0 else self.stage  # Also after its p2pd has died.
             self.stage = held if worker.goes_to is None else worker.goes_to
@@ -391,12 +392,3 @@ class WorkerRole(Role):
                 await worker.disk.save(worker.update.settled_weights)
         except TimeoutError:
             self.process.say("notsaved", f"the weights were not on disk within {SAVE_SECONDS:g} s")
-
-
-def device_of(wish: str) -> torch.device:
-    """The compute device that a peer file asks for. UserError when it is not there."""
-    if wish == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if wish == "cuda" and not torch.cuda.is_available():
-        raise UserError("device is cuda, but torch sees no GPU; set device: cpu, or mend the driver")
-    return torch.device(wish)

@@ -133,10 +133,10 @@ def together(pictures: Sequence[Picture]) -> Picture:
         first,
         peers=tuple(sorted(peers.values(), key=lambda seen: (seen.stage, not seen.here, seen.peer))),
         lag=max((picture.lag for picture in pictures if picture.lag is not None), default=None),
-        sent=_sum(picture.sent for picture in pictures),
-        received=_sum(picture.received for picture in pictures),
-        microbatches=_sum(picture.microbatches for picture in pictures),
-        rounds=_sum(picture.rounds for picture in pictures),
+        sent=summed(picture.sent for picture in pictures),
+        received=summed(picture.received for picture in pictures),
+        microbatches=summed(picture.microbatches for picture in pictures),
+        rounds=summed(picture.rounds for picture in pictures),
         events=tuple(sorted(events, key=lambda one: one.time)[-MOST_EVENTS + 1 :]),
         waits_for=tuple(sorted({stage for picture in pictures for stage in picture.waits_for})),
     )
@@ -147,7 +147,8 @@ def _stage(picture: Picture) -> str:
     return f"stage {own.stage}" if own is not None else ""
 
 
-def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """By key."""
     total: Counter[str] = Counter()
     for one in counts:
         total.update(one)

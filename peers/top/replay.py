@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from peers.config.sibling_file import FOLDER
 from peers.errors import UserError
 from peers.event_log import Event
 from peers.telling import short
-from peers.top.picture import Happened, Picture, curve
+from peers.top.picture import Happened, Picture, curve, summed
 from peers.top.story import Story
 
 EVENTS = "events.jsonl"
@@ -121,10 +120,10 @@ class Replay:
             losses=curve(point for story in origins for point in story.losses.points),
             tokens=sum(story.tokens for story in origins),
             tokens_per_second=sum(seen.tokens_per_second or 0.0 for seen in peers if seen.stage == first),
-            sent=_sum(story.sent for story in stories),
-            received=_sum(story.received for story in stories),
-            microbatches=_sum(story.microbatches for story in stories),
-            rounds=_sum(story.rounds for story in stories),
+            sent=summed(story.sent for story in stories),
+            received=summed(story.received for story in stories),
+            microbatches=summed(story.microbatches for story in stories),
+            rounds=summed(story.rounds for story in stories),
             events=tuple(_named(one, named) for one in events[-SHOWN_EVENTS:]),
             waits_for=tuple(sorted(missing)),
         )
@@ -143,13 +142,6 @@ def _named(event: Happened, names: Mapping[str, str]) -> Happened:
     for known, name in names.items():
         text = text.replace(known, name)
     return event if text == event.text else replace(event, text=text)
-
-
-def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for one in counts:
-        total.update(one)
-    return dict(total)
 
 
 @dataclass(slots=True)
