@@ -34,6 +34,7 @@ from protocols.hivemind_parts import (
     write_pbmsg,
 )
 from protocols.identity import load
+from protocols.multiaddr import multiaddr_bytes
 from swarmnet.identifiers import PeerId
 
 DAEMON_ERRORS = (OSError, EOFError, RuntimeError, ValueError, P2PDaemonError, P2PHandlerError)
@@ -325,23 +326,6 @@ def _reason(error: BaseException, deadline_seconds: float) -> str:
         return "not tried: libp2p waits a while after failures"
     dials = _DIAL.findall(text)  # libp2p wraps each address's reason in three others.
     return "; ".join(dict.fromkeys(reason.strip() for reason in dials)) or text or type(error).__name__
-
-
-def multiaddr_bytes(address: str) -> bytes:
-    """Binary multiaddr, without the peer's own `/p2p/` at the end. ValueError if it is none.
-
-    hivemind's codec writes `/p2p/12D3...` as a CID, which p2pd does not read, so a relay's id is put in here
-    (multiformats: code 421 is p2p, 290 p2p-circuit; an Ed25519 peer id has 38 bytes)."""
-    transport, *rest = address.split("/p2p/")
-    data = bytes(Multiaddr(transport).to_bytes())
-    for part in rest:
-        peer, _, tail = part.partition("/")
-        if tail == "p2p-circuit":
-            raw = PeerID.from_base58(peer).to_bytes()
-            data += b"\xa5\x03" + bytes([len(raw)]) + raw + b"\xa2\x02"
-        elif tail:
-            raise ValueError(f"{address!r} holds a part this program does not know: {tail}")
-    return data
 
 
 def check_ports(listen: Sequence[str]) -> None:

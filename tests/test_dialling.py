@@ -7,9 +7,10 @@ from test_relays import CIRCUIT, DIRECT, HIDDEN, stream_pair
 
 from peers.virtual_time import run as run_virtual
 from protocols import dialling
-from protocols.daemon import Stream, multiaddr_bytes
+from protocols.daemon import Stream
 from protocols.dialling import Dialling
 from protocols.errors import PeerGone, Unreachable
+from protocols.multiaddr import multiaddr_bytes
 
 
 class Way:

@@ -16,11 +16,12 @@ from test_transport_contract import DEADLINE, Listener
 
 from protocols import daemon as daemon_module
 from protocols import p2pd, subflows
-from protocols.daemon import LOOPBACK, CannotStart, Daemon, DaemonOptions, multiaddr_bytes
+from protocols.daemon import LOOPBACK, CannotStart, Daemon, DaemonOptions
 from protocols.errors import PeerGone
 from protocols.frames import FrameWriter
 from protocols.identity import Identity, create
 from protocols.messages import Act, Busy
+from protocols.multiaddr import multiaddr_bytes
 from protocols.p2pd import P2pdTransport
 
 pytestmark = pytest.mark.loopback

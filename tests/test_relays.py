@@ -19,10 +19,10 @@ from protocols.circuits import (
     encode,
     read_fields,
 )
-from protocols.daemon import multiaddr_bytes
 from protocols.errors import Malformed, PeerGone, TooLarge, Unreachable
 from protocols.hivemind_parts import PeerID
 from protocols.identity import Identity
+from protocols.multiaddr import multiaddr_bytes
 from protocols.relay_service import RelayService
 from protocols.relays import Relays, usable
 
