@@ -145,7 +145,8 @@ class Circle:
         records = {peer: open_record(data, run_id) for peer, data in sorted(found.items())}
         surroundings = self.states[stage][0]
         surroundings.told = set(records)
-        chosen = [peer for peer in records if peer != self.transport.peer]
+        busy = {self.transport.peer, *self.serving.served()}  # Who has just come has nothing to give.
+        chosen = [peer for peer in records if peer not in busy]
         self.chance.shuffle(chosen)
         await asyncio.gather(*(self._dial(surroundings, records[peer]) for peer in chosen[:MOST_ASKED]))
         return records
@@ -181,13 +182,18 @@ class Circle:
         return True
 
     def _drop(self, peer: PeerId) -> None:
-        link, stage = self._links.pop(peer, None), self._stages.pop(peer, None)
+        link = self._release(peer)
         if link is not None:
             link.close()
+
+    def _release(self, peer: PeerId) -> Link | None:
+        """It is asked for nothing any more; the link to it, if there is one."""
+        link, stage = self._links.pop(peer, None), self._stages.pop(peer, None)
         if stage is not None:
             surroundings, path = self.states[stage]
             surroundings.peers.pop(peer, None)
             path.unlinked(peer)
+        return link
 
     # -- Receiver -------------------------------------------------------------------------------------
 
@@ -196,8 +202,8 @@ class Circle:
         if isinstance(message, OrderIs):
             self.book.take(message.order)
         elif isinstance(message, Hello):
-            if stage is None:
-                self.serving.greeted(peer, message)
+            if lane == "group":  # An answer to a visitor comes on another lane.
+                self.serving.greeted(peer, message, self._release(peer))
         elif isinstance(message, (AskState, AskChunk)):
             self._asked(peer, message)
         elif stage is None:

@@ -88,23 +88,35 @@ class Serving:
         newcomer = self._newcomers.get(peer)
         return newcomer.stage if newcomer is not None else None
 
+    def served(self) -> set[PeerId]:
+        """Newcomers that are spoken to, or will be at once."""
+        return {*self._newcomers, *self._greeting}
+
     # -- greetings ------------------------------------------------------------------------------------
 
-    def greeted(self, peer: PeerId, hello: Hello) -> None:
-        """Somebody opened a link. Raises WireError for a record that is not in order."""
+    def greeted(self, peer: PeerId, hello: Hello, link: Link | None) -> None:
+        """Somebody opened a link; `link`: one to it that stands. Raises WireError for a record that is not in
+        order."""
+        if not self._greet_back(peer, hello, link) and link is not None:
+            link.close()
+
+    def _greet_back(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
+        """Whether it is spoken to."""
         if peer in self._greeting or len(self._newcomers) + len(self._greeting) >= MOST_NEWCOMERS:
-            return
+            return False
         if hello.wire_version != WIRE_VERSION or hello.run_id != run_bytes(self.signed.run_id):
-            return
+            return False
         refusal = self.admission.refusal(peer, hello.invite)
         if refusal is not None:
             self._spawn(peer, self._tell(peer, (Refuse(*refusal), *self.admission.evidence())))
-            return
+            return False
         if not hello.record:
-            return  # A visitor: it wants answers, not weights.
+            return False  # A visitor: it wants answers, not weights.
         found = open_record(hello.record, self.signed.run_id)
-        if found.peer == peer and found.record.stage in self.snapshots:
-            self._spawn(peer, self._greet(peer, found.record.stage, found.record.addresses))
+        if found.peer != peer or found.record.stage not in self.snapshots:
+            return False
+        self._spawn(peer, self._greet(peer, found.record.stage, found.record.addresses, link))
+        return True
 
     async def _tell(self, peer: PeerId, messages: tuple[Message, ...]) -> None:
         try:
@@ -116,9 +128,10 @@ class Serving:
         except WireError as error:
             self.note("answer_failed", peer=peer, code=error.code, reason=str(error))
 
-    async def _greet(self, peer: PeerId, stage: int, addresses: list[str]) -> None:
+    async def _greet(self, peer: PeerId, stage: int, addresses: list[str], link: Link | None) -> None:
         try:
-            link = await self.transport.open(peer, "group", OPEN_SECONDS, addresses)
+            if link is None or link.closed:
+                link = await self.transport.open(peer, "group", OPEN_SECONDS, addresses)
         except WireError as error:
             self.note("answer_failed", peer=peer, code=error.code, reason=str(error))
             return
