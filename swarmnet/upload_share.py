@@ -63,5 +63,6 @@ class UploadShare:
         """When the next may send; infinity if nobody waits."""
         if not self._waiting:
             return float("inf")
-        missing = -(self._level + (now - self._at) * self.bytes_per_second)
-        return now + max(0.0, missing / self.bytes_per_second)
+        level = self._level + (now - self._at) * self.bytes_per_second
+        # A byte more than what is missing: at a level of exactly 0 nothing is granted, and nobody would wait.
+        return now if level > 0 else now + (1.0 - level) / self.bytes_per_second

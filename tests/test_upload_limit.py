@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from peers.virtual_time import run
 from protocols.chunks import PART_BYTES, ChunkService
 from protocols.daemon import LOOPBACK
 from protocols.identity import create
@@ -113,3 +114,14 @@ async def test_whoever_gives_up_waiting_frees_the_place():
     await asyncio.gather(gone, return_exceptions=True)
     async with asyncio.timeout(5.0):
         await upload.turn(1, 3)
+
+
+def test_nobody_waits_for_ever_at_a_level_of_exactly_nothing():
+    """On a virtual clock whoever is told to come back now, and then gets nothing, spins."""
+
+    async def eight_pieces() -> float:
+        upload = Upload(100_000.0)
+        await asyncio.gather(*(upload.turn(65_536, 3) for _ in range(8)))
+        return asyncio.get_running_loop().time()
+
+    assert run(eight_pieces()) == pytest.approx((7 * 65_536 - 10_000) / 100_000, abs=1e-3)
