@@ -38,6 +38,7 @@ from protocols.daemon import CannotStart, DaemonOptions
 from protocols.dht import DhtDirectory
 from protocols.identity import Identity, IdentityError, load_or_create
 from protocols.p2pd import P2pdTransport
+from protocols.relays import circuits_through
 
 RESTART_SECONDS = 1.0
 """Before a p2pd is started again that died soon after its start."""
@@ -187,7 +188,8 @@ class Peer:
         self.listen = with_ports(self.config.listen, transport.addresses)
         directory = observing = None
         try:
-            directory = await DhtDirectory.start(transport.daemon, ways=lambda: transport.relays.addresses)
+            ways = circuits_through(self.config.bootstrap) if self.config.relay else ()
+            directory = await DhtDirectory.start(transport.daemon, ways=ways)
             for address in transport.addresses:
                 where = f"listening on {address}/p2p/{transport.peer}"
                 self.say("listening", where, p2pd=transport.daemon.pid)

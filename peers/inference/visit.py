@@ -23,6 +23,7 @@ from protocols.daemon import LOOPBACK, DaemonOptions
 from protocols.dht import DhtDirectory
 from protocols.identity import load_or_create
 from protocols.p2pd import P2pdTransport
+from protocols.relays import circuits_through
 
 AT_ONCE = 8
 """Requests of one score under way: one for each of three stages to compute, and as many on their ways."""
@@ -80,7 +81,8 @@ async def entering(
         transport = await P2pdTransport.start(place / "identity.key", _options([*bootstraps, *cache.read()]))
         directory = None
         try:
-            directory = await DhtDirectory.start(transport.daemon, stores=False)
+            ways = circuits_through(bootstraps)
+            directory = await DhtDirectory.start(transport.daemon, stores=False, ways=ways)
             try:
                 async with asyncio.timeout(FIND_SECONDS):
                     await join_directory(directory, bootstraps, cache, say)
