@@ -16,6 +16,7 @@ from protocols.daemon import LOOPBACK, DaemonOptions
 from protocols.dht import DhtDirectory
 from protocols.identity import load_or_create
 from protocols.p2pd import P2pdTransport
+from protocols.relays import circuits_through
 
 FIND_SECONDS = 60.0
 """For a bootstrap to answer and the manifest to come."""
@@ -59,7 +60,8 @@ async def entering(
         transport = await P2pdTransport.start(place / "identity.key", _options([*bootstraps, *cache.read()]))
         directory = None
         try:
-            directory = await DhtDirectory.start(transport.daemon, stores=False)
+            ways = circuits_through(bootstraps)
+            directory = await DhtDirectory.start(transport.daemon, stores=False, ways=ways)
             try:
                 async with asyncio.timeout(FIND_SECONDS):
                     await join_directory(directory, bootstraps, cache, say)

@@ -17,6 +17,7 @@ from peers.status import Status
 from protocols.daemon import CannotStart, DaemonOptions
 from protocols.dht import DhtDirectory
 from protocols.p2pd import P2pdTransport
+from protocols.relays import circuits_through
 from protocols.upload import Upload
 
 RESTART_SECONDS = 1.0
@@ -77,7 +78,8 @@ class Sessions:
         self.listen = with_ports(self.config.listen, transport.addresses)
         directory = observing = None
         try:
-            directory = await DhtDirectory.start(transport.daemon, ways=lambda: transport.relays.addresses)
+            ways = circuits_through(self.config.bootstrap) if self.config.relay else ()
+            directory = await DhtDirectory.start(transport.daemon, ways=ways)
             for address in transport.addresses:
                 where = f"listening on {address}/p2p/{transport.peer}"
                 process.say("listening", where, p2pd=transport.daemon.pid)

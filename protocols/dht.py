@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 from protocols.daemon import DAEMON_ERRORS, Daemon
@@ -65,9 +65,7 @@ class DhtDirectory:
         """What was refused, by reason; for the metrics."""
 
     @classmethod
-    async def start(
-        cls, daemon: Daemon, *, stores: bool = True, ways: Callable[[], Sequence[str]] = tuple
-    ) -> DhtDirectory:
+    async def start(cls, daemon: Daemon, *, stores: bool = True, ways: Sequence[str] = ()) -> DhtDirectory:
         """A DHT node on a running p2pd. It needs no other node: `bootstrap` comes after, and again.
 
         `stores=False` keeps nothing for others (hivemind's client mode). `ways`: circuits by which nodes may

@@ -72,7 +72,7 @@ class Gate:
     """Stands in for `P2P` in `DHTNode.create(p2p=...)`."""
 
     def __init__(
-        self, daemon: Daemon, refused: Callable[[str, str], None], ways: Callable[[], Sequence[str]] = tuple
+        self, daemon: Daemon, refused: Callable[[str, str], None], ways: Sequence[str] = ()
     ) -> None:
         """`refused(peer, reason)` is called for everything that is taken out. `ways`: circuits by which those
         may be reached whom nobody can dial."""
@@ -136,10 +136,9 @@ class Gate:
     ) -> Response:
         if output_type is dht_pb2.StoreResponse:
             request = self._shifted_store(request)
-        ways = self._ways()
-        if ways:  # Nodes go by their id: one that nobody can dial may have a slot where we have ours.
+        if self._ways:  # Nodes go by their id: one that nobody can dial may have a slot at a relay of ours.
             with contextlib.suppress(Unreachable):
-                await self.connect(PeerId(peer.to_base58()), ways, WAY_SECONDS)
+                await self.connect(PeerId(peer.to_base58()), self._ways, WAY_SECONDS)
         sent = time.time()
         self.sent_bytes += request.ByteSize()
         response = await self._unless_ended(

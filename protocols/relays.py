@@ -42,6 +42,17 @@ def usable(multiaddrs: Sequence[str]) -> dict[PeerId, tuple[str, ...]]:
     return {peer: tuple(addresses[:ADDRESSES_PER_RELAY]) for peer, addresses in kept}
 
 
+def circuits_through(multiaddrs: Sequence[str]) -> tuple[str, ...]:
+    """The addresses that anybody has who has a slot at one of these."""
+    relays = usable(multiaddrs).items()
+    return tuple(circuit(address, relay) for relay, addresses in relays for address in addresses)
+
+
+def circuit(address: str, relay: PeerId) -> str:
+    """Through a relay at this address, without the other peer's own /p2p/ part."""
+    return f"{address}/p2p/{relay}/p2p-circuit"
+
+
 class Relays:
     """The slots of one peer; `use` begins."""
 
@@ -83,7 +94,7 @@ class Relays:
                 await self._daemon.connect(relay, addresses, STEP_SECONDS)
                 await reserve(self._daemon, relay)
                 if relay not in self._slots:
-                    self._slots[relay] = tuple(f"{each}/p2p/{relay}/p2p-circuit" for each in addresses)
+                    self._slots[relay] = tuple(circuit(each, relay) for each in addresses)
                     self._first.set()
                     self.moved()
                     through = self._slots[relay]

@@ -24,7 +24,7 @@ from protocols.hivemind_parts import PeerID
 from protocols.identity import Identity
 from protocols.multiaddr import multiaddr_bytes
 from protocols.relay_service import RelayService
-from protocols.relays import Relays, usable
+from protocols.relays import Relays, circuits_through, usable
 
 RELAY, HIDDEN, ASKER, OTHER = (
     Identity.from_seed(name).peer_id for name in (b"relay", b"hidden", b"asker", b"other")
@@ -137,6 +137,21 @@ def test_what_was_reserved_is_carried_both_ways_until_one_side_ends_it():
         assert await there.read() == b""
         await asyncio.gather(*relay.serving)
         assert relay.service.circuits == 0
+
+    run_virtual(scenario())
+
+
+def test_what_is_carried_waits_for_its_turn_in_the_owners_upload_limit():
+    async def scenario():
+        relay = Relay()
+        relay.reached[HIDDEN], ends = accepts()
+        relay.service.upload = SimpleNamespace(turn=lambda size, _: asyncio.sleep(size / 1e5))
+        await relay.status(HIDDEN, RESERVE)
+        _, (_, writer) = await relay.asked(ASKER, CONNECT)
+        writer.write(b"x" * 500_000)
+        await ends[0][0][0].readexactly(500_000)
+        assert asyncio.get_running_loop().time() == pytest.approx(5.0)
+        writer.close()
 
     run_virtual(scenario())
 
@@ -363,6 +378,7 @@ def test_relays_are_a_few_peers_that_others_could_dial():
     through = f"{CIRCUIT}/p2p/{OTHER}"
     assert usable([here, through]) == {}
     again = "/dns4/boot.example.org/tcp/31330"
+    assert circuits_through([f"{DOOR}/p2p/{RELAY}", here]) == (CIRCUIT,)
     assert usable([f"{DOOR}/p2p/{RELAY}", here, f"{again}/p2p/{RELAY}"]) == {RELAY: (DOOR, again)}
     many = [f"{DOOR}/p2p/{Identity.from_seed(bytes([n])).peer_id}" for n in range(9)]
     assert len(usable(many)) == relays.MOST_RELAYS

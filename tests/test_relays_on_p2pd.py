@@ -87,7 +87,7 @@ async def test_nodes_of_the_directory_reach_each_other_by_their_ids_where_both_h
     _, hidden, asker = trio
     nodes = [await DhtDirectory.start(hidden.daemon)]
     ways = hidden.relays.addresses if slotted else ()
-    nodes.append(await DhtDirectory.start(asker.daemon, ways=lambda: ways))
+    nodes.append(await DhtDirectory.start(asker.daemon, ways=ways))
     try:
         answer = await nodes[1]._node.protocol.call_ping(PeerID.from_base58(hidden.peer))
         assert (answer is not None) == slotted

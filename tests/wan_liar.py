@@ -58,8 +58,8 @@ def other_chunks(worker, snapshot):
 def corrupt(worker, lie):
     """Make this worker tell `lie` to whoever fetches the state from it; other than that it is honest."""
     states = worker.states
-    state, chunk, serve = type(states)._state, type(states)._chunk, type(states)._serve
-    states._chunk, states._serve, states._state = (
+    state, chunk, serve = type(states)._state, type(states).chunk, type(states)._serve
+    states.chunk, states._serve, states._state = (
         lambda *asked: chunk(states, *asked), lambda *asked: serve(states, *asked), lambda: state(states)
     )  # fmt: skip
     if lie == "wrong chunks":
@@ -68,17 +68,17 @@ def corrupt(worker, lie):
             data = chunk(states, *asked)
             return data and memoryview(bytes(data[:-1]) + bytes([data[-1] ^ 1]))
 
-        states._chunk = wrong
+        states.chunk = wrong
     elif lie == "silence":
         states._serve = lambda *_: None
     elif lie == "denial":
-        states._chunk = lambda *_: None
+        states.chunk = lambda *_: None
     else:
         held = false_snapshots(worker, lie)
         offered = [snapshot.signed for snapshot in held]
         by_digest = {snapshot.root.digest: snapshot for snapshot in held}
         states._state = lambda: msgspec.structs.replace(state(states), roots=offered)
-        states._chunk = lambda digest, index: (
+        states.chunk = lambda digest, index: (
             by_digest[digest].chunk(index) if digest in by_digest else chunk(states, digest, index)
         )
 
