@@ -193,7 +193,7 @@ class Moving:
             seen = {
                 peer: _seen(signed, manifest, now)
                 for peer, signed in records.items()
-                if not _lost(membership, peer)
+                if not _lost(membership, peer, signed.record.stage)
             }
             seen.update(_linked(membership))
             seen[membership.me] = Seen(self.worker.stage, rate, self.moving_to)
@@ -202,10 +202,11 @@ class Moving:
         self._feed(Looked(view, rate))
 
 
-def _lost(membership: Membership, peer: PeerId) -> bool:
-    """Whether it was a neighbour, and is not there any more."""
+def _lost(membership: Membership, peer: PeerId, stage: int) -> bool:
+    """Whether it was a neighbour of that stage, and is not there any more. Who has moved on is not lost: it
+    says another stage by now."""
     known = membership.peers.get(peer)
-    if known is None or known.linked or not known.failures:
+    if known is None or known.linked or not known.failures or known.stage != stage:
         return False
     return membership.concerns_us(known.stage)
 
