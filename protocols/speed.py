@@ -12,6 +12,7 @@ second half. One measurement at a time, four a minute, two for one peer: 32 MiB 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections import deque
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ MEASURE_SECONDS = 6.0
 """A slow line is measured by what came until then."""
 SERVE_SECONDS = 15.0
 STEP_SECONDS = 10.0
+TURN_SECONDS = 2.0
+"""For the measurement before to end, which its asker does."""
 PER_MINUTE, PER_PEER = 4, 2
 UP, DOWN = 0, 1
 GO, BUSY = b"\0", b"\1"
@@ -63,6 +66,8 @@ class SpeedService:
     def __init__(self) -> None:
         self._served: deque[tuple[float, str]] = deque()
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._free = asyncio.Event()
+        self._free.set()
 
     async def serve(self, p2p: P2P) -> None:
         """Register with p2pd."""
@@ -73,11 +78,12 @@ class SpeedService:
     ) -> None:
         """Serve one stream to its end."""
         task = asyncio.current_task()
-        if task is None or not self._admit(str(info.peer_id)):
+        if task is None or not await self._admit(str(info.peer_id)):
             writer.write(BUSY)
             writer.close()
             return
         self._open[task] = writer
+        self._free.clear()
         try:
             async with asyncio.timeout(SERVE_SECONDS):
                 direction, count = _REQUEST.unpack(await reader.readexactly(_REQUEST.size))
@@ -90,9 +96,13 @@ class SpeedService:
             pass  # It has what it wanted, or its line is too slow for the time there is.
         finally:
             del self._open[task]
+            self._free.set()
             writer.transport.abort()
 
-    def _admit(self, peer: str) -> bool:
+    async def _admit(self, peer: str) -> bool:
+        with contextlib.suppress(TimeoutError):  # The asker's own last stream may be ending only now.
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._free.wait()
         now = asyncio.get_running_loop().time()
         while self._served and self._served[0][0] < now - 60.0:
             self._served.popleft()

@@ -34,8 +34,9 @@ from swarmnet.membership import BEAT_SECONDS
 
 OPEN_SECONDS = 8.0
 """As for any link (lanes.DIAL_SECONDS)."""
-IDLE_SECONDS = 60.0
-"""Who has asked for nothing for so long is let go."""
+IDLE_SECONDS = 10.0
+"""Who has asked for nothing for so long is let go: a newcomer that waits asks again every few seconds, and
+while it is spoken to it is not asked for its own weights, which it may have by now."""
 MOST_NEWCOMERS = 16
 """At once. Whoever is not answered starts as if there were no archivist, or asks again."""
 
