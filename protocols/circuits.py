@@ -40,9 +40,6 @@ LEAST_BYTES = 1 << 30
 """A circuit that carries less each way is cut within minutes. p2pd's own relay mostly carries 128 KiB
 (relay_service.py)."""
 _VARINT, _BYTES = 0, 2
-_CIRCUIT, _ED25519 = b"\xa2\x02", b"\xa5\x03\x26"
-_CIRCUIT_BYTES = len(_ED25519) + 38 + len(_CIRCUIT)
-"""multiformats: /p2p of an Ed25519 peer id, then /p2p-circuit."""
 
 Fields = dict[int, Any]
 """A message by field number: whole numbers, bytes, or further fields."""
@@ -56,17 +53,6 @@ class Reservation:
     """Seconds since 1970, on the relay's clock; 0: it did not say."""
     most_bytes: int
     """What a circuit carries each way; 0: without limit."""
-
-
-def is_circuit(address: str) -> bool:
-    """Whether a multiaddr leads through a relay."""
-    return "/p2p-circuit" in address
-
-
-def through_relay(multiaddr: bytes) -> bool:
-    """Whether the binary multiaddr of a connection's other end is that of a circuit. Of relays with Ed25519
-    keys, as ours have."""
-    return multiaddr.endswith(_CIRCUIT) and multiaddr[-_CIRCUIT_BYTES:].startswith(_ED25519)
 
 
 def encode(fields: Fields) -> bytes:

@@ -34,7 +34,7 @@ from protocols.hivemind_parts import (
     write_pbmsg,
 )
 from protocols.identity import load
-from protocols.multiaddr import multiaddr_bytes
+from protocols.multiaddr import is_circuit, multiaddr_bytes
 from swarmnet.identifiers import PeerId
 
 DAEMON_ERRORS = (OSError, EOFError, RuntimeError, ValueError, P2PDaemonError, P2PHandlerError)
@@ -208,7 +208,7 @@ class Daemon:
                 writer.close()
         except DAEMON_ERRORS as error:
             raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
-        relayed = sum(any("/p2p-circuit" in address for address in addresses) for addresses in ends)
+        relayed = sum(any(is_circuit(address) for address in addresses) for addresses in ends)
         return Counter(direct=len(ends) - relayed, relayed=relayed)
 
     async def open_stream(

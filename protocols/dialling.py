@@ -13,10 +13,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from protocols.circuits import PING_PROTOCOL, is_circuit, through_relay
+from protocols.circuits import PING_PROTOCOL
 from protocols.daemon import Daemon, Stream
 from protocols.dial_back_service import place_of
 from protocols.errors import PeerGone, Unreachable
+from protocols.multiaddr import is_circuit, through_relay
 from swarmnet.identifiers import PeerId
 
 HEAD_START_SECONDS = 1.0

@@ -120,7 +120,32 @@ class QueuedLink(BoundedLink):
         """Something was queued."""
 
 
-class LocalLink(QueuedLink):
+class InnerLink(QueuedLink):
+    """A link that does not leave the process: it carries one piece a turn of the loop, so that others have
+    their turns between."""
+
+    def __init__(self, peer: PeerId, lane: Lane, backlog_bytes: int) -> None:
+        super().__init__(peer, lane, backlog_bytes)
+        self._scheduled = False
+
+    def _wake(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        piece = self._take()
+        if piece is not None:
+            self._wake()
+            self._carry(piece)
+
+    @abstractmethod
+    def _carry(self, piece: bytes) -> None:
+        """Hand a piece to the other side."""
+
+
+class LocalLink(InnerLink):
     """A link to oneself: libp2p refuses to dial itself, and routing code should not have to know."""
 
     def __init__(
@@ -134,19 +159,8 @@ class LocalLink(QueuedLink):
         super().__init__(peer, lane, backlog_bytes)
         self._receiver = receiver
         self._reader = FrameReader(limit)
-        self._scheduled = False
 
-    def _wake(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._carry)
-
-    def _carry(self) -> None:
-        self._scheduled = False
-        piece = self._take()
-        if piece is None:
-            return
-        self._wake()
+    def _carry(self, piece: bytes) -> None:
         refusal = deliver(self._receiver, self.peer, self.lane, self._reader, piece)
         if refusal is not None:
             self._finish(str(refusal))

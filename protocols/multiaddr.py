@@ -1,8 +1,12 @@
-"""Multiaddrs as the bytes that p2pd reads."""
+"""Multiaddrs: as the bytes that p2pd reads, and whether they lead through a relay (circuits.py)."""
 
 from __future__ import annotations
 
 from protocols.hivemind_parts import Multiaddr, PeerID
+
+_CIRCUIT, _ED25519 = b"\xa2\x02", b"\xa5\x03\x26"
+_CIRCUIT_BYTES = len(_ED25519) + 38 + len(_CIRCUIT)
+"""multiformats: /p2p of an Ed25519 peer id, then /p2p-circuit."""
 
 
 def multiaddr_bytes(address: str) -> bytes:
@@ -20,3 +24,14 @@ def multiaddr_bytes(address: str) -> bytes:
         elif tail:
             raise ValueError(f"{address!r} holds a part this program does not know: {tail}")
     return data
+
+
+def is_circuit(address: str) -> bool:
+    """Whether a multiaddr leads through a relay."""
+    return "/p2p-circuit" in address
+
+
+def through_relay(multiaddr: bytes) -> bool:
+    """Whether the binary multiaddr of a connection's other end is that of a circuit. Of relays with Ed25519
+    keys, as ours have."""
+    return multiaddr.endswith(_CIRCUIT) and multiaddr[-_CIRCUIT_BYTES:].startswith(_ED25519)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from protocols.frames import FrameReader
-from protocols.links import QueuedLink, deliver
+from protocols.links import InnerLink, deliver
 from protocols.messages import Lane, Message
 from protocols.transport import Body, Receiver
 from swarmnet.identifiers import PeerId
@@ -56,7 +56,7 @@ class Near:
         self._links.pop(link, None)
 
 
-class NearLink(QueuedLink):
+class NearLink(InnerLink):
     """From one peer of this process to another."""
 
     def __init__(
@@ -66,7 +66,6 @@ class NearLink(QueuedLink):
         super().__init__(peer, lane, backlog_bytes)
         self._near, self._opener = near, opener
         self._reader = FrameReader(limit)
-        self._scheduled = False
 
     def close(self) -> None:
         if self._finish("closed by us"):
@@ -94,21 +93,10 @@ class NearLink(QueuedLink):
         super()._drop()
         self._near.forget(self)
 
-    def _wake(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._carry)
-
-    def _carry(self) -> None:
-        """One piece a turn of the loop: others have their turns between."""
-        self._scheduled = False
+    def _carry(self, piece: bytes) -> None:
         receiver = self._near.receiver(self.peer)
         if self.closed or receiver is None:
             return
-        piece = self._take()
-        if piece is None:
-            return
-        self._wake()
         refusal = deliver(receiver, self._opener, self.lane, self._reader, piece, counted=False)
         if refusal is not None and self._finish(str(refusal)):
             receiver.refused(self._opener, refusal.code, str(refusal))

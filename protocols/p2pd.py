@@ -18,7 +18,6 @@ from typing import Any, get_args
 
 from protocols.carriers import INTRODUCTION_BYTES, carried_peer
 from protocols.chunks import CHUNKS_PROTOCOL, ChunkCarriers, ChunkService
-from protocols.circuits import is_circuit, through_relay
 from protocols.daemon import DAEMON_ERRORS, LOOPBACK, Daemon, DaemonOptions
 from protocols.dial_back_service import DialBackService
 from protocols.dialling import Dialling
@@ -28,6 +27,7 @@ from protocols.hivemind_parts import StreamInfo
 from protocols.identity import Identity, load
 from protocols.links import BACKLOG_BYTES, BoundedLink, LocalLink, deliver
 from protocols.messages import Lane, Message
+from protocols.multiaddr import is_circuit, through_relay
 from protocols.near import Near
 from protocols.relay_service import RelayService
 from protocols.relays import Relays

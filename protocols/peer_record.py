@@ -16,6 +16,10 @@ State = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
 leaving, or a word of a newer version; empty: it does not say."""
 Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
 
+NO_STAGE = -1
+"""Where peers that hold none announce themselves: observers, archivists, and who is paused, whose group
+counts it no longer and whom nobody dials. One of a run that the owner has paused keeps its stage."""
+
 
 class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="peer"):
     """All of it are claims: nobody else has counted. Counts begin anew when the peer starts or moves."""

@@ -34,7 +34,6 @@ from protocols.circuits import (
     STOP_STATUS,
     Fields,
     encode,
-    is_circuit,
     number_in,
     peer_field,
     peer_in,
@@ -45,6 +44,7 @@ from protocols.dial_back_service import IP, observed_ip
 from protocols.errors import Malformed, WireError
 from protocols.hivemind_parts import P2P, StreamInfo
 from protocols.messages import Chunk
+from protocols.multiaddr import is_circuit
 from protocols.upload import Upload
 from swarmnet.identifiers import PeerId
 

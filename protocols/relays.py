@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from protocols.circuits import PING_PROTOCOL, STEP_SECONDS, is_circuit, reserve
+from protocols.circuits import PING_PROTOCOL, STEP_SECONDS, reserve
 from protocols.daemon import DAEMON_ERRORS, Daemon
 from protocols.dht import split_multiaddr
 from protocols.errors import PeerGone, WireError
+from protocols.multiaddr import is_circuit
 from swarmnet.identifiers import PeerId
 
 MOST_RELAYS = 3

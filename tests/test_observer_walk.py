@@ -9,10 +9,11 @@ from swarm import Swarm, tiny_manifest
 from peers.claims import Claims
 from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
-from peers.observer.walk import NO_STAGE, Walk, walk_seconds
+from peers.observer.walk import Walk, walk_seconds
 from peers.presence import Presence
 from peers.virtual_time import run
 from protocols.identity import Identity
+from protocols.peer_record import NO_STAGE
 from protocols.records import RECORD_SECONDS
 
 EYE = Identity.from_seed(b"the observer")

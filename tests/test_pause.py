@@ -4,8 +4,8 @@ from swarm import Swarm, tiny_manifest
 
 from peers.claims import Claims
 from peers.roles.pausing import Pausing
-from peers.roles.resting import NO_STAGE
 from peers.virtual_time import run
+from protocols.peer_record import NO_STAGE
 
 
 def test_a_peer_is_paused_while_any_reason_stands():

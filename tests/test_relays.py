@@ -22,7 +22,7 @@ from protocols.circuits import (
 from protocols.errors import Malformed, PeerGone, TooLarge, Unreachable
 from protocols.hivemind_parts import PeerID
 from protocols.identity import Identity
-from protocols.multiaddr import multiaddr_bytes
+from protocols.multiaddr import multiaddr_bytes, through_relay
 from protocols.relay_service import RelayService
 from protocols.relays import Relays, circuits_through, usable
 
@@ -274,9 +274,9 @@ def test_a_long_message_is_refused_before_it_is_read():
 
 
 def test_a_circuit_is_known_by_its_end():
-    assert circuits.through_relay(multiaddr_bytes(CIRCUIT))
-    assert not circuits.through_relay(multiaddr_bytes("/ip4/1.2.3.4/tcp/41474")), "a port with the same bytes"
-    assert not circuits.through_relay(multiaddr_bytes(DOOR))
+    assert through_relay(multiaddr_bytes(CIRCUIT))
+    assert not through_relay(multiaddr_bytes("/ip4/1.2.3.4/tcp/41474")), "a port with the same bytes"
+    assert not through_relay(multiaddr_bytes(DOOR))
 
 
 # -- keeping a slot --------------------------------------------------------------------------------------

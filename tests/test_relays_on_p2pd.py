@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 from test_transport_contract import DEADLINE, Listener
 
-from protocols.circuits import PING_PROTOCOL, through_relay
+from protocols.circuits import PING_PROTOCOL
 from protocols.daemon import LOOPBACK
 from protocols.dht import DhtDirectory
 from protocols.hivemind_parts import PeerID
 from protocols.identity import create
 from protocols.messages import Act, Busy
+from protocols.multiaddr import through_relay
 from protocols.p2pd import P2pdTransport
 
 pytestmark = pytest.mark.loopback

@@ -94,13 +94,16 @@ async def test_one_process_holds_two_stages_trains_with_others_pauses_and_leaves
         for state in (both.state, second):
             await until(lambda state=state: len(times(state, "in_step")) > 1, 60, "both stages are back")
 
-        before = sum(len(times(state, "in_step")) for state in (both.state, second))
+        stages = (both.state, second)
+        before = [len(times(state, "in_step")) for state in stages]
         os.kill(both.p2pd, signal.SIGKILL)
-        await until(lambda: any(times(s, "p2pd_ended") for s in (both.state, second)), 20, "it notices")
+        await until(lambda: any(times(state, "p2pd_ended") for state in stages), 20, "it notices")
         await until(
-            lambda: sum(len(times(s, "in_step")) for s in (both.state, second)) == before + 1, 60,
-            "one stage is back, the other never was away",
-        )  # fmt: skip
+            lambda: [len(times(state, "in_step")) for state in stages] != before, 60, "it is back in step"
+        )
+        for state, steps in zip(stages, before, strict=True):
+            back = len(times(state, "in_step")) > steps
+            assert back == bool(times(state, "p2pd_ended")), "the other stage never was away"
         await asked(both, "leave")
         await asyncio.wait_for(both.process.wait(), 30.0)
         assert both.process.returncode == 0

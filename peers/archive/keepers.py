@@ -11,13 +11,12 @@ from peers.presence import Presence
 from protocols.envelope import Kind, open_envelope
 from protocols.errors import WireError
 from protocols.messages import MOST_STATEMENTS, SnapshotRoot, Statements
+from protocols.peer_record import NO_STAGE
 from protocols.records import open_record
 from swarmnet.branches import START
 from swarmnet.identifiers import PeerId
 from swarmnet.membership import Known
 
-NO_STAGE = -1
-"""Under which archivists announce themselves."""
 ROLE = "archivist"
 MOST_ASKED = 2
 PATIENCE_SECONDS = 60.0

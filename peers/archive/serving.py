@@ -17,7 +17,6 @@ from typing import Any
 from peers import checkpoint
 from peers.admission import Admission
 from peers.archive.archive import Archive, Entry
-from peers.archive.keepers import NO_STAGE
 from peers.errors import UserError
 from peers.run_file import SignedManifest
 from peers.snapshots import Snapshots, Weights
@@ -25,6 +24,7 @@ from peers.timer import Timer
 from protocols.envelope import run_bytes
 from protocols.errors import WireError
 from protocols.messages import MOST_STATEMENTS, Beat, Bye, Hello, Message, Refuse, Statements
+from protocols.peer_record import NO_STAGE
 from protocols.records import open_record
 from protocols.transport import Body, Link, Transport
 from swarmnet.identifiers import PeerId

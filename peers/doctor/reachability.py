@@ -13,6 +13,7 @@ from typing import Literal
 
 from peers.doctor.line import Level, Line
 from protocols.dialler import ADDRESSES, Dialled
+from protocols.multiaddr import is_circuit
 
 Verdict = Literal["reachable", "wrongly_announced", "firewalled", "unknown"]
 TRIED = ("reached", "refused", "silent", "no_way", "other_peer", "not_libp2p")
@@ -34,7 +35,7 @@ class Addresses:
         """What a helper that saw this peer at `observed` is asked to dial."""
         local = observed.startswith(LOOPBACK)
         announced = [each for each in self.announced if local or not each.startswith(LOOPBACK)]
-        direct = [each for each in announced if "/p2p-circuit" not in each]
+        direct = [each for each in announced if not is_circuit(each)]
         doors = self.doors(observed)
         # What a person chose goes first, and the own door must have a place.
         return tuple(dict.fromkeys([*direct[: ADDRESSES - len(doors)], *doors]))
@@ -48,7 +49,7 @@ class Addresses:
 
     @property
     def relayed(self) -> tuple[str, ...]:
-        return tuple(each for each in self.announced if "/p2p-circuit" in each)
+        return tuple(each for each in self.announced if is_circuit(each))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from protocols.dial_back import ask_dial_back
 from protocols.dialler import Dialled, can_dial, dial
 from protocols.errors import Backlog, Unreachable, WireError
 from protocols.identity import Identity
+from protocols.multiaddr import is_circuit
 from protocols.p2pd import P2pdTransport
 from protocols.records import SKEW_SECONDS, open_record
 from protocols.speed import BYTES, measure
@@ -161,7 +162,7 @@ class Examination:
         self.helpers.append(Helper(peer, address))
         text = f"{address} answers in {1000 * took:.0f} ms"
         data: dict[str, object] = {"address": multiaddr, "seconds": round(took, 4)}
-        if "bootstrap" in self.wanted and can_dial() and "/p2p-circuit" not in address:
+        if "bootstrap" in self.wanted and can_dial() and not is_circuit(address):
             (second,) = await dial(peer, [address])
             data["py_libp2p"] = second.outcome
             text += f"; py-libp2p: {_opinion(second)}"
@@ -241,7 +242,7 @@ class Examination:
             except WireError:
                 continue
             for found in opened:
-                direct = [each for each in found.record.addresses if "/p2p-circuit" not in each]
+                direct = [each for each in found.record.addresses if not is_circuit(each)]
                 if found.peer not in known and direct:
                     known.add(found.peer)
                     self.helpers.append(Helper(found.peer, direct[0]))

@@ -10,6 +10,7 @@ from peers.observer.sightings import Miss, Sightings
 from peers.presence import OPERATION_SECONDS
 from protocols.dht import split_multiaddr
 from protocols.errors import Unreachable, WireError
+from protocols.peer_record import NO_STAGE
 from protocols.records import open_record
 from protocols.transport import Directory
 from swarmnet.identifiers import PeerId, RunId
@@ -28,8 +29,6 @@ MOST_ADDRESSES = 4
 """Dialled of one peer: a record may name 16, and what they lead to is anybody's choice."""
 BOOTSTRAP_SECONDS = 15.0
 FUTURE_SECONDS = 3.0
-NO_STAGE = -1
-"""Where peers without a stage announce themselves."""
 
 Note = Callable[..., None]
 

@@ -10,7 +10,6 @@ from random import Random
 from peers.archive.archive import Archive
 from peers.archive.archivist import Archivist, Policy
 from peers.archive.circle import Circle
-from peers.archive.keepers import NO_STAGE
 from peers.archive.serving import Serving
 from peers.archive.store import open_store
 from peers.claims import Claims, plain_name
@@ -21,6 +20,7 @@ from peers.joining import find_manifest
 from peers.presence import Presence
 from peers.roles.role import Network, Process, Role
 from peers.status import Status
+from protocols.peer_record import NO_STAGE
 
 LOOK_SECONDS = 1.0
 

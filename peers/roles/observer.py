@@ -13,11 +13,12 @@ from peers.observer.metrics import SwarmMetrics
 from peers.observer.pages import pages
 from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
-from peers.observer.walk import NO_STAGE, Walk
+from peers.observer.walk import Walk
 from peers.presence import Presence
 from peers.roles.role import Network, Process, Role
 from peers.run_file import SignedManifest
 from peers.status import Status
+from protocols.peer_record import NO_STAGE
 
 DRAW_SECONDS = 1.0
 

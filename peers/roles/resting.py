@@ -15,13 +15,11 @@ from peers.status import Status
 from protocols.envelope import run_bytes
 from protocols.errors import WireError
 from protocols.messages import AskManifest, Bye, Hello, Lane, ManifestIs, Message
+from protocols.peer_record import NO_STAGE
 from protocols.transport import Body, Transport
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 
-NO_STAGE = -1
-"""What its record says: its group counts it no longer, and nobody dials it. One of a run that the owner has
-paused keeps its stage."""
 MOST_ANSWERS = 8
 """Strangers that are answered at a time; whoever is not asks somebody else."""
 
