@@ -47,6 +47,21 @@ class Histories:
         self.allies.pop(peer, None)
         return self.neighbours.pop(peer, None)
 
+    def settle(self, mine: SettledSet) -> None:
+        """The next round of ours. Allies that have settled another set for it are on another history: who
+        catches up and may still take up either must not go on with the sets of both."""
+        self.chain.append(mine)
+        number = self.chain.round
+        for peer, view in list(self.allies.items()):
+            entry = view.sets.get(number)
+            if entry is None or view.settled < number:
+                continue
+            theirs = SettledSet(entry.count, entry.digest)
+            if theirs != mine:
+                view.relation, view.fork = "forked", Fork(number, mine, theirs)
+                view.differs_since.clear()
+                del self.allies[peer]
+
     def progress(self, event: ProgressArrived, now: float) -> list[Effect]:
         """Take in a neighbour's Progress; ask or resynchronise where the histories differ."""
         view = self.neighbours[event.peer]
@@ -63,8 +78,8 @@ class Histories:
             self.allies.pop(event.peer, None)
         reached = event.anchor_round <= self.chain.round
         view.out_of_reach_since = float("inf") if reached else min(view.out_of_reach_since, now)
-        if self._out_of_reach(view, now):
-            return self._far_behind(view.settled, now)
+        if self._out_of_reach(view, now) and (effects := self._far_behind(view.settled, now)):
+            return effects
         if view.relation == "forked":
             view.differs_since.clear()
             return self._fork(event.peer, view, now)
@@ -110,10 +125,15 @@ class Histories:
         forgotten = view.settled - kept_rounds(self.rules) > self.chain.round
         return forgotten or now >= view.out_of_reach_since + OUT_OF_REACH_SECONDS
 
+    def _has_history(self, view: NeighbourView, now: float) -> bool:
+        """Whether a neighbour counts where histories are weighed. Newcomers tell nothing until they have the
+        weights, for which they wait that these histories become one."""
+        return view.round >= 0 or now < view.linked_at + LISTEN_SECONDS
+
     def _far_behind(self, settled: int, now: float) -> list[Effect]:
         """The sets that we lack are not there: fetch the state, unless hardly anybody is so far."""
         ahead = [peer for peer, view in self.neighbours.items() if self._out_of_reach(view, now)]
-        if 2 * len(ahead) < 1 + len(self.neighbours):
+        if 2 * len(ahead) < 1 + sum(self._has_history(view, now) for view in self.neighbours.values()):
             return []
         reason = f"{len(ahead)} neighbours are at round {settled}, this peer at {self.chain.round}"
         return [Resynchronise(tuple(ahead), reason)]

@@ -23,6 +23,9 @@ ASK_SECONDS = 1.0
 MOST_ASKS = 30
 """Times that allies are asked for a set before it counts as forgotten: a newcomer may be the first who is
 met of another side, and knows little."""
+DOUBT_SECONDS = 20.0
+"""So long nothing is decided after a history was given up: until those that a partition kept apart are linked
+again (a dial's deadline, and the pause after one that failed). Theirs may stand in the end (simulated)."""
 MOST_TAKEN = 4096
 """Own settled contributions remembered, in case their history is given up."""
 MOST_PEERS = 4096
@@ -62,6 +65,11 @@ class Offers:
         self._doubted: set[ContributionId] = set()
         """Open ones that stay settled if nobody remembers the set."""
         self._agreed: OrderedDict[PeerId, int] = OrderedDict()
+        self._gave_up = False
+        """A history, since `decide` was called last."""
+        self._decides_at = float("-inf")
+        self._in_doubt = False
+        """Whether that is still to come."""
 
     def agree(self, peer: PeerId, round: int) -> None:
         """Up to `round` this peer's history is ours."""
@@ -133,6 +141,7 @@ class Offers:
 
     def undo(self, round: int) -> None:
         """The history from `round` on is given up: what became of contributions to it is open again."""
+        self._gave_up = True
         for peer, agreed in self._agreed.items():
             self._agreed[peer] = min(agreed, round - 1)
         for known in [known for known in self._sets if known >= round]:
@@ -144,10 +153,13 @@ class Offers:
     def decide(self, settled: int, allies: Sequence[PeerId], now: float) -> list[Effect]:
         """What is known by now, `settled` being the newest settled round."""
         self._settled = settled
+        if self._gave_up:
+            self._gave_up, self._decides_at = False, now + DOUBT_SECONDS
+        self._in_doubt = now < self._decides_at
         effects: list[Effect] = []
         asks: dict[PeerId, set[int]] = {}
         for identity, round in list(self.open.items()):
-            if round + self.delay > settled:
+            if round + self.delay > settled or self._in_doubt:
                 continue
             references = self._sets.get(round)
             if references is None:
@@ -177,11 +189,11 @@ class Offers:
     def next_deadline(self) -> float:
         """When to decide again if nothing else happens."""
         due = {round for round in self.open.values() if round + self.delay <= self._settled}
-        undecided = due | self._unlearned
-        return min(
-            (asked.at + ASK_SECONDS for round, asked in self._asked.items() if round in undecided),
-            default=float("inf"),
-        )
+        asked = self._unlearned if self._in_doubt else self._unlearned | due
+        times = [entry.at + ASK_SECONDS for round, entry in self._asked.items() if round in asked]
+        if self._in_doubt and due:
+            times.append(self._decides_at)
+        return min(times, default=float("inf"))
 
     def _to_ask(self, round: int, allies: Sequence[PeerId], now: float) -> PeerId | None:
         asked = self._asked.setdefault(round, _Asked())

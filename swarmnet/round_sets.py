@@ -76,6 +76,7 @@ Relation = Literal["unknown", "same", "forked"]
 class NeighbourView:
     """The newest Progress of one neighbour, and how its history relates to ours."""
 
+    linked_at: float = float("inf")
     round: int = -1
     """-1 until the first Progress came."""
     tokens: int = 0

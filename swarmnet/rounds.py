@@ -151,7 +151,7 @@ class GroupRounds:
                 self._tell_ids(peer, rounds)
             case NeighbourJoined(peer):
                 if peer not in self.neighbours:  # Nothing settles against those who were not heard yet.
-                    self.neighbours[peer] = NeighbourView()
+                    self.neighbours[peer] = NeighbourView(linked_at=now)
                     self.parted[peer] = now + self.rules.settle_seconds
                 self.gossip.at_once(now)
             case NeighbourLeft(peer, released):
@@ -236,16 +236,16 @@ class GroupRounds:
         if peer not in self._allies:
             return
         self.gossip.knows(peer, references)
-        missing = [reference for reference in references if self.takes(reference)]
-        self._effects += self.pulls.offered(peer, missing, now)
         self.offers.told(complete, references)
         for number in [round for round in complete if round in self.rounds]:
             state = self.rounds[number]
-            settled = {reference.peer for reference in references if reference.round == number}
-            for maker in [maker for maker in state.held if maker not in settled]:
-                state.remove(maker)
+            settled = {reference.id for reference in references if reference.round == number}
+            for maker in [maker for maker, held in state.held.items() if held.id not in settled]:
+                state.remove(maker)  # Also a smaller id than the settled one, by a later life.
                 self.dropped_late += 1
                 self._effects.append(RemoveContribution(number, maker))
+        missing = [reference for reference in references if self.takes(reference)]
+        self._effects += self.pulls.offered(peer, missing, now)
 
     def _arrived(self, peer: PeerId, reference: Reference, now: float) -> None:
         """A contribution, verified and checked by the caller. From anybody, asked for or not."""
@@ -339,7 +339,7 @@ class GroupRounds:
 
     def _settle(self, number: int, now: float) -> None:
         state = self.history[number] = self.rounds.pop(number)
-        self.chain.append(SettledSet(len(state.held), state.digest))
+        self.histories.settle(SettledSet(len(state.held), state.digest))
         state.seal(now)
         self.history.pop(number - kept_rounds(self.rules), None)
         self.pulls.forget_until(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarmnet.branches import Chain, SettledSet
-from swarmnet.histories import Histories
+from swarmnet.histories import LISTEN_SECONDS, Histories
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Rounds
 from swarmnet.round_events import AskChain, Effect, OpenSet, ProgressArrived, Resynchronise
@@ -96,3 +96,27 @@ def test_who_has_not_come_as_far_as_the_fork_supports_neither_side():
         resolved += wishes(histories.progress(told(OLD, theirs, 19), 9.0))
     (wish,) = resolved
     assert wish.fork_round == 20
+
+
+def test_who_may_still_take_up_either_history_does_not_go_on_with_the_sets_of_both():
+    mine, left, right = chain("x", 19, 20), chain("m", 25, 20), chain("t", 25, 20)
+    histories = of(mine, OLD, NEW)
+    for peer, theirs in ((OLD, left), (NEW, right)):
+        histories.progress(told(peer, theirs, 17), 9.0)
+    assert set(histories.allies) == {OLD, NEW}, "up to here they are one"
+    histories.settle(settled("m", 20))
+    assert set(histories.allies) == {OLD}
+    fork = histories.neighbours[NEW].fork
+    assert fork is not None
+    assert (fork.round, fork.exact) == (20, True)
+
+
+def test_newcomers_without_weights_do_not_hold_up_who_is_out_of_reach():
+    group, newcomers = (OLD, NEW, THIRD), [PeerId(f"newcomer {number}") for number in range(4)]
+    histories = of(chain("m", 3, 9), *group)
+    for peer in newcomers:
+        histories.neighbours[peer] = NeighbourView(linked_at=9.0)
+    far = chain("m", 60, 90)
+    assert not any(wishes(histories.progress(told(peer, far, 50), 9.0)) for peer in group), "not heard yet"
+    (wish,) = wishes(histories.progress(told(OLD, far, 50), 9.0 + LISTEN_SECONDS))
+    assert set(wish.peers) == set(group)

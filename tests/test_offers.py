@@ -6,7 +6,7 @@ from swarmnet.branches import Chain, SettledSet
 from swarmnet.histories import Histories
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
-from swarmnet.offers import ASK_SECONDS, LEARN_ASKS, LEARNED_ROUNDS, MOST_ASKS, Offers
+from swarmnet.offers import ASK_SECONDS, DOUBT_SECONDS, LEARN_ASKS, LEARNED_ROUNDS, MOST_ASKS, Offers
 from swarmnet.round_events import AskIds, GiveBack, Reference, Resynchronise
 
 RULES = Rounds(window=2)
@@ -42,7 +42,24 @@ def test_a_history_that_is_given_up_opens_the_question_again():
     assert offers.decide(20, ALLIES, 0.0) == []
     offers.undo(4)
     offers.settled(4, ())
-    assert offers.decide(20, ALLIES, 1.0) == [GiveBack(4, mine(4))]
+    assert offers.decide(20, ALLIES, 1.0) == [], "its peers may win yet, and have the contribution"
+    assert offers.next_deadline() == 1.0 + DOUBT_SECONDS
+    assert offers.decide(20, ALLIES, 1.0 + DOUBT_SECONDS) == [GiveBack(4, mine(4))]
+    assert offers.next_deadline() == float("inf")
+
+
+def test_a_history_that_is_taken_up_again_soon_has_cost_nothing():
+    offers = settled_ones(Offers(RULES))
+    offers.give_up(Resynchronise((), "forked", 6), ALLIES)
+    for round in range(6, 10):
+        offers.settled(round, ())
+    assert offers.decide(50, ALLIES, 1.0) == []
+    offers.give_up(Resynchronise((), "forked", 6), ALLIES)
+    for round in range(6, 10):
+        offers.settled(round, (reference(round, round),))
+    assert offers.decide(50, ALLIES, DOUBT_SECONDS) == []
+    assert offers.decide(50, ALLIES, 2 * DOUBT_SECONDS) == []
+    assert sorted(offers.taken.values()) == list(range(10))
 
 
 def test_sets_that_a_snapshot_jumped_over_are_asked_for_once_a_second_and_allies_in_turn():
@@ -111,10 +128,11 @@ def test_where_nobody_knows_the_fork_what_was_last_agreed_upon_decides():
     offers = settled_ones(Offers(RULES))
     offers.agree(side, 7)
     offers.give_up(Resynchronise((side, stranger), "far behind"), ALLIES)
-    (ask,) = offers.decide(50, ALLIES, 0.0)
+    assert offers.decide(50, ALLIES, 0.0) == []
+    (ask,) = offers.decide(50, ALLIES, DOUBT_SECONDS)
     assert ask.rounds == tuple(range(10)), "in one message"
     offers.told(range(10), [reference(3, 3), reference(9, 9)])
-    gone = offers.decide(50, ALLIES, 0.5)
+    gone = offers.decide(50, ALLIES, DOUBT_SECONDS + 0.5)
     assert sorted(effect.round for effect in gone) == [0, 1, 2, 4, 5, 6, 7, 8]
 
 

@@ -288,6 +288,20 @@ def test_of_two_contributions_by_one_peer_the_smaller_id_counts() -> None:
     assert AddContribution(large) not in machine.handle(ContributionArrived(PeerId("other"), large), 0.3)
 
 
+def test_a_settled_set_stands_against_the_smaller_id_of_a_later_life_of_its_maker() -> None:
+    me, other = PeerId("me"), PeerId("other")
+    machine = GroupRounds(RULES, me, -1, 0.0)
+    machine.handle(NeighbourJoined(other), 0.0)
+    machine.handle(ProgressArrived(other, 0, 0, frozenset(), -1, True, -1, START, ()), 0.0)
+    settled = Reference(0, me, ContributionId(b"\xff" * 16), 10)
+    anew = Reference(0, me, ContributionId(b"\x00" * 16), 10)
+    machine.handle(ContributionArrived(other, anew), 0.1)
+    effects = machine.handle(Announced(other, (settled,), complete=(0,)), 0.2)
+    assert RemoveContribution(0, me) in effects
+    assert Want(other, (settled.id,)) in effects
+    assert AddContribution(settled) in machine.handle(ContributionArrived(other, settled), 0.3)
+
+
 def partitioned(group: Group, left: set[PeerId]) -> None:
     """Cut every link between `left` and the rest, as the machines see it."""
     for one in group.peers:
