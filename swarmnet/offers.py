@@ -88,11 +88,12 @@ class Offers:
 
     def give_up(self, wish: Resynchronise, allies: Container[PeerId]) -> None:
         """The state is fetched anew; `allies` were on the own history to its end. Where it is not known from
-        which round on the other history differs, it is at the latest after what was last agreed upon."""
+        which round on the other history differs, it is at the latest after what was last agreed upon. Not
+        with an ally: who was on this history and is far ahead at once has taken up the other itself."""
         if wish.fork_round is not None and wish.exact:
             self.undo(wish.fork_round)
             return
-        known = [self._agreed[peer] for peer in wish.peers if peer in self._agreed]
+        known = [self._agreed[peer] for peer in wish.peers if peer in self._agreed and peer not in allies]
         others = [round for peer, round in self._agreed.items() if peer not in allies]
         agreed = max(known) if known else min(others, default=-1)
         self.undo(1 + agreed)

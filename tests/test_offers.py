@@ -149,6 +149,17 @@ def test_what_was_agreed_upon_but_not_decided_yet_stays_settled_if_nobody_rememb
     assert list(offers.taken.values()) == [8]
 
 
+def test_what_was_agreed_upon_with_an_ally_that_has_just_gone_over_is_not_agreed_upon():
+    offers, ally, ahead = Offers(RULES), PeerId("gone over"), PeerId("far ahead")
+    offers.made(8, mine(8))
+    offers.settled(8, (reference(8, 8),))
+    assert offers.decide(9, ALLIES, 0.0) == [], "too early to decide"
+    offers.agree(ally, 8)
+    offers.give_up(Resynchronise((ally, ahead), "far behind"), (ally,))
+    effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
+    assert [effect.round for effect in effects if isinstance(effect, GiveBack)] == [8]
+
+
 def test_a_newcomer_learns_the_sets_before_its_snapshot_and_can_tell_them():
     offers = Offers(RULES)
     offers.jumped(99)

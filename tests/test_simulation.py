@@ -19,9 +19,9 @@ from peers.simulation.play import Options, Seen, play
 from peers.simulation.report import log_digest
 from peers.simulation.schedules import KINDS, schedule
 
-FIRST_SEED, SCHEDULES = 3000, 12
+FIRST_SEED, SCHEDULES = 3000, 4
 """Always the same ones: what a change breaks must be told from what was never seen before. New seeds are
-played by `scripts/soak simulate`, which names those that fail; they belong into failing_seeds.txt."""
+played by `scripts/test` and `scripts/soak simulate`; those that fail belong into failing_seeds.txt."""
 SWARMNET = (sys.executable, "-m", "peers.cli", "simulate")
 PLACE = Path(__file__).parent
 

@@ -212,7 +212,8 @@ def _short_of(world: World, least: list[int], undecided: dict[str, set[Contribut
     for member in world.living():
         stage, standing = member.worker.stage, _standing(member)
         rounds = least[stage] if stage >= 0 else 0
-        if standing < rounds or _undecided(member, undecided):
+        back = world.returning[member.name, member.life]
+        if standing < rounds or back or _undecided(member, undecided):
             short.append(f"{member.name} (stage {stage}, {member.worker.state}): {standing} of {rounds}")
     return short
 

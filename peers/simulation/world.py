@@ -150,6 +150,8 @@ class World:
         self.all_lives: list[Member] = []
         self.notes: list[Note] = []
         self.escaped: list[tuple[str, BaseException]] = []
+        self.returning: Counter[tuple[str, int]] = Counter()
+        """(name, life) -> contributions that are given back and that its compute has not taken in yet."""
         self.directory_silent = False
         self.killed: dict[Hashable, list[str]] = {}
         """Fault -> names of the peers that it keeps down."""
@@ -282,6 +284,8 @@ class World:
 
     def note(self, name: str, life: int, event: str, /, **fields: Any) -> None:  # noqa: ANN401
         self.notes.append(Note(round(self.loop.time(), 6), name, life, event, fields))
+        if event in ("given_back", "returned") and not self.real:
+            self.returning[name, life] += 1 if event == "given_back" else -1
 
     def settled(self, stage: int) -> dict[str, int]:
         """Name -> newest settled round of the living peers of a stage that have any."""
