@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -43,6 +43,14 @@ class RoundSet:
     def remove(self, maker: PeerId) -> None:
         del self.held[maker]
         self._changed()
+
+    def keep_only(self, settled: Container[ContributionId]) -> list[PeerId]:
+        """The round is settled with these: whose contributions must go. Also one with a smaller id than
+        the settled one, which a later life of its maker made."""
+        gone = [maker for maker, reference in self.held.items() if reference.id not in settled]
+        for maker in gone:
+            self.remove(maker)
+        return gone
 
     def seal(self, now: float) -> None:
         """Nothing more is made for it here."""

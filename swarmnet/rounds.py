@@ -237,11 +237,9 @@ class GroupRounds:
             return
         self.gossip.knows(peer, references)
         self.offers.told(complete, references)
-        for number in [round for round in complete if round in self.rounds]:
-            state = self.rounds[number]
+        for number in [round for round in complete if round in self.rounds and self._half_settled(round)]:
             settled = {reference.id for reference in references if reference.round == number}
-            for maker in [maker for maker, held in state.held.items() if held.id not in settled]:
-                state.remove(maker)  # Also a smaller id than the settled one, by a later life.
+            for maker in self.rounds[number].keep_only(settled):
                 self.dropped_late += 1
                 self._effects.append(RemoveContribution(number, maker))
         missing = [reference for reference in references if self.takes(reference)]
@@ -269,6 +267,10 @@ class GroupRounds:
             self._effects.append(SendAnnounce((peer,), references, complete))
 
     # -- what follows from the state ------------------------------------------------------------------
+
+    def _half_settled(self, number: int) -> bool:
+        """Whether so many say that a round is settled that one may be believed what is not in it."""
+        return self.agreement.is_half(view.settled >= number for view in self._allies.values())
 
     def _counts(self, reference: Reference) -> bool:
         """Whether this contribution is news: none of this peer is held, or one with a larger id."""
@@ -365,9 +367,8 @@ class GroupRounds:
 
     def _raise_levels(self) -> None:
         for number, state in self.rounds.items():
-            if number >= self.current or number in self.pending or self.pulls.of_round(number):
-                continue
-            if self.agreement.raise_levels(number, state, bool(self.parted)):
+            ready = number < self.current and number not in self.pending and not self.pulls.of_round(number)
+            if ready and self.agreement.raise_levels(number, state, bool(self.parted)):
                 self.gossip.changed(URGENT_SECONDS)
 
     def _ask_ids(self, now: float) -> None:

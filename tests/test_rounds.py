@@ -29,6 +29,7 @@ from swarmnet.round_events import (
     MakeContribution,
     NeighbourJoined,
     NeighbourLeft,
+    OpenSet,
     ProgressArrived,
     Reference,
     RemoveContribution,
@@ -40,6 +41,7 @@ from swarmnet.round_events import (
     Tick,
     Want,
 )
+from swarmnet.round_sets import set_digest
 from swarmnet.rounds import GroupRounds
 
 RULES = Rounds(target_tokens=100, longest_seconds=5.0, deadline_seconds=1.0, window=3, snapshot_rounds=8)
@@ -288,18 +290,40 @@ def test_of_two_contributions_by_one_peer_the_smaller_id_counts() -> None:
     assert AddContribution(large) not in machine.handle(ContributionArrived(PeerId("other"), large), 0.3)
 
 
+def settled_by(peer: PeerId, *references: Reference) -> ProgressArrived:
+    """It has settled round 0 with these."""
+    sets = (OpenSet(0, 1, 1, len(references), set_digest(entry.id for entry in references)),)
+    return ProgressArrived(peer, 9, 0, frozenset(), 0, True, -1, START, sets)
+
+
 def test_a_settled_set_stands_against_the_smaller_id_of_a_later_life_of_its_maker() -> None:
     me, other = PeerId("me"), PeerId("other")
-    machine = GroupRounds(RULES, me, -1, 0.0)
-    machine.handle(NeighbourJoined(other), 0.0)
-    machine.handle(ProgressArrived(other, 0, 0, frozenset(), -1, True, -1, START, ()), 0.0)
     settled = Reference(0, me, ContributionId(b"\xff" * 16), 10)
     anew = Reference(0, me, ContributionId(b"\x00" * 16), 10)
+    machine = GroupRounds(RULES, me, -1, 0.0)
+    machine.handle(NeighbourJoined(other), 0.0)
+    machine.handle(settled_by(other, settled), 0.0)
     machine.handle(ContributionArrived(other, anew), 0.1)
     effects = machine.handle(Announced(other, (settled,), complete=(0,)), 0.2)
     assert RemoveContribution(0, me) in effects
     assert Want(other, (settled.id,)) in effects
     assert AddContribution(settled) in machine.handle(ContributionArrived(other, settled), 0.3)
+
+
+def test_one_of_several_neighbours_cannot_take_contributions_out_of_a_round() -> None:
+    me, liar, honest = PeerId("me"), PeerId("liar"), [PeerId("one"), PeerId("two")]
+    machine = GroupRounds(RULES, me, -1, 0.0)
+    for peer in (liar, *honest):
+        machine.handle(NeighbourJoined(peer), 0.0)
+    for peer in honest:
+        machine.handle(ProgressArrived(peer, 0, 0, frozenset(), -1, True, -1, START, ()), 0.0)
+    machine.handle(settled_by(liar), 0.0)
+    held = Reference(0, honest[0], ContributionId(b"\x07" * 16), 10)
+    machine.handle(ContributionArrived(honest[0], held), 0.1)
+    nothing = Announced(liar, (), complete=(0,))
+    assert RemoveContribution(0, honest[0]) not in machine.handle(nothing, 0.2)
+    machine.handle(settled_by(honest[1]), 0.3)
+    assert RemoveContribution(0, honest[0]) in machine.handle(nothing, 0.4), "half of the group says so"
 
 
 def partitioned(group: Group, left: set[PeerId]) -> None:
