@@ -135,6 +135,11 @@ class UpdatePath:
         assert chain is not None, "the chain runs ahead of the replica, never behind"
         return Weights(replica.settled_units().cpu(), replica.settled_round, chain)
 
+    def note_undecided(self) -> None:
+        """For the log's readers, at the end: of these own contributions it is open what becomes of them."""
+        if ids := [identity.hex() for identity in self.rounds.offers.open]:
+            self.note("undecided", ids=ids)
+
     def close(self) -> None:
         self._closed = True
         self._timer.close()
@@ -203,7 +208,7 @@ class UpdatePath:
                     reference = Reference(result.round, self.me, result.id, len(result.data))
                     self._store(reference, result.data)
                     if self._closed:  # Made while the state was fetched anew: nobody will see it.
-                        self.rounds.offers.made(result.round, result.id)
+                        self.rounds.offers.made(result.round, result.id, self.clock.time())
                     self.note("made", round=result.round, id=reference.id, tokens=result.tokens)
                     self.made(result.round, result.tokens)
                 else:

@@ -334,6 +334,7 @@ class Worker:
         if self.data is not None:
             self.data.close()
         if self.update is not None:
+            self.update.note_undecided()
             self.update.close()
         if self.states is not None:
             self.states.close()

@@ -23,9 +23,13 @@ ASK_SECONDS = 1.0
 MOST_ASKS = 30
 """Times that allies are asked for a set before it counts as forgotten: a newcomer may be the first who is
 met of another side, and knows little."""
-DOUBT_SECONDS = 20.0
-"""So long nothing is decided after a history was given up: until those that a partition kept apart are linked
-again (a dial's deadline, and the pause after one that failed). Theirs may stand in the end (simulated)."""
+AWAY_SECONDS = 90.0
+"""So long nothing is given back while somebody who may hold it is away or on another history: a partition of
+a minute, and its healing. In the history that stands in the end it may be settled (simulated)."""
+LONGEST_WAIT_SECONDS = 600.0
+"""Of a contribution, however many come and go meanwhile."""
+HEARD_SECONDS = 2.0
+"""Who was an ally so short a time before may have taken a contribution: allies are heard once a second."""
 MOST_TAKEN = 4096
 """Own settled contributions remembered, in case their history is given up."""
 MOST_PEERS = 4096
@@ -65,17 +69,25 @@ class Offers:
         self._doubted: set[ContributionId] = set()
         """Open ones that stay settled if nobody remembers the set."""
         self._agreed: OrderedDict[PeerId, int] = OrderedDict()
-        self._gave_up = False
-        """A history, since `decide` was called last."""
-        self._decides_at = float("-inf")
-        self._in_doubt = False
-        """Whether that is still to come."""
+        self._allied_at: OrderedDict[PeerId, float] = OrderedDict()
+        """When each was heard last as one of our history."""
+        self._made_at: dict[ContributionId, float] = {}
+        """Of those in `open` and `taken`."""
+        self._waits_until = float("inf")
+        """For somebody who is away and may hold an own contribution; infinite: for nobody."""
 
-    def agree(self, peer: PeerId, round: int) -> None:
+    def agree(self, peer: PeerId, round: int, now: float) -> None:
         """Up to `round` this peer's history is ours."""
-        self._agreed[peer] = round
+        self._agreed[peer], self._allied_at[peer] = round, now
+        self._allied_at.move_to_end(peer)
         if len(self._agreed) > MOST_PEERS:
             self._agreed.popitem(last=False)
+        if len(self._allied_at) > MOST_PEERS:
+            self._allied_at.popitem(last=False)
+
+    def released(self, peer: PeerId) -> None:
+        """It is a neighbour no longer, but of our history as before."""
+        self._allied_at.pop(peer, None)
 
     def replaced(self, wish: Resynchronise, own: Histories, settled: int, chain: bytes) -> None:
         """The state after round `settled`, of the history with this chain value there, has taken the place of
@@ -108,8 +120,8 @@ class Offers:
         first = max(0, settled + 1 - LEARNED_ROUNDS)
         self._unlearned = {round for round in range(first, settled + 1) if round not in self._sets}
 
-    def made(self, round: int, identity: ContributionId) -> None:
-        self.open[identity] = round
+    def made(self, round: int, identity: ContributionId, now: float) -> None:
+        self.open[identity], self._made_at[identity] = round, now
 
     def settled(self, round: int, references: tuple[Reference, ...]) -> None:
         """The set of a round of the own history."""
@@ -142,7 +154,6 @@ class Offers:
 
     def undo(self, round: int) -> None:
         """The history from `round` on is given up: what became of contributions to it is open again."""
-        self._gave_up = True
         for peer, agreed in self._agreed.items():
             self._agreed[peer] = min(agreed, round - 1)
         for known in [known for known in self._sets if known >= round]:
@@ -154,13 +165,12 @@ class Offers:
     def decide(self, settled: int, allies: Sequence[PeerId], now: float) -> list[Effect]:
         """What is known by now, `settled` being the newest settled round."""
         self._settled = settled
-        if self._gave_up:
-            self._gave_up, self._decides_at = False, now + DOUBT_SECONDS
-        self._in_doubt = now < self._decides_at
         effects: list[Effect] = []
         asks: dict[PeerId, set[int]] = {}
+        away_since = self._away_since(allies)
+        self._waits_until = float("inf")
         for identity, round in list(self.open.items()):
-            if round + self.delay > settled or self._in_doubt:
+            if round + self.delay > settled:
                 continue
             references = self._sets.get(round)
             if references is None:
@@ -170,15 +180,17 @@ class Offers:
             forgotten = references is None and self._asked[round].times > MOST_ASKS
             if references is None and not forgotten:
                 continue
-            del self.open[identity]
             doubted = identity in self._doubted
-            self._doubted.discard(identity)
             if self._holds(round, identity) or (forgotten and doubted):
-                self.taken[identity] = round
-                if len(self.taken) > MOST_TAKEN:
-                    self.taken.popitem(last=False)
+                self._take(identity, round)
+            elif (until := self._waits_for_others(identity, away_since)) > now:
+                self._waits_until = min(self._waits_until, until)
+                continue
             else:
+                del self._made_at[identity]
                 effects.append(GiveBack(round, identity))
+            del self.open[identity]
+            self._doubted.discard(identity)
         for round in list(self._unlearned):
             ally = self._to_ask(round, allies, now)
             if ally is not None:
@@ -190,11 +202,27 @@ class Offers:
     def next_deadline(self) -> float:
         """When to decide again if nothing else happens."""
         due = {round for round in self.open.values() if round + self.delay <= self._settled}
-        asked = self._unlearned if self._in_doubt else self._unlearned | due
-        times = [entry.at + ASK_SECONDS for round, entry in self._asked.items() if round in asked]
-        if self._in_doubt and due:
-            times.append(self._decides_at)
-        return min(times, default=float("inf"))
+        undecided = due | self._unlearned
+        asked = (entry.at + ASK_SECONDS for round, entry in self._asked.items() if round in undecided)
+        return min([self._waits_until, *asked])
+
+    def _away_since(self, allies: Container[PeerId]) -> float:
+        """When one of those who are no allies now was one last."""
+        last = (at for peer, at in reversed(self._allied_at.items()) if peer not in allies)
+        return next(last, float("-inf"))
+
+    def _waits_for_others(self, identity: ContributionId, away_since: float) -> float:
+        """Until when a contribution is not given back, since somebody who may hold it is away."""
+        made_at = self._made_at[identity]
+        if away_since + HEARD_SECONDS < made_at:
+            return float("-inf")
+        return min(away_since + AWAY_SECONDS, made_at + LONGEST_WAIT_SECONDS)
+
+    def _take(self, identity: ContributionId, round: int) -> None:
+        self.taken[identity] = round
+        if len(self.taken) > MOST_TAKEN:
+            oldest, _ = self.taken.popitem(last=False)
+            self._made_at.pop(oldest, None)
 
     def _to_ask(self, round: int, allies: Sequence[PeerId], now: float) -> PeerId | None:
         asked = self._asked.setdefault(round, _Asked())

@@ -136,7 +136,7 @@ class GroupRounds:
                 self.open_round.tokens += tokens
                 self.gossip.committed(self.open_round.tokens, self.open_round.share)
             case Contributed(round, reference):
-                self._contributed(round, reference)
+                self._contributed(round, reference, now)
             case ProgressArrived():
                 self._progress(event, now)
             case ChainArrived(peer, first, before, sets):
@@ -156,7 +156,9 @@ class GroupRounds:
                 self.gossip.at_once(now)
             case NeighbourLeft(peer, released):
                 view = self.histories.left(peer)
-                if view is not None and view.relation == "same" and not released:
+                if released:
+                    self.offers.released(peer)
+                elif view is not None and view.relation == "same":
                     self.parted[peer] = now + PARTING_SECONDS
                 self.pulls.left(peer, now)
             case GroupCounted(peers):
@@ -196,12 +198,11 @@ class GroupRounds:
         self.agreement = Agreement(self.rules, self._allies, hops(peers))
         self.pulls.fair_share = SHARE_SLACK * peers / links(peers)
         self.open_round.peers = peers
-        all_in_sight = self.agreement.hops == 1
-        self.open_round.all_in_sight = self.histories.all_in_sight = all_in_sight
+        self.open_round.all_in_sight = self.histories.all_in_sight = self.agreement.hops == 1
 
     # -- events ---------------------------------------------------------------------------------------
 
-    def _contributed(self, round: int, reference: Reference | None) -> None:
+    def _contributed(self, round: int, reference: Reference | None, now: float) -> None:
         """The own contribution is ready. A round sealed meanwhile takes none: it would split the sets."""
         self.pending.discard(round)
         self.gossip.changed(URGENT_SECONDS)
@@ -211,7 +212,7 @@ class GroupRounds:
                 self.dropped_late += 1
                 self._effects.append(GiveBack(round, reference.id))
             return
-        self.offers.made(round, reference.id)
+        self.offers.made(round, reference.id, now)
         self._hold(reference)
         self._effects.append(SendAnnounce(tuple(self.neighbours), (reference,)))
 
@@ -223,7 +224,7 @@ class GroupRounds:
         self._effects += self.histories.progress(event, now)
         if neighbour.relation == "same":
             self.parted.pop(event.peer, None)
-            self.offers.agree(event.peer, min(self.settled, event.settled))
+            self.offers.agree(event.peer, min(self.settled, event.settled), now)
             if news:
                 self.gossip.changed(URGENT_SECONDS)
             self._follow(now)
@@ -378,9 +379,8 @@ class GroupRounds:
         for peer, view in self.neighbours.items():
             if due := view.due(now, self.pulls.of_round):
                 self._effects.append(AskIds(peer, due))
-        self._differing_until = min(
-            (view.next_deadline() for view in self.neighbours.values()), default=float("inf")
-        )
+        deadlines = (view.next_deadline() for view in self.neighbours.values())
+        self._differing_until = min(deadlines, default=float("inf"))
 
     def _tell_progress(self, now: float) -> None:
         if not self.gossip.tells(self.open_round.tokens, now) or not self.neighbours:

@@ -74,6 +74,13 @@ def test_one_that_was_given_back_is_not_lost_but_settled_as_well_it_counts_twice
     assert fate(tmp_path)["twice"] == ["x"]
 
 
+def test_what_its_maker_had_not_decided_when_it_left_is_open(tmp_path):
+    log = Log(tmp_path, "a").made("x", 0).settled(0, [])
+    assert len(fate(tmp_path)["lost"]) == 1
+    log("undecided", 1, ids=["x"])
+    assert (fate(tmp_path)["lost"], fate(tmp_path)["open"]) == ([], 1)
+
+
 def test_one_given_back_after_a_fork_is_found_by_its_round(tmp_path):
     log = Log(tmp_path, "a").made("x", 5)
     log("given_back_after_fork", 1, fork_round=5, rounds=[5]).settled(5, [])

@@ -6,12 +6,23 @@ from swarmnet.branches import Chain, SettledSet
 from swarmnet.histories import Histories
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
-from swarmnet.offers import ASK_SECONDS, DOUBT_SECONDS, LEARN_ASKS, LEARNED_ROUNDS, MOST_ASKS, Offers
+from swarmnet.offers import (
+    ASK_SECONDS,
+    AWAY_SECONDS,
+    HEARD_SECONDS,
+    LEARN_ASKS,
+    LEARNED_ROUNDS,
+    LONGEST_WAIT_SECONDS,
+    MOST_ASKS,
+    Offers,
+)
 from swarmnet.round_events import AskIds, GiveBack, Reference, Resynchronise
 
 RULES = Rounds(window=2)
 DELAY = 4
 ALLIES = (PeerId("a"), PeerId("b"))
+LONG_AGO = -99.0
+"""Before any contribution was made: who was an ally then and is none now holds none of them."""
 
 
 def mine(number: int) -> ContributionId:
@@ -24,8 +35,8 @@ def reference(round: int, number: int) -> Reference:
 
 def test_it_is_decided_only_some_rounds_later_whether_a_contribution_is_in_its_set():
     offers = Offers(RULES)
-    offers.made(3, mine(3))
-    offers.made(4, mine(4))
+    offers.made(3, mine(3), 0.0)
+    offers.made(4, mine(4), 0.0)
     offers.settled(3, (reference(3, 3),))
     offers.settled(4, ())
     assert offers.decide(3 + DELAY - 1, ALLIES, 0.0) == []
@@ -37,34 +48,64 @@ def test_it_is_decided_only_some_rounds_later_whether_a_contribution_is_in_its_s
 def test_a_history_that_is_given_up_opens_the_question_again():
     offers = Offers(RULES)
     for round in (3, 4):
-        offers.made(round, mine(round))
+        offers.made(round, mine(round), 0.0)
         offers.settled(round, (reference(round, round),))
     assert offers.decide(20, ALLIES, 0.0) == []
     offers.undo(4)
     offers.settled(4, ())
-    assert offers.decide(20, ALLIES, 1.0) == [], "its peers may win yet, and have the contribution"
-    assert offers.next_deadline() == 1.0 + DOUBT_SECONDS
-    assert offers.decide(20, ALLIES, 1.0 + DOUBT_SECONDS) == [GiveBack(4, mine(4))]
+    assert offers.decide(20, ALLIES, 1.0) == [GiveBack(4, mine(4))]
+
+
+def rejected(made_at: float = 0.0) -> Offers:
+    """One contribution, which is not in the set of its round."""
+    offers = Offers(RULES)
+    offers.made(3, mine(3), made_at)
+    offers.settled(3, ())
+    return offers
+
+
+def test_nothing_is_given_back_while_an_ally_that_may_hold_it_is_away():
+    offers, away = rejected(), PeerId("away")
+    offers.agree(away, 2, 5.0)
+    assert offers.decide(50, ALLIES, 30.0) == []
+    assert offers.next_deadline() == 5.0 + AWAY_SECONDS
+    assert offers.decide(50, (*ALLIES, away), 31.0) == [GiveBack(3, mine(3))], "it came back, and lacks it"
+    offers = rejected()
+    offers.agree(away, 2, 5.0)
+    assert offers.decide(50, ALLIES, 5.0 + AWAY_SECONDS) == [GiveBack(3, mine(3))], "long enough"
     assert offers.next_deadline() == float("inf")
 
 
-def test_a_history_that_is_taken_up_again_soon_has_cost_nothing():
-    offers = settled_ones(Offers(RULES))
-    offers.give_up(Resynchronise((), "forked", 6), ALLIES)
-    for round in range(6, 10):
-        offers.settled(round, ())
-    assert offers.decide(50, ALLIES, 1.0) == []
-    offers.give_up(Resynchronise((), "forked", 6), ALLIES)
-    for round in range(6, 10):
-        offers.settled(round, (reference(round, round),))
-    assert offers.decide(50, ALLIES, DOUBT_SECONDS) == []
-    assert offers.decide(50, ALLIES, 2 * DOUBT_SECONDS) == []
-    assert sorted(offers.taken.values()) == list(range(10))
+def test_the_history_of_one_that_was_away_may_stand_and_hold_it():
+    offers, away = rejected(), PeerId("away")
+    offers.agree(away, 2, 5.0)
+    assert offers.decide(50, ALLIES, 30.0) == []
+    offers.give_up(Resynchronise((away,), "forked", 3), ALLIES)
+    offers.settled(3, (reference(3, 3),))
+    assert offers.decide(50, ALLIES, 5.0 + AWAY_SECONDS) == []
+    assert list(offers.taken) == [mine(3)]
+
+
+def test_who_was_gone_before_or_is_only_no_neighbour_any_more_is_not_waited_for():
+    offers = rejected(made_at=20.0)
+    offers.agree(PeerId("gone before"), 2, 20.0 - HEARD_SECONDS - 0.1)
+    offers.agree(PeerId("released"), 2, 25.0)
+    offers.released(PeerId("released"))
+    assert offers.decide(50, ALLIES, 30.0) == [GiveBack(3, mine(3))]
+
+
+def test_those_who_come_and_go_hold_it_up_only_so_long():
+    offers = rejected()
+    for second in range(0, int(LONGEST_WAIT_SECONDS), 10):
+        offers.agree(PeerId(f"passer-by {second}"), 2, float(second))
+        assert offers.decide(50, ALLIES, float(second)) == []
+    assert offers.next_deadline() == LONGEST_WAIT_SECONDS
+    assert offers.decide(50, ALLIES, LONGEST_WAIT_SECONDS) == [GiveBack(3, mine(3))]
 
 
 def test_sets_that_a_snapshot_jumped_over_are_asked_for_once_a_second_and_allies_in_turn():
     offers = Offers(RULES)
-    offers.made(3, mine(3))
+    offers.made(3, mine(3), 0.0)
     (first,) = offers.decide(50, ALLIES, 0.0)
     assert offers.decide(50, ALLIES, ASK_SECONDS / 2) == []
     assert offers.next_deadline() == ASK_SECONDS
@@ -78,7 +119,7 @@ def test_sets_that_a_snapshot_jumped_over_are_asked_for_once_a_second_and_allies
 
 def test_what_nobody_remembers_is_given_back():
     offers = Offers(RULES)
-    offers.made(3, mine(3))
+    offers.made(3, mine(3), 0.0)
     effects = [e for second in range(MOST_ASKS + 2) for e in offers.decide(50, ALLIES, float(second))]
     assert sum(isinstance(effect, AskIds) for effect in effects) == MOST_ASKS
     assert effects[-1] == GiveBack(3, mine(3))
@@ -86,7 +127,7 @@ def test_what_nobody_remembers_is_given_back():
 
 def test_without_allies_nobody_is_asked_and_the_question_waits_without_spinning():
     offers = Offers(RULES)
-    offers.made(3, mine(3))
+    offers.made(3, mine(3), 0.0)
     for second in range(3 * MOST_ASKS):
         assert offers.decide(50, (), float(second)) == []
         assert offers.next_deadline() == second + ASK_SECONDS
@@ -95,14 +136,14 @@ def test_without_allies_nobody_is_asked_and_the_question_waits_without_spinning(
 
 def test_nobody_can_tell_a_set_that_was_not_asked_for():
     offers = Offers(RULES)
-    offers.made(3, mine(3))
+    offers.made(3, mine(3), 0.0)
     offers.told((3,), ())
     assert offers.answer((3,), {}, 50) == ((), ())
 
 
 def settled_ones(offers: Offers) -> Offers:
     for round in range(10):
-        offers.made(round, mine(round))
+        offers.made(round, mine(round), 0.0)
         offers.settled(round, (reference(round, round),))
     assert offers.decide(50, ALLIES, 0.0) == []
     return offers
@@ -117,8 +158,8 @@ def test_only_what_was_made_since_the_histories_parted_is_open_again():
 def test_where_nobody_knows_the_fork_what_was_last_agreed_upon_decides():
     side, stranger = PeerId("other side"), PeerId("newcomer")
     offers = settled_ones(Offers(RULES))
-    offers.agree(ALLIES[0], 9)
-    offers.agree(side, 4)
+    offers.agree(ALLIES[0], 9, LONG_AGO)
+    offers.agree(side, 4, LONG_AGO)
     offers.give_up(Resynchronise((stranger,), "forked", 8, exact=False), ALLIES)
     assert sorted(offers.open.values()) == list(range(10)), "what was agreed upon is doubted"
     effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
@@ -126,23 +167,22 @@ def test_where_nobody_knows_the_fork_what_was_last_agreed_upon_decides():
     assert [effect.round for effect in gone] == [5, 6, 7, 8, 9]
     assert sorted(offers.taken.values()) == [0, 1, 2, 3, 4], "what nobody remembers stays as it was"
     offers = settled_ones(Offers(RULES))
-    offers.agree(side, 7)
+    offers.agree(side, 7, LONG_AGO)
     offers.give_up(Resynchronise((side, stranger), "far behind"), ALLIES)
-    assert offers.decide(50, ALLIES, 0.0) == []
-    (ask,) = offers.decide(50, ALLIES, DOUBT_SECONDS)
+    (ask,) = offers.decide(50, ALLIES, 0.0)
     assert ask.rounds == tuple(range(10)), "in one message"
     offers.told(range(10), [reference(3, 3), reference(9, 9)])
-    gone = offers.decide(50, ALLIES, DOUBT_SECONDS + 0.5)
+    gone = offers.decide(50, ALLIES, 0.5)
     assert sorted(effect.round for effect in gone) == [0, 1, 2, 4, 5, 6, 7, 8]
 
 
 def test_what_was_agreed_upon_but_not_decided_yet_stays_settled_if_nobody_remembers():
     offers = Offers(RULES)
     for round in (8, 9):
-        offers.made(round, mine(round))
+        offers.made(round, mine(round), 0.0)
         offers.settled(round, (reference(round, round),))
     assert offers.decide(9, ALLIES, 0.0) == [], "too early to decide"
-    offers.agree(PeerId("gone"), 8)
+    offers.agree(PeerId("gone"), 8, LONG_AGO)
     offers.give_up(Resynchronise((PeerId("newcomer"),), "far behind"), ())
     effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
     assert [effect.round for effect in effects if isinstance(effect, GiveBack)] == [9]
@@ -151,10 +191,10 @@ def test_what_was_agreed_upon_but_not_decided_yet_stays_settled_if_nobody_rememb
 
 def test_what_was_agreed_upon_with_an_ally_that_has_just_gone_over_is_not_agreed_upon():
     offers, ally, ahead = Offers(RULES), PeerId("gone over"), PeerId("far ahead")
-    offers.made(8, mine(8))
+    offers.made(8, mine(8), 0.0)
     offers.settled(8, (reference(8, 8),))
     assert offers.decide(9, ALLIES, 0.0) == [], "too early to decide"
-    offers.agree(ally, 8)
+    offers.agree(ally, 8, LONG_AGO)
     offers.give_up(Resynchronise((ally, ahead), "far behind"), (ally,))
     effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
     assert [effect.round for effect in effects if isinstance(effect, GiveBack)] == [8]
@@ -184,7 +224,7 @@ def test_what_no_ally_can_tell_a_newcomer_is_asked_for_only_so_often():
 def test_a_contribution_whose_round_is_not_old_enough_sets_no_timer_though_its_set_was_asked_for():
     offers = Offers(RULES)
     offers.jumped(3)
-    offers.made(3, mine(3))
+    offers.made(3, mine(3), 0.0)
     now = 0.0
     for _ in range(LEARN_ASKS):
         assert offers.decide(3, ALLIES, now)
@@ -197,7 +237,7 @@ def test_who_was_to_follow_others_and_fetched_its_own_history_gives_up_only_what
     chain = Chain()
     offers = Offers(RULES)
     for round in range(6):
-        offers.made(round, mine(round))
+        offers.made(round, mine(round), 0.0)
         offers.settled(round, (reference(round, round),))
         chain.append(SettledSet(1, bytes([round] * 8)))
     assert offers.decide(5 + DELAY, ALLIES, 0.0) == []

@@ -315,7 +315,6 @@ def test_one_of_several_neighbours_cannot_take_contributions_out_of_a_round() ->
     machine = GroupRounds(RULES, me, -1, 0.0)
     for peer in (liar, *honest):
         machine.handle(NeighbourJoined(peer), 0.0)
-    for peer in honest:
         machine.handle(ProgressArrived(peer, 0, 0, frozenset(), -1, True, -1, START, ()), 0.0)
     machine.handle(settled_by(liar), 0.0)
     held = Reference(0, honest[0], ContributionId(b"\x07" * 16), 10)

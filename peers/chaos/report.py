@@ -7,6 +7,7 @@ that was made one of these holds:
     given back    its maker took its votes back into the momentum, to offer them again
     superseded    its maker, started again, made another one for the round, and that one counts
     unseen        its maker was killed, or lost its p2pd, before anybody had pulled it
+    open          its round is not settled, or its maker left in order before it was decided
     lost          none of these; there must be none
 """
 
@@ -67,6 +68,7 @@ class Life:
     took: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Id -> (round, maker)."""
     given_back: set[str] = field(default_factory=set)
+    undecided: set[str] = field(default_factory=set)
     rerouted: list[tuple[float, frozenset[str]]] = field(default_factory=list)
     """(time, peers that were tried before)."""
     unlinked: list[tuple[float, str]] = field(default_factory=list)
@@ -111,6 +113,8 @@ def _take(life: Life, event: event_log.Event) -> None:
             life.took[fields["id"]] = (fields["round"], fields["maker"])
         case "given_back":
             life.given_back.add(fields["id"])
+        case "undecided":
+            life.undecided |= set(fields["ids"])
         case "given_back_after_fork":
             rounds = set(fields["rounds"])
             life.given_back |= {id for id, (round, _) in life.made.items() if round in rounds}
@@ -176,6 +180,7 @@ def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, A
     made: dict[str, tuple[int, int, str]] = {}
     took: set[str] = set()
     given_back: set[str] = set()
+    undecided: set[str] = set()
     for life in lives:
         newest[life.stage] = max([newest.get(life.stage, -1), *life.settled])
         for round, (_, ids) in life.settled.items():
@@ -185,6 +190,7 @@ def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, A
         made |= {id: (life.stage, round, maker) for id, (round, maker) in life.took.items() if id not in made}
         took |= life.took.keys()
         given_back |= life.given_back
+        undecided |= life.undecided
     makers = {made[id] for id in settled if id in made}
     counts = dict.fromkeys(("given_back", "superseded", "unseen", "open"), 0)
     lost = []
@@ -193,7 +199,7 @@ def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, A
             continue
         if id in given_back:
             counts["given_back"] += 1
-        elif round > newest[stage]:
+        elif round > newest[stage] or id in undecided:
             counts["open"] += 1
         elif (stage, round, maker) in makers:
             counts["superseded"] += 1
