@@ -76,6 +76,7 @@ class Histories:
             self.allies[event.peer] = view
         else:
             self.allies.pop(event.peer, None)
+        view.forked_since = min(view.forked_since, now) if view.relation == "forked" else float("inf")
         reached = event.anchor_round <= self.chain.round
         view.out_of_reach_since = float("inf") if reached else min(view.out_of_reach_since, now)
         if self._out_of_reach(view, now) and (effects := self._far_behind(view.settled, now)):
@@ -155,8 +156,12 @@ class Histories:
         # Who has not come as far as the fork is on neither side: both would count it as theirs.
         mine = sum(their.settled >= fork.round for their in self.allies.values())
         forked = sum(their.relation == "forked" for their in self.neighbours.values())
+        in_sight, most = 1 + mine + forked, max(1 + mine, len(others))
+        undecided = len(self.allies) - mine
+        if undecided and 2 * most <= in_sight + undecided and now < view.forked_since + LISTEN_SECONDS:
+            return []  # They may be on our side already, and the other side hears it before us.
         if not theirs_stands(
-            fork, self.chain.round, view.settled, 1 + mine, len(others), 1 + mine + forked, self.all_in_sight
+            fork, self.chain.round, view.settled, 1 + mine, len(others), in_sight, self.all_in_sight
         ):
             return []
         reason = f"{len(others)} neighbours have another history since round {fork.round}, and it stands"

@@ -97,6 +97,7 @@ class NeighbourView:
     out_of_reach_since: float = float("inf")
     """Since when it tells sets only of rounds that come after the one that this peer needs next."""
     relation: Relation = "unknown"
+    forked_since: float = float("inf")
     fork: Fork | None = None
     """Where its history parts from ours, once that is known."""
     links: dict[int, bytes] = field(default_factory=dict)

@@ -238,7 +238,8 @@ class GroupRounds:
             return
         self.gossip.knows(peer, references)
         self.offers.told(complete, references)
-        for number in [round for round in complete if round in self.rounds and self._half_settled(round)]:
+        told = self._allies[peer].settled
+        for number in [round for round in complete if round in self.rounds and round <= told]:
             settled = {reference.id for reference in references if reference.round == number}
             for maker in self.rounds[number].keep_only(settled):
                 self.dropped_late += 1
@@ -268,10 +269,6 @@ class GroupRounds:
             self._effects.append(SendAnnounce((peer,), references, complete))
 
     # -- what follows from the state ------------------------------------------------------------------
-
-    def _half_settled(self, number: int) -> bool:
-        """Whether so many say that a round is settled that one may be believed what is not in it."""
-        return self.agreement.is_half(view.settled >= number for view in self._allies.values())
 
     def _counts(self, reference: Reference) -> bool:
         """Whether this contribution is news: none of this peer is held, or one with a larger id."""

@@ -93,9 +93,28 @@ def test_who_has_not_come_as_far_as_the_fork_supports_neither_side():
     for mine, theirs in ((left, right), (right, left)):
         histories = of(mine, OLD, NEW)
         histories.progress(told(NEW, newcomer, 10), 9.0)
-        resolved += wishes(histories.progress(told(OLD, theirs, 19), 9.0))
+        assert not wishes(histories.progress(told(OLD, theirs, 19), 9.0)), "it may come to one of them yet"
+        resolved += wishes(histories.progress(told(OLD, theirs, 19), 9.0 + LISTEN_SECONDS))
     (wish,) = resolved
     assert wish.fork_round == 20
+
+
+def test_two_sides_that_have_just_parted_do_not_both_give_up():
+    left, right = chain("m", 20, 20), chain("t", 20, 20)
+    one, two, three = (PeerId(f"left {number}") for number in range(3))
+    # Of its own side each has not heard yet that it has come as far as the fork.
+    of_left, of_right = of(left, two, three, OLD, NEW), of(right, NEW, one, two, three)
+    behind = chain("x", 19, 20)
+    for peer in (two, three):
+        of_left.progress(told(peer, behind, 15), 9.0)
+    of_right.progress(told(NEW, behind, 15), 9.0)
+    for peer in (OLD, NEW):
+        assert not wishes(of_left.progress(told(peer, right, 15), 9.1)), "two of five are no majority"
+    gave_up = [bool(wishes(of_right.progress(told(peer, left, 15), 9.1))) for peer in (one, two, three)]
+    assert gave_up == [False, False, True], "three of five are one"
+    for peer in (two, three):
+        of_left.progress(told(peer, left, 15), 9.2)
+    assert not wishes(of_left.progress(told(OLD, right, 15), 9.9))
 
 
 def test_who_may_still_take_up_either_history_does_not_go_on_with_the_sets_of_both():
