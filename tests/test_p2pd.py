@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import signal
 import socket
 import tempfile
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,9 +20,9 @@ from protocols import daemon as daemon_module
 from protocols import p2pd, subflows
 from protocols.daemon import LOOPBACK, CannotStart, Daemon, DaemonOptions
 from protocols.errors import PeerGone
-from protocols.frames import FrameWriter
+from protocols.frames import FrameWriter, wire_bytes
 from protocols.identity import Identity, create
-from protocols.messages import Act, Busy
+from protocols.messages import Act, Busy, encode
 from protocols.multiaddr import multiaddr_bytes
 from protocols.p2pd import P2pdTransport
 
@@ -244,6 +246,27 @@ def test_the_transport_works_on_uvloop_as_well(tmp_path):
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     uvloop.run(scenario())
+
+
+async def test_whoever_listened_before_is_let_go_of_and_hears_nothing_more_though_others_keep_their_links(start):
+    a, b = await start(), await start()
+    old = await a.open(b.peer, "data", DEADLINE, b.addresses)
+    old.post(BUSY)
+    await b.listener.until(lambda heard: heard.messages)
+    before, b.listener = weakref.ref(b.listener), Listener()
+    b.listen(b.listener)
+    old.post(BUSY)
+    new = await a.open(b.peer, "group", DEADLINE, b.addresses)
+    new.post(BUSY)
+    await b.listener.until(lambda heard: heard.messages)
+    gc.collect()
+    assert before() is None
+    assert not old.closed
+    old.close()
+    new.close()
+    await b.listener.until(lambda heard: heard.lost_)
+    assert b.listener.received_ == [(a.peer, "group", BUSY, b"", wire_bytes(len(encode(BUSY)), 0))]
+    assert [(peer, lane) for peer, lane, _ in b.listener.lost_] == [(a.peer, "group")]
 
 
 async def test_addresses_can_be_asked_for_again(start):
