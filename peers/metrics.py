@@ -8,8 +8,11 @@ is made only when somebody scrapes. An instance belongs to one peer; nothing her
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prometheus_client import (
     CollectorRegistry,
+    Gauge,
     GCCollector,
     ProcessCollector,
     disable_created_metrics,
@@ -17,7 +20,7 @@ from prometheus_client import (
 )
 
 from peers.codec_counts import CODED
-from peers.declaring import FAST, ROUNDS, SLOW, Declare, Declared, Label, Sometimes, table
+from peers.declaring import FAST, ROUNDS, SLOW, Declare, Declared, Family, Label, Sometimes, table
 from peers.machine_metrics import GPU, PEAK, ComputeSeconds
 from peers.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.reasons import ROUNDS as ROUND_ENDS
@@ -26,11 +29,23 @@ KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "infere
          "other")  # fmt: skip
 """What bytes are for: `Message.kind` in protocols/messages.py, and what the directory costs."""
 
+WAYS = ("direct", "relayed", "none", "unknown")
+"""How others get to a peer (`reachable.Way`)."""
+
+PHASES = ("none", "catching_up", "gathering", "contributing", "waiting", "settling")
+"""What rounds can be at (`round_phase.Phase`); none: this peer has no rounds now."""
+
 STATES = ("connecting", "joining", "training", "held", "paused", "leaving")
 """What a worker can be at (`Worker.state`)."""
 
 PAUSES = ("user", "schedule", "idle", "battery", "limit", "owner", "other")
 """Who or what can pause a peer."""
+
+
+def only(family: Family[Gauge], values: Iterable[str], value: str) -> None:
+    """Of a family with one label, 1 for this value and 0 for the others."""
+    for each in values:
+        family(each).set(each == value)
 
 
 class About:
@@ -114,6 +129,15 @@ class Rounds:
     def __init__(self, declare: Declare) -> None:
         self.round = declare.gauge("round", "Round that gradients are added to, number.")
         self.settled = declare.gauge("round_settled", "Newest settled round, number.")
+        self.phase = declare.gauges(
+            "round_phase",
+            "1 for what the oldest round that is not applied here is at, looked at once a second, else 0; "
+            "catching_up: the group has settled it before; gathering: it takes gradients; contributing: the "
+            "own contribution is being made; waiting: for those of others; settling: it may not end before "
+            "older ones have settled; none: no rounds here now.",
+            Label("phase", PHASES),
+        )  # fmt: skip
+        only(self.phase, PHASES, "none")
         self.lag = declare.gauge("round_lag", "Rounds behind the group's newest known round.")
         self.finished = declare.counters(
             "rounds_total",
@@ -250,6 +274,17 @@ class Network:
             "network_connections",
             "libp2p connections of this peer; relayed: they go through another peer.",
             Label("path", ("direct", "relayed")),
+        )
+        self.reachable = declare.gauges(
+            "network_reachable",
+            "1 for how others get to this peer, else 0; direct: somebody who was asked to dial back got in; "
+            "relayed: nobody did, but a relay leads here; none: nobody did; unknown: nobody could tell.",
+            Label("way", WAYS),
+        )  # fmt: skip
+        only(self.reachable, WAYS, "unknown")
+        self.split = declare.gauge(
+            "dht_split_suspected",
+            "1 while the directory does not return half or more of the peers that are linked here, else 0.",
         )
         self.subflows = declare.gauge(
             "network_subflows",

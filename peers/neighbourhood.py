@@ -94,7 +94,7 @@ class Neighbourhood:
         self._drop_silent()
 
     async def close(self, reason: str) -> None:
-        """Say Bye and end all links; before it the newest record, or who finds that later takes it for news."""
+        """Say Bye and end all links. Who finds the newest record later must not take it for news."""
         self._closed = True
         self._timer.close()
         self._silence.close()

@@ -28,7 +28,7 @@ from peers.introduction import found, machine_line, run_line, swarm_line, traffi
 from peers.limits.machine import gpu_use
 from peers.limits.watch import LimitsWatch
 from peers.memory import let_go, resident_bytes
-from peers.metrics import STATES
+from peers.metrics import PHASES, STATES, only
 from peers.observe import Observer
 from peers.peak import measured_peak
 from peers.receipts import FILE_NAME, read, summary
@@ -297,9 +297,9 @@ class WorkerRole(Role):
         about = process.metrics.about
         about.stage.set(-1)
         about.ready.set(0)
+        only(process.metrics.rounds.phase, PHASES, "none")
         process.metrics.peak.set("train_flops_utilization_ratio", None)
-        for state in STATES:
-            about.state(state).set(state == "paused")
+        only(about.state, STATES, "paused")
         process.say("paused", f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", bytes=held)
         ended = asyncio.create_task(pausing.ended(), name="end of the pause")
         clock = asyncio.get_running_loop()
