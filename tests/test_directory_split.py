@@ -41,7 +41,10 @@ def test_who_is_linked_to_nobody_suspects_nothing_and_a_new_link_has_its_time():
     assert looks(split, "a", "", 1)
 
 
-@given(st.lists(st.tuples(st.sets(st.sampled_from("abcdef")), st.sets(st.sampled_from("abcdef"))), max_size=30))
+some = st.sets(st.sampled_from("abcdef"))
+
+
+@given(st.lists(st.tuples(some, some), max_size=30))
 def test_only_linked_peers_that_were_not_found_are_missing(story):
     split = DirectorySplit()
     for linked, found in story:

@@ -1,6 +1,7 @@
 """What a running peer learns of its own reachability: whom it asks, whom it believes, how often."""
 
 import asyncio
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -72,7 +73,7 @@ def test_a_peer_that_somebody_gets_in_to_is_reachable_and_asks_again_after_half_
     peer = Peer({"a": "reached"})
     assert peer.after(3 * AGAIN_SECONDS) == ["direct"]
     times = [at for _, at in peer.asked]
-    pauses = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in pairwise(times)]
     assert all(0.5 * AGAIN_SECONDS <= pause <= 1.5 * AGAIN_SECONDS for pause in pauses)
     assert 2 <= len(times) <= 6
 
@@ -157,9 +158,8 @@ async def test_real_peers_dial_back_and_find_an_open_door_open_and_a_shut_one_sh
         async def ask(peer, addresses):
             return await ask_dial_back(asker.daemon, peer, identity, addresses)
 
-        reachable = Reachable(
-            ask, asker.daemon.connections, lambda: Addresses(tuple(told), True, ()), lambda way: None, Random(1)
-        )
+        addresses = lambda: Addresses(tuple(told), True, ())  # noqa: E731
+        reachable = Reachable(ask, asker.daemon.connections, addresses, lambda way: None, Random(1))
         assert await reachable.ask() is None, "nobody is connected"
         for each in (helper, other):
             await asker.daemon.connect(each.peer, each.addresses, 20.0)
