@@ -8,11 +8,8 @@ is made only when somebody scrapes. An instance belongs to one peer; nothing her
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from prometheus_client import (
     CollectorRegistry,
-    Gauge,
     GCCollector,
     ProcessCollector,
     disable_created_metrics,
@@ -20,7 +17,7 @@ from prometheus_client import (
 )
 
 from peers.codec_counts import CODED
-from peers.declaring import FAST, ROUNDS, SLOW, Declare, Declared, Family, Label, Sometimes, table
+from peers.declaring import FAST, ROUNDS, SLOW, Declare, Declared, Label, Sometimes, only, table
 from peers.machine_metrics import GPU, PEAK, ComputeSeconds
 from peers.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.reasons import ROUNDS as ROUND_ENDS
@@ -40,12 +37,6 @@ STATES = ("connecting", "joining", "training", "held", "paused", "leaving")
 
 PAUSES = ("user", "schedule", "idle", "battery", "limit", "owner", "other")
 """Who or what can pause a peer."""
-
-
-def only(family: Family[Gauge], values: Iterable[str], value: str) -> None:
-    """Of a family with one label, 1 for this value and 0 for the others."""
-    for each in values:
-        family(each).set(each == value)
 
 
 class About:
@@ -270,6 +261,13 @@ class Network:
             "dht_operation_duration_seconds", "Operations of the directory, failed ones too, seconds.", SLOW,
             Label("operation", ("get", "put", "bootstrap")),
         )  # fmt: skip
+        self.split = declare.gauge(
+            "dht_split_suspected",
+            "1 while the directory does not return half or more of the peers that are linked here, else 0.",
+        )
+        self._declare_connections(declare)
+
+    def _declare_connections(self, declare: Declare) -> None:
         self.connections = declare.gauges(
             "network_connections",
             "libp2p connections of this peer; relayed: they go through another peer.",
@@ -282,10 +280,6 @@ class Network:
             Label("way", WAYS),
         )  # fmt: skip
         only(self.reachable, WAYS, "unknown")
-        self.split = declare.gauge(
-            "dht_split_suspected",
-            "1 while the directory does not return half or more of the peers that are linked here, else 0.",
-        )
         self.subflows = declare.gauge(
             "network_subflows",
             "Connections besides libp2p's own over which slow links send; they end with their links.",

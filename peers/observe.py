@@ -15,9 +15,10 @@ from pathlib import Path
 
 from peers.codec_counts import CODED, CodecCounts
 from peers.compute_time import ComputeTime, idle_reason
+from peers.declaring import only
 from peers.event_log import EventLog
 from peers.growth import OBSERVE_SECONDS, Growth, by_code
-from peers.metrics import PHASES, STATES, Metrics, only
+from peers.metrics import PHASES, STATES, Metrics
 from peers.neighbourhood import Neighbourhood
 from peers.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.receipts import summary

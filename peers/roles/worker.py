@@ -20,6 +20,7 @@ from typing import Any
 from peers.compute import Compute, ThreadCompute, set_threads
 from peers.compute_time import ComputeTime
 from peers.control.server import Request
+from peers.declaring import only
 from peers.errors import UserError
 from peers.fitting import all_needs, allowed_bytes, graphs_that_fit_together, together
 from peers.gpu import GpuWatch, nvml_of
@@ -28,7 +29,7 @@ from peers.introduction import found, machine_line, run_line, swarm_line, traffi
 from peers.limits.machine import gpu_use
 from peers.limits.watch import LimitsWatch
 from peers.memory import let_go, resident_bytes
-from peers.metrics import PHASES, STATES, only
+from peers.metrics import PHASES, STATES
 from peers.observe import Observer
 from peers.peak import measured_peak
 from peers.receipts import FILE_NAME, read, summary
