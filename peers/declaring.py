@@ -67,6 +67,12 @@ class Family(Generic[Metric]):
         return self._child(*known)
 
 
+def only(family: Family[Gauge], values: Iterable[str], value: str) -> None:
+    """Of a family with one label, 1 for this value and 0 for the others."""
+    for each in values:
+        family(each).set(each == value)
+
+
 class Declare:
     """Makes metrics in one registry and keeps the list of what was declared."""
 

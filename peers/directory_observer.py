@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -12,14 +12,16 @@ from peers.counted_directory import CountedDirectory
 from peers.growth import OBSERVE_SECONDS, Growth, by_code
 from peers.metrics import Metrics
 from protocols.errors import PeerGone
+from protocols.multiaddr import is_circuit
+from swarmnet.identifiers import PeerId
 
 CONNECTIONS_EVERY = 10
 """Looks: p2pd is asked, and names every peer that is connected."""
 ANSWER_SECONDS = 2.5
 """For p2pd; it watches itself by as much (daemon.CHECK_DEADLINE_SECONDS)."""
 
-Connections = Callable[[float], Awaitable[Mapping[str, int]]]
-"""How many there are, direct and relayed, within so many seconds; PeerGone if p2pd does not say."""
+Connections = Callable[[float], Awaitable[Sequence[tuple[PeerId, str]]]]
+"""The peer and the other end of each, within so many seconds; PeerGone if p2pd does not say."""
 
 
 class DirectorySeen(Protocol):
@@ -81,5 +83,7 @@ class DirectoryObserver:
         """Left as it was while p2pd does not answer: it is about to be started again."""
         if self.connections is not None:
             with suppress(PeerGone):
-                for path, count in (await self.connections(ANSWER_SECONDS)).items():
-                    self.network.connections(path).set(count)
+                found = await self.connections(ANSWER_SECONDS)
+                relayed = sum(is_circuit(address) for _, address in found)
+                self.network.connections("relayed").set(relayed)
+                self.network.connections("direct").set(len(found) - relayed)

@@ -116,11 +116,12 @@ class Lanes:
             if link is not None:
                 link.close()
 
-    async def close(self, last: Message) -> None:
+    async def close(self, last: Sequence[Message]) -> None:
         """Say `last` to everybody and end all links."""
         self._closed = True
         for peer in self.peers():
-            self._post(self._links[peer, "group"], last)
+            for message in last:
+                self._post(self._links[peer, "group"], message)
             self.note("bye_sent", peer=peer)
         drains = [link.drained(0, DRAIN_SECONDS) for link in self._links.values()]
         await asyncio.gather(*drains, return_exceptions=True)  # PeerGone: it left first.

@@ -17,7 +17,7 @@ from prometheus_client import (
 )
 
 from peers.codec_counts import CODED
-from peers.declaring import FAST, ROUNDS, SLOW, Declare, Declared, Label, Sometimes, table
+from peers.declaring import FAST, ROUNDS, SLOW, Declare, Declared, Label, Sometimes, only, table
 from peers.machine_metrics import GPU, PEAK, ComputeSeconds
 from peers.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.reasons import ROUNDS as ROUND_ENDS
@@ -25,6 +25,12 @@ from peers.reasons import ROUNDS as ROUND_ENDS
 KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "inference", "control", "directory",
          "other")  # fmt: skip
 """What bytes are for: `Message.kind` in protocols/messages.py, and what the directory costs."""
+
+WAYS = ("direct", "relayed", "none", "unknown")
+"""How others get to a peer (`reachable.Way`)."""
+
+PHASES = ("none", "catching_up", "gathering", "contributing", "waiting", "settling")
+"""What rounds can be at (`round_phase.Phase`); none: this peer has no rounds now."""
 
 STATES = ("connecting", "joining", "training", "held", "paused", "leaving")
 """What a worker can be at (`Worker.state`)."""
@@ -114,6 +120,15 @@ class Rounds:
     def __init__(self, declare: Declare) -> None:
         self.round = declare.gauge("round", "Round that gradients are added to, number.")
         self.settled = declare.gauge("round_settled", "Newest settled round, number.")
+        self.phase = declare.gauges(
+            "round_phase",
+            "1 for what the oldest round that is not applied here is at, looked at once a second, else 0; "
+            "catching_up: the group has settled it before; gathering: it takes gradients; contributing: the "
+            "own contribution is being made; waiting: for those of others; settling: it may not end before "
+            "older ones have settled; none: no rounds here now.",
+            Label("phase", PHASES),
+        )  # fmt: skip
+        only(self.phase, PHASES, "none")
         self.lag = declare.gauge("round_lag", "Rounds behind the group's newest known round.")
         self.finished = declare.counters(
             "rounds_total",
@@ -246,11 +261,25 @@ class Network:
             "dht_operation_duration_seconds", "Operations of the directory, failed ones too, seconds.", SLOW,
             Label("operation", ("get", "put", "bootstrap")),
         )  # fmt: skip
+        self.split = declare.gauge(
+            "dht_split_suspected",
+            "1 while the directory does not return half or more of the peers that are linked here, else 0.",
+        )
+        self._declare_connections(declare)
+
+    def _declare_connections(self, declare: Declare) -> None:
         self.connections = declare.gauges(
             "network_connections",
             "libp2p connections of this peer; relayed: they go through another peer.",
             Label("path", ("direct", "relayed")),
         )
+        self.reachable = declare.gauges(
+            "network_reachable",
+            "1 for how others get to this peer, else 0; direct: somebody who was asked to dial back got in; "
+            "relayed: nobody did, but a relay leads here; none: nobody did; unknown: nobody could tell.",
+            Label("way", WAYS),
+        )  # fmt: skip
+        only(self.reachable, WAYS, "unknown")
         self.subflows = declare.gauge(
             "network_subflows",
             "Connections besides libp2p's own over which slow links send; they end with their links.",

@@ -94,12 +94,12 @@ class Neighbourhood:
         self._drop_silent()
 
     async def close(self, reason: str) -> None:
-        """Say Bye and end all links."""
+        """Say Bye and end all links. Who finds the newest record later must not take it for news."""
         self._closed = True
         self._timer.close()
         self._silence.close()
         self.clock.close()
-        await self._lanes.close(Bye(reason))
+        await self._lanes.close([*([Known([self.record])] if self.record else []), Bye(reason)])
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from peers.codec_counts import CODED, CodecCounts
 from peers.compute_time import ComputeTime, idle_reason
+from peers.declaring import only
 from peers.event_log import EventLog
 from peers.growth import OBSERVE_SECONDS, Growth, by_code
-from peers.metrics import STATES, Metrics
+from peers.metrics import PHASES, STATES, Metrics
 from peers.neighbourhood import Neighbourhood
 from peers.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.receipts import summary
@@ -28,6 +29,7 @@ from swarmnet.ledger import Ledger
 from swarmnet.manifest import learning_rate
 from swarmnet.membership import BEAT_SECONDS, Known
 from swarmnet.operations import operations_per_token
+from swarmnet.round_phase import phase_of
 
 NOTE_EVERY = 5
 """Every so many looks, ledger and traffic go to the event log too: a killed peer leaves them there."""
@@ -116,8 +118,7 @@ class Observer:
         worker, metrics = self.worker, self.metrics
         metrics.about.stage.set(worker.stage)
         metrics.about.stages.set(len(worker.manifest.stages))
-        for state in STATES:
-            metrics.about.state(state).set(state == worker.state)
+        only(metrics.about.state, STATES, worker.state)
         metrics.about.paused("owner").set(worker.orders.paused)
         self._machine(worker.settings.checkpoints)
         self._account()
@@ -180,6 +181,7 @@ class Observer:
             network.peers(state).set(states[state])
         own = len(neighbourhood.membership.live(neighbourhood.membership.stage))
         network.group.set(own + self.ready)
+        network.split.set(self.worker.looking.split.suspected)
         for reason, count in by_code(neighbourhood.departures, DEPARTURES).items():
             network.departures(reason).inc(growth.of("departures", count, reason))
 
@@ -216,6 +218,7 @@ class Observer:
 
     def _rounds(self, worker: Worker) -> None:
         update, metrics, growth = worker.update, self.metrics.rounds, self.growth
+        only(metrics.phase, PHASES, phase_of(update.rounds) if update is not None else "none")
         if update is None:
             return
         if update is not self._update:

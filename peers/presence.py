@@ -68,13 +68,13 @@ class Presence:
         link.close()
         return True
 
-    async def look_up(self, stage: int) -> dict[PeerId, bytes]:
-        """Signed records of a stage by peer; empty when the directory does not answer."""
+    async def look_up(self, stage: int) -> dict[PeerId, bytes] | None:
+        """Signed records of a stage by peer; None when the directory does not answer."""
         try:
             return await self.directory.look_up(self.signed.run_id, stage, OPERATION_SECONDS)
         except WireError as error:
             self.note("look_up_failed", stage=stage, code=error.code, reason=str(error))
-            return {}
+            return None
 
     def record(self, stage: int, claims: Claims) -> bytes:
         """The own record as it is now, signed."""

@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from random import Random
 
 from peers.config.peer_file import PeerFile
 from peers.counted_directory import CountedDirectory
+from peers.declaring import only
 from peers.directory_observer import DirectoryObserver
+from peers.doctor.reachability import Addresses
 from peers.joining import PeerCache
 from peers.lan import neighbours
+from peers.metrics import WAYS
+from peers.reachable import TEXTS, Reachable, Way, has_a_network
 from peers.roles.role import Network, Process, Role
 from peers.status import Status
 from protocols.daemon import CannotStart, DaemonOptions
 from protocols.dht import DhtDirectory
+from protocols.dial_back import DialBack, ask_dial_back
 from protocols.p2pd import P2pdTransport
 from protocols.relays import circuits_through
 from protocols.upload import Upload
+from swarmnet.identifiers import PeerId
 
 RESTART_SECONDS = 1.0
 """Before a p2pd is started again that died soon after its start."""
@@ -76,7 +83,8 @@ class Sessions:
         if upload is not None:
             transport.limit_upload(siblings.upload(upload) if siblings is not None else Upload(upload))
         self.listen = with_ports(self.config.listen, transport.addresses)
-        directory = observing = None
+        directory = None
+        beside: list[asyncio.Task[None]] = []
         try:
             ways = circuits_through(self.config.bootstrap) if self.config.relay else ()
             directory = await DhtDirectory.start(transport.daemon, ways=ways)
@@ -88,16 +96,36 @@ class Sessions:
                 await transport.relays.first(SLOT_SECONDS)
             counted = CountedDirectory(directory)
             observer = DirectoryObserver(counted, directory, process.metrics, transport.daemon.connections)
-            observing = asyncio.create_task(observer.run(), name="directory observer")
+            beside.append(asyncio.create_task(observer.run(), name="directory observer"))
+            if self.config.metrics.address is not None and has_a_network(transport.addresses):
+                beside.append(asyncio.create_task(self._reachable(transport).run(), name="reachable"))
             cache = PeerCache(self.config.state / "peers.json")
             async with neighbours(self.config, transport.peer, transport.addresses, process.say) as lan:
                 await self._unless_ended(Network(transport, directory, counted, cache, lan))
         finally:
-            if observing is not None:
-                observing.cancel()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             if directory is not None:
                 await directory.close()
             await transport.close()
+
+    def _reachable(self, transport: P2pdTransport) -> Reachable:
+        """What asks others whether they get in."""
+        process, config, gauges = self.process, self.config, self.process.metrics.network.reachable
+        only(gauges, WAYS, "unknown")
+
+        async def ask(helper: PeerId, addresses: Callable[[str], Sequence[str]]) -> DialBack:
+            return await ask_dial_back(transport.daemon, helper, process.identity, addresses)
+
+        def tell(way: Way) -> None:
+            only(gauges, WAYS, way)
+            process.say("reachable", TEXTS[way], way=way)
+
+        return Reachable(
+            ask, transport.daemon.connections,
+            lambda: Addresses.of(config.announce, self.listen, transport.addresses), tell, Random(),
+        )  # fmt: skip
 
     async def _unless_ended(self, network: Network) -> None:
         """Run the role until it ends, is told to stop while nothing is under way, or p2pd dies."""

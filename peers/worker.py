@@ -23,6 +23,7 @@ from peers.disk import Disk
 from peers.hearing import Hearing, load_of
 from peers.inference.server import Inference
 from peers.listener import Load
+from peers.looking import Looking
 from peers.meeting import met
 from peers.moving import Moving, first_stage
 from peers.neighbourhood import Neighbourhood
@@ -120,7 +121,7 @@ class Worker:
         self._assemble(await self.orders.read_text() if self.stage == 0 else None)
         self._tasks = [
             self.loop.create_task(self.presence.announce_forever(self.stage, self._record), name="announce"),
-            self.loop.create_task(self.presence.look_forever(self._look_up), name="look up"),
+            self.loop.create_task(self.presence.look_forever(self.looking.look), name="look up"),
             self.loop.create_task(self.orders.keep_forever(), name="orders"),
         ]
         for task in self._tasks:
@@ -162,6 +163,7 @@ class Worker:
         self.neighbourhood = Neighbourhood(
             self.transport, self.signed.run_id, membership, Hearing(self), self.signed.wire(), self.note
         )
+        self.looking = Looking(self.presence, self.neighbourhood, len(manifest.stages), self.say)
         self.digests = SignedDigests(
             self.identity, self.signed, self.stage, self.neighbourhood, self._resynchronise, self.note
         )
@@ -204,7 +206,7 @@ class Worker:
         """Find the group before deciding that there is none: a second history must not be started."""
         assert self.neighbourhood is not None
         membership = self.neighbourhood.membership
-        await self._look_up()
+        await self.looking.look()
         await self._until(lambda: met(membership), self.loop.time() + MEET_SECONDS)
 
     async def _from_archive(self) -> None:
@@ -349,14 +351,6 @@ class Worker:
         if self.neighbourhood is not None:
             self.neighbourhood.record = record
         return record
-
-    async def _look_up(self) -> None:
-        """Learn who holds this stage and the ones that microbatches come from or go to."""
-        assert self.neighbourhood is not None
-        reach, stages = self.neighbourhood.membership.reach, len(self.manifest.stages)
-        for stage in range(max(0, self.stage - reach), min(stages, self.stage + reach + 1)):
-            for record in (await self.presence.look_up(stage)).values():
-                self.neighbourhood.learn(record)
 
     # -- between the parts ----------------------------------------------------------------------------
 

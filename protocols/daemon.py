@@ -16,7 +16,6 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ from protocols.hivemind_parts import (
     write_pbmsg,
 )
 from protocols.identity import load
-from protocols.multiaddr import is_circuit, multiaddr_bytes
+from protocols.multiaddr import multiaddr_bytes
 from swarmnet.identifiers import PeerId
 
 DAEMON_ERRORS = (OSError, EOFError, RuntimeError, ValueError, P2PDaemonError, P2PHandlerError)
@@ -198,18 +197,17 @@ class Daemon:
         except DAEMON_ERRORS as error:
             raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
 
-    async def connections(self, deadline_seconds: float) -> Counter[str]:
-        """How many there are, `direct` and `relayed`; PeerGone if p2pd does not say in time."""
+    async def connections(self, deadline_seconds: float) -> list[tuple[PeerId, str]]:
+        """Of each the peer and the address at its other end; PeerGone if p2pd does not say in time."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
         try:
             async with asyncio.timeout(deadline_seconds), self._request(request) as (answer, _, writer):
-                # Each connection is named by the address at its other end.
-                ends = [[str(Multiaddr(raw)) for raw in connected.addrs] for connected in answer.peers]
+                found = [(PeerId(PeerID(each.id).to_base58()), str(Multiaddr(raw)))
+                         for each in answer.peers for raw in each.addrs[:1]]  # fmt: skip
                 writer.close()
         except DAEMON_ERRORS as error:
             raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
-        relayed = sum(any(is_circuit(address) for address in addresses) for addresses in ends)
-        return Counter(direct=len(ends) - relayed, relayed=relayed)
+        return found
 
     async def open_stream(
         self, peer: PeerId, protocol: str, deadline_seconds: float

@@ -107,11 +107,13 @@ async def ask_dial_back(
     daemon: Daemon, helper: PeerId, identity: Identity, addresses: Callable[[str], Sequence[str]]
 ) -> DialBack:
     """Ask a connected helper to dial what `addresses(observed address)` names, at most `ADDRESSES`, and see
-    whether `identity` answers there. Raises PeerGone or Malformed."""
+    whether `identity` answers there; nothing is asked if it names none. Raises PeerGone or Malformed."""
     reader, writer = await daemon.open_stream(helper, DIAL_BACK_PROTOCOL, STEP_SECONDS)
     try:
         greeting = await read_part(reader, Greeting, STEP_SECONDS)
         wanted = tuple(addresses(greeting.observed))[:ADDRESSES]
+        if not wanted:
+            return DialBack(greeting.observed, "done", ())
         signed = statement(greeting.challenge, helper, identity.peer_id, wanted)
         writer.write(encode(Ask(identity.peer_id, wanted, identity.sign(signed))))
         answer = await read_part(reader, Answer, ANSWER_SECONDS)

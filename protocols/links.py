@@ -145,6 +145,15 @@ class InnerLink(QueuedLink):
         """Hand a piece to the other side."""
 
 
+class Ear:
+    """Who hears what comes over the links that others have opened to us, until somebody else listens in its
+    place. Then nobody does: those links end when the others end them, and must not keep alive until then
+    whoever heard them (a paused peer's stage)."""
+
+    def __init__(self, receiver: Receiver | None = None) -> None:
+        self.receiver = receiver
+
+
 class LocalLink(InnerLink):
     """A link to oneself: libp2p refuses to dial itself, and routing code should not have to know."""
 

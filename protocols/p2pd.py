@@ -25,7 +25,7 @@ from protocols.errors import Backlog, Malformed, PeerGone, WireError
 from protocols.frames import FrameReader, body_limit
 from protocols.hivemind_parts import StreamInfo
 from protocols.identity import Identity, load
-from protocols.links import BACKLOG_BYTES, BoundedLink, LocalLink, deliver
+from protocols.links import BACKLOG_BYTES, BoundedLink, Ear, LocalLink, deliver
 from protocols.messages import Lane, Message
 from protocols.multiaddr import is_circuit, through_relay
 from protocols.near import Near
@@ -89,7 +89,8 @@ class P2pdTransport:
         self.checks = (DialBackService(daemon.peer), SpeedService())
         """What `swarmnet doctor` asks of the peers of a swarm."""
         self._limit, self._backlog_bytes = limit, backlog_bytes
-        self._receiver: Receiver | None = None
+        self._ear = Ear()
+        """Of the links that are accepted from now on."""
         self._links: set[P2pdLink] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._accepted: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
@@ -148,7 +149,8 @@ class P2pdTransport:
         return {"open": open_, "opened": counted["opened"], "failed": counted["failed"], "repeated": repeated}
 
     def listen(self, receiver: Receiver) -> None:
-        self._receiver = receiver
+        self._ear.receiver = None
+        self._ear = Ear(receiver)
         if self.near is not None and not self._closed:
             self.near.enter(self.peer, receiver)
 
@@ -163,6 +165,7 @@ class P2pdTransport:
 
     def serve_chunks(self, find: FindChunk) -> None:
         """See `Transport.serve_chunks`."""
+        self.chunks.close()
         self.chunks.find = find
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> ChunkCarriers | None:
@@ -180,9 +183,9 @@ class P2pdTransport:
         if self._closed or self.daemon.end_reason is not None:
             raise PeerGone(f"this peer's own p2pd is not running ({self.daemon.end_reason})")
         if peer == self.peer:
-            if self._receiver is None:
+            if self._ear.receiver is None:
                 raise PeerGone("this peer does not listen yet")
-            return LocalLink(peer, lane, self._receiver, self._limit, self._backlog_bytes)
+            return LocalLink(peer, lane, self._ear.receiver, self._limit, self._backlog_bytes)
         if self.near is not None and self.near.holds(peer):
             return self.near.open(self.peer, peer, lane, self._limit, self._backlog_bytes)
         stream = await self._dialling.stream(peer, protocol_name(lane), addresses, deadline_seconds)
@@ -211,46 +214,51 @@ class P2pdTransport:
             task = asyncio.create_task(link.gone())
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
-        if self._receiver is None or self._closed or not reason:
+        if self._closed or not reason:
             return
         if error is not None:
-            self._receiver.refused(link.peer, error.code, str(error))
-        else:
-            self._receiver.lost(link.peer, link.lane, reason)
+            self._refuse(self._ear, link.peer, error)
+        elif self._ear.receiver is not None:
+            self._ear.receiver.lost(link.peer, link.lane, reason)
 
     async def _accept(
         self, lane: Lane, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """A stream that `info.peer_id` (proved by its handshake) opened to us."""
         peer = PeerId(info.peer_id.to_base58())
-        receiver = self._receiver
-        if receiver is None or self._closed:
+        ear = self._ear
+        if ear.receiver is None or self._closed:
             writer.transport.abort()
             return
         answers = writer if lane in ACKNOWLEDGED else None
         with self._admitted(peer, writer) as admitted:
             if not admitted:
                 reason = f"{self._per_peer[peer]} links of this peer are open already"
-                receiver.refused(peer, Backlog.code, reason)
+                self._refuse(ear, peer, Backlog(reason))
                 return
             subflows = self._carried.setdefault(peer, _Subflows()) if answers is not None else None
             if subflows is not None:
                 subflows.links += 1
             until = asyncio.get_running_loop().time() + FIRST_MESSAGE_SECONDS
-            error, reason = await self._read(receiver, peer, lane, reader, answers, until)
+            error, reason = await self._read(ear, peer, lane, reader, answers, until)
         if subflows is not None:
             self._cut_subflows(peer, subflows)
         if error is not None:
-            receiver.refused(peer, error.code, str(error))
-        elif not self._closed:
-            receiver.lost(peer, lane, reason)
+            self._refuse(ear, peer, error)
+        elif not self._closed and ear.receiver is not None:
+            ear.receiver.lost(peer, lane, reason)
+
+    @staticmethod
+    def _refuse(ear: Ear, peer: PeerId, error: WireError) -> None:
+        if ear.receiver is not None:
+            ear.receiver.refused(peer, error.code, str(error))
 
     async def _accept_subflow(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """A carrier opened a stream: it says for whom, who has a link on the data lane here."""
-        carrier, receiver = PeerId(info.peer_id.to_base58()), self._receiver
-        if receiver is None or self._closed:
+        carrier, ear = PeerId(info.peer_id.to_base58()), self._ear
+        if ear.receiver is None or self._closed:
             writer.transport.abort()
             return
         peer = carrier
@@ -266,7 +274,7 @@ class P2pdTransport:
                     return  # Its link has ended meanwhile; or it wants too many.
                 subflows.writers.add(writer)
                 try:
-                    error, _ = await self._read(receiver, peer, "data", reader, writer, None)
+                    error, _ = await self._read(ear, peer, "data", reader, writer, None)
                 finally:
                     subflows.writers.discard(writer)
         except DAEMON_ERRORS:
@@ -274,7 +282,7 @@ class P2pdTransport:
         except WireError as refused:
             error = refused
         if error is not None and not self._closed:
-            receiver.refused(peer, error.code, str(error))
+            self._refuse(ear, peer, error)
 
     @contextlib.contextmanager
     def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter) -> Iterator[bool]:
@@ -306,7 +314,7 @@ class P2pdTransport:
 
     async def _read(
         self,
-        receiver: Receiver,
+        ear: Ear,
         peer: PeerId,
         lane: Lane,
         reader: asyncio.StreamReader,
@@ -325,7 +333,10 @@ class P2pdTransport:
                     data = await reader.read(_READ_BYTES)
                 if not data:
                     break
-                error = deliver(receiver, peer, lane, frames, data)
+                if ear.receiver is None:
+                    frames, first_until = FrameReader(self._limit), None
+                    continue
+                error = deliver(ear.receiver, peer, lane, frames, data)
                 if error is not None:
                     return error, ""
                 if answers is not None and frames.messages != told:

@@ -92,7 +92,8 @@ class Transport(Protocol):
         """`told` is called whenever `addresses` has changed; it replaces the one before."""
 
     def listen(self, receiver: Receiver) -> None:
-        """Start to deliver; before this nothing is accepted."""
+        """Start to deliver; before this nothing is accepted. It takes the place of whoever listened before:
+        that one hears nothing more, and is not held on to."""
 
     @property
     def subflows(self) -> Mapping[str, int]:
@@ -100,7 +101,8 @@ class Transport(Protocol):
         `failed`; and the messages `repeated` as one broke. Empty where one connection carries all."""
 
     def serve_chunks(self, find: FindChunk) -> None:
-        """Answer the carriers of others: `find(digest, index)` is the chunk, or None."""
+        """Answer the carriers of others: `find(digest, index)` is the chunk, or None. What they were being
+        sent of another one's is cut off."""
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> Carries | None:
         """More connections to fetch chunks on; None where one connection carries all that there is."""

@@ -54,6 +54,19 @@ async def test_chunks_come_over_connections_of_their_own_and_those_not_held_are_
     assert answers.parts.count(holder.peer) >= 3 * len(CHUNKS)
 
 
+async def test_what_was_being_sent_ends_when_the_holder_holds_something_else(start):
+    holder, newcomer = await start(), await start()
+    holder.serve_chunks(holds)
+    await newcomer.daemon.connect(holder.peer, holder.addresses, DEADLINE)
+    reader, writer = await newcomer.daemon.open_stream(holder.peer, CHUNKS_PROTOCOL, DEADLINE)
+    writer.write(DIGEST + bytes(2))
+    async with asyncio.timeout(DEADLINE):
+        await reader.readexactly(4 + len(CHUNKS[0]))
+        holder.serve_chunks(lambda digest, index: None)
+        assert await reader.read() == b""
+    writer.transport.abort()
+
+
 async def test_a_holder_that_is_not_there_is_told_for_every_chunk(start):
     holder, newcomer = await start(), await start()
     addresses = holder.addresses

@@ -17,10 +17,10 @@ from peers.config.yaml_lines import Typed
 from peers.doctor import graphics, machine, stage
 from peers.doctor.graphics import AMD, NVIDIA, Graphics
 from peers.doctor.line import Line
-from peers.doctor.reachability import Addresses, judge
+from peers.doctor.reachability import Addresses, judge, tcp_port
 from peers.doctor.show import CHECKS, Report, wanted_checks
 from peers.doctor.stage import Memory
-from peers.doctor.swarm import logged_addresses, tcp_port, verdicts
+from peers.doctor.swarm import logged_addresses, verdicts
 from peers.errors import UserError
 from peers.fitting import all_needs
 from peers.state_lock import is_held

@@ -2,12 +2,18 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import sys
 
 import pytest
 
+from peers.config.peer_file import check_typed
+from peers.config.sibling_file import sibling_file
+from peers.config.yaml_lines import Typed
 from peers.demo.peers import start as start_peer
+from peers.doctor import swarm
+from peers.doctor.show import run_doctor
 from protocols.daemon import LOOPBACK, Daemon
 from protocols.dht import DhtDirectory
 from protocols.dial_back import ask_dial_back
@@ -123,6 +129,36 @@ async def test_a_peer_without_the_service_is_gone_for_this_purpose(asker, tmp_pa
 def test_the_rate_is_that_of_the_second_half():
     assert rate([Sample(0.0, 10), Sample(10.0, 500), Sample(11.0, 1000)]) == 500
     assert rate([]) == rate([Sample(1.0, 5)]) == rate([Sample(1.0, 5), Sample(1.0, 6)]) == 0.0
+
+
+@pytest.mark.slow
+@needs_libp2p
+async def test_each_stage_of_a_peer_of_two_is_looked_at_from_outside(helper, tmp_path, monkeypatch):
+    monkeypatch.setattr(swarm, "FIND_SECONDS", 0.5)  # Nobody knows the run.
+    directory = await DhtDirectory.start(helper.daemon)
+    data = {
+        **KEYS, "role": "worker", "run": "ab" * 32, "stages": 2, "stage": 3, "state": str(tmp_path / "state"),
+        "bootstrap": [f"{address}/p2p/{helper.peer}" for address in helper.addresses],
+    }  # fmt: skip
+    create(tmp_path / "second.key")
+    config = check_typed(Typed("test", data), tmp_path, "test", {})
+    folder = sibling_file(config, 1).state
+    folder.mkdir(parents=True)
+    (tmp_path / "second.key").rename(folder / "identity.key")
+    said = io.StringIO()
+    only = {"only": ["p2pd", "reachability"], "as_json": True, "out": said}
+    try:
+        async with asyncio.timeout(DOCTOR_SECONDS):
+            await asyncio.to_thread(run_doctor, config, must_be_reached=False, swarm=True, **only)
+    finally:
+        await directory.close()
+    lines = [line for line in json.loads(said.getvalue())["checks"] if line["check"] != "run"]
+    assert [(line["check"], line["data"]["stage"], line["level"]) for line in lines] == [
+        ("p2pd", 3, "ok"), ("reachability", 3, "ok"), ("p2pd", 4, "ok"), ("reachability", 4, "ok"),
+    ]  # fmt: skip
+    assert lines[3]["text"].startswith("stage 4: reachable directly at ")
+    assert lines[2]["data"]["peer"] == load(folder / "identity.key").peer_id
+    assert lines[1]["data"]["dialled"] != lines[3]["data"]["dialled"], "each has a port of its own"
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ COUNTS = ("stage", "ready", "round", "round_settled", "round_lag", "round_contri
           "train_loss", "train_learning_rate", "stages", "state", "paused", "stages_missing",
     "credit_contributions", "credit_tokens",
           "network_subflows", "network_connections", "train_gradient_norm",
-          "train_momentum_norm")  # fmt: skip
+          "train_momentum_norm", "round_phase", "network_reachable", "dht_split_suspected")  # fmt: skip
 """Gauges that are an index, a number of things, or what their help says."""
 
 

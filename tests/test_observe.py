@@ -19,13 +19,15 @@ from protocols.envelope import ENVELOPE_BYTES
 from protocols.errors import PeerGone, Unreachable
 from protocols.frames import wire_bytes
 from protocols.messages import Contribution, encode
+from swarmnet.directory_split import MISSED_LOOKS
 from swarmnet.round_sets import NeighbourView
 
 OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total", "stage_moves_total", "paused",
                   "event_loop_lag_seconds", "network_connections"}  # fmt: skip
 """Set by the peer process itself: tests/test_bad_input.py looks at a real one."""
 OF_FAULTS = {"train_nonfinite_total", "refused_total", "state_chunks_refused_total", "round_lag",
-             "network_clock_offset_seconds", "microbatches_dropped_total", "stages_missing"}  # fmt: skip
+             "network_clock_offset_seconds", "microbatches_dropped_total", "stages_missing",
+             "dht_split_suspected"}  # fmt: skip
 """A swarm in which nobody lies or breaks has none; each is made to move below."""
 OF_SLOW_LINES = {"network_subflows", "network_messages_repeated_total"}
 """A line in memory carries all that there is."""
@@ -176,6 +178,7 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
         ("dht_operations_total", "put ok", "abcdefg"),
         ("dht_operation_duration_seconds", "get put", "abcdefg"),
         ("round_wait_seconds", "", "abdefg"),
+        ("network_reachable", "unknown", "abcdefg"),
         ("train_gradient_norm", "", "abdefg"),
         ("train_momentum_norm", "", "abdefg"),
         ("train_floating_point_operations_total", "", "abcdefg"),
@@ -273,6 +276,8 @@ def test_faults_have_series_of_their_own():
         worker.neighbourhood.departures["made up"] += 1
         worker.inference.outcomes.update({"done": 2, "made up": 1})
         worker.inference.seconds += 0.5
+        for _ in range(MISSED_LOOKS):
+            worker.looking.split.looked(["x", "y"], ["y"])
         worker.neighbourhood.transport.subflows.update(open=2, repeated=3)
         for code in ("malformed", "made up by a stranger", "made up by another"):
             worker.neighbourhood.traffic.refused[code] += 4
@@ -305,6 +310,10 @@ def test_faults_have_series_of_their_own():
         "inference_compute_seconds_total 0.5",
         "network_subflows 2.0",
         "network_messages_repeated_total 3.0",
+        "dht_split_suspected 1.0",
+        'round_phase{phase="gathering"} 1.0',
+        'round_phase{phase="waiting"} 0.0',
+        'round_phase{phase="none"} 0.0',
     ):
         assert f"swarmnet_{line}" in text
 
@@ -325,7 +334,9 @@ def test_the_directory_is_counted_and_its_clock_shown():
         assert await counted.bootstrap(["/ip4/1.2.3.4/tcp/1"], 1.0) == 1
         assert await counted.get_manifest("ab" * 32, 1.0) is None
 
-    answers = [PeerGone("p2pd does not answer"), {"direct": 5, "relayed": 2}]
+    circuit = "/ip4/1.2.3.4/tcp/5/p2p/12D3KooWrelay/p2p-circuit"
+    ends = ["/ip4/9.9.9.9/tcp/4001"] * 5 + [circuit] * 2
+    answers = [PeerGone("p2pd does not answer"), [(f"peer {end}", end) for end in ends]]
 
     async def connections(deadline_seconds):
         answer = answers.pop()
@@ -351,6 +362,7 @@ def test_the_directory_is_counted_and_its_clock_shown():
         "dht_operation_duration_seconds bootstrap", "dht_operation_duration_seconds get",
         "network_sent_bytes_total directory", "network_received_bytes_total directory",
         "network_connections direct", "network_connections relayed",
+        "network_reachable unknown", "round_phase none",
     }  # fmt: skip
     assert b'sent_bytes_total{kind="directory"} 100.0' in metrics.text()
     assert b'network_connections{path="relayed"} 2.0' in metrics.text()

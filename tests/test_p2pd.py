@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import signal
 import socket
 import tempfile
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +20,11 @@ from protocols import daemon as daemon_module
 from protocols import p2pd, subflows
 from protocols.daemon import LOOPBACK, CannotStart, Daemon, DaemonOptions
 from protocols.errors import PeerGone
-from protocols.frames import FrameWriter
+from protocols.frames import FrameWriter, wire_bytes
+from protocols.hivemind_parts import PeerID
 from protocols.identity import Identity, create
-from protocols.messages import Act, Busy
-from protocols.multiaddr import multiaddr_bytes
+from protocols.messages import Act, Busy, encode
+from protocols.multiaddr import is_circuit, multiaddr_bytes
 from protocols.p2pd import P2pdTransport
 
 pytestmark = pytest.mark.loopback
@@ -246,6 +249,27 @@ def test_the_transport_works_on_uvloop_as_well(tmp_path):
     uvloop.run(scenario())
 
 
+async def test_whoever_listened_before_hears_no_more_and_is_let_go_of_though_others_keep_their_links(start):
+    a, b = await start(), await start()
+    old = await a.open(b.peer, "data", DEADLINE, b.addresses)
+    old.post(BUSY)
+    await b.listener.until(lambda heard: heard.messages)
+    before, b.listener = weakref.ref(b.listener), Listener()
+    b.listen(b.listener)
+    old.post(BUSY)
+    new = await a.open(b.peer, "group", DEADLINE, b.addresses)
+    new.post(BUSY)
+    await b.listener.until(lambda heard: heard.messages)
+    gc.collect()
+    assert before() is None
+    assert not old.closed
+    old.close()
+    new.close()
+    await b.listener.until(lambda heard: heard.lost_)
+    assert b.listener.received_ == [(a.peer, "group", BUSY, b"", wire_bytes(len(encode(BUSY)), 0))]
+    assert [(peer, lane) for peer, lane, _ in b.listener.lost_] == [(a.peer, "group")]
+
+
 async def test_addresses_can_be_asked_for_again(start):
     a = await start()
     assert await a.daemon.refresh_addresses(DEADLINE) == a.addresses
@@ -255,32 +279,35 @@ async def test_addresses_can_be_asked_for_again(start):
         await a.daemon.refresh_addresses(DEADLINE)
 
 
-async def test_connections_are_counted_and_relayed_ones_apart(start, monkeypatch):
+async def test_connections_are_named_by_the_peer_and_by_where_it_is(start, monkeypatch):
     a, b = await start(), await start()
-    assert await a.daemon.connections(DEADLINE) == {"direct": 0, "relayed": 0}
+    assert await a.daemon.connections(DEADLINE) == []
     await a.daemon.connect(b.peer, b.addresses, DEADLINE)
-    for transport in (a, b):
-        assert await transport.daemon.connections(DEADLINE) == {"direct": 1, "relayed": 0}
+    assert await a.daemon.connections(DEADLINE) == [(b.peer, b.addresses[0])]
+    (back,) = await b.daemon.connections(DEADLINE)
+    assert back[0] == a.peer
     with monkeypatch.context() as patch:
         circuit = f"/ip4/1.2.3.4/tcp/5/p2p/{b.peer}/p2p-circuit"
-        ends = [circuit, "/ip4/1.2.3.4/tcp/5", f"{circuit}"]
-        patch.setattr(a.daemon, "_request", answers_with_connections(ends))
-        assert await a.daemon.connections(DEADLINE) == {"direct": 1, "relayed": 2}
+        ends = [circuit, "/ip4/1.2.3.4/tcp/5", circuit]
+        patch.setattr(a.daemon, "_request", answers_with_connections(b.peer, ends))
+        found = await a.daemon.connections(DEADLINE)
+        assert [(peer, is_circuit(end)) for peer, end in found] == [(b.peer, end == circuit) for end in ends]
     os.kill(a.daemon.pid, signal.SIGKILL)
     await a.ended()
     with pytest.raises(PeerGone):
         await a.daemon.connections(DEADLINE)
 
 
-def answers_with_connections(ends):
-    """In the place of asking p2pd: connections to these addresses."""
+def answers_with_connections(peer, ends):
+    """In the place of asking p2pd: connections to a peer at these addresses."""
+    raw = PeerID.from_base58(peer).to_bytes()
 
     @contextlib.asynccontextmanager
     async def request(asked):
         assert asked.type == daemon_module.p2pd_pb2.Request.LIST_PEERS
         answer = daemon_module.p2pd_pb2.Response()
         for address in ends:
-            answer.peers.add(id=b"", addrs=[multiaddr_bytes(address)])
+            answer.peers.add(id=raw, addrs=[multiaddr_bytes(address)])
         yield answer, None, SimpleNamespace(close=lambda: None)
 
     return request

@@ -3,9 +3,11 @@
 from swarm import Swarm, tiny_manifest
 
 from peers.claims import Claims
+from peers.presence import LOOK_SECONDS
 from peers.roles.pausing import Pausing
 from peers.virtual_time import run
 from protocols.peer_record import NO_STAGE
+from protocols.records import open_record
 
 
 def test_a_peer_is_paused_while_any_reason_stands():
@@ -39,6 +41,27 @@ def test_in_a_swarm_the_others_go_on_without_a_paused_peer_and_it_counts_again_w
             assert second.peer not in others.membership.to_dial(1e9), "known to rest"
         before = swarm.committed(0)
         await swarm.until(lambda: swarm.committed(0) > before + 20, 60.0)
+        await swarm.close()
+
+    run(story())
+
+
+def test_whoever_was_told_goodbye_does_not_dial_though_the_directory_still_has_the_last_record():
+    swarm = Swarm(tiny_manifest(stages=(1, 2)))
+
+    async def story():
+        swarm.open()
+        first, second, last = swarm.start("a", stage=0), swarm.start("b", stage=0), swarm.start("c", stage=1)
+        await swarm.until(lambda: swarm.committed(0) > 20, 60.0)
+        known = [member.worker.neighbourhood.membership.peers[second.peer] for member in (first, last)]
+        before = max(one.sequence for one in known)
+        second.worker.leave(2.5, "pausing")
+        await swarm.until(lambda: second.task.done(), 5.0)
+        listed = await first.worker.presence.look_up(0)
+        assert open_record(listed[second.peer], swarm.signed.run_id).sequence > before, "made while it left"
+        said = len(swarm.of("linked")) + len(swarm.of("dial_failed"))
+        await swarm.during(3 * LOOK_SECONDS)
+        assert len(swarm.of("linked")) + len(swarm.of("dial_failed")) == said
         await swarm.close()
 
     run(story())

@@ -34,7 +34,7 @@ class Keepers:
 
     async def reach(self) -> None:
         """Link to some archivists of the run; whoever is not reached is not there."""
-        found = await self.presence.look_up(NO_STAGE)
+        found = await self.presence.look_up(NO_STAGE) or {}
         asked = 0
         for data in found.values():
             try:

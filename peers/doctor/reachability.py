@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Literal
 
 from peers.doctor.line import Level, Line
@@ -30,6 +31,15 @@ class Addresses:
     """Whether a person chose those (`announce`), rather than p2pd from what it knows."""
     ports: tuple[int, ...]
     """TCP ports it listens on."""
+
+    @classmethod
+    def of(cls, announce: Sequence[str], listen: Sequence[str], told: Sequence[str]) -> Addresses:
+        """`announce` as in the peer file; `listen` with the ports that p2pd got; `told`: what p2pd and the
+        relays say."""
+        listening = [port for each in listen if (port := tcp_port(each))]
+        announced = [port for each in announce if (port := tcp_port(each))]
+        ports = dict.fromkeys([*listening, *([] if listening else announced)])
+        return cls(tuple(announce) or tuple(told), bool(announce), tuple(ports))
 
     def to_ask(self, observed: str) -> tuple[str, ...]:
         """What a helper that saw this peer at `observed` is asked to dial."""
@@ -128,6 +138,20 @@ def _announce(addresses: Sequence[str]) -> str:
 
 
 _FIX_PORT = "listen: [/ip4/0.0.0.0/tcp/31331] in the peer file (TCP is what can be tried)"
+
+
+def in_the_open(address: str) -> bool:
+    """Whether whoever is there stands in the open internet: what it reaches, anyone reaches. A name does."""
+    parts = address.split("/")
+    if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
+        return True
+    return ip_address(parts[2]).is_global
+
+
+def tcp_port(address: str) -> int:
+    """0: none."""
+    parts = address.split("/")
+    return int(parts[4]) if len(parts) > 4 and parts[3] == "tcp" and parts[4].isdecimal() else 0
 
 
 def line_of(finding: Finding, observed: str, dialled: Sequence[Dialled], helper: str) -> Line:

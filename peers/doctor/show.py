@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from peers.config.peer_file import PeerFile
-from peers.doctor import graphics, machine
+from peers.config.sibling_file import sibling_file
+from peers.doctor import graphics, machine, siblings
 from peers.doctor.line import Check, Line
 from peers.errors import UserError, as_user_errors
 from peers.state_lock import is_held
@@ -94,13 +95,13 @@ def run_doctor(
 def _machine(config: PeerFile, running: bool, report: Report) -> graphics.Graphics | None:
     """What needs no network. What is known of GPUs; None without torch."""
     available, total = machine.free_memory()
-    checks: dict[str, Callable[[], Line]] = {
-        "memory": lambda: machine.memory(available, total),
-        "disk": lambda: machine.disk(config.state),
-        "files": machine.open_files,
-        "port": lambda: machine.port(config, running),
-        "metrics": lambda: machine.metrics(config, running),
-        "libp2p": lambda: machine.second_opinion(can_dial()),
+    checks: dict[str, Callable[[], Sequence[Line]]] = {
+        "memory": lambda: [machine.memory(available, total)],
+        "disk": lambda: [machine.disk(config.state)],
+        "files": lambda: [machine.open_files()],
+        "port": lambda: siblings.ports(config, running),
+        "metrics": lambda: [machine.metrics(config, running)],
+        "libp2p": lambda: [machine.second_opinion(can_dial())],
     }
     report.tell(machine.python())
     found = graphics.look()
@@ -109,7 +110,8 @@ def _machine(config: PeerFile, running: bool, report: Report) -> graphics.Graphi
         report.tell(graphics.judge(found, config.device))
     for name, check in checks.items():
         if name in report.wanted and not (name == "memory" and total == 0):
-            report.tell(check())
+            for line in check():
+                report.tell(line)
     return found if found.torch else None
 
 
@@ -119,12 +121,22 @@ def _swarm(
     from peers.doctor.stage import Memory
     from peers.doctor.swarm import Examination, Subject
 
+    gpu = found.devices[0][1] if found.devices and config.device != "cpu" else None
+    free = Memory(machine.free_memory()[0], gpu, config.limits.memory)
+    visits = config.stages if "reachability" in report.wanted else 1
     with tempfile.TemporaryDirectory(prefix="swarmnet-doctor-") as folder:
         place = Path(folder)
         create(place / "stranger.key")
-        key = config.identity if config.identity.exists() else place / "stranger.key"
-        gpu = found.devices[0][1] if found.devices and config.device != "cpu" else None
-        free = Memory(machine.free_memory()[0], gpu, config.limits.memory)
-        subject = Subject(config, load(key), key, running, must_be_reached, free, place)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(Examination(subject, report.tell, report.wanted).run())
+        run = config.run
+        for number in range(visits):
+            peer = sibling_file(config, number).model_copy(update={"run": run})
+            key = peer.identity if peer.identity.exists() else place / "stranger.key"
+            subject = Subject(peer, load(key), key, running, must_be_reached, free, place)
+            tell = siblings.telling(config, number, running, report.tell)
+            wanted = report.wanted if number == 0 else frozenset({"reachability"})
+            visit = Examination(subject, tell, wanted)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(visit.run())
+            if not visit.helpers:
+                break  # Nobody is there whom the others could ask.
+            run = run if visit.signed is not None else None  # Not looked for again.

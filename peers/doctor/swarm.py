@@ -12,12 +12,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from pathlib import Path
 
 from peers.config.peer_file import PeerFile
 from peers.doctor.line import Line, Tell
-from peers.doctor.reachability import Addresses, judge, line_of
+from peers.doctor.reachability import Addresses, in_the_open, judge, line_of
 from peers.doctor.stage import Memory
 from peers.doctor.stage import judge as judge_stage
 from peers.event_log import read
@@ -60,11 +59,7 @@ class Helper:
 
     @property
     def public(self) -> bool:
-        """Whether it stands in the open internet: what it reaches, anyone reaches."""
-        parts = self.address.split("/")
-        if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
-            return True  # a name
-        return ip_address(parts[2]).is_global
+        return in_the_open(self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,20 +337,7 @@ def addresses_of(subject: Subject, transport: P2pdTransport) -> Addresses:
     told = (
         logged_addresses(config.state, subject.identity.peer_id) if subject.running else transport.addresses
     )
-    listen = with_ports(config.listen, told)
-    listening = [port for each in listen if (port := tcp_port(each))]
-    announced = [port for each in config.announce if (port := tcp_port(each))]
-    return Addresses(
-        announced=config.announce or tuple(told),
-        chosen=bool(config.announce),
-        ports=tuple(dict.fromkeys([*listening, *([] if listening else announced)])),
-    )
-
-
-def tcp_port(address: str) -> int:
-    """0: none."""
-    parts = address.split("/")
-    return int(parts[4]) if len(parts) > 4 and parts[3] == "tcp" and parts[4].isdecimal() else 0
+    return Addresses.of(config.announce, with_ports(config.listen, told), told)
 
 
 def logged_addresses(state: Path, peer: PeerId) -> Sequence[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -18,6 +20,7 @@ from typing import Any
 from peers.compute import Compute, ThreadCompute, set_threads
 from peers.compute_time import ComputeTime
 from peers.control.server import Request
+from peers.declaring import only
 from peers.errors import UserError
 from peers.fitting import all_needs, allowed_bytes, graphs_that_fit_together, together
 from peers.gpu import GpuWatch, nvml_of
@@ -25,8 +28,8 @@ from peers.growth import OBSERVE_SECONDS
 from peers.introduction import found, machine_line, run_line, swarm_line, traffic_line
 from peers.limits.machine import gpu_use
 from peers.limits.watch import LimitsWatch
-from peers.memory import give_back, resident_bytes
-from peers.metrics import STATES
+from peers.memory import let_go, resident_bytes
+from peers.metrics import PHASES, STATES
 from peers.observe import Observer
 from peers.peak import measured_peak
 from peers.receipts import FILE_NAME, read, summary
@@ -50,9 +53,6 @@ from swarmnet.needs import Needs
 SAVE_SECONDS = 10.0
 """How long a new p2pd waits for the weights to be on disk."""
 
-LET_GO_SECONDS = 0.15
-"""A third of the pauses kept 190 MB when memory was given back at once (measured, 4 M parameters)."""
-
 
 class WorkerRole(Role):
     """Role `worker`. The weights outlive a session on disk and in the swarm."""
@@ -64,6 +64,8 @@ class WorkerRole(Role):
         self.worker: Worker | None = None
         self.observer: Observer | None = None
         self.compute: Compute | None = None
+        self._left: Callable[[], Worker | None] = lambda: None
+        """The worker before, for as long as anything holds it."""
         self.story = Story()
         """For `swarmnet top`: hears the event log from the start."""
         process.log.listeners += [self.story.take, Teller(process.report).heard]
@@ -176,6 +178,7 @@ class WorkerRole(Role):
             if siblings is None or siblings.computing.compute is None:
                 process.pulse.fault = lambda: None
             self.worker = self.observer = self.compute = None
+            self._left = weakref.ref(worker)
             held = worker.stage if worker.stage >= 0 else self.stage  # Also after its p2pd has died.
             self.stage = held if worker.goes_to is None else worker.goes_to
             self.moved += worker.goes_to is not None
@@ -290,17 +293,14 @@ class WorkerRole(Role):
         resting = asyncio.create_task(
             rest(process, signed, network, version("swarmnet"), pausing.line()), name="resting"
         )
-        for _ in range(2):  # What tasks and threads that have just ended hold is free a moment later.
-            await asyncio.sleep(LET_GO_SECONDS)
-            give_back()
+        held = await let_go(self._left)
         pausing.resting.set()
-        held = resident_bytes()
         about = process.metrics.about
         about.stage.set(-1)
         about.ready.set(0)
+        only(process.metrics.rounds.phase, PHASES, "none")
         process.metrics.peak.set("train_flops_utilization_ratio", None)
-        for state in STATES:
-            about.state(state).set(state == "paused")
+        only(about.state, STATES, "paused")
         process.say("paused", f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", bytes=held)
         ended = asyncio.create_task(pausing.ended(), name="end of the pause")
         clock = asyncio.get_running_loop()

@@ -1,0 +1,54 @@
+"""A worker's looks at the directory: who else is there, and whether the directory still is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from peers.neighbourhood import Neighbourhood
+from peers.presence import Presence
+from swarmnet.directory_split import DirectorySplit
+from swarmnet.identifiers import PeerId
+
+
+class Looking:
+    def __init__(
+        self, presence: Presence, neighbourhood: Neighbourhood, stages: int, say: Callable[[str, str], None]
+    ) -> None:
+        """`stages`: of the run."""
+        self.presence = presence
+        self.neighbourhood = neighbourhood
+        self.stages = stages
+        self.say = say
+        self.split = DirectorySplit()
+
+    async def look(self) -> None:
+        """Learn who holds the own stage and the ones that microbatches come from or go to."""
+        membership = self.neighbourhood.membership
+        answered: set[int] = set()
+        found: set[PeerId] = set()
+        own, reach = membership.stage, membership.reach
+        for stage in range(max(0, own - reach), min(self.stages, own + reach + 1)):
+            records = await self.presence.look_up(stage)
+            if records is None:
+                continue
+            answered.add(stage)
+            found.update(records)
+            for record in records.values():
+                self.neighbourhood.learn(record)
+        if answered:
+            self._compare(answered, found)
+
+    def _compare(self, answered: set[int], found: set[PeerId]) -> None:
+        peers = self.neighbourhood.known().items()
+        linked = [peer for peer, known in peers if known.linked and known.stage in answered]
+        before = self.split.suspected
+        self.split.looked(linked, found)
+        if self.split.suspected and not before:
+            self.say(
+                "directory_split",
+                f"the directory may have split: it does not return {len(self.split.missing)} of the "
+                f"{len(linked)} peers that are linked here, so newcomers may find only some of all. A peer "
+                "that names bootstraps of both parts joins them",
+            )
+        elif before and not self.split.suspected:
+            self.say("directory_whole", "the directory returns the linked peers again")

@@ -1,0 +1,135 @@
+"""Whether others get in: a running peer asks one of those that it is connected to, now and then.
+
+It is the doctor's question (protocols/dial_back.py): nobody sees from inside whether a new connection would
+come through. One who got in is believed. That nobody does, two must have found. What they say goes into the
+metrics and the event log and steers nothing, so a liar gains little.
+
+A dial-back costs whoever helps about a second of a core (docs/decisions/0010-dial-back.md). All ask equally
+often, so everybody helps as often as it asks: twice an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import Literal
+
+from peers.directory_observer import Connections
+from peers.doctor.reachability import LOOPBACK, TRIED, Addresses, in_the_open
+from protocols.daemon import DAEMON_ERRORS
+from protocols.dial_back import DialBack
+from protocols.dialler import Dialled
+from protocols.errors import WireError
+from protocols.multiaddr import is_circuit
+from swarmnet.identifiers import PeerId
+
+Way = Literal["direct", "relayed", "none", "unknown"]
+
+FIRST_SECONDS = 60.0
+"""After p2pd has started: by then routers, relays and the directory have answered."""
+AGAIN_SECONDS = 1800.0
+RETRY_SECONDS = 300.0
+"""While nobody could tell."""
+SHOW_SECONDS = 10.0
+"""Slots at relays come and go between two questions."""
+HELPERS = 8
+"""Peers asked for one answer; most of them could, if they have py-libp2p."""
+WITNESSES = 2
+CONNECTIONS_SECONDS = 5.0
+"""For p2pd to say who is connected."""
+
+TEXTS = {
+    "direct": "others get in: this peer is reachable directly",
+    "relayed": "nobody gets in directly; others reach this peer through a relay, which is slower: `swarmnet "
+    "doctor` with its peer file says what to mend",
+    "none": "nobody gets in, and no relay leads here: this peer trains over the connections that it opens "
+    "itself. `swarmnet doctor` with its peer file says what to mend",
+    "unknown": "nobody could tell whether others get in",
+}
+
+Asks = Callable[[PeerId, Callable[[str], Sequence[str]]], Awaitable[DialBack]]
+"""`ask_dial_back` of this peer: of whom, and what to dial where it was seen."""
+
+
+def has_a_network(addresses: Sequence[str]) -> bool:
+    """Whether others than this machine could get in at all."""
+    return any(not address.startswith(LOOPBACK) for address in addresses)
+
+
+def leads_here(addresses: Addresses, dialled: Sequence[Dialled]) -> bool | None:
+    """Whether an address that others are told does; None: none could be tried."""
+    met = {each.address: each.outcome for each in dialled if each.outcome in TRIED}
+    if any(met.get(address) == "reached" for address in addresses.announced):
+        return True
+    return False if met else None
+
+
+def in_order(connections: Sequence[tuple[PeerId, str]], chance: Random) -> list[PeerId]:
+    """Whom to ask: first those who stand in the open internet, what they reach anyone reaches; last those
+    behind relays, who do not see where this peer is."""
+    ranked: dict[PeerId, int] = {}
+    for peer, address in chance.sample(connections, len(connections)):
+        rank = 2 if is_circuit(address) else 1 - in_the_open(address)
+        ranked[peer] = min(rank, ranked.get(peer, rank))
+    return sorted(ranked, key=ranked.__getitem__)
+
+
+class Reachable:
+    """Of one peer, for as long as its p2pd runs."""
+
+    def __init__(
+        self,
+        asks: Asks,
+        connections: Connections,
+        addresses: Callable[[], Addresses],
+        tell: Callable[[Way], None],
+        chance: Random,
+    ) -> None:
+        """`tell` is told the way when it has changed."""
+        self._asks, self._connections, self._addresses = asks, connections, addresses
+        self._tell, self._chance = tell, chance
+        self.gets_in: bool | None = None
+        """What was found last; None: nobody could tell."""
+        self.way: Way = "unknown"
+
+    async def run(self) -> None:
+        """Ask for ever. Whoever started together does not ask together."""
+        loop = asyncio.get_running_loop()
+        pause = FIRST_SECONDS
+        while True:
+            until = loop.time() + pause * self._chance.uniform(0.5, 1.5)
+            while loop.time() < until:
+                self._show()
+                await asyncio.sleep(min(SHOW_SECONDS, until - loop.time()))
+            self.gets_in = await self.ask()
+            pause = RETRY_SECONDS if self.gets_in is None else AGAIN_SECONDS
+
+    async def ask(self) -> bool | None:
+        """Whether somebody gets in at an address that others are told; None if nobody could tell."""
+        shut = 0
+        try:
+            helpers = in_order(await self._connections(CONNECTIONS_SECONDS), self._chance)
+        except WireError:
+            return None  # p2pd is about to be started again.
+        for helper in helpers[:HELPERS]:
+            addresses = self._addresses()
+            try:
+                answer = await self._asks(helper, addresses.to_ask)
+            except (WireError, *DAEMON_ERRORS):
+                continue
+            found = leads_here(addresses, answer.dialled)
+            if found:
+                return True
+            shut += found is False
+            if shut == WITNESSES:
+                break
+        return False if shut else None
+
+    def _show(self) -> None:
+        way: Way = "unknown"
+        if self.gets_in is not None:
+            way = "direct" if self.gets_in else "relayed" if self._addresses().relayed else "none"
+        if way != self.way:
+            self.way = way
+            self._tell(way)
