@@ -61,9 +61,7 @@ class Serves(Protocol):
 
     def task_ended(self, task: asyncio.Task[None]) -> None: ...
 
-    goes_to: int | None
-
-    def leave(self) -> None: ...
+    def move(self, stage: int) -> None: ...
 
 
 async def first_stage(presence: Presence, chance: Random, say: Say) -> int:
@@ -171,8 +169,7 @@ class Moving:
                 case Go(stage):
                     here = self.worker.stage
                     self.say("moves", f"leaves stage {here} for stage {stage}, which has less capacity")
-                    self.worker.leave()
-                    self.worker.goes_to = stage
+                    self.worker.move(stage)
         self._timer.arm(mover.next_deadline())
 
     def _announce(self, stage: int) -> None:

@@ -28,7 +28,7 @@ from peers.stage_part import StagePart, real_part
 from peers.worker import Worker
 from protocols.errors import Unreachable
 from protocols.identity import Identity
-from protocols.memory import MemoryNetwork
+from protocols.memory import MemoryNetwork, MemoryTransport
 from protocols.memory_directory import MemoryDirectory
 from protocols.memory_ways import Conditions
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
@@ -84,10 +84,18 @@ class Member:
     slow: float = 1.0
     skew: float = 0.0
     ended: bool = False
+    moved: int = 0
+    """How often it has taken up another stage, with a new worker."""
+    told_to_leave: bool = False
 
     @property
     def peer(self) -> PeerId:
         return self.identity.peer_id
+
+    @property
+    def who(self) -> str:
+        """As its contributions are named: it is another maker in every stage (trees.py)."""
+        return f"{self.name}.{self.life}" + (f"+{self.moved}" if self.moved else "")
 
     @property
     def trains(self) -> bool:
@@ -132,8 +140,11 @@ class _Directory(MemoryDirectory):
 
 
 class World:
-    def __init__(self, manifest: Manifest, seed: int, disk: Path, real: bool = False) -> None:
-        """`disk` is a folder for the peers' checkpoints. `manifest.owner` is replaced by the world's own."""
+    def __init__(
+        self, manifest: Manifest, seed: int, disk: Path, real: bool = False, moves: bool = False
+    ) -> None:
+        """`disk` is a folder for the peers' checkpoints. `manifest.owner` is replaced by the world's own.
+        `moves`: peers go to the stage that needs them more, by their own decision."""
         self.owner = Identity.from_seed(b"the owner of the run")
         run_id = manifest.run_id()
         self.signed = SignedManifest(manifest, self.owner.sign(owner_statement(run_id)), run_id)
@@ -142,6 +153,7 @@ class World:
         self.chance = Random(f"world {seed}")
         self.disk = disk
         self.real = real
+        self.moves = moves
         self.loop = asyncio.get_running_loop()
         assert isinstance(self.loop, GatedLoop)
         self.network = MemoryNetwork(Random(f"network {seed}"))
@@ -172,9 +184,19 @@ class World:
         context.run(GATE.set, gate)
         seconds = self.chance.uniform(0.15, 0.45)
 
+        transport = context.run(self.network.transport, identity.peer_id)
+
+        async def live() -> None:
+            """One worker, and another wherever it moves to, as the worker's role does."""
+            await member.worker.run()
+            while (stage := member.worker.goes_to) is not None and not member.told_to_leave:
+                member.moved += 1
+                member.worker = self._worker(name, life, stage, identity, transport, folder, member.moved)
+                await member.worker.run()
+
         def build() -> Member:
-            worker = self._worker(name, life, stage, identity, folder)
-            task = self.loop.create_task(worker.run(), name=name, context=context)
+            worker = self._worker(name, life, stage, identity, transport, folder)
+            task = self.loop.create_task(live(), name=name, context=context)
             return Member(name, life, -1, identity, gate, worker, task, seconds)
 
         member = context.run(build)
@@ -186,8 +208,9 @@ class World:
         return member
 
     def _worker(
-        self, name: str, life: int, stage: int | None, identity: Identity, folder: Path
-    ) -> Worker:
+        self, name: str, life: int, stage: int | None, identity: Identity, transport: MemoryTransport,
+        folder: Path, moved: int = 0,
+    ) -> Worker:  # fmt: skip
         def note(event: str, **fields: Any) -> None:  # noqa: ANN401
             self.note(name, life, event, **fields)
 
@@ -196,17 +219,18 @@ class World:
             return member.seconds * member.slow * SHARES[priority]
 
         def part(manifest: Manifest, stage: int) -> StagePart:
-            return real_part(manifest, stage) if self.real else stub_part(manifest, note, life << 24)
+            serial = (life << 24) + (moved << 16)
+            return real_part(manifest, stage) if self.real else stub_part(manifest, note, serial)
 
         async def text(_withdrawn: frozenset[bytes]) -> _Text:
             return _Text(self.manifest)
 
         return Worker(
-            self.signed, identity, self.network.transport(identity.peer_id),
+            self.signed, identity, transport,
             _Directory(self, identity.peer_id, name), InlineCompute(cost), text,
             Settings(
                 stage=stage, in_flight=2, checkpoint_seconds=CHECKPOINT_SECONDS, drain_seconds=10.0,
-                checkpoints=folder,
+                checkpoints=folder, moves=self.moves, moved=moved,
             ),
             Random(f"{self.seed}/{name}/{life}"), note,
             lambda event, line: note("said", what=event, line=line.replace(str(folder), name)), part,
@@ -241,8 +265,12 @@ class World:
         ]
 
     def spare(self, member: Member) -> bool:
-        """Whether another peer of its stage trains now, so that the stage outlives this one."""
-        return any(other.trains for other in self.living(member.worker.stage) if other is not member)
+        """Whether another peer of its stage trains now and stays, so that the stage outlives this one."""
+        return any(
+            other.trains and other.worker.moving.moving_to < 0
+            for other in self.living(member.worker.stage)
+            if other is not member
+        )
 
     # -- ways -----------------------------------------------------------------------------------------
 
