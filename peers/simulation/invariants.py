@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from peers.checkpoint import KEPT
-from peers.simulation.faults import Flap, Noise, OneWay, Partition
+from peers.simulation.faults import Flap, Join, Leave, Move, Noise, OneWay, Partition, Skew, Slow
 from peers.simulation.play import HEAL_SECONDS, Seen
 from peers.simulation.trees import Key, Stage, Violation, makers, read, stages_of
 from swarmnet.fetch import AGREEMENT
@@ -17,9 +17,12 @@ CALLBACKS_PER_PEER = 2_500
 """In a second; busy worlds take some 200. A loop that spins takes as many as it can."""
 UNDISTURBED_SECONDS = 10.0
 """A stage that comes back has found itself again after so long, if nothing else is in its way."""
-
+GENTLE = (Join, Leave, Move, Skew, Slow)
+"""Faults in which nobody is killed, stopped or cut off."""
 UNNOTICED_SECONDS = SILENT_SECONDS + 2.0
 """After so long everybody has noticed that a peer is gone, or has heard that it leaves."""
+UNDER_WAY_SECONDS = 2.0
+"""What was decided in the last moments may wait for the compute thread."""
 
 
 def check(seen: Seen) -> list[Violation]:
@@ -76,10 +79,12 @@ def _path(stage: Stage, key: Key | None) -> dict[int, Key]:
 
 
 def _contributions(seen: Seen, stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
-    """Every contribution is in the final history once, or came back to its maker, or its maker is gone. Of
-    the newest, made after the last heal, it may be open yet."""
+    """Every contribution is in the final history once, or came back to its maker, or its maker is gone: where
+    nobody is killed or cut off also then, as whoever moves or leaves hands over what it has made. Of the
+    newest, made after the last heal, it may be open yet."""
+    gentle = all(isinstance(fault, GENTLE) for fault in seen.faults)
     counts = Counter(name for key in final.values() for name in stage.nodes[key].ids)
-    decided = max(final) - 2 * seen.rules.window - 2
+    decided, late = max(final) - 2 * seen.rules.window - 2, seen.ended_at - UNDER_WAY_SECONDS
     for name, count in counts.items():
         if count > 1:
             yield Violation("nothing settled twice", f"{name} {count} times")
@@ -89,9 +94,10 @@ def _contributions(seen: Seen, stage: Stage, final: dict[int, Key]) -> Iterator[
             yield Violation("nothing offered twice", f"{where} came back {made.returned} times")
         elif made.id in counts and made.returned:
             yield Violation("nothing settled twice", f"{where} is settled and came back")
-        elif made.id in counts or made.returned or made.who not in seen.living:
+        lives = made.who in seen.living
+        if made.id in counts or made.returned or made.given_back_at > late or not (lives or gentle):
             continue
-        elif made.round <= decided or made.time <= seen.healed_at:
+        if made.round <= decided or (lives and made.time <= seen.healed_at):
             yield Violation("nothing vanishes", f"{where} is neither settled nor did it come back")
 
 

@@ -41,6 +41,8 @@ class Made:
     time: float
     payload: bytes
     returned: int = 0
+    given_back_at: float = float("-inf")
+    """When it was decided that it comes back; it is there again when the compute thread comes to it."""
 
 
 @dataclass(slots=True)
@@ -128,6 +130,8 @@ class _Reader:
                 self._held[fields["round"]].add(_hex(fields["id"]))
             case "given_back":
                 self._held[fields["round"]].discard(_hex(fields["id"]))
+                if (own := self.stage.made.get(_hex(fields["id"]))) is not None:
+                    own.given_back_at = note.time
             case "resynchronise":
                 self._held.clear()  # The state is fetched anew, and with it what is open.
             case "returned" if fields["payload"] in self._made_by_payload:
