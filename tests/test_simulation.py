@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from peers.simulation.clock import GATE, Gate, GatedLoop, Spinning
-from peers.simulation.faults import LostStage, Move, Partition
+from peers.simulation.faults import Partition
 from peers.simulation.invariants import check
+from peers.simulation.moves import LostStage, Move
 from peers.simulation.play import Options, Seen, play
 from peers.simulation.report import log_digest
 from peers.simulation.schedules import KINDS, schedule

@@ -40,6 +40,9 @@ def simulate(
     moves: Annotated[
         bool, typer.Option("--moves", help="Peers move between stages, by their own decision and ordered.")
     ] = False,
+    doubles: Annotated[
+        int, typer.Option(min=0, help="So many processes hold two adjacent stages, each as two of the peers.")
+    ] = 0,
     real: Annotated[bool, typer.Option("--real", help="Compute with a real, tiny model: slower.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
 ) -> None:
@@ -61,14 +64,18 @@ def simulate(
     if peers is not None and peers < 2 * (stages or 1):
         raise UserError(f"{peers} peers for {stages or 1} stages: each needs two, one to spare")
     options = [
-        Options(seed + number, peers, stages, rules, tuple(kind or ()), real, rounds, moves=moves)
+        Options(
+            seed + number, peers, stages, rules, tuple(kind or ()), real, rounds,
+            moves=moves, doubles=doubles,
+        )
         for number in range(schedules)
     ]
     results = []
     for result in _played(options, jobs):
         results.append(result)
         again = _again(result, run_file, peers, stages, rounds, kind)
-        _show(result, again + " --moves" * moves + " --real" * real)
+        again += " --moves" * moves + f" --doubles {doubles}" * (doubles > 0) + " --real" * real
+        _show(result, again)
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
     if report is not None:

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from peers.checkpoint import KEPT
-from peers.simulation.faults import Flap, Join, Leave, Move, Noise, OneWay, Partition, Skew, Slow
+from peers.simulation.faults import Flap, Join, Leave, Noise, OneWay, Partition, Skew, Slow
+from peers.simulation.moves import Move
 from peers.simulation.play import HEAL_SECONDS, Seen
 from peers.simulation.trees import Key, Stage, Violation, makers, read, stages_of
 from swarmnet.fetch import AGREEMENT

@@ -51,6 +51,8 @@ class Options:
     """None: from the seed."""
     moves: bool = False
     """Peers move between stages by their own decision, and are ordered to."""
+    doubles: int = 0
+    """So many processes hold two adjacent stages, as two of the peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,9 @@ async def _play(options: Options, folder: Path) -> Seen:
     manifest = small_manifest(stages, microbatches, options.rules, options.seed)
     faults = list(options.faults or _drawn(options, names))
     world = World(manifest, options.seed, folder, options.real, options.moves)
+    ends = [number for number in range(peers - 1) if number % stages + 1 < stages]
+    for number in [number for number in ends if number % stages % 2 == 0][: options.doubles]:
+        world.hold_together(names[number], names[number + 1])
     seen = Seen(options, stages, peers, manifest.rounds, faults)
     for number, name in enumerate(names):
         world.start(name, number % stages)

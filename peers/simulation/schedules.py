@@ -15,8 +15,6 @@ from peers.simulation.faults import (
     Join,
     Leave,
     Lie,
-    LostStage,
-    Move,
     Noise,
     OneWay,
     Partition,
@@ -24,6 +22,7 @@ from peers.simulation.faults import (
     Skew,
     Slow,
 )
+from peers.simulation.moves import LostStage, Move
 from protocols.memory_ways import Conditions
 
 Draw = Callable[[Random, float, Sequence[str]], list[Fault]]
