@@ -34,12 +34,16 @@ PLACE = Path(__file__).parent
 
 def failed_before() -> list[Options]:
     lines = (PLACE / "failing_seeds.txt").read_text().splitlines()
-    words = [line.split() for line in lines if line and not line.startswith("#")]
-    return [Options(int(seed), moves=what == "--moves") for seed, what, *_ in words]
+    return [options_of(line.split()) for line in lines if line and not line.startswith("#")]
+
+
+def options_of(words: list[str]) -> Options:
+    peers = int(words[words.index("--peers") + 1]) if "--peers" in words else None
+    return Options(int(words[0]), peers, moves="--moves" in words, doubles=2 * ("--doubles" in words))
 
 
 def again(options: Options) -> str:
-    return f"{options.seed}{' --moves' * options.moves}"
+    return f"{options.seed}{' --moves' * options.moves}{' --doubles' * (options.doubles > 0)}"
 
 
 def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -384,7 +384,8 @@ class World:
     async def close(self) -> None:
         """Everybody ends at once."""
         for member in self.living():
-            await self.crash(member)
+            if not member.ended:  # With its sibling.
+                await self.crash(member)
 
 
 def _silence(*_: object, **__: object) -> None:
