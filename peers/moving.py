@@ -61,7 +61,9 @@ class Serves(Protocol):
 
     def task_ended(self, task: asyncio.Task[None]) -> None: ...
 
-    def move(self, stage: int) -> None: ...
+    goes_to: int | None
+
+    def leave(self) -> None: ...
 
 
 async def first_stage(presence: Presence, chance: Random, say: Say) -> int:
@@ -169,7 +171,8 @@ class Moving:
                 case Go(stage):
                     here = self.worker.stage
                     self.say("moves", f"leaves stage {here} for stage {stage}, which has less capacity")
-                    self.worker.move(stage)
+                    self.worker.leave()
+                    self.worker.goes_to = stage
         self._timer.arm(mover.next_deadline())
 
     def _announce(self, stage: int) -> None:

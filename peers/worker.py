@@ -113,11 +113,6 @@ class Worker:
         self._leaving.set()
         self._changed.set()
 
-    def move(self, stage: int) -> None:
-        """Leave as `leave` does, for another stage."""
-        self.leave()
-        self.goes_to = stage
-
     async def run(self) -> None:
         await self.orders.first_look(OPERATION_SECONDS)
         wish = self.settings.stage

@@ -167,7 +167,7 @@ def test_a_peer_that_is_told_to_leave_on_its_way_to_another_stage_leaves():
         await swarm.during(8.0)
         worker = swarm.members["b"].worker
         worker.leave()
-        worker.move(1)
+        worker.goes_to = 1  # As `Moving` does.
         worker.leave()
         await swarm.leave("b")
         assert swarm.members["b"].worker is worker

@@ -30,7 +30,8 @@ class Move:
             return False
         stage = others[self.turn % len(others)]
         world.note(member.name, member.life, "told_to_move", stage=stage)
-        member.worker.move(stage)
+        member.worker.leave()
+        member.worker.goes_to = stage  # As `Moving` does.
         return True
 
     async def heal(self, world: World) -> None: ...
