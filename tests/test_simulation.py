@@ -162,6 +162,8 @@ def test_the_checker_finds_a_contribution_that_vanished(quiet):
     first = quiet.notes.index(made)
     notes = [*quiet.notes[: first + 1], lost, *quiet.notes[first + 1 :]]
     assert "nothing vanishes" in [violation.rule for violation in check(replace_notes(quiet, notes))]
+    now = replace(lost, event="given_back", time=quiet.ended_at - 0.1)
+    assert check(replace_notes(quiet, [*notes, now])) == [], "the compute thread will come to it"
 
 
 def test_the_checker_finds_a_contribution_that_is_settled_and_came_back(quiet):
