@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from peers.admission import Admission, OpenToAll
@@ -22,6 +21,7 @@ from peers.reasons import REFUSALS
 from peers.strangers import Strangers
 from peers.timer import Timer
 from peers.timings import Timings
+from peers.unheard import Unheard
 from protocols.envelope import run_bytes
 from protocols.errors import WireError
 from protocols.messages import (
@@ -77,8 +77,7 @@ class Neighbourhood:
         self._loop = asyncio.get_running_loop()
         self._lanes = Lanes(transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, note)
         self._greeted: set[PeerId] = set()
-        self._mute: dict[PeerId, asyncio.Event] = {}
-        """Dropped for their silence; set when something is heard of them again."""
+        self._unheard = Unheard()
         self._echoes = Echoes(self.timings)
         self.answer_visitor: Callable[[PeerId, Message, Body], None] = lambda peer, message, body: None
         self.admission: Admission = OpenToAll()
@@ -132,24 +131,29 @@ class Neighbourhood:
 
     # -- links ----------------------------------------------------------------------------------------
 
-    def learn(self, data: bytes) -> PeerId | None:
-        """A record from the directory or from a peer; its peer if it is in order. Dials whom it concerns."""
+    def learn(self, data: bytes, teller: PeerId | None = None) -> PeerId | None:
+        """A record from the directory or in the greeting of a peer; its peer if it is in order. Dials whom it
+        concerns."""
         try:
             signed = open_record(data, self.run_id)
         except WireError as error:
             self.traffic.refused[error.code] += 1
             return None
-        self._learn(signed, data)
+        self._learn(signed, data, signed.peer == teller)
         return signed.peer
 
-    def _learn(self, signed: SignedRecord, data: bytes) -> None:
-        record = signed.record
+    def _learn(self, signed: SignedRecord, data: bytes, first_hand: bool) -> None:
+        record, before = signed.record, self.membership.peers.get(signed.peer)
         if self.admission.shuns(signed.peer):
             return
+        stage = before.stage if before is not None else record.stage
         self.membership.recorded(
             signed.peer, record.stage, record.role, tuple(record.addresses), signed.sequence, data,
-            self.clock.time(),
+            self.clock.time(), first_hand,
         )  # fmt: skip
+        if before is not None and before.linked and before.stage != stage:
+            # Its lanes are those of its old stage, where the rounds still count on it: begin anew.
+            self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")
         self._dial_due()
 
     def _dial_due(self) -> None:
@@ -174,24 +178,16 @@ class Neighbourhood:
             await self._dial(peer)
 
     async def _link(self, peer: PeerId) -> None:
-        """Open the lanes that this neighbour is for. It may have closed its own while we waited for a word
-        of it, and ours ended with them."""
-        known = self.membership.peers.get(peer)
-        if known is None:  # It said Bye before we came to this.
-            return
-        if self.admission.by_invite and peer not in self._greeted:
-            self._mute.setdefault(peer, asyncio.Event())  # Its greeting tells whether it may be here.
-        next_to_ours = known.stage >= 0 and known.stage != self.membership.stage
-        lanes: Sequence[Lane] = ("group", "data") if next_to_ours else ("group",)
-        for attempt in (1, 2):
-            for lane in lanes:
-                if not await self._lanes.open(peer, lane):
-                    self._unlink(peer, "not_reached")
-                    return
-            if attempt == 1 and not await self._speaks(peer):
-                self._unlink(peer, "still_silent")
+        """Open the lanes that this neighbour is for: again, if its greeting says that it is in another stage
+        by now than the directory knew."""
+        known, stage = self.membership.peers.get(peer), None
+        while known is not None and known.stage != stage:  # None: it said Bye before we came to this.
+            stage = known.stage
+            if code := await self._open_lanes(peer, stage):
+                self._unlink(peer, code)
                 return
-        if peer in self.membership.peers:
+            known = self.membership.peers.get(peer)
+        if known is not None:
             self.membership.linked(peer, self.clock.time())
             self.note("linked", peer=peer, stage=known.stage)
             self.listener.linked(peer, known.stage)
@@ -200,19 +196,23 @@ class Neighbourhood:
             self.post(peer, "group", Known(told))
             self._beat_to(peer)
 
+    async def _open_lanes(self, peer: PeerId, stage: int) -> str:
+        """To a peer of that stage; why not, if it was not reached. It may have closed its own while we waited
+        for a word of it, and ours ended with them."""
+        if self.admission.by_invite and peer not in self._greeted:
+            self._unheard.await_word(peer)  # Its greeting tells whether it may be here.
+        next_to_ours = stage >= 0 and stage != self.membership.stage
+        lanes: Sequence[Lane] = ("group", "data") if next_to_ours else ("group",)
+        for attempt in (1, 2):
+            for lane in lanes:
+                if not await self._lanes.open(peer, lane):
+                    return "not_reached"
+            if attempt == 1 and not await self._unheard.speaks(peer, SILENT_SECONDS):
+                return "still_silent"
+        return ""
+
     def _count(self) -> None:
         self.listener.counted(len(self.membership.group()))
-
-    async def _speaks(self, peer: PeerId) -> bool:
-        """Whether a peer that had fallen silent says something: on a connection that stands libp2p opens
-        streams to a process that is stopped, or beyond a partition, at once."""
-        heard = self._mute.get(peer)
-        if heard is None:
-            return True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SILENT_SECONDS):
-                await heard.wait()
-        return heard.is_set()
 
     def _greeting(self) -> Hello:
         return Hello(WIRE_VERSION, run_bytes(self.run_id), self.record, self.admission.invite)
@@ -226,10 +226,10 @@ class Neighbourhood:
         self._lanes.drop(peer)
         known = self.membership.peers.get(peer)
         was_linked = known is not None and known.linked
-        released = not left and was_linked and not self.membership.needs(peer)
+        released = not left and code != "moved" and was_linked and not self.membership.needs(peer)
         self._echoes.forget(peer)
         if left:
-            self._mute.pop(peer, None)
+            self._unheard.forget(peer)
             self._greeted.discard(peer)
             self.membership.left(peer)
         elif released:
@@ -293,9 +293,7 @@ class Neighbourhood:
 
     def _hears(self, peer: PeerId) -> None:
         self.membership.heard(peer, self.clock.time())
-        mute = self._mute.pop(peer, None)
-        if mute is not None:
-            mute.set()
+        self._unheard.heard(peer)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self.traffic.refused[code] += 1
@@ -314,7 +312,7 @@ class Neighbourhood:
             return
         self._greeted.add(peer)
         self._hears(peer)
-        if hello.record and self.learn(hello.record) != peer:
+        if hello.record and self.learn(hello.record, peer) != peer:
             self.refused(peer, "bad_signature", "the record in its greeting is not its own")
             self._greeted.discard(peer)
             return
@@ -335,8 +333,7 @@ class Neighbourhood:
         self._echoes.beat(now)
         self.beat_now()
         self.membership.forget_old(self.clock.time())
-        for peer in [peer for peer in self._mute if peer not in self.membership.peers]:
-            del self._mute[peer]
+        self._unheard.keep(self.membership.peers)
         for peer in self.membership.surplus(self.clock.time()):
             self._unlink(peer, "released")
         self._count()
@@ -346,7 +343,7 @@ class Neighbourhood:
         """At the very moment: what a silent peer holds has waited long enough."""
         now = self.clock.time()
         for peer in self.membership.silent(now):
-            self._mute[peer] = asyncio.Event()
+            self._unheard.fell_silent(peer)
             self._unlink(peer, "silent")
         self._silence.arm(self.membership.next_silence(now))
 
@@ -378,6 +375,8 @@ class Neighbourhood:
         known = self.membership.peers.get(peer)
         if known is not None and known.stage != beat.stage:
             self.refused(peer, "malformed", f"a beat of stage {beat.stage}, its record says {known.stage}")
+            if known.linked:  # Its greetings crossed: it greets anew.
+                self._unlink(peer, "moved", f"its record says stage {known.stage}, its beat {beat.stage}")
             return
         self._echoes.heard(peer, beat.sequence, beat.echo, beat.echo_delay, self._loop.time())
         lived = self.clock.time()

@@ -19,6 +19,9 @@ from swarmnet.round_events import Resynchronise
 
 AGAIN_SECONDS = 1.0
 """Between two attempts to get the state from the group."""
+AGREE_SECONDS = 10.0
+"""So long a peer that starts waits for those who have begun before it, if nobody takes part. Each of them may
+have begun from something else, its disk or the seed, and waits in turn for this one (`Worker._in_step`)."""
 
 
 def newest_wish(held: Resynchronise | None, wish: Resynchronise) -> Resynchronise:
@@ -66,7 +69,7 @@ class Recovery:
         on top of the own one."""
         own = self._restored() if update is None else await self._settled(update)
         clock = self.neighbourhood.clock
-        until = clock.time() + PATIENCE_SECONDS
+        until, agreed_until = clock.time() + PATIENCE_SECONDS, clock.time() + AGREE_SECONDS
         while not self.leaving.is_set():
             given_up = wish()
             forked = given_up is not None and given_up.fork_round is not None
@@ -77,9 +80,10 @@ class Recovery:
                 if own.settled_round < 0 and update is None:
                     self.say("weights", "no other peer of this stage is there: starts from the run's seed")
                 return own
+            apart = update is None and clock.time() >= agreed_until and not self._trains(group)
             try:
                 weights = await self.states.fetch(
-                    [*group, *keepers], -1 if forked else own.settled_round
+                    [*group, *keepers], -1 if forked else own.settled_round, apart=apart
                 )
             except NoState as error:
                 self.say("no_weights", f"{error}; asks again in {AGAIN_SECONDS:g} s")
@@ -98,8 +102,11 @@ class Recovery:
 
     def _keepers(self, group: Sequence[PeerId]) -> list[PeerId]:
         """Archivists to ask besides: none where somebody takes part."""
+        return [] if self._trains(group) else self.keepers.linked()
+
+    def _trains(self, group: Sequence[PeerId]) -> bool:
         known = self.neighbourhood.known()
-        return [] if any(known[peer].ready for peer in group) else self.keepers.linked()
+        return any(known[peer].ready for peer in group)
 
     def _restored(self) -> Weights:
         """The newest of the own checkpoints, else what the seed makes; all are served to others."""

@@ -163,11 +163,13 @@ class StatePath:
 
     # -- fetching -------------------------------------------------------------------------------------
 
-    async def fetch(self, holders: Sequence[PeerId], have: int, enough: int = -1) -> Weights | None:
+    async def fetch(
+        self, holders: Sequence[PeerId], have: int, enough: int = -1, apart: bool = False
+    ) -> Weights | None:
         """The newest agreed snapshot; None if contributions alone lead on from round `have` (-1: the
         initial weights). When nobody has begun yet (all were restarted), the newest state that the disks
-        share, which may be older than `have`. None, too, if no snapshot is newer than round `enough`. Raises
-        NoState when nobody offers a way."""
+        share, which may be older than `have`; `apart`: likewise if those who have begun do not agree. None,
+        too, if no snapshot is newer than round `enough`. Raises NoState when nobody offers a way."""
         self._offers, self._asked = {}, set(holders)
         self._offered.clear()
         until = self.clock.time() + OFFER_SECONDS
@@ -190,6 +192,8 @@ class StatePath:
             peer: [(root.round, root.digest) for root in offered] for peer, offered in roots.items()
         }  # fmt: skip
         chosen = choose_root(named, self.signed()) if begun else self._choose_disk(named)
+        if chosen is None and apart:
+            chosen = self._choose_disk(named)
         if chosen is None and begun:
             raise NoState(f"{len(roots)} peers of the stage agree on no snapshot yet")
         if chosen is None:

@@ -56,6 +56,8 @@ class Known:
     wants_us: bool = False
     """It keeps its link to us."""
     unneeded_since: float = float("inf")
+    outdated: int = -1
+    """Sequence of records that it has taken back itself: its clock was ahead when it signed them."""
 
     @property
     def present(self) -> bool:
@@ -80,21 +82,25 @@ class Membership:
 
     def recorded(
         self, peer: PeerId, stage: int, role: str, addresses: tuple[str, ...], sequence: int, record: bytes,
-        now: float,
+        now: float, first_hand: bool = False,
     ) -> bool:  # fmt: skip
-        """A verified record; True if it is news. An older sequence never replaces a newer one."""
+        """A verified record; True if it is news. An older sequence never replaces a newer one, but where the
+        peer itself says that it is in another stage or back (`first_hand`): its clock was set back since."""
         known = self.peers.get(peer)
-        if peer == self.me or (known is not None and known.sequence >= sequence):
+        newest = known.sequence if known is not None else self._left.get(peer, -1)
+        if peer == self.me or (known is not None and known.stage == stage and newest >= sequence):
             return False
-        if self._left.get(peer, -1) >= sequence:
+        outdated = max(newest, known.outdated if known is not None else -1)
+        if sequence <= outdated and not first_hand:
             return False
         if known is None:
             if len(self.peers) >= MOST_PEERS and not self._make_room():
                 return False
-            self.peers[peer] = Known(stage, role, addresses, sequence, record, now)
+            known = self.peers[peer] = Known(stage, role, addresses, sequence, record, now)
         else:
             known.stage, known.role, known.addresses = stage, role, addresses
             known.sequence, known.record, known.recorded_at = sequence, record, now
+        known.outdated = outdated if sequence <= outdated else -1
         self._wanted = None
         return True
 
@@ -147,7 +153,7 @@ class Membership:
         known = self.peers.pop(peer, None)
         self._wanted = None
         if known is not None:
-            self._left[peer] = known.sequence
+            self._left[peer] = max(known.sequence, known.outdated)
             if len(self._left) > MOST_PEERS:
                 del self._left[next(iter(self._left))]
 

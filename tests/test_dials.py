@@ -6,14 +6,17 @@ import asyncio
 from random import Random
 from typing import Any
 
+import pytest
+
+from peers.listener import Load
 from peers.neighbourhood import Neighbourhood
 from peers.virtual_time import run
 from protocols.envelope import run_bytes
 from protocols.identity import Identity
-from protocols.memory import MemoryNetwork
-from protocols.messages import Bye, Hello, PeerRecord
+from protocols.memory import Conditions, MemoryNetwork
+from protocols.messages import Busy, Bye, Hello, PeerRecord
 from protocols.records import seal_record
-from swarmnet.identifiers import RunId
+from swarmnet.identifiers import PeerId, RunId
 from swarmnet.manifest import WIRE_VERSION
 from swarmnet.membership import Membership
 
@@ -48,3 +51,85 @@ def test_who_leaves_before_it_is_dialled_is_not_dialled():
         return failed
 
     assert run(main()) == []
+
+
+class Noticing(Nobody):
+    """Knows in which stages the neighbour was linked, and when not."""
+
+    def __init__(self, stage: int) -> None:
+        self.stage = stage
+        self.seen: list[int | str] = []
+
+    def load(self) -> Load:
+        return Load(self.stage, True, 1, 0.1, 0)
+
+    def linked(self, peer: PeerId, stage: int) -> None:
+        self.seen.append(stage)
+
+    def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
+        assert not released
+        self.seen.append("unlinked")
+
+
+class Pair:
+    """Two peers, the other one in stage 1; this one in stage 0, and knows nothing yet."""
+
+    def __init__(self) -> None:
+        network = MemoryNetwork(Random(1), Conditions(latency_seconds=0.05))
+        self.identity = Identity.from_seed(b"other")
+        self.notices = Noticing(0)
+        self.me = self.around(network, Identity.from_seed(b"me"), self.notices)
+        self.other = self.around(network, self.identity, Noticing(1))
+
+    def around(self, network: MemoryNetwork, identity: Identity, listener: Noticing) -> Neighbourhood:
+        peer, membership = identity.peer_id, Membership(identity.peer_id, listener.stage, Random(1))
+        transport = network.transport(peer)
+        around = Neighbourhood(transport, RUN, membership, listener, b"", lambda event, **fields: None)
+        around.record = self.record(listener.stage, 100.0, identity)
+        around.start()
+        return around
+
+    def record(self, stage: int, signed_at: float, identity: Identity | None = None) -> bytes:
+        identity = identity or self.identity
+        record = PeerRecord(identity.peer_id, stage, "worker", ["/x"], 0, 0.0, "")
+        return seal_record(identity, RUN, record, signed_at)
+
+    def works(self) -> bool:
+        """Whether microbatches can be sent to it."""
+        peer = self.identity.peer_id
+        return self.me.membership.live(1) == [peer] and self.me.post(peer, "data", Busy("", 0, 1))
+
+    async def close(self) -> None:
+        await self.me.close("done")
+        await self.other.close("done")
+
+
+def test_whom_the_directory_still_knows_in_another_stage_is_linked_with_the_lanes_of_its_own():
+    async def main() -> None:
+        pair = Pair()
+        pair.me.learn(pair.record(0, 50.0))
+        await asyncio.sleep(0.02)
+        pair.me.learn(pair.other.record)  # From another neighbour, while the dial is under way.
+        await asyncio.sleep(2.0)
+        assert pair.works()
+        assert pair.notices.seen == [1]
+        await pair.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("signed_at", [50.0, 300.0], ids=["long ago", "by a clock that was ahead"])
+def test_who_greets_from_another_stage_than_it_was_linked_in_is_linked_anew(signed_at):
+    async def main() -> None:
+        pair = Pair()
+        pair.other.record = pair.record(0, signed_at)
+        pair.me.learn(pair.other.record)
+        await asyncio.sleep(0.12)
+        assert pair.notices.seen == [0]
+        pair.other.record = pair.record(1, 100.0)
+        await asyncio.sleep(10.0)
+        assert pair.works()
+        assert pair.notices.seen == [0, "unlinked", 1]
+        await pair.close()
+
+    run(main())

@@ -104,6 +104,25 @@ def test_who_said_bye_comes_back_only_with_a_newer_record():
     assert record(membership, A, sequence=6)
 
 
+def test_at_first_hand_an_older_record_counts_for_a_peer_in_another_stage_and_told_by_others_no_more():
+    membership = members()
+    record(membership, A, stage=1, sequence=500)
+    assert not record(membership, A, stage=2, sequence=5)
+    assert first_hand(membership, A, stage=2, sequence=5), "its clock was ahead when it signed the other"
+    assert not record(membership, A, stage=1, sequence=500), "neighbours and the directory keep that for long"
+    assert not first_hand(membership, A, stage=2, sequence=4)
+    assert membership.peers[A].stage == 2
+    membership.left(A)
+    assert not record(membership, A, stage=1, sequence=500)
+    assert first_hand(membership, A, stage=0, sequence=7), "it is back"
+    assert not record(membership, A, stage=1, sequence=500)
+    assert record(membership, A, stage=1, sequence=501)
+
+
+def first_hand(membership: Membership, peer: PeerId, stage: int, sequence: int) -> bool:
+    return membership.recorded(peer, stage, "worker", ("/x",), sequence, b"greeting", 0.0, True)
+
+
 def test_events_about_peers_that_are_not_known_change_nothing():
     membership = members()
     membership.left(A)

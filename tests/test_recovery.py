@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from peers.recovery import newest_wish
+import asyncio
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from peers.recovery import AGREE_SECONDS, Recovery, newest_wish
+from peers.snapshots import Weights
+from peers.state_path import NoState
+from peers.virtual_time import run
+from swarmnet.branches import START
 from swarmnet.identifiers import PeerId
+from swarmnet.membership import Membership
 from swarmnet.round_events import Resynchronise
 
 LIAR, HONEST = PeerId("liar"), PeerId("honest")
@@ -25,3 +36,59 @@ def test_a_history_that_was_given_up_stays_so_and_those_met_since_are_asked():
     assert newest_wish(behind, forked) == forked
     nearer = Resynchronise((HONEST, LIAR), "forked", 5)
     assert newest_wish(forked, nearer) == nearer
+
+
+class Apart:
+    """`StatePath` of whoever is asked: those who have begun hold different states."""
+
+    def __init__(self) -> None:
+        self.state_bytes = self.fetched_bytes = 0
+        self.asked: list[bool] = []
+        self.snapshots = SimpleNamespace(hold=lambda weights: None, forget_after=lambda round: None)
+
+    async def fetch(self, holders: list[PeerId], have: int, apart: bool) -> Weights:
+        self.asked.append(apart)
+        if not apart:
+            raise NoState("2 peers of the stage agree on no snapshot yet")
+        return Weights(None, 7, START)
+
+
+def starting(ready: bool) -> tuple[Recovery, Apart]:
+    """A peer with an empty disk and two in its group; `ready`: they take part."""
+    membership = Membership(PeerId("me"), 0, Random(1))
+    for name in (LIAR, HONEST):
+        membership.recorded(name, 0, "worker", ("/x",), 1, b"record", 0.0)
+        membership.linked(name, 0.0)
+        membership.beat(name, 0, ready, 5, 0.1, 0.0)
+    clock = SimpleNamespace(time=asyncio.get_running_loop().time)
+    around = SimpleNamespace(membership=membership, clock=clock, known=lambda: membership.peers)
+    disk = SimpleNamespace(
+        restored=list, first_weights=lambda: Weights(None, -1, START), forget_after=lambda round: None
+    )
+    states = Apart()
+    nothing = lambda *_, **__: None  # noqa: E731
+    recovery = Recovery(disk, states, None, around, None, asyncio.Event(), nothing, nothing)
+    recovery.keepers = SimpleNamespace(linked=list)
+    return recovery, states
+
+
+def test_where_nobody_takes_part_a_peer_that_starts_waits_for_agreement_only_for_a_while():
+    async def story() -> float:
+        recovery, states = starting(ready=False)
+        weights = await recovery.weights(None, lambda: None)
+        assert weights.settled_round == 7
+        assert states.asked.count(True) == 1
+        return asyncio.get_running_loop().time()
+
+    assert AGREE_SECONDS <= run(story()) <= AGREE_SECONDS + 2.0
+
+
+def test_where_somebody_takes_part_agreement_is_waited_for():
+    async def story() -> None:
+        recovery, states = starting(ready=True)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(60.0):
+                await recovery.weights(None, lambda: None)
+        assert not any(states.asked)
+
+    run(story())

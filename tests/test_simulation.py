@@ -15,20 +15,35 @@ import pytest
 from peers.simulation.clock import GATE, Gate, GatedLoop, Spinning
 from peers.simulation.faults import Partition
 from peers.simulation.invariants import check
+from peers.simulation.moves import LostStage, Move
 from peers.simulation.play import Options, Seen, play
 from peers.simulation.report import log_digest
 from peers.simulation.schedules import KINDS, schedule
+from peers.simulation.trees import makers, read, stages_of
+from peers.simulation.world import Note
 
+MOVED_SEED = 4
 FIRST_SEED, SCHEDULES = 3000, 4
 """Always the same ones: what a change breaks must be told from what was never seen before. New seeds are
 played by `scripts/test` and `scripts/soak simulate`; those that fail belong into failing_seeds.txt."""
+WITH_MOVES = (14, 15, 205)
+"""Cheap ones. In the first a stage is lost, and peers come to it by their own decision."""
 SWARMNET = (sys.executable, "-m", "peers.cli", "simulate")
 PLACE = Path(__file__).parent
 
 
-def failed_before() -> list[int]:
+def failed_before() -> list[Options]:
     lines = (PLACE / "failing_seeds.txt").read_text().splitlines()
-    return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
+    return [options_of(line.split()) for line in lines if line and not line.startswith("#")]
+
+
+def options_of(words: list[str]) -> Options:
+    peers = int(words[words.index("--peers") + 1]) if "--peers" in words else None
+    return Options(int(words[0]), peers, moves="--moves" in words, doubles=2 * ("--doubles" in words))
+
+
+def again(options: Options) -> str:
+    return f"{options.seed}{' --moves' * options.moves}{' --doubles' * (options.doubles > 0)}"
 
 
 def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -45,9 +60,14 @@ def test_schedules_of_faults_violate_nothing():
     assert done.returncode == 0, f"add the seed to failing_seeds.txt:\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("seed", failed_before())
-def test_what_failed_once_holds_now(seed):
-    assert check(play(Options(seed))) == []
+@pytest.mark.parametrize("options", failed_before(), ids=again)
+def test_what_failed_once_holds_now(options):
+    assert check(play(options)) == []
+
+
+@pytest.mark.parametrize("seed", WITH_MOVES)
+def test_schedules_in_which_peers_move_violate_nothing(seed):
+    assert check(play(Options(seed, moves=True))) == []
 
 
 @pytest.mark.timeout(300)
@@ -74,6 +94,16 @@ def test_every_kind_of_fault_is_drawn_and_a_seed_draws_the_same():
     assert len(drawn) == len(KINDS)
     assert schedule(5, names, 50.0) == schedule(5, names, 50.0) != schedule(6, names, 50.0)
     assert {type(fault).__name__ for fault in schedule(5, names, 50.0, ["freeze"])} == {"Freeze"}
+
+
+def test_moves_are_drawn_only_when_they_are_asked_for_and_change_no_other_fault():
+    names = [f"p{number}" for number in range(8)]
+    for seed in range(30):
+        with_moves, before = schedule(seed, names, 50.0, moves=True), schedule(seed, names, 50.0)
+        assert not [fault for fault in before if isinstance(fault, Move | LostStage)]
+        assert any(isinstance(fault, Move) for fault in with_moves)
+        assert [fault for fault in with_moves if fault in before] == before
+    assert {type(fault) for fault in schedule(5, names, 50.0, ["lost stage"])} == {LostStage}
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +162,8 @@ def test_the_checker_finds_a_contribution_that_vanished(quiet):
     first = quiet.notes.index(made)
     notes = [*quiet.notes[: first + 1], lost, *quiet.notes[first + 1 :]]
     assert "nothing vanishes" in [violation.rule for violation in check(replace_notes(quiet, notes))]
+    now = replace(lost, event="given_back", time=quiet.ended_at - 0.1)
+    assert check(replace_notes(quiet, [*notes, now])) == [], "the compute thread will come to it"
 
 
 def test_the_checker_finds_a_contribution_that_is_settled_and_came_back(quiet):
@@ -188,6 +220,68 @@ def test_the_checker_finds_a_stage_that_forgot_what_its_disks_hold(restarted):
     notes = [*before, *saved, *restarted.notes[place:]]
     rules = [violation.rule for violation in check(replace_notes(restarted, notes))]
     assert rules == ["no settled round is lost"]
+
+
+@pytest.fixture(scope="module")
+def moved() -> Seen:
+    """A small world in which peers are ordered to other stages, and others go by their own decision."""
+    seen = play(Options(MOVED_SEED, peers=6, stages=2, kinds=("move",), rounds=20, moves=True))
+    assert check(seen) == []
+    return seen
+
+
+def moves_of(seen: Seen) -> list[Note]:
+    return [note for note in seen.notes if note.event == "said" and note.fields["what"] == "moves"]
+
+
+def test_a_peer_that_moved_works_in_its_new_stage_and_what_it_made_stays_in_the_old_one(moved):
+    stage_of = stages_of(moved.notes)
+    movers = [who for who in stage_of if "+" in who]
+    assert moves_of(moved)
+    assert len(movers) > len(moves_of(moved)), "others were ordered"
+    stayed = [who for who in movers if who in moved.living]
+    assert stayed
+    for who in stayed:
+        of = [note.event for me, note in makers(moved.notes) if me == who]
+        assert "committed" in of
+        assert "made" in of
+    stages, problems = read(moved)
+    assert problems == []
+    for who, stage in stage_of.items():
+        elsewhere = [made for other, held in stages.items() if other != stage for made in held.made.values()]
+        assert who not in {made.who for made in elsewhere}
+
+
+def test_the_checker_finds_a_contribution_of_the_old_stage_in_the_new_one(moved):
+    stage_of, stages = stages_of(moved.notes), read(moved)[0]
+    mover = next(who for who in stage_of if who.endswith("+1"))
+    old = next(made.id for made in stages[stage_of[mover[:-2]]].made.values() if made.who == mover[:-2])
+    digest = next(
+        note.fields["digest"] for who, note in makers(moved.notes)
+        if note.event == "settled" and stage_of[who] == stage_of[mover]
+    )  # fmt: skip
+    notes = [
+        replace(note, fields={**note.fields, "ids": [*note.fields["ids"], old]})
+        if note.event == "settled" and note.fields["digest"] == digest else note
+        for note in moved.notes
+    ]  # fmt: skip
+    assert "only what was made is settled" in [v.rule for v in check(replace_notes(moved, notes))]
+
+
+def test_the_checker_finds_a_stage_that_a_move_emptied(moved):
+    move, stage_of = moves_of(moved)[0], stages_of(moved.notes)
+    left = next(stage_of[who] for who, note in makers(moved.notes) if note is move)
+    others = [
+        note for who, note in makers(moved.notes)
+        if note.event == "in_step" and stage_of[who] == left and note.name != move.name
+    ]  # fmt: skip
+    notes = [note for note in moved.notes if not any(note is other for other in others)]
+    assert [v.rule for v in check(replace_notes(moved, notes))] == ["a stage is never emptied by a move"]
+    gone = replace(others[0], event="crashed", time=move.time - 3.0)
+    place = moved.notes.index(move)
+    crashes = [replace(gone, name=other.name) for other in others]
+    killed = [*moved.notes[:place], *crashes, *moved.notes[place:]]
+    assert check(replace_notes(moved, killed)) == [], "nobody could know that they were killed just now"
 
 
 @pytest.mark.parametrize("cut", [4, 5], ids=["half and half", "five and three"])
@@ -283,3 +377,4 @@ def test_the_command_says_what_happened_and_refuses_what_it_cannot_play(tmp_path
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: 3 peers for 2 stages")
     assert simulate("--kind", "meteor").returncode == 2
+    assert "add it" in simulate("--kind", "lost stage").stderr

@@ -33,18 +33,30 @@ def simulate(
     schedules: Annotated[int, typer.Option(min=1, help="How many to play.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Settled by every stage, at least.")] = 50,
-    kind: Annotated[list[str] | None, typer.Option(help="Only faults of this kind. Repeatable.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Only faults of this kind. Repeatable. `move` and `lost stage` only if named."),
+    ] = None,
+    moves: Annotated[
+        bool, typer.Option("--moves", help="Peers move between stages, by their own decision and ordered.")
+    ] = False,
+    doubles: Annotated[
+        int, typer.Option(min=0, help="So many processes hold two adjacent stages, each as two of the peers.")
+    ] = 0,
     real: Annotated[bool, typer.Option("--real", help="Compute with a real, tiny model: slower.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
 ) -> None:
     """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
     counted twice, and all agree in the end. Exit code 1 if not."""
     from peers.simulation.play import Options
-    from peers.simulation.schedules import KINDS
+    from peers.simulation.schedules import KINDS, NAMED_KINDS
 
-    wrong = sorted(set(kind or ()) - KINDS.keys())
+    kinds = [*KINDS, *NAMED_KINDS]
+    wrong = sorted(set(kind or ()).difference(kinds))
     if wrong:
-        raise UserError(f"--kind {wrong[0]}: there are {', '.join(KINDS)}")
+        raise UserError(f"--kind {wrong[0]}: there are {', '.join(kinds)}")
+    if "lost stage" in (kind or ()) and not moves:
+        raise UserError("--kind 'lost stage': nobody takes a lost stage up without --moves; add it")
     rules, of_run = _of_run(run_file)
     stages = of_run if stages is None else stages
     if (peers is not None and not 2 <= peers <= MOST_PEERS) or (stages is not None and stages < 1):
@@ -52,13 +64,18 @@ def simulate(
     if peers is not None and peers < 2 * (stages or 1):
         raise UserError(f"{peers} peers for {stages or 1} stages: each needs two, one to spare")
     options = [
-        Options(seed + number, peers, stages, rules, tuple(kind or ()), real, rounds)
+        Options(
+            seed + number, peers, stages, rules, tuple(kind or ()), real, rounds,
+            moves=moves, doubles=doubles,
+        )
         for number in range(schedules)
     ]
     results = []
     for result in _played(options, jobs):
         results.append(result)
-        _show(result, _again(result, run_file, peers, stages, rounds, kind) + " --real" * real)
+        again = _again(result, run_file, peers, stages, rounds, kind)
+        again += " --moves" * moves + f" --doubles {doubles}" * (doubles > 0) + " --real" * real
+        _show(result, again)
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
     if report is not None:

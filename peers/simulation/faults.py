@@ -1,7 +1,8 @@
 """What goes wrong in a world: each fault is data that can be injected and healed.
 
-A fault never takes the last peer of a stage that trains: then it does nothing (`declined` in the log). Only
-`Restart` takes a whole stage, and brings it back. Which faults a seed makes: schedules.py.
+A fault never takes the last peer of a stage that trains and stays: then it does nothing (`declined` in the
+log). Only `Restart` takes a whole stage, and brings it back, and `LostStage` (moves.py), where peers move
+by themselves. Which faults a seed makes: schedules.py.
 """
 
 from __future__ import annotations
@@ -30,11 +31,6 @@ class Fault(Protocol):
     async def heal(self, world: World) -> None: ...
 
 
-def _member(world: World, name: str) -> Member | None:
-    member = world.members.get(name)
-    return None if member is None or member.ended else member
-
-
 @dataclass(frozen=True, slots=True)
 class Crash:
     at: float
@@ -43,17 +39,15 @@ class Crash:
     back: Literal["never", "old disk", "empty disk"]
 
     async def inject(self, world: World) -> bool:
-        member = _member(world, self.name)
+        member = world.alive(self.name)
         if member is None or not world.spare(member):
             return False
         await world.crash(member)
         return True
 
     async def heal(self, world: World) -> None:
-        if self.back != "never" and _member(world, self.name) is None:
-            old = world.members[self.name]
-            stage = old.worker.stage if old.worker.stage >= 0 else None
-            world.start(self.name, stage, old.life + 1, self.back == "old disk")
+        if self.back != "never" and world.alive(self.name) is None:
+            world.start_again(self.name, self.back == "old disk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +61,13 @@ class Restart:
     lost: int
 
     async def inject(self, world: World) -> bool:
-        member = _member(world, self.name)
+        member = world.alive(self.name)
         if member is None or member.worker.stage < 0:
             return False
         stage = member.worker.stage
         killed = world.living(stage)
+        if not world.survives(killed):
+            return False
         world.killed[self] = [member.name for member in killed]
         world.note("world", 0, "stage_killed", stage=stage, lives=[f"{m.name}.{m.life}" for m in killed])
         for member in killed:
@@ -79,11 +75,10 @@ class Restart:
         return True
 
     async def heal(self, world: World) -> None:
-        names = [name for name in world.killed[self] if _member(world, name) is None]
+        names = [name for name in world.killed[self] if world.alive(name) is None]
         lost, stage = names[: min(self.lost, len(names) - 1)], world.members[self.name].worker.stage
         for name in names:
-            old = world.members[name]
-            world.start(name, old.worker.stage, old.life + 1, name not in lost)
+            world.start_again(name, name not in lost)
         world.note("world", 0, "stage_back", stage=stage, names=names, lost=lost)
 
 
@@ -94,14 +89,14 @@ class Freeze:
     name: str
 
     async def inject(self, world: World) -> bool:
-        member = _member(world, self.name)
+        member = world.alive(self.name)
         if member is None or member.gate.shut:
             return False
         world.freeze(member)
         return True
 
     async def heal(self, world: World) -> None:
-        member = _member(world, self.name)
+        member = world.alive(self.name)
         if member is not None and member.gate.shut:
             world.thaw(member)
 
@@ -114,11 +109,13 @@ class Slow:
     factor: float = 10.0
 
     async def inject(self, world: World) -> bool:
-        world.members[self.name].slow = self.factor
+        for member in world.process(self.name):
+            member.slow = self.factor
         return True
 
     async def heal(self, world: World) -> None:
-        world.members[self.name].slow = 1.0
+        for member in world.process(self.name):
+            member.slow = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,7 @@ class Partition:
         world.unblock(self._ways(world))
 
     def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
-        peers = [[world.members[name].peer for name in side] for side in self.sides]
+        peers = [world.side(side) for side in self.sides]
         return [(a, b) for side in peers for other in peers if side is not other for a in side for b in other]
 
 
@@ -149,11 +146,17 @@ class OneWay:
     target: str
 
     async def inject(self, world: World) -> bool:
-        world.block([(world.members[self.source].peer, world.members[self.target].peer)])
+        world.block(self._ways(world))
         return True
 
     async def heal(self, world: World) -> None:
-        world.unblock([(world.members[self.source].peer, world.members[self.target].peer)])
+        world.unblock(self._ways(world))
+
+    def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
+        targets = [member.peer for member in world.process(self.target)]
+        if world.members[self.source].peer in targets:
+            return []  # Both in one process.
+        return [(member.peer, target) for member in world.process(self.source) for target in targets]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +175,10 @@ class Flap:
         world.unblock(self._ways(world))
 
     def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
-        me = world.members[self.name].peer
-        first = [m.peer for name, m in world.members.items() if name.startswith("p") and m.peer != me]
-        return [(me, other) for other in first] + [(other, me) for other in first]
+        mine = [member.peer for member in world.process(self.name)]
+        first = [m.peer for name, m in world.members.items() if name.startswith("p") and m.peer not in mine]
+        out = [(me, other) for me in mine for other in first]
+        return out + [(other, me) for me, other in out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,8 @@ class Noise:
         world.shape()
 
     def _disturbance(self, world: World) -> Disturbance:
-        these = frozenset(world.members[name].peer for name in self.names) if self.names else None
+        members = [member for name in self.names for member in world.process(name)]
+        these = frozenset(member.peer for member in members) if self.names else None
         return Disturbance(these, self.conditions)
 
 
@@ -208,11 +213,13 @@ class Skew:
     seconds: float
 
     async def inject(self, world: World) -> bool:
-        world.members[self.name].skew = self.seconds
+        for member in world.process(self.name):
+            member.skew = self.seconds
         return True
 
     async def heal(self, world: World) -> None:
-        world.members[self.name].skew = 0.0
+        for member in world.process(self.name):
+            member.skew = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +248,13 @@ class Leave:
         return self.at
 
     async def inject(self, world: World) -> bool:
-        member = _member(world, self.name)
+        member = world.alive(self.name)
         if member is None or not world.spare(member):
             return False
-        world.note(member.name, member.life, "told_to_leave")
-        member.worker.leave()
+        for each in world.process(self.name):
+            world.note(each.name, each.life, "told_to_leave")
+            each.told_to_leave = True
+            each.worker.leave()
         return True
 
     async def heal(self, world: World) -> None: ...
@@ -291,7 +300,7 @@ class Lie:
     truncated: bool
 
     async def inject(self, world: World) -> bool:
-        member = _member(world, self.name)
+        member = world.alive(self.name)
         if member is None or member.worker.neighbourhood is None:
             return False
         if member.worker.states is None:

@@ -6,22 +6,31 @@ from collections import Counter
 from collections.abc import Iterator
 
 from peers.checkpoint import KEPT
-from peers.simulation.faults import Flap, Noise, OneWay, Partition
+from peers.simulation.faults import Flap, Join, Leave, Noise, OneWay, Partition, Skew, Slow
+from peers.simulation.moves import Move
 from peers.simulation.play import HEAL_SECONDS, Seen
-from peers.simulation.trees import Key, Stage, Violation, read, stages_of, who
+from peers.simulation.trees import Key, Stage, Violation, makers, read, stages_of
 from swarmnet.fetch import AGREEMENT
+from swarmnet.membership import SILENT_SECONDS
 from swarmnet.round_sets import kept_rounds
 
 CALLBACKS_PER_PEER = 2_500
 """In a second; busy worlds take some 200. A loop that spins takes as many as it can."""
 UNDISTURBED_SECONDS = 10.0
 """A stage that comes back has found itself again after so long, if nothing else is in its way."""
+GENTLE = (Join, Leave, Move, Skew, Slow)
+"""Faults in which nobody is killed, stopped or cut off."""
+UNNOTICED_SECONDS = SILENT_SECONDS + 2.0
+"""After so long everybody has noticed that a peer is gone, or has heard that it leaves."""
+UNDER_WAY_SECONDS = 2.0
+"""What was decided in the last moments may wait for the compute thread."""
 
 
 def check(seen: Seen) -> list[Violation]:
     """Everything that is violated; empty: all held."""
     found = [Violation("no exception escapes", f"{name}: {error}") for name, error in seen.escaped]
     found += list(_progress(seen)) + list(_bounded(seen)) + list(_committed(seen))
+    found += list(_emptied(seen))
     stages, problems = read(seen)
     found += problems
     rules = _of_real_stage if seen.options.real else _of_stage
@@ -71,10 +80,12 @@ def _path(stage: Stage, key: Key | None) -> dict[int, Key]:
 
 
 def _contributions(seen: Seen, stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
-    """Every contribution is in the final history once, or came back to its maker, or its maker is gone. Of
-    the newest, made after the last heal, it may be open yet."""
+    """Every contribution is in the final history once, or came back to its maker, or its maker is gone: where
+    nobody is killed or cut off also then, as whoever moves or leaves hands over what it has made. Of the
+    newest, made after the last heal, it may be open yet."""
+    gentle = all(isinstance(fault, GENTLE) for fault in seen.faults)
     counts = Counter(name for key in final.values() for name in stage.nodes[key].ids)
-    decided = max(final) - 2 * seen.rules.window - 2
+    decided, late = max(final) - 2 * seen.rules.window - 2, seen.ended_at - UNDER_WAY_SECONDS
     for name, count in counts.items():
         if count > 1:
             yield Violation("nothing settled twice", f"{name} {count} times")
@@ -84,9 +95,10 @@ def _contributions(seen: Seen, stage: Stage, final: dict[int, Key]) -> Iterator[
             yield Violation("nothing offered twice", f"{where} came back {made.returned} times")
         elif made.id in counts and made.returned:
             yield Violation("nothing settled twice", f"{where} is settled and came back")
-        elif made.id in counts or made.returned or made.who not in seen.living:
+        lives = made.who in seen.living
+        if made.id in counts or made.returned or made.given_back_at > late or not (lives or gentle):
             continue
-        elif made.round <= decided or made.time <= seen.healed_at:
+        if made.round <= decided or (lives and made.time <= seen.healed_at):
             yield Violation("nothing vanishes", f"{where} is neither settled nor did it come back")
 
 
@@ -107,6 +119,7 @@ def _restarts(seen: Seen, number: int, stage: Stage, final: dict[int, Key]) -> I
     """A stage that was killed as a whole goes on from the newest round that two thirds of its disks hold,
     unless the way between its peers was disturbed, or somebody else took the stage up meanwhile."""
     stage_of, killed_at = stages_of(seen.notes), -1.0
+    assembled = [(who, other) for who, other in makers(seen.notes) if other.event == "assembled"]
     for note in seen.notes:
         if note.name == "world" and note.fields.get("stage") == number and note.event == "stage_killed":
             killed_at = note.time
@@ -114,9 +127,9 @@ def _restarts(seen: Seen, number: int, stage: Stage, final: dict[int, Key]) -> I
             until = note.time + UNDISTURBED_SECONDS
             others = [
                 other
-                for other in seen.notes
-                if other.event == "assembled" and killed_at < other.time < until
-                and stage_of[who(other)] == number and other.name not in note.fields["names"]
+                for who, other in assembled
+                if killed_at < other.time < until
+                and stage_of[who] == number and other.name not in note.fields["names"]
             ]  # fmt: skip
             disks = [_disk(stage, name, killed_at) for name in note.fields["names"]
                      if name not in note.fields["lost"]]  # fmt: skip
@@ -144,15 +157,44 @@ def _disturbed(seen: Seen, since: float, until: float) -> bool:
 
 
 def _committed(seen: Seen) -> Iterator[Violation]:
+    stage_of = stages_of(seen.notes)
     committed = Counter(
-        (who(note), note.fields["origin"], note.fields["counter"])
-        for note in seen.notes
+        (f"{note.name}.{note.life}", stage_of[who], note.fields["origin"], note.fields["counter"])
+        for who, note in makers(seen.notes)
         if note.event == "committed"
     )
-    for (me, origin, counter), count in committed.items():
+    for (me, stage, origin, counter), count in committed.items():
         if count > 1:
-            text = f"{me}: {origin} {counter}, {count} times"
+            text = f"{me} at stage {stage}: {origin} {counter}, {count} times"
             yield Violation("a microbatch is committed once per peer", text)
+
+
+def _emptied(seen: Seen) -> Iterator[Violation]:
+    """When a peer moves away by its own decision, somebody who takes part in its stage stays there; or has
+    just been killed or ordered away, which nobody could know."""
+    serving: dict[str, int] = {}
+    """Process -> the stage that it takes part in, or did until `gone`."""
+    gone: dict[str, float] = {}
+    stage_of = stages_of(seen.notes)
+    for who, note in makers(seen.notes):
+        me = f"{note.name}.{note.life}"
+        match note.event:
+            case "in_step":
+                serving[me] = stage_of[who]
+            case "assembled":
+                serving.pop(me, None)
+                gone.pop(me, None)
+            case "crashed" | "told_to_leave" | "told_to_move":
+                gone[me] = note.time
+            case "said" if note.fields["what"] == "moves":
+                stage = serving.pop(me, None)
+                stay = [
+                    other for other, held in serving.items()
+                    if held == stage and gone.get(other, note.time) >= note.time - UNNOTICED_SECONDS
+                ]  # fmt: skip
+                if stage is not None and not stay:
+                    text = f"{who} left stage {stage} at {note.time:.2f}, where nobody else took part"
+                    yield Violation("a stage is never emptied by a move", text)
 
 
 def _progress(seen: Seen) -> Iterator[Violation]:

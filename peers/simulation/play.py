@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -48,6 +49,10 @@ class Options:
     rounds: int = LEAST_ROUNDS
     faults: tuple[Fault, ...] | None = None
     """None: from the seed."""
+    moves: bool = False
+    """Peers move between stages by their own decision, and are ordered to."""
+    doubles: int = 0
+    """So many processes hold two adjacent stages, as two of the peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class Seen:
     standing: list[str] = field(default_factory=list)
     """What was missing where it did not."""
     living: dict[str, int] = field(default_factory=dict)
-    """name.life -> stage at the end."""
+    """name.life, and `+n` after its nth move -> stage at the end."""
     names: dict[str, str] = field(default_factory=dict)
     """Peer id -> name."""
     callbacks: int = 0
@@ -122,8 +127,11 @@ async def _play(options: Options, folder: Path) -> Seen:
     names = [f"p{number}" for number in range(peers)]
     microbatches = max(2, peers // stages)
     manifest = small_manifest(stages, microbatches, options.rules, options.seed)
-    faults = list(options.faults or schedule(options.seed, names, FAULT_SECONDS, options.kinds))
-    world = World(manifest, options.seed, folder, options.real)
+    faults = list(options.faults or _drawn(options, names))
+    world = World(manifest, options.seed, folder, options.real, options.moves)
+    ends = [number for number in range(peers - 1) if number % stages + 1 < stages]
+    for number in [number for number in ends if number % stages % 2 == 0][: options.doubles]:
+        world.hold_together(names[number], names[number + 1])
     seen = Seen(options, stages, peers, manifest.rounds, faults)
     for number, name in enumerate(names):
         world.start(name, number % stages)
@@ -133,13 +141,17 @@ async def _play(options: Options, folder: Path) -> Seen:
     await _calm(world, seen)
     sampling.cancel()
     seen.ended_at = asyncio.get_running_loop().time()
-    seen.living = {f"{m.name}.{m.life}": m.worker.stage for m in world.living()}
+    seen.living = {member.who: member.worker.stage for member in world.living()}
     await world.close()
     seen.notes = world.notes
     seen.escaped = [(name, _told(error)) for name, error in world.escaped]
     seen.names = {member.peer: member.name for member in world.all_lives}
     seen.callbacks = world.loop.callbacks  # type: ignore[attr-defined]
     return seen
+
+
+def _drawn(options: Options, names: Sequence[str]) -> list[Fault]:
+    return schedule(options.seed, names, FAULT_SECONDS, options.kinds, options.moves)
 
 
 def _told(error: BaseException) -> str:
@@ -198,9 +210,9 @@ def _newest(world: World, seen: Seen) -> list[int]:
 
 
 def _open(world: World) -> dict[str, set[ContributionId]]:
-    """name.life -> own contributions of which it is not decided what became of them."""
+    """Maker -> own contributions of which it is not decided what became of them."""
     return {
-        f"{member.name}.{member.life}": set(member.worker.update.rounds.offers.open)
+        member.who: set(member.worker.update.rounds.offers.open)
         for member in world.living()
         if member.worker.update is not None
     }
@@ -208,7 +220,7 @@ def _open(world: World) -> dict[str, set[ContributionId]]:
 
 def _short_of(world: World, least: list[int], undecided: dict[str, set[ContributionId]]) -> list[str]:
     """Who has not settled `least` of its stage, or has not decided what is `undecided`, for people."""
-    short = []
+    short = [f"nobody at stage {stage}" for stage in range(len(least)) if not world.living(stage)]
     for member in world.living():
         stage, standing = member.worker.stage, _standing(member)
         rounds = least[stage] if stage >= 0 else 0
@@ -223,7 +235,7 @@ def _undecided(member: Member, these: dict[str, set[ContributionId]]) -> bool:
     assert member.worker.update is not None
     rounds = member.worker.update.rounds
     return any(
-        name in these.get(f"{member.name}.{member.life}", ()) or round + rounds.offers.delay < rounds.settled
+        name in these.get(member.who, ()) or round + rounds.offers.delay < rounds.settled
         for name, round in rounds.offers.open.items()
     )
 

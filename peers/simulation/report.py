@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from peers.simulation.invariants import check
 from peers.simulation.play import Options, Seen, play
-from peers.simulation.trees import Violation
+from peers.simulation.trees import Violation, makers, stages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,10 @@ def log_digest(seen: Seen) -> str:
 
 def _rounds(seen: Seen) -> dict[int, int]:
     newest: dict[int, int] = {}
-    stages = {
-        (note.name, note.life): note.fields["stage"] for note in seen.notes if note.event == "assembled"
-    }
-    for note in seen.notes:
+    stages = stages_of(seen.notes)
+    for who, note in makers(seen.notes):
         if note.event == "settled":
-            stage = stages[note.name, note.life]
+            stage = stages[who]
             newest[stage] = max(newest.get(stage, -1), note.fields["round"])
     return dict(sorted(newest.items()))
 

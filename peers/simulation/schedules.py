@@ -22,6 +22,7 @@ from peers.simulation.faults import (
     Skew,
     Slow,
 )
+from peers.simulation.moves import LostStage, Move
 from protocols.memory_ways import Conditions
 
 Draw = Callable[[Random, float, Sequence[str]], list[Fault]]
@@ -97,6 +98,26 @@ def _restart(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
     return [Restart(at, at + pause, chance.choice(names), chance.choice([0, 0, 1]))]
 
 
+def _move(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    """And what happens to it on its way: sent on, killed, stopped, or cut off from everybody."""
+    name, soon = chance.choice(names), at + chance.choice([0.01, 0.3, 2.0, 6.0, 15.0])
+    first: list[Fault] = [Move(at, name, chance.randrange(3))]
+    match chance.choice(["", "", "", "again", "crash", "freeze", "flap"]):
+        case "again":
+            first.append(Move(soon, name, chance.randrange(3)))
+        case "crash":
+            first.append(Crash(soon, soon + chance.choice([0.05, 3.0]), name, "old disk"))
+        case "freeze":
+            first.append(Freeze(soon, soon + chance.choice([2.0, 5.0, 12.0]), name))
+        case "flap":
+            first.append(Flap(soon, soon + chance.choice([2.0, 5.0, 12.0]), name))
+    return first
+
+
+def _lost_stage(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    return [LostStage(at, at + chance.choice([0.0, 0.0, 15.0, 40.0]), chance.choice(names))]
+
+
 KINDS: dict[str, tuple[Draw, int]] = {
     "crash": (_crash, 6), "freeze": (_freeze, 5), "slow": (_slow, 2), "partition": (_partition, 4),
     "one way": (_one_way, 2), "flap": (_flap, 2), "noise": (_noise, 4), "skew": (_skew, 1),
@@ -106,10 +127,17 @@ KINDS: dict[str, tuple[Draw, int]] = {
 """Name -> how such a fault is drawn, and how often among the others."""
 RESTART_SHARE = 0.2
 """Of the schedules a stage is restarted in: drawn apart from the others, whose seeds mean something."""
+NAMED_KINDS: dict[str, Draw] = {"move": _move, "lost stage": _lost_stage}
+"""Drawn only when they are named, or with `moves`: beside the others, for the same reason."""
+LOST_STAGE_SHARE = 0.3
+"""Of the schedules with `moves`."""
 
 
-def schedule(seed: int, names: Sequence[str], seconds: float, kinds: Sequence[str] = ()) -> list[Fault]:
-    """2 to 10 faults in the first `seconds`, by time, and sometimes a restart. `kinds`: only these."""
+def schedule(
+    seed: int, names: Sequence[str], seconds: float, kinds: Sequence[str] = (), moves: bool = False
+) -> list[Fault]:  # fmt: skip
+    """2 to 10 faults in the first `seconds`, by time, and sometimes a restart. `kinds`: only these. `moves`:
+    the same, and 1 to 6 moves, and sometimes a stage is lost."""
     chance = Random(f"faults {seed}")
     chosen = [name for name in KINDS if not kinds or name in kinds]
     weights = [KINDS[name][1] for name in chosen]
@@ -120,4 +148,10 @@ def schedule(seed: int, names: Sequence[str], seconds: float, kinds: Sequence[st
     chance = Random(f"kills {seed}")
     if "restart" in chosen and (chosen == ["restart"] or chance.random() < RESTART_SHARE):
         faults += _restart(chance, chance.uniform(15.0, seconds), names)
+    chance = Random(f"moves {seed}")
+    if "move" in kinds or (moves and not kinds):
+        for _ in range(chance.randrange(1, 7)):
+            faults += _move(chance, chance.uniform(4.0, seconds), names)
+    if "lost stage" in kinds or (moves and not kinds and chance.random() < LOST_STAGE_SHARE):
+        faults += _lost_stage(chance, chance.uniform(15.0, seconds), names)
     return sorted(faults, key=lambda fault: fault.at)

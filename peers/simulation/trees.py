@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,12 +35,14 @@ class Made:
     """One contribution, as its maker's log tells it."""
 
     who: str
-    """name.life"""
+    """As `makers` names it."""
     round: int
     id: str
     time: float
     payload: bytes
     returned: int = 0
+    given_back_at: float = float("-inf")
+    """When it was decided that it comes back; it is there again when the compute thread comes to it."""
 
 
 @dataclass(slots=True)
@@ -58,20 +60,27 @@ class Stage:
     made: dict[str, Made] = field(default_factory=dict)
     nodes: dict[Key, Node] = field(default_factory=dict)
     settled: dict[str, list[tuple[float, Key]]] = field(default_factory=lambda: defaultdict(list))
-    """name.life -> what it settled when."""
+    """Maker -> what it settled when."""
     held: dict[Key, set[str]] = field(default_factory=dict)
     """Ids of a node's round that everybody held who settled the node."""
     saved: dict[str, list[tuple[float, Key]]] = field(default_factory=lambda: defaultdict(list))
     """Name -> what it saved when, by whichever process."""
 
 
-def stages_of(notes: list[Note]) -> dict[str, int]:
-    """name.life -> the stage that it held."""
-    return {who(note): note.fields["stage"] for note in notes if note.event == "assembled"}
+def makers(notes: Iterable[Note]) -> Iterator[tuple[str, Note]]:
+    """Every line with its maker: name.life of the process, and `+n` from when it held its nth other stage. A
+    peer that moved leaves what it had made behind, and makes new ones as somebody else would."""
+    moved: dict[str, int] = {}
+    for note in notes:
+        me = f"{note.name}.{note.life}"
+        if note.event == "assembled":
+            moved[me] = moved.get(me, -1) + 1
+        yield (f"{me}+{moved[me]}" if moved.get(me) else me), note
 
 
-def who(note: Note) -> str:
-    return f"{note.name}.{note.life}"
+def stages_of(notes: Iterable[Note]) -> dict[str, int]:
+    """Maker -> the stage that it held."""
+    return {who: note.fields["stage"] for who, note in makers(notes) if note.event == "assembled"}
 
 
 def _hex(value: object) -> str:
@@ -85,8 +94,7 @@ def read(seen: Seen) -> tuple[dict[int, Stage], list[Violation]]:
     problems: list[Violation] = []
     readers: dict[str, _Reader] = {}
     made_by_payload: dict[bytes, Made] = {}
-    for note in seen.notes:
-        me = who(note)
+    for me, note in makers(seen.notes):
         if me not in stage_of:
             continue
         if me not in readers:
@@ -99,7 +107,7 @@ def read(seen: Seen) -> tuple[dict[int, Stage], list[Violation]]:
 
 
 class _Reader:
-    """Reads one process' log into its stage."""
+    """Reads the log of one process, while it holds one stage."""
 
     def __init__(self, me: str, name: str, stage: Stage, made_by_payload: dict[bytes, Made]) -> None:
         self.me, self.name, self.stage = me, name, stage
@@ -122,6 +130,8 @@ class _Reader:
                 self._held[fields["round"]].add(_hex(fields["id"]))
             case "given_back":
                 self._held[fields["round"]].discard(_hex(fields["id"]))
+                if (own := self.stage.made.get(_hex(fields["id"]))) is not None:
+                    own.given_back_at = note.time
             case "resynchronise":
                 self._held.clear()  # The state is fetched anew, and with it what is open.
             case "returned" if fields["payload"] in self._made_by_payload:

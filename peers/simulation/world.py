@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.compute import InlineCompute
+from peers.compute import Compute, InlineCompute
 from peers.run_file import SignedManifest
 from peers.settings import Settings
+from peers.shared_compute import SharedCompute
 from peers.simulation.clock import GATE, Gate, GatedLoop
 from peers.simulation.stub import stub_part
 from peers.stage_part import StagePart, real_part
 from peers.worker import Worker
 from protocols.errors import Unreachable
 from protocols.identity import Identity
-from protocols.memory import MemoryNetwork
+from protocols.memory import MemoryNetwork, MemoryTransport
 from protocols.memory_directory import MemoryDirectory
 from protocols.memory_ways import Conditions
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
@@ -84,10 +85,18 @@ class Member:
     slow: float = 1.0
     skew: float = 0.0
     ended: bool = False
+    moved: int = 0
+    """How often it has taken up another stage, with a new worker."""
+    told_to_leave: bool = False
 
     @property
     def peer(self) -> PeerId:
         return self.identity.peer_id
+
+    @property
+    def who(self) -> str:
+        """As its contributions are named: it is another maker in every stage (trees.py)."""
+        return f"{self.name}.{self.life}" + (f"+{self.moved}" if self.moved else "")
 
     @property
     def trains(self) -> bool:
@@ -132,8 +141,11 @@ class _Directory(MemoryDirectory):
 
 
 class World:
-    def __init__(self, manifest: Manifest, seed: int, disk: Path, real: bool = False) -> None:
-        """`disk` is a folder for the peers' checkpoints. `manifest.owner` is replaced by the world's own."""
+    def __init__(
+        self, manifest: Manifest, seed: int, disk: Path, real: bool = False, moves: bool = False
+    ) -> None:
+        """`disk` is a folder for the peers' checkpoints. `manifest.owner` is replaced by the world's own.
+        `moves`: peers go to the stage that needs them more, by their own decision."""
         self.owner = Identity.from_seed(b"the owner of the run")
         run_id = manifest.run_id()
         self.signed = SignedManifest(manifest, self.owner.sign(owner_statement(run_id)), run_id)
@@ -142,6 +154,7 @@ class World:
         self.chance = Random(f"world {seed}")
         self.disk = disk
         self.real = real
+        self.moves = moves
         self.loop = asyncio.get_running_loop()
         assert isinstance(self.loop, GatedLoop)
         self.network = MemoryNetwork(Random(f"network {seed}"))
@@ -153,6 +166,9 @@ class World:
         self.returning: Counter[tuple[str, int]] = Counter()
         """(name, life) -> contributions that are given back and that its compute has not taken in yet."""
         self.directory_silent = False
+        self.siblings: dict[str, str] = {}
+        """Both names of every process that holds two stages: each is a peer of its own (`hold_together`)."""
+        self._shared: dict[tuple[str, int], SharedCompute[InlineCompute]] = {}
         self.killed: dict[Hashable, list[str]] = {}
         """Fault -> names of the peers that it keeps down."""
         self.disturbances: list[Disturbance] = []
@@ -169,14 +185,26 @@ class World:
         if not keep_disk and folder.exists():
             for path in folder.iterdir():
                 path.unlink()
-        gate = Gate()
+        gate, beside = Gate(), self.members.get(self.siblings.get(name, ""))
+        if beside is not None and beside.life == life:
+            gate = beside.gate
         context = copy_context()
         context.run(GATE.set, gate)
         seconds = self.chance.uniform(0.15, 0.45)
 
+        transport = context.run(self.network.transport, identity.peer_id)
+
+        async def live() -> None:
+            """One worker, and another wherever it moves to, as the worker's role does."""
+            await member.worker.run()
+            while (stage := member.worker.goes_to) is not None and not member.told_to_leave:
+                member.moved += 1
+                member.worker = self._worker(name, life, stage, identity, transport, folder, member.moved)
+                await member.worker.run()
+
         def build() -> Member:
-            worker = self._worker(name, life, stage, identity, folder)
-            task = self.loop.create_task(worker.run(), name=name, context=context)
+            worker = self._worker(name, life, stage, identity, transport, folder)
+            task = self.loop.create_task(live(), name=name, context=context)
             return Member(name, life, -1, identity, gate, worker, task, seconds)
 
         member = context.run(build)
@@ -188,8 +216,9 @@ class World:
         return member
 
     def _worker(
-        self, name: str, life: int, stage: int | None, identity: Identity, folder: Path
-    ) -> Worker:
+        self, name: str, life: int, stage: int | None, identity: Identity, transport: MemoryTransport,
+        folder: Path, moved: int = 0,
+    ) -> Worker:  # fmt: skip
         def note(event: str, **fields: Any) -> None:  # noqa: ANN401
             self.note(name, life, event, **fields)
 
@@ -198,42 +227,73 @@ class World:
             return member.seconds * member.slow * SHARES[priority]
 
         def part(manifest: Manifest, stage: int) -> StagePart:
-            return real_part(manifest, stage) if self.real else stub_part(manifest, note, life << 24)
+            serial = (life << 24) + (moved << 16)
+            return real_part(manifest, stage) if self.real else stub_part(manifest, note, serial)
 
         async def text(_withdrawn: frozenset[bytes]) -> _Text:
             return _Text(self.manifest)
 
         return Worker(
-            self.signed, identity, self.network.transport(identity.peer_id),
-            _Directory(self, identity.peer_id, name), InlineCompute(cost), text,
+            self.signed, identity, transport,
+            _Directory(self, identity.peer_id, name), self._compute(name, life, cost), text,
             Settings(
                 stage=stage, in_flight=2, checkpoint_seconds=CHECKPOINT_SECONDS, drain_seconds=10.0,
-                checkpoints=folder,
+                checkpoints=folder, moves=self.moves and name not in self.siblings, moved=moved,
             ),
             Random(f"{self.seed}/{name}/{life}"), note,
             lambda event, line: note("said", what=event, line=line.replace(str(folder), name)), part,
         )  # fmt: skip
 
+    def _compute(self, name: str, life: int, cost: Callable[[int], float]) -> Compute:
+        if name not in self.siblings:
+            return InlineCompute(cost)
+        key = (min(name, self.siblings[name]), life)
+        return self._shared.setdefault(key, SharedCompute(lambda: InlineCompute(cost))).share()
+
+    def hold_together(self, first: str, second: str) -> None:
+        """One process will hold both peers' stages: what happens to one of them happens to both."""
+        self.siblings[first], self.siblings[second] = second, first
+
+    def process(self, name: str) -> list[Member]:
+        """The peers of the newest process that this one is of, itself first."""
+        names = [name, self.siblings[name]] if name in self.siblings else [name]
+        return [self.members[each] for each in names]
+
+    def side(self, names: Iterable[str]) -> list[PeerId]:
+        """The peers of these processes. Of siblings on two sides of something, the first one's counts."""
+        first = [name for name in names if name < self.siblings.get(name, "z")]
+        return [member.peer for name in first for member in self.process(name)]
+
+    def start_again(self, name: str, keep_disk: bool) -> None:
+        """The process that ended, where it was."""
+        for old in self.process(name):
+            stage = old.worker.stage if old.worker.stage >= 0 else None
+            self.start(old.name, stage, old.life + 1, keep_disk)
+
     async def crash(self, member: Member) -> None:
         """SIGKILL: it says nothing more."""
-        self.note(member.name, member.life, "crashed")
-        member.ended = True
-        self.network.crash(member.peer)
-        member.worker.note = _silence
+        killed = [each for each in self.process(member.name) if not each.ended]
+        for each in killed:
+            self.note(each.name, each.life, "crashed")
+            each.ended = True
+            self.network.crash(each.peer)
+            each.worker.note = _silence
         member.gate.open()
-        member.task.cancel()
-        await asyncio.wait([member.task])
+        for each in killed:
+            each.task.cancel()
+        await asyncio.wait([each.task for each in killed])
 
     def freeze(self, member: Member) -> None:
-        self.note(member.name, member.life, "frozen")
         member.gate.shut = True
-        self.network.freeze(member.peer)
+        for each in self.process(member.name):
+            self.note(each.name, each.life, "frozen")
+            self.network.freeze(each.peer)
 
     def thaw(self, member: Member) -> None:
-        if not member.ended:
-            self.note(member.name, member.life, "thawed")
+        for each in [each for each in self.process(member.name) if not each.ended]:
+            self.note(each.name, each.life, "thawed")
             member.gate.open()
-            self.network.thaw(member.peer)
+            self.network.thaw(each.peer)
 
     def living(self, stage: int | None = None) -> list[Member]:
         return [
@@ -242,9 +302,28 @@ class World:
             if not member.ended and (stage is None or member.worker.stage == stage)
         ]
 
+    def alive(self, name: str) -> Member | None:
+        member = self.members.get(name)
+        return None if member is None or member.ended else member
+
+    def survives(self, killed: list[Member]) -> bool:
+        """Whether no other stage ends if these are killed, as their processes may hold others, too."""
+        dying = [member for each in killed for member in self.process(each.name)]
+        others = {member.worker.stage for member in dying if member not in killed and not member.ended}
+        return all(any(m.trains for m in self.living(stage) if m not in dying) for stage in others)
+
     def spare(self, member: Member) -> bool:
-        """Whether another peer of its stage trains now, so that the stage outlives this one."""
-        return any(other.trains for other in self.living(member.worker.stage) if other is not member)
+        """Whether another peer of its stage trains now and stays, so that the stage outlives this one."""
+        process = self.process(member.name)
+        return all(
+            any(
+                other.trains and other.worker.moving.moving_to < 0
+                for other in self.living(each.worker.stage)
+                if other not in process
+            )
+            for each in process
+            if not each.ended
+        )
 
     # -- ways -----------------------------------------------------------------------------------------
 
@@ -257,6 +336,8 @@ class World:
                     self.network.set(source.peer, target.peer, self._conditions(source, target))
 
     def _conditions(self, source: Member, target: Member) -> Conditions:
+        if self.siblings.get(source.name) == target.name:
+            return Conditions()  # It does not leave the process.
         pair = (source.name, target.name)
         if pair not in self._latency:
             self._latency[pair] = self._latency[pair[::-1]] = self.chance.choice([0.002, 0.02, 0.05, 0.12])
@@ -307,7 +388,8 @@ class World:
     async def close(self) -> None:
         """Everybody ends at once."""
         for member in self.living():
-            await self.crash(member)
+            if not member.ended:  # With its sibling.
+                await self.crash(member)
 
 
 def _silence(*_: object, **__: object) -> None:
