@@ -292,8 +292,8 @@ def _lies(member: Member) -> bool:
 @dataclass(frozen=True, slots=True)
 class Lie:
     """Its snapshots are served with wrong or missing bytes, from then on. Never by half of a stage or more:
-    who must give up its history there has nobody to fetch the other one from (docs/consistency.md). For the same
-    reason not where peers move: the honest ones may go and leave it alone with the state."""
+    who must give up its history there has nobody to fetch the other one from (docs/consistency.md). Nor where
+    peers move: the honest ones may go and leave it alone with the state."""
 
     at: float
     until: float
