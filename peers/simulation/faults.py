@@ -292,7 +292,8 @@ def _lies(member: Member) -> bool:
 @dataclass(frozen=True, slots=True)
 class Lie:
     """Its snapshots are served with wrong or missing bytes, from then on. Never by half of a stage or more:
-    who must give up its history there has nobody to fetch the other one from (docs/consistency.md)."""
+    who must give up its history there has nobody to fetch the other one from (docs/consistency.md). Nor where
+    peers move: the honest ones may go and leave it alone with the state."""
 
     at: float
     until: float
@@ -303,7 +304,7 @@ class Lie:
         member = world.alive(self.name)
         if member is None or member.worker.neighbourhood is None:
             return False
-        if member.worker.states is None:
+        if member.worker.states is None or world.moves:
             return False
         stage = world.living(member.worker.stage)
         liars = {member.name} | {other.name for other in stage if _lies(other)}
