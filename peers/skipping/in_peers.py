@@ -1,0 +1,320 @@
+"""The same topologies with real workers: their machines, messages and patience, on a virtual clock.
+
+What is simulated is what a worker stands on: compute that takes the topology's seconds, a network with its
+latencies, and bodies that take its hops. `alone`: a body takes its hop whatever else is on its way, as in
+`play.py`; `shared`: bodies between two peers go one after the other, as on one connection.
+
+Measured is steady: how many microbatches come back to their origins in a while, after a time to warm up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from peers.compute import BACKWARD, FORWARD, InlineCompute, Result
+from peers.run_file import SignedManifest
+from peers.settings import Settings
+from peers.simulation.clock import GatedLoop
+from peers.simulation.stub import StubCompute, stub_part
+from peers.skipping.play import BACKWARD as BACKWARD_TIMES
+from peers.skipping.play import LOSS
+from peers.skipping.scouts import capacity
+from peers.skipping.search import places
+from peers.skipping.topologies import Topology, draw
+from peers.stage_part import StagePart
+from peers.worker import Worker
+from protocols.errors import WireError
+from protocols.identity import Identity
+from protocols.memory import MemoryNetwork, MemoryTransport
+from protocols.memory_ways import Conditions
+from protocols.messages import Lane, Message
+from protocols.transport import Receiver
+from swarmnet import chains
+from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.manifest import Data, Manifest, ModelShape, Paths, Rounds, owner_statement
+
+Lines = Literal["alone", "shared"]
+BODY_BYTES = 66_000
+"""Of a microbatch here; lines are as much slower than the topology's."""
+WARM_SECONDS = 120.0
+"""Until hops are measured and patience is learnt."""
+WATCHED_SECONDS = 300.0
+SHARE = 30
+"""Microbatches of a batch: figures are seconds for so many, as in the other tables."""
+SLOTS = 32
+"""The peer file's default; memory bounds it below."""
+
+
+@dataclass(slots=True)
+class Finding:
+    """What one rule did with one topology."""
+
+    seconds: float
+    """For `SHARE` microbatches."""
+    visits: tuple[int, ...]
+    """Committed per stage, for one of the first stage's."""
+    rerouted: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, float] = field(default_factory=dict)
+    """Messages by name, for one microbatch."""
+    most_held: int = 0
+
+
+class Held(StubCompute):
+    """Counts the graphs that are open at a time."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__(manifest)
+        self.most = 0
+
+    def forward(self, key: Any, inputs: Tensor) -> Tensor:  # noqa: ANN401
+        hidden = super().forward(key, inputs)
+        self.most = max(self.most, len(self._open))
+        return hidden
+
+
+class StageCompute(InlineCompute):
+    """Takes the topology's seconds; to forget a microbatch takes none."""
+
+    def submit(
+        self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]
+    ) -> None:
+        if priority == BACKWARD and isinstance(work, partial) and work.func.__name__ == "drop":
+            done(work(), 0.0)
+            return
+        super().submit(priority, work, done)
+
+
+class Delayed:
+    """`Receiver` to which bodies come after their hop, each for itself."""
+
+    def __init__(self, receiver: Receiver, seconds: Callable[[PeerId], float]) -> None:
+        self._receiver, self._seconds = receiver, seconds
+
+    def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
+        if message.kind in ("activation", "gradient"):
+            loop = asyncio.get_running_loop()
+            loop.call_later(
+                self._seconds(peer), self._receiver.received, peer, lane, message, body, wire_bytes
+            )
+        else:
+            self._receiver.received(peer, lane, message, body, wire_bytes)
+
+    def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
+        self._receiver.lost(peer, lane, reason)
+
+    def refused(self, peer: PeerId, code: str, reason: str) -> None:
+        self._receiver.refused(peer, code, reason)
+
+
+class Texts:
+    """`Text` of zeros; none after the end of the story."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        shape = (manifest.data.microbatch_sequences, manifest.data.sequence_tokens)
+        self._tokens = torch.zeros(shape, dtype=torch.int64)
+
+    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
+        return self._tokens, self._tokens
+
+
+def manifest_of(topology: Topology, skip_ratio: float) -> Manifest:
+    """32 Ki numbers of two bytes per microbatch, no round within the story."""
+    return Manifest(
+        name="skipping", owner=Identity.from_seed(b"the owner of the run").peer_id,
+        stages=(1,) * topology.stages,
+        model=ModelShape(width=128, layers=topology.stages),
+        data=Data(sequence_tokens=64, microbatch_sequences=4),
+        rounds=Rounds(target_tokens=10**9, longest_seconds=1e6),
+        paths=Paths(skip_ratio),
+    )  # fmt: skip
+
+
+class Story:
+    """A swarm of one topology, from its start to its end."""
+
+    def __init__(self, topology: Topology, skip_ratio: float, lines: Lines, seed: int) -> None:
+        owner = Identity.from_seed(b"the owner of the run")
+        manifest = self.manifest = manifest_of(topology, skip_ratio)
+        run_id = manifest.run_id()
+        self.signed = SignedManifest(manifest, owner.sign(owner_statement(run_id)), run_id)
+        self.topology, self.lines, self.seed = topology, lines, seed
+        self.loop = asyncio.get_running_loop()
+        self.network = MemoryNetwork(Random(seed))
+        self.identities = [Identity.from_seed(f"peer {n}".encode()) for n in range(len(topology.stage))]
+        self.number = {identity.peer_id: n for n, identity in enumerate(self.identities)}
+        self.workers: dict[int, Worker] = {}
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.held: dict[int, Held] = {}
+        self.committed: list[tuple[float, int, MicrobatchId]] = []
+        """When, by whom, what."""
+        self.notes: list[tuple[float, int, str, dict[str, Any]]] = []
+        self.escaped: list[BaseException] = []
+        self.loop.set_exception_handler(
+            lambda _, context: self.escaped.append(
+                context.get("exception") or RuntimeError(str(context["message"]))
+            )
+        )
+
+    def start(self) -> None:
+        """Everybody, at once."""
+        for number in range(len(self.identities)):
+            self._start(number)
+        for a, one in enumerate(self.identities):
+            for b, other in enumerate(self.identities):
+                if a != b:
+                    self.network.set(one.peer_id, other.peer_id, self._conditions(a, b))
+
+    def _conditions(self, a: int, b: int) -> Conditions:
+        latency = self.topology.latency[a][b]
+        if self.lines == "alone":
+            return Conditions(latency)
+        return Conditions(latency, BODY_BYTES / (self.topology.hop[a][b] - latency))
+
+    def _start(self, number: int) -> None:
+        topology, identity = self.topology, self.identities[number]
+        stage = topology.stage[number]
+        forward = topology.forward[number]
+        last = stage == topology.stages - 1
+
+        def cost(priority: int) -> float:
+            if priority == FORWARD:
+                return forward * (1 + LOSS + BACKWARD_TIMES) if last else forward
+            return BACKWARD_TIMES * forward if priority == BACKWARD else 0.001
+
+        def note(event: str, **fields: Any) -> None:  # noqa: ANN401
+            if event == "committed":
+                key = MicrobatchId(PeerId(fields["origin"]), fields["counter"])
+                self.committed.append((self.loop.time(), number, key))
+            else:
+                self.notes.append((self.loop.time(), number, event, fields))
+
+        def part(manifest: Manifest, _stage: int) -> StagePart:
+            made = stub_part(manifest, note, number << 32)
+            held = self.held[number] = Held(manifest)
+            return replace(made, compute=held, most_graphs=topology.memory)
+
+        async def text(_withdrawn: frozenset[bytes]) -> Texts:
+            return Texts(self.manifest)
+
+        transport = self.network.transport(identity.peer_id)
+        if self.lines == "alone":
+            self._delay(transport, number)
+        worker = self.workers[number] = Worker(
+            self.signed, identity, transport, self.network.directory(identity.peer_id), StageCompute(cost),
+            text, Settings(stage=stage, in_flight=SLOTS, slots=SLOTS, checkpoint_seconds=0.0),
+            Random(f"{self.seed}/{number}"), note, lambda _event, _line: None, part,
+        )  # fmt: skip
+        self.tasks[number] = self.loop.create_task(worker.run(), name=str(number))
+
+    def _delay(self, transport: MemoryTransport, number: int) -> None:
+        topology, listen = self.topology, transport.listen
+
+        def seconds(peer: PeerId) -> float:
+            other = self.number[peer]
+            return topology.hop[other][number] - topology.latency[other][number]
+
+        transport.listen = lambda receiver: listen(Delayed(receiver, seconds))  # type: ignore[method-assign]
+
+    async def during(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        for task in self.tasks.values():
+            if task.done() and not task.cancelled():
+                task.result()
+        for error in self.escaped:
+            raise error
+
+    async def kill(self, number: int) -> None:
+        """SIGKILL."""
+        self.network.crash(self.identities[number].peer_id)
+        self.workers[number].note = lambda *_, **__: None
+        task = self.tasks.pop(number)
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def end(self) -> None:
+        for number in list(self.tasks):
+            await self.kill(number)
+
+    def follow(self, plan: Sequence[chains.Chain]) -> None:
+        """Every microbatch goes down the chain of its origin."""
+        names = [[self.identities[int(peer)].peer_id for peer in chain] for chain in plan]
+        below = {(chain[0], here): there for chain in names for here, there in zip(chain, chain[1:], strict=False)}
+        for number, worker in self.workers.items():
+            me = self.identities[number].peer_id
+            assert worker.data is not None
+
+            def candidates(key: MicrobatchId | None, tried: object = (), me: PeerId = me) -> list[PeerId]:
+                there = below.get((me if key is None else key.origin, me))
+                return [] if there is None else [there]
+
+            worker.data.ways.candidates = candidates  # type: ignore[method-assign]
+
+    def finding(self, since: float) -> Finding:
+        seconds = self.loop.time() - since
+        seen = [(number, key) for at, number, key in self.committed if at >= since]
+        stages = [self.topology.stage[number] for number, _ in seen]
+        own = max(1, stages.count(0))
+        rerouted: dict[str, int] = {}
+        dropped: dict[str, int] = {}
+        for worker in self.workers.values():
+            assert worker.data is not None
+            for total, here in ((rerouted, worker.data.ledger.rerouted), (dropped, worker.data.ledger.dropped)):
+                for code, count in here.items():
+                    total[code] = total.get(code, 0) + count
+        return Finding(
+            SHARE * seconds / own, tuple(stages.count(s) for s in range(self.topology.stages)), rerouted,
+            dropped, {}, max(held.most for held in self.held.values()),
+        )  # fmt: skip
+
+
+def play(main: Callable[[], Any]) -> Any:  # noqa: ANN401
+    with asyncio.Runner(loop_factory=GatedLoop) as runner:
+        return runner.run(main())
+
+
+def measure(
+    topology: Topology, rule: str, lines: Lines = "alone", seed: int = 0, skip_ratio: float = 1 / 3,
+    warm: float = WARM_SECONDS, watched: float = WATCHED_SECONDS,
+) -> Finding:  # fmt: skip
+    """`rule`: "plan", or what the workers do of themselves."""
+
+    async def story() -> Finding:
+        torch.set_num_threads(1)
+        swarm = Story(topology, skip_ratio, lines, seed)
+        swarm.start()
+        if rule == "plan":
+            seen = places(topology, swarm.manifest.path_rules(), lambda peer: capacity(topology, peer))
+            plan = chains.plan(seen, Random(seed))
+            await swarm.during(0.0)
+            while any(worker.data is None for worker in swarm.workers.values()):
+                await swarm.during(0.01)
+            swarm.follow(plan)
+        await swarm.during(warm)
+        since = swarm.loop.time()
+        await swarm.during(watched)
+        found = swarm.finding(since)
+        await swarm.end()
+        return found
+
+    return play(story)
+
+
+if __name__ == "__main__":
+    import sys
+    import time
+
+    for seed in range(int(sys.argv[1]), int(sys.argv[2])):
+        for lines in sys.argv[3].split(","):
+            for rule in sys.argv[4].split(","):
+                began = time.perf_counter()
+                found = measure(draw(seed), rule, lines, seed)  # type: ignore[arg-type]
+                print(seed, lines, rule, found, f"{time.perf_counter() - began:.0f} s", flush=True)
