@@ -79,7 +79,7 @@ class Neighbourhood:
         self._greeted: set[PeerId] = set()
         self._mute: dict[PeerId, asyncio.Event] = {}
         """Dropped for their silence; set when something is heard of them again."""
-        self._echoes = Echoes(self.timings)
+        self.echoes = Echoes(self.timings)
         self.answer_visitor: Callable[[PeerId, Message, Body], None] = lambda peer, message, body: None
         self.admission: Admission = OpenToAll()
         self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
@@ -227,7 +227,7 @@ class Neighbourhood:
         known = self.membership.peers.get(peer)
         was_linked = known is not None and known.linked
         released = not left and was_linked and not self.membership.needs(peer)
-        self._echoes.forget(peer)
+        self.echoes.forget(peer)
         if left:
             self._mute.pop(peer, None)
             self._greeted.discard(peer)
@@ -332,7 +332,7 @@ class Neighbourhood:
         """Once a second: tell the neighbours how we are."""
         now = self._loop.time()
         self._timer.arm(now + BEAT_SECONDS)
-        self._echoes.beat(now)
+        self.echoes.beat(now)
         self.beat_now()
         self.membership.forget_old(self.clock.time())
         for peer in [peer for peer in self._mute if peer not in self.membership.peers]:
@@ -352,12 +352,12 @@ class Neighbourhood:
 
     def _beat_to(self, peer: PeerId) -> None:
         load = self.listener.load()
-        echo, echo_delay = self._echoes.of(peer, self._loop.time())
+        echo, echo_delay = self.echoes.of(peer, self._loop.time())
         self.post(
             peer,
             "group",
             Beat(
-                self._echoes.sequence, echo, echo_delay,
+                self.echoes.sequence, echo, echo_delay,
                 load.stage, load.ready, load.slots, load.service_seconds, load.round,
                 peer in self.membership.wanted(),
                 load.moving_to,
@@ -367,7 +367,7 @@ class Neighbourhood:
     @property
     def next_beat(self) -> int:
         """Sequence of the next one."""
-        return self._echoes.sequence + 1
+        return self.echoes.sequence + 1
 
     def beat_now(self) -> None:
         """Readiness changed: do not let the neighbours wait for the next beat."""
@@ -379,7 +379,7 @@ class Neighbourhood:
         if known is not None and known.stage != beat.stage:
             self.refused(peer, "malformed", f"a beat of stage {beat.stage}, its record says {known.stage}")
             return
-        self._echoes.heard(peer, beat.sequence, beat.echo, beat.echo_delay, self._loop.time())
+        self.echoes.heard(peer, beat.sequence, beat.echo, beat.echo_delay, self._loop.time())
         lived = self.clock.time()
         self.membership.beat(
             peer, beat.stage, beat.ready, beat.round, beat.service_seconds, lived, beat.moving_to, beat.echo

@@ -1,0 +1,201 @@
+"""Finds the way of every microbatch ahead of its body: a peer asks the cheapest next one for a place.
+
+A body takes seconds for a hop, a question milliseconds. When a microbatch's forward begins on its origin, the
+next peer is asked whether it can begin then and then (places.py); that one books it or says no, and having
+said yes it asks on in turn. What a peer knows: its own bookings, what its neighbours told of theirs and of
+their costs to go, and the hops as it measured them. The choice is `pathfinder.cheapest`.
+
+Swaps are never asked for: nobody may wait for them (pathfinder.py), and they gain nothing online.
+
+No IO. Times in seconds on the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from swarmnet.bookings import Booking, Load
+from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.pathfinder import Choice, Neighbour, ToGo, cheapest, costs_to_go
+from swarmnet.paths import Header, Rules
+
+MOST_QUESTIONS = 4
+"""The last of them asks whoever it is for a place at any time."""
+GIVE_UP_QUESTIONS = 8
+"""Then the router chooses, as it does where nobody has told anything."""
+ANSWER_SECONDS = 1.0
+"""How long to wait for an answer, besides two round trips."""
+SMOOTHING = 0.3
+"""Weight of a new measurement of a hop."""
+FORGET_SECONDS = 300.0
+"""A hop measured so long ago counts as not measured: whoever seemed far is tried again."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of a neighbour."""
+
+    load: Load | None = None
+    """With bookings on the own clock."""
+    to_go: ToGo = field(default_factory=dict)
+    latency: float = 0.0
+    """One way, of a message without a body."""
+    hop: float | None = None
+    measured_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Quest:
+    """A microbatch that is to go on from here."""
+
+    header: Header
+    ready: float
+    """When its output is expected to be there."""
+    question: int = 0
+    asked: PeerId | None = None
+    until: float = 0.0
+    """An answer is waited for so long."""
+    choice: Choice | None = None
+    """The last one that was asked for, or given."""
+    granted: PeerId | None = None
+    sent: bool = False
+    """The body was on its way there: if it is asked for again, it has failed."""
+    silent: set[PeerId] = field(default_factory=set)
+    """Asked in vain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A question to send."""
+
+    key: MicrobatchId
+    peer: PeerId
+    question: int
+    header: Header
+    """For that peer."""
+    arrival: float
+    start: float
+    firm: bool
+
+
+class Scouting:
+    """One peer's knowledge and questions."""
+
+    def __init__(self, rules: Rules, stage: int) -> None:
+        self.rules = rules
+        self.stage = stage
+        self.seen: dict[PeerId, Seen] = {}
+        self.quests: dict[MicrobatchId, Quest] = {}
+        self.asked = self.refused = self.unanswered = 0
+
+    # -- what is known --------------------------------------------------------------------------------
+
+    def told(self, peer: PeerId, load: Load, to_go: ToGo, latency: float, now: float) -> None:
+        """A peer's own word. Its bookings are in seconds from the moment when it said so."""
+        since = now - latency
+        bookings = tuple(Booking(b.start + since, b.release + since) for b in load.bookings)
+        seen = self._seen(peer)
+        seen.load = Load(load.memory, load.forward_seconds, load.backward_seconds, bookings)
+        seen.to_go, seen.latency = to_go, latency
+
+    def measured(self, peer: PeerId, hop: float, now: float) -> None:
+        """A body there and its gradient back took twice as long."""
+        seen = self._seen(peer)
+        old = seen.hop
+        if old is None or now >= seen.measured_at + FORGET_SECONDS:
+            old = hop
+        seen.hop, seen.measured_at = old + SMOOTHING * (hop - old), now
+
+    def forget(self, peer: PeerId) -> None:
+        self.seen.pop(peer, None)
+
+    def table(self, live: Iterable[tuple[PeerId, int]], now: float) -> dict[tuple[int, int], float]:
+        """The own costs to go, by those of the live neighbours and their stages."""
+        return costs_to_go(self.stage, self.rules, self._neighbours(live, now))
+
+    def rest(self, header: Header, table: ToGo) -> float:
+        """What is still to come from the end of the own forward, as far as is known."""
+        return table.get((header.frontier, header.hops_left), 0.0)
+
+    # -- questions ------------------------------------------------------------------------------------
+
+    def seek(
+        self, key: MicrobatchId, live: Iterable[tuple[PeerId, int]], now: float,
+        avoid: Collection[PeerId] = (),
+    ) -> Asking | None:  # fmt: skip
+        """The next question for a microbatch with a quest; None: nobody is known who could take it."""
+        quest = self.quests[key]
+        quest.asked = quest.granted = None
+        if quest.question >= GIVE_UP_QUESTIONS:
+            return None
+        ahead = [other for other in self._neighbours(live, now) if other.stage > quest.header.frontier]
+        ready = max(quest.ready, now)
+        shunned = quest.silent.union(avoid)
+        choice = cheapest(quest.header, self.rules, ahead, ready, now, shunned)
+        if choice is None:
+            choice = cheapest(quest.header, self.rules, ahead, ready, now, quest.silent)
+        if choice is None:
+            return None
+        quest.question += 1
+        quest.asked, quest.choice = choice.peer, choice
+        quest.until = now + ANSWER_SECONDS + 4 * self._seen(choice.peer).latency
+        self.asked += 1
+        firm = quest.question >= MOST_QUESTIONS
+        return Asking(key, choice.peer, quest.question, choice.header, choice.arrival, choice.start, firm)
+
+    def answered(self, peer: PeerId, key: MicrobatchId, question: int, start: float | None) -> Quest | None:
+        """An answer came: its quest, if it was the one that is waited for. `start`: None for a no."""
+        quest = self.quests.get(key)
+        if quest is None or quest.asked != peer or quest.question != question or quest.choice is None:
+            return None
+        quest.asked = None
+        if start is None:
+            self.refused += 1
+            if question >= MOST_QUESTIONS:
+                quest.silent.add(peer)
+            return quest
+        quest.granted = peer
+        return quest
+
+    def back(self, quest: Quest, start: float) -> float:
+        """When the gradient is expected here, if the forward there begins then."""
+        assert quest.choice is not None
+        return quest.choice.back + max(0.0, start - quest.choice.start)
+
+    def overdue(self, now: float) -> list[MicrobatchId]:
+        """Those whose question was not answered in time: they need another."""
+        late = []
+        for key, quest in self.quests.items():
+            if quest.asked is not None and now >= quest.until:
+                self.unanswered += 1
+                quest.silent.add(quest.asked)
+                quest.asked = None
+                late.append(key)
+        return late
+
+    def lost(self, peer: PeerId) -> list[MicrobatchId]:
+        """That peer is gone: those that had asked it, or had a place there, need another."""
+        hit = []
+        for key, quest in self.quests.items():
+            if peer in (quest.asked, quest.granted) and not quest.sent:
+                quest.asked = quest.granted = None
+                hit.append(key)
+        return hit
+
+    def _seen(self, peer: PeerId) -> Seen:
+        return self.seen.setdefault(peer, Seen())
+
+    def _neighbours(self, live: Iterable[tuple[PeerId, int]], now: float) -> list[Neighbour]:
+        """Those that have told something."""
+        return [
+            Neighbour(peer, stage, max(seen.latency, self._hop(seen, now)), seen.load, seen.to_go)
+            for peer, stage in live
+            for seen in (self.seen.get(peer),)
+            if seen is not None and seen.load is not None
+        ]
+
+    def _hop(self, seen: Seen, now: float) -> float:
+        """Unknown ones count as near as their latency allows: they are tried."""
+        fresh = seen.hop is not None and now < seen.measured_at + FORGET_SECONDS
+        return seen.hop if fresh and seen.hop is not None else seen.latency
