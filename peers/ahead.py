@@ -16,7 +16,6 @@ from protocols.messages import Ask, Cancel, Held, Message, Path, Place, Prospect
 from protocols.scouting_messages import MOST_BOOKINGS, MOST_COSTS, Booked, Cost
 from swarmnet.bookings import Booking, Load, that_counts
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.paths import Header
 from swarmnet.pipeline import Pipeline
 from swarmnet.places import Places
 from swarmnet.scouting import Asking, Quest, Scouting
@@ -34,9 +33,13 @@ class Ahead:
     """`Guide` of a pipeline. Times in seconds on the peer's own clock."""
 
     def __init__(
-        self, ways: Ways, pipeline: Pipeline, neighbourhood: Neighbourhood, compute: Compute,
+        self,
+        ways: Ways,
+        pipeline: Pipeline,
+        neighbourhood: Neighbourhood,
+        compute: Compute,
         wake: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`wake()`: a microbatch that waits for its way may have it now."""
         self.ways, self.pipeline, self.neighbourhood, self.compute = ways, pipeline, neighbourhood, compute
         self.wake = wake
@@ -163,7 +166,7 @@ class Ahead:
 
     def message(self, peer: PeerId, message: Message, serving: bool) -> None:
         if not self.active:
-            self.neighbourhood.refused(peer, "malformed", "a question about the way in a run that skips nothing")
+            self.neighbourhood.refused(peer, "malformed", "a question about ways in a run that skips nothing")
             return
         known = self.neighbourhood.membership.peers.get(peer)
         match message:
@@ -196,7 +199,7 @@ class Ahead:
         if trouble is not None:
             self.neighbourhood.refused(peer, trouble.code, trouble.reason)
             return
-        start = None
+        start, was = None, self.places.held.get(key)
         if serving and key not in self.pipeline.jobs:
             since = now - self._latency(peer)
             start = self.places.ask(
@@ -210,11 +213,15 @@ class Ahead:
         if start is None:
             return
         self._news = True
-        old = self.scouting.quests.pop(key, None)
-        if old is not None:
-            self._give_back(key, old)
+        ready = start + self.places.forward_seconds
+        quest = self.scouting.quests.get(key)
+        if quest is not None and was is not None and was.header == header:
+            quest.ready = ready  # Asked again: the way on is known.
+            return
+        if quest is not None:
+            self._give_back(key, quest)
         if not self.is_last:
-            self.scouting.quests[key] = Quest(header, start + self.places.forward_seconds)
+            self.scouting.quests[key] = Quest(header, ready)
             self._seek(key)
 
     def _answer(self, peer: PeerId, key: MicrobatchId, question: int, taken: bool, seconds: float) -> None:
@@ -253,9 +260,7 @@ class Ahead:
 
     def _send(self, asking: Asking, now: float) -> None:
         arrival, start = asking.arrival - now, asking.start - now
-        ask = Ask(
-            *asking.key, asking.question, arrival, start, asking.firm, Path.of(asking.header)
-        )  # fmt: skip
+        ask = Ask(*asking.key, asking.question, arrival, start, asking.firm, Path.of(asking.header))
         self.neighbourhood.post(asking.peer, "data", ask)
 
     def _give_back(self, key: MicrobatchId, quest: Quest) -> None:

@@ -348,9 +348,9 @@ class ManifestIs(Message, frozen=True, tag=41):
 
 AnyMessage = (
     Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit
-    | Prospect | Ask | Place | Held | Progress | Announce | Want | Contribution | AskIds | AskChain | ChainIs | Statements | AskState | State | AskChunk | Chunk
-    | NoChunk | AskManifest | ManifestIs | AskForward | Forwarded | Declined
-    | OrderIs | ReceiptIs
+    | Prospect | Ask | Place | Held | Progress | Announce | Want | Contribution | AskIds | AskChain
+    | ChainIs | Statements | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
+    | AskForward | Forwarded | Declined | OrderIs | ReceiptIs
 )  # fmt: skip
 
 DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit, Prospect, Ask, Place, Held)

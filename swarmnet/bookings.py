@@ -45,7 +45,7 @@ class Load:
 
 
 def that_counts(load: Load, most: int) -> Load:
-    """The same in at most so many bookings: those that end last are left out, and the memory that they hold."""
+    """The same in at most so many bookings: those that end last are left out, and the memory they hold."""
     if len(load.bookings) <= most:
         return load
     first = sorted(load.bookings, key=lambda booking: booking.release)[:most]

@@ -22,7 +22,8 @@ from swarmnet.paths import Header
 TOLERANCE = 0.25
 """Who could begin no more than so many times its own compute later than asked says yes."""
 PLACES_PER_SLOT = 4
-"""Microbatches on their way to a peer, for each that it has memory for: it is booked for one after another."""
+"""Microbatches on their way to a peer, for each that it has memory for: they come one after another.
+Those that come early wait with nothing but their input; 40 of these are as large as one graph (flow.py)."""
 MOST_PLACES = 64
 """On their way: a list that is told to every neighbour."""
 SHARE = 0.5
@@ -67,12 +68,12 @@ class Places:
         self, key: MicrobatchId, asker: PeerId, header: Header, arrival: float, wanted: float, rest: float,
         firm: bool, now: float,
     ) -> float | None:  # fmt: skip
-        """When a microbatch that arrives then begins, None: not here. `wanted`: when the asker thought that it
-        would, and a no is the answer if that is much too early, unless it is `firm`. `rest`: what the path
+        """When a microbatch that arrives then begins; None: not here. `wanted`: when the asker thought that
+        it would, and a no is the answer if that is much too early, unless it is `firm`. `rest`: what the path
         takes from the end of the forward here, without compute here."""
         known = self.held.get(key)
-        if known is not None and known.came:
-            return None
+        if known is not None and (known.came or known.asker != asker):
+            return None  # Nobody takes another's place by naming its microbatch.
         if not self._may_have(asker, key, now) or arrival > now + LONGEST_SECONDS:
             return None
         load = self.load

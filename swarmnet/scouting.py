@@ -28,8 +28,8 @@ ANSWER_SECONDS = 1.0
 """How long to wait for an answer, besides two round trips."""
 SMOOTHING = 0.3
 """Weight of a new measurement of a hop."""
-FORGET_SECONDS = 300.0
-"""A hop measured so long ago counts as not measured: whoever seemed far is tried again."""
+HALVED_SECONDS = 1800.0
+"""A hop that was measured so long ago counts half: whoever seemed far is tried again some time."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,8 @@ class Seen:
     latency: float = 0.0
     """One way, of a message without a body."""
     hop: float | None = None
-    measured_at: float = 0.0
+    """Of a body, as measured; while the first one is under way, as others are."""
+    measured_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -102,10 +103,8 @@ class Scouting:
     def measured(self, peer: PeerId, hop: float, now: float) -> None:
         """A body there and its gradient back took twice as long."""
         seen = self._seen(peer)
-        old = seen.hop
-        if old is None or now >= seen.measured_at + FORGET_SECONDS:
-            old = hop
-        seen.hop, seen.measured_at = old + SMOOTHING * (hop - old), now
+        known = hop if seen.measured_at is None else self._hop(seen, now)
+        seen.hop, seen.measured_at = known + SMOOTHING * (hop - known), now
 
     def forget(self, peer: PeerId) -> None:
         self.seen.pop(peer, None)
@@ -140,6 +139,8 @@ class Scouting:
         quest.question += 1
         quest.asked, quest.choice = choice.peer, choice
         quest.until = now + ANSWER_SECONDS + 4 * self._seen(choice.peer).latency
+        if self._seen(choice.peer).hop is None:  # One is enough to hear how far it is.
+            self._seen(choice.peer).hop = max((s.hop for s in self.seen.values() if s.hop), default=None)
         self.asked += 1
         firm = quest.question >= MOST_QUESTIONS
         return Asking(key, choice.peer, quest.question, choice.header, choice.arrival, choice.start, firm)
@@ -189,7 +190,7 @@ class Scouting:
     def _neighbours(self, live: Iterable[tuple[PeerId, int]], now: float) -> list[Neighbour]:
         """Those that have told something."""
         return [
-            Neighbour(peer, stage, max(seen.latency, self._hop(seen, now)), seen.load, seen.to_go)
+            Neighbour(peer, stage, self._hop(seen, now), seen.load, seen.to_go)
             for peer, stage in live
             for seen in (self.seen.get(peer),)
             if seen is not None and seen.load is not None
@@ -197,5 +198,7 @@ class Scouting:
 
     def _hop(self, seen: Seen, now: float) -> float:
         """Unknown ones count as near as their latency allows: they are tried."""
-        fresh = seen.hop is not None and now < seen.measured_at + FORGET_SECONDS
-        return seen.hop if fresh and seen.hop is not None else seen.latency
+        hop = 0.0 if seen.hop is None else seen.hop
+        if seen.measured_at is not None:
+            hop *= 0.5 ** (max(0.0, now - seen.measured_at) / HALVED_SECONDS)
+        return max(seen.latency, hop)

@@ -10,9 +10,11 @@ Measured is steady: how many microbatches come back to their origins in a while,
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from random import Random
 from typing import Any, Literal
 
@@ -31,7 +33,6 @@ from peers.skipping.search import places
 from peers.skipping.topologies import Topology, draw
 from peers.stage_part import StagePart
 from peers.worker import Worker
-from protocols.errors import WireError
 from protocols.identity import Identity
 from protocols.memory import MemoryNetwork, MemoryTransport
 from protocols.memory_ways import Conditions
@@ -42,6 +43,8 @@ from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.manifest import Data, Manifest, ModelShape, Paths, Rounds, owner_statement
 
 Lines = Literal["alone", "shared"]
+Rule = Literal["ahead", "router", "plan"]
+"""Questions run ahead; the router chooses when the output is there; everybody keeps to the annealed plan."""
 BODY_BYTES = 66_000
 """Of a microbatch here; lines are as much slower than the topology's."""
 WARM_SECONDS = 120.0
@@ -60,12 +63,13 @@ class Finding:
     seconds: float
     """For `SHARE` microbatches."""
     visits: tuple[int, ...]
-    """Committed per stage, for one of the first stage's."""
-    rerouted: dict[str, int] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-    sent: dict[str, float] = field(default_factory=dict)
-    """Messages by name, for one microbatch."""
-    most_held: int = 0
+    """Committed per stage."""
+    microbatches: int
+    """That came back to their origins."""
+    counts: dict[str, int]
+    """Re-routed and dropped by code, questions refused, messages by name."""
+    most_held: int
+    """Graphs that a peer had open at a time."""
 
 
 class Held(StubCompute):
@@ -96,15 +100,17 @@ class StageCompute(InlineCompute):
 class Delayed:
     """`Receiver` to which bodies come after their hop, each for itself."""
 
-    def __init__(self, receiver: Receiver, seconds: Callable[[PeerId], float]) -> None:
-        self._receiver, self._seconds = receiver, seconds
+    def __init__(
+        self, receiver: Receiver, seconds: Callable[[PeerId], float], heard: Counter[str]
+    ) -> None:
+        self._receiver, self._seconds, self._heard = receiver, seconds, heard
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
-        if message.kind in ("activation", "gradient"):
+        self._heard[type(message).__name__] += 1
+        self._heard[f"bytes of {type(message).__name__}"] += wire_bytes
+        if message.body and lane == "data" and (seconds := self._seconds(peer)):
             loop = asyncio.get_running_loop()
-            loop.call_later(
-                self._seconds(peer), self._receiver.received, peer, lane, message, body, wire_bytes
-            )
+            loop.call_later(seconds, self._receiver.received, peer, lane, message, body, wire_bytes)
         else:
             self._receiver.received(peer, lane, message, body, wire_bytes)
 
@@ -156,7 +162,8 @@ class Story:
         self.held: dict[int, Held] = {}
         self.committed: list[tuple[float, int, MicrobatchId]] = []
         """When, by whom, what."""
-        self.notes: list[tuple[float, int, str, dict[str, Any]]] = []
+        self.sent: Counter[str] = Counter()
+        self._since, self._counted = 0.0, Counter[str]()
         self.escaped: list[BaseException] = []
         self.loop.set_exception_handler(
             lambda _, context: self.escaped.append(
@@ -194,8 +201,6 @@ class Story:
             if event == "committed":
                 key = MicrobatchId(PeerId(fields["origin"]), fields["counter"])
                 self.committed.append((self.loop.time(), number, key))
-            else:
-                self.notes.append((self.loop.time(), number, event, fields))
 
         def part(manifest: Manifest, _stage: int) -> StagePart:
             made = stub_part(manifest, note, number << 32)
@@ -206,8 +211,7 @@ class Story:
             return Texts(self.manifest)
 
         transport = self.network.transport(identity.peer_id)
-        if self.lines == "alone":
-            self._delay(transport, number)
+        self._overhear(transport, number)
         worker = self.workers[number] = Worker(
             self.signed, identity, transport, self.network.directory(identity.peer_id), StageCompute(cost),
             text, Settings(stage=stage, in_flight=SLOTS, slots=SLOTS, checkpoint_seconds=0.0),
@@ -215,14 +219,16 @@ class Story:
         )  # fmt: skip
         self.tasks[number] = self.loop.create_task(worker.run(), name=str(number))
 
-    def _delay(self, transport: MemoryTransport, number: int) -> None:
+    def _overhear(self, transport: MemoryTransport, number: int) -> None:
+        """Count its messages, and let bodies come after their hop."""
         topology, listen = self.topology, transport.listen
 
         def seconds(peer: PeerId) -> float:
             other = self.number[peer]
-            return topology.hop[other][number] - topology.latency[other][number]
+            alone = self.lines == "alone"
+            return topology.hop[other][number] - topology.latency[other][number] if alone else 0.0
 
-        transport.listen = lambda receiver: listen(Delayed(receiver, seconds))  # type: ignore[method-assign]
+        transport.listen = lambda to: listen(Delayed(to, seconds, self.sent))  # type: ignore[method-assign]
 
     async def during(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -244,10 +250,21 @@ class Story:
         for number in list(self.tasks):
             await self.kill(number)
 
+    async def assembled(self) -> None:
+        while any(worker.data is None for worker in self.workers.values()):
+            await self.during(0.001)
+
+    def by_router(self) -> None:
+        """Nobody asks ahead: the next peer is chosen when the output is there, among all legal ones."""
+        for worker in self.workers.values():
+            assert worker.data is not None
+            worker.data.pipeline.guide, worker.data.ahead.active = None, False
+            worker.data.ahead.close()
+
     def follow(self, plan: Sequence[chains.Chain]) -> None:
         """Every microbatch goes down the chain of its origin."""
         names = [[self.identities[int(peer)].peer_id for peer in chain] for chain in plan]
-        below = {(chain[0], here): there for chain in names for here, there in zip(chain, chain[1:], strict=False)}
+        below = {(chain[0], here): there for chain in names for here, there in pairwise(chain)}
         for number, worker in self.workers.items():
             me = self.identities[number].peer_id
             assert worker.data is not None
@@ -258,21 +275,30 @@ class Story:
 
             worker.data.ways.candidates = candidates  # type: ignore[method-assign]
 
-    def finding(self, since: float) -> Finding:
-        seconds = self.loop.time() - since
-        seen = [(number, key) for at, number, key in self.committed if at >= since]
-        stages = [self.topology.stage[number] for number, _ in seen]
-        own = max(1, stages.count(0))
-        rerouted: dict[str, int] = {}
-        dropped: dict[str, int] = {}
+    def watch(self) -> None:
+        """From now on it counts."""
+        self._since, self._counted = self.loop.time(), self._counts()
+
+    def _counts(self) -> Counter[str]:
+        """What has happened to microbatches besides being done, and what was sent, by name."""
+        counts: Counter[str] = Counter(self.sent)
         for worker in self.workers.values():
             assert worker.data is not None
-            for total, here in ((rerouted, worker.data.ledger.rerouted), (dropped, worker.data.ledger.dropped)):
-                for code, count in here.items():
-                    total[code] = total.get(code, 0) + count
+            counts.update({f"re-routed: {code}": n for code, n in worker.data.ledger.rerouted.items()})
+            counts.update({f"dropped: {code}": n for code, n in worker.data.ledger.dropped.items()})
+            counts["refused"] += worker.data.ahead.scouting.refused
+        return counts
+
+    def finding(self) -> Finding:
+        seconds = self.loop.time() - self._since
+        seen = [(number, key) for at, number, key in self.committed if at >= self._since]
+        stages = [self.topology.stage[number] for number, _ in seen]
+        own = max(1, stages.count(0))
+        counts = self._counts()
+        counts.subtract(self._counted)
         return Finding(
-            SHARE * seconds / own, tuple(stages.count(s) for s in range(self.topology.stages)), rerouted,
-            dropped, {}, max(held.most for held in self.held.values()),
+            SHARE * seconds / own, tuple(stages.count(stage) for stage in range(self.topology.stages)), own,
+            dict(+counts), max(held.most for held in self.held.values()),
         )  # fmt: skip
 
 
@@ -282,26 +308,25 @@ def play(main: Callable[[], Any]) -> Any:  # noqa: ANN401
 
 
 def measure(
-    topology: Topology, rule: str, lines: Lines = "alone", seed: int = 0, skip_ratio: float = 1 / 3,
+    topology: Topology, rule: Rule, lines: Lines = "alone", seed: int = 0, skip_ratio: float = 1 / 3,
     warm: float = WARM_SECONDS, watched: float = WATCHED_SECONDS,
 ) -> Finding:  # fmt: skip
-    """`rule`: "plan", or what the workers do of themselves."""
+    """One story."""
 
     async def story() -> Finding:
         torch.set_num_threads(1)
         swarm = Story(topology, skip_ratio, lines, seed)
         swarm.start()
+        await swarm.assembled()
+        if rule != "ahead":
+            swarm.by_router()
         if rule == "plan":
             seen = places(topology, swarm.manifest.path_rules(), lambda peer: capacity(topology, peer))
-            plan = chains.plan(seen, Random(seed))
-            await swarm.during(0.0)
-            while any(worker.data is None for worker in swarm.workers.values()):
-                await swarm.during(0.01)
-            swarm.follow(plan)
+            swarm.follow(chains.plan(seen, Random(seed)))
         await swarm.during(warm)
-        since = swarm.loop.time()
+        swarm.watch()
         await swarm.during(watched)
-        found = swarm.finding(since)
+        found = swarm.finding()
         await swarm.end()
         return found
 
