@@ -109,7 +109,7 @@ class Ahead:
         """Its gradient is here, so long after it was sent."""
         held = self._held.pop(key, None)
         if held is not None and held[:2] == (peer, attempt) and held[2] <= seconds:
-            self.scouting.measured(peer, (seconds - held[2]) / 2, self.clock.time())
+            self.scouting.measured(peer, (seconds - held[2]) / 2)
 
     def done(self, key: MicrobatchId) -> None:
         self.scouting.quests.pop(key, None)
@@ -281,7 +281,7 @@ class Ahead:
         again = now >= self._told_at + TELL_AGAIN_SECONDS
         if self._news or again:
             if again and not self.is_last:
-                self.table = self.scouting.table(self._below(now), now)
+                self.table = self.scouting.table(self._below(now))
             self._told_at = now if again else self._told_at
             self._news = False
             for stage in range(max(0, self.ways.stage - self.ways.reach), self.ways.stage):

@@ -1,7 +1,7 @@
 """Messages of runs that skip stages: what peers tell of themselves, and questions that run ahead of bodies.
 
-Their numbers and the rest of the table are in messages.py and docs/wire.md. Moments are seconds from when the message
-was sent; the receiver takes off the latency.
+Their numbers and the rest of the table are in messages.py and docs/wire.md. Moments are seconds from when the
+message was sent; the receiver takes off the latency.
 """
 
 from __future__ import annotations

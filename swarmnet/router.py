@@ -194,7 +194,7 @@ class Router:
 
 
 class Guide(Protocol):
-    """Finds ways ahead of bodies (peers/ahead.py); without one the router chooses once the output is there."""
+    """Finds ways ahead of bodies (peers/ahead.py); without, the router chooses once the output is there."""
 
     def choose(
         self, key: MicrobatchId, candidates: Collection[PeerId], now: float, avoid: Collection[PeerId]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from statistics import median
 
 from swarmnet.bookings import Booking, Load
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -26,10 +27,15 @@ GIVE_UP_QUESTIONS = 8
 """Then the router chooses, as it does where nobody has told anything."""
 ANSWER_SECONDS = 1.0
 """How long to wait for an answer, besides two round trips."""
-SMOOTHING = 0.3
-"""Weight of a new measurement of a hop."""
-HALVED_SECONDS = 1800.0
-"""A hop that was measured so long ago counts half: whoever seemed far is tried again some time."""
+MEASUREMENTS_KEPT = 5
+"""Of each hop; their median counts: one lost packet must not keep microbatches away for long."""
+TIE = 0.05
+"""Ways whose times differ by less than this share are equal, and the stage that was visited less is next: by
+cost alone the same one would always be left out where all are alike, and it would learn nothing."""
+VISITS_KEPT = 0.98
+"""Of the counts of visits, at each further one: the last 50 count."""
+HALVED_VISITS = 100.0
+"""After so many microbatches that went elsewhere a hop counts half: whoever seemed far is tried again."""
 
 
 @dataclass(slots=True)
@@ -43,7 +49,9 @@ class Seen:
     """One way, of a message without a body."""
     hop: float | None = None
     """Of a body, as measured; while the first one is under way, as others are."""
-    measured_at: float | None = None
+    measured: tuple[float, ...] = ()
+    measured_at: int | None = None
+    """In microbatches that had gone on from here."""
 
 
 @dataclass(slots=True)
@@ -88,6 +96,10 @@ class Scouting:
         self.stage = stage
         self.seen: dict[PeerId, Seen] = {}
         self.quests: dict[MicrobatchId, Quest] = {}
+        self.gone_on = 0
+        """Microbatches that have got a place below."""
+        self.visits: dict[int, float] = {}
+        """Microbatches that went from here to each stage, those of long ago count less."""
         self.asked = self.refused = self.unanswered = 0
 
     # -- what is known --------------------------------------------------------------------------------
@@ -100,18 +112,18 @@ class Scouting:
         seen.load = Load(load.memory, load.forward_seconds, load.backward_seconds, bookings)
         seen.to_go, seen.latency = to_go, latency
 
-    def measured(self, peer: PeerId, hop: float, now: float) -> None:
+    def measured(self, peer: PeerId, hop: float) -> None:
         """A body there and its gradient back took twice as long."""
         seen = self._seen(peer)
-        known = hop if seen.measured_at is None else self._hop(seen, now)
-        seen.hop, seen.measured_at = known + SMOOTHING * (hop - known), now
+        seen.measured = (*seen.measured, hop)[-MEASUREMENTS_KEPT:]
+        seen.hop, seen.measured_at = median(seen.measured), self.gone_on
 
     def forget(self, peer: PeerId) -> None:
         self.seen.pop(peer, None)
 
-    def table(self, live: Iterable[tuple[PeerId, int]], now: float) -> dict[tuple[int, int], float]:
+    def table(self, live: Iterable[tuple[PeerId, int]]) -> dict[tuple[int, int], float]:
         """The own costs to go, by those of the live neighbours and their stages."""
-        return costs_to_go(self.stage, self.rules, self._neighbours(live, now))
+        return costs_to_go(self.stage, self.rules, self._neighbours(live))
 
     def rest(self, header: Header, table: ToGo) -> float:
         """What is still to come from the end of the own forward, as far as is known."""
@@ -128,12 +140,11 @@ class Scouting:
         quest.asked = quest.granted = None
         if quest.question >= GIVE_UP_QUESTIONS:
             return None
-        ahead = [other for other in self._neighbours(live, now) if other.stage > quest.header.frontier]
+        ahead = [other for other in self._neighbours(live) if other.stage > quest.header.frontier]
         ready = max(quest.ready, now)
-        shunned = quest.silent.union(avoid)
-        choice = cheapest(quest.header, self.rules, ahead, ready, now, shunned)
-        if choice is None:
-            choice = cheapest(quest.header, self.rules, ahead, ready, now, quest.silent)
+        choice = self._choice(quest.header, ahead, ready, now, quest.silent.union(avoid))
+        if choice is None and avoid:
+            choice = self._choice(quest.header, ahead, ready, now, quest.silent)
         if choice is None:
             return None
         quest.question += 1
@@ -157,6 +168,10 @@ class Scouting:
                 quest.silent.add(peer)
             return quest
         quest.granted = peer
+        self.gone_on += 1
+        stage = quest.choice.header.visited[-1]
+        self.visits = {s: VISITS_KEPT * count for s, count in self.visits.items()}
+        self.visits[stage] = self.visits.get(stage, 0.0) + 1.0
         return quest
 
     def back(self, quest: Quest, start: float) -> float:
@@ -184,21 +199,38 @@ class Scouting:
                 hit.append(key)
         return hit
 
+    def _choice(
+        self, header: Header, ahead: Iterable[Neighbour], ready: float, now: float, avoid: Collection[PeerId]
+    ) -> Choice | None:
+        """The cheapest, or what is nearly as cheap by a stage that was sent fewer microbatches."""
+        by_stage: dict[int, list[Neighbour]] = {}
+        for other in ahead:
+            by_stage.setdefault(other.stage, []).append(other)
+        found = [
+            choice
+            for others in by_stage.values()
+            for choice in (cheapest(header, self.rules, others, ready, now, avoid),)
+            if choice is not None
+        ]
+        least = min((choice.back for choice in found), default=0.0)
+        near = [choice for choice in found if choice.back <= least + TIE * (least - ready)]
+        return min(near, default=None, key=lambda c: (self.visits.get(c.header.visited[-1], 0.0), c.back))
+
     def _seen(self, peer: PeerId) -> Seen:
         return self.seen.setdefault(peer, Seen())
 
-    def _neighbours(self, live: Iterable[tuple[PeerId, int]], now: float) -> list[Neighbour]:
+    def _neighbours(self, live: Iterable[tuple[PeerId, int]]) -> list[Neighbour]:
         """Those that have told something."""
         return [
-            Neighbour(peer, stage, self._hop(seen, now), seen.load, seen.to_go)
+            Neighbour(peer, stage, self._hop(seen), seen.load, seen.to_go)
             for peer, stage in live
             for seen in (self.seen.get(peer),)
             if seen is not None and seen.load is not None
         ]
 
-    def _hop(self, seen: Seen, now: float) -> float:
+    def _hop(self, seen: Seen) -> float:
         """Unknown ones count as near as their latency allows: they are tried."""
         hop = 0.0 if seen.hop is None else seen.hop
         if seen.measured_at is not None:
-            hop *= 0.5 ** (max(0.0, now - seen.measured_at) / HALVED_SECONDS)
+            hop *= 0.5 ** ((self.gone_on - seen.measured_at) / HALVED_VISITS)
         return max(seen.latency, hop)
