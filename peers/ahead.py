@@ -127,7 +127,7 @@ class Ahead:
         """That peer is gone."""
         if not self.active:
             return
-        for key in self.places.gone(peer):
+        for key in self.places.gone(peer, self.clock.time()):
             self.drop(key)
         self.scouting.forget(peer)
         for key in self.scouting.lost(peer):

@@ -33,6 +33,7 @@ LATE_SECONDS = 5.0
 LONGEST_SECONDS = 600.0
 """No place is booked for longer, or for later than that."""
 FIRST_SHUN_SECONDS, LONGEST_SHUN_SECONDS = 5.0, 300.0
+MOST_SHUNNED = 1024
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class Places:
         self.forward_seconds = self.backward_seconds = 0.0
         self.held: dict[MicrobatchId, Place] = {}
         self._lapsed: dict[PeerId, tuple[int, float]] = {}
-        """Asker -> bodies in a row that did not come, and until when it gets no place."""
+        """Asker -> how often in a row bodies did not come, and until when it gets no place; newest last."""
 
     @property
     def load(self) -> Load:
@@ -120,12 +121,13 @@ class Places:
         """It is done, or nobody wants it any more. Whether it had a place."""
         return self.held.pop(key, None) is not None
 
-    def gone(self, asker: PeerId) -> list[MicrobatchId]:
+    def gone(self, asker: PeerId, now: float) -> list[MicrobatchId]:
         """The asker is lost: those that had not come are given up."""
         lost = [key for key, place in self.held.items() if place.asker == asker and not place.came]
         for key in lost:
             del self.held[key]
-        self._lapsed.pop(asker, None)
+        if lost:
+            self._shun(asker, now)
         return lost
 
     def lapse(self, now: float) -> list[MicrobatchId]:
@@ -134,12 +136,16 @@ class Places:
             key for key, place in self.held.items()
             if not place.came and now >= place.booking.release + LATE_SECONDS
         ]  # fmt: skip
-        for key in late:
-            asker = self.held.pop(key).asker
-            times, _ = self._lapsed.get(asker, (0, 0.0))
-            pause = min(LONGEST_SHUN_SECONDS, FIRST_SHUN_SECONDS * 2 ** min(times, 10))
-            self._lapsed[asker] = (times + 1, now + pause)
+        for asker in {self.held.pop(key).asker for key in late}:
+            self._shun(asker, now)
         return late
+
+    def _shun(self, asker: PeerId, now: float) -> None:
+        times, _ = self._lapsed.pop(asker, (0, 0.0))
+        pause = min(LONGEST_SHUN_SECONDS, FIRST_SHUN_SECONDS * 2 ** min(times, 10))
+        self._lapsed[asker] = (times + 1, now + pause)
+        if len(self._lapsed) > MOST_SHUNNED:
+            del self._lapsed[next(iter(self._lapsed))]
 
     def _may_have(self, asker: PeerId, key: MicrobatchId, now: float) -> bool:
         if self._lapsed.get(asker, (0, 0.0))[1] > now:
