@@ -29,12 +29,12 @@ ANSWER_SECONDS = 1.0
 """How long to wait for an answer, besides two round trips."""
 MEASUREMENTS_KEPT = 5
 """Of each hop; their median counts: one lost packet must not keep microbatches away for long."""
-TIE = 0.05
+TIE = 0.01
 """Ways whose times differ by less than this share are equal, and the stage that was visited less is next: by
 cost alone the same one would always be left out where all are alike, and it would learn nothing."""
 VISITS_KEPT = 0.98
 """Of the counts of visits, at each further one: the last 50 count."""
-HALVED_VISITS = 100.0
+HALVED_VISITS = 200.0
 """After so many microbatches that went elsewhere a hop counts half: whoever seemed far is tried again."""
 
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from random import Random
+from statistics import mean
 from typing import Any, Literal
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from peers.compute import BACKWARD, FORWARD, InlineCompute, Result
@@ -333,13 +335,60 @@ def measure(
     return play(story)
 
 
-if __name__ == "__main__":
-    import sys
-    import time
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One topology, three rules."""
 
-    for seed in range(int(sys.argv[1]), int(sys.argv[2])):
-        for lines in sys.argv[3].split(","):
-            for rule in sys.argv[4].split(","):
-                began = time.perf_counter()
-                found = measure(draw(seed), rule, lines, seed)  # type: ignore[arg-type]
-                print(seed, lines, rule, found, f"{time.perf_counter() - began:.0f} s", flush=True)
+    seed: int
+    memory: int
+    router: Finding
+    ahead: Finding
+    plan: Finding
+
+    @property
+    def kilobytes(self) -> float:
+        """Questions, answers and what peers tell of themselves, for one microbatch."""
+        names = ("Prospect", "Ask", "Place", "Held")
+        told = sum(self.ahead.counts.get(f"bytes of {name}", 0) for name in names)
+        return told / 1000 / max(1, self.ahead.microbatches)
+
+
+def bench(
+    seeds: Sequence[int], memory: int, lines: Lines, watched: float = WATCHED_SECONDS
+) -> Iterator[Row]:
+    """The same topologies as peers/skipping/bench.py, by real workers."""
+    for seed in seeds:
+        topology = draw(seed, memory)
+        router, ahead, plan = (
+            measure(topology, rule, lines, seed, watched=watched) for rule in ("router", "ahead", "plan")
+        )
+        yield Row(seed, memory, router, ahead, plan)
+
+
+def render(rows: Sequence[Row], lines: Lines) -> Table:
+    """A table with the means at the end."""
+    title = f"Seconds for {SHARE} microbatches in a steady swarm of real workers, lines {lines}"
+    table = Table(title=title)
+    for name in ("seed", "memory", "router", "ahead", "plan", "ahead to router", "ahead to plan",
+                 "full for router", "questions", "said no", "kB told", "per stage", "router's"):  # fmt: skip
+        table.add_column(name, justify="right")
+    for row in rows:
+        ahead, router = row.ahead, row.router
+        table.add_row(
+            str(row.seed), str(row.memory), *_figures(router.seconds, ahead.seconds, row.plan.seconds),
+            str(router.counts.get("re-routed: busy", 0)), str(ahead.counts.get("Ask", 0)),
+            str(ahead.counts.get("refused", 0)), f"{row.kilobytes:.0f}",
+            " ".join(map(str, ahead.visits)), " ".join(map(str, router.visits)),
+        )  # fmt: skip
+    if len(rows) > 1:
+        means = (
+            mean(finding.seconds for finding in found)
+            for found in zip(*((row.router, row.ahead, row.plan) for row in rows), strict=True)
+        )
+        table.add_row("mean", str(rows[0].memory), *_figures(*means), end_section=True)
+    return table
+
+
+def _figures(router: float, ahead: float, plan: float) -> list[str]:
+    seconds = [f"{rule:.1f}" for rule in (router, ahead, plan)]
+    return [*seconds, f"{ahead / router - 1:+.1%}", f"{ahead / plan - 1:+.1%}"]
