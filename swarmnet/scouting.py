@@ -204,7 +204,7 @@ class Scouting:
     ) -> Choice | None:
         """The cheapest, or what is nearly as cheap by a stage that was sent fewer microbatches."""
         by_stage: dict[int, list[Neighbour]] = {}
-        for other in ahead:
+        for other in sorted(ahead, key=lambda other: other.hop_seconds):  # The first ones rule out others.
             by_stage.setdefault(other.stage, []).append(other)
         found = [
             choice

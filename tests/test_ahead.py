@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from io import StringIO
 
 from hostile import BODIES, Liar, messages
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, tiny_manifest
 
-from peers.skipping.in_peers import measure
+from peers.skipping.in_peers import Finding, Row, measure, render
 from peers.skipping.topologies import draw
 from peers.virtual_time import run
 from protocols.identity import Identity
@@ -213,6 +215,20 @@ def test_in_a_run_that_skips_nothing_nobody_asks_or_tells_and_a_question_is_refu
         await liar.transport.close()
 
     play(story, replace(MANIFEST, paths=Paths()))
+
+
+def test_the_table_shows_what_each_rule_took_and_what_was_told():
+    told = {"Ask": 120, "refused": 5, "bytes of Ask": 12_000, "bytes of Prospect": 88_000}
+    ahead = Finding(22.0, (100, 50, 100), 100, told, 3)
+    router = Finding(27.5, (80, 70, 80), 80, {"re-routed: busy": 33}, 3)
+    row = Row(4, 3, router, ahead, replace(ahead, seconds=20.0))
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(render([row], "alone"))
+    line = next(line for line in console.export_text().splitlines() if "22.0" in line)
+    cells = [cell.strip() for cell in line.strip("│ ").split("│")]
+    assert cells == [
+        "4", "3", "27.5", "22.0", "20.0", "-20.0%", "+10.0%", "33", "120", "5", "1", "100 50 100", "80 70 80"
+    ]  # fmt: skip
 
 
 def test_around_the_world_it_is_well_below_what_the_router_takes_by_itself():
