@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from peers.act_checks import unfit_body, unfit_way
+from peers.ahead import Ahead
 from peers.compute import BACKWARD, FORWARD, Compute
 from peers.microbatch_work import Bodies, Computed, MicrobatchWork, Trouble, memory_bytes
 from peers.neighbourhood import Neighbourhood
@@ -26,7 +28,6 @@ from swarmnet.flow import Flow, graphs_that_fit
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.ledger import Ledger
 from swarmnet.manifest import Manifest
-from swarmnet.paths import IllegalPath
 from swarmnet.pipeline import Pipeline
 from swarmnet.pipeline_events import (
     ActArrived,
@@ -55,7 +56,6 @@ from swarmnet.pipeline_events import (
 from swarmnet.router import Router
 from swarmnet.ways import Ways
 
-LABEL_BYTES = 4
 NACK_CODES = frozenset(
     {"committed", "deadline", "malformed", "not_finite", "not_ready", "wrong_stage", "illegal_path",
      "other_path", "gone", "cancelled"}
@@ -112,6 +112,9 @@ class DataPath:
         slots = slots if self.is_last else min(slots, fitting)  # The last stage keeps no graphs.
         self.ways = Ways(manifest.path_rules(), stage, neighbourhood.membership.live)
         self.pipeline = Pipeline(below, self.router, self._candidates, slots, self.ledger)
+        self.ahead = Ahead(self.ways, self.pipeline, neighbourhood, compute, lambda: self.feed(Tick()))
+        if self.ways.rules.skips:
+            self.pipeline.guide = self.ahead
         self.bodies: dict[MicrobatchId, Bodies] = {}
         self.next_counter = 0
         self.service_seconds = self._own_seconds = 0.0
@@ -176,11 +179,13 @@ class DataPath:
 
     def close(self) -> None:
         self._timer.close()
+        self.ahead.close()
 
     def _carry_out(self, effect: Effect) -> None:
         post = self.neighbourhood.post
         match effect:
             case ComputeForward(key):
+                self.ahead.begins(key)
                 self.bodies[key].submitted_at = self.clock.time()
                 work = partial(self.work.forward, key, self.bodies[key])
                 self.compute.submit(FORWARD, work, partial(self._forwarded, key))
@@ -200,7 +205,9 @@ class DataPath:
             case SendGrad(key, peer, attempt):
                 kept = self.bodies[key]
                 if kept.arrived_at is not None:
-                    self.timings.add("handed up", self.clock.time() - kept.arrived_at)
+                    here = self.clock.time() - kept.arrived_at
+                    self.timings.add("handed up", here)
+                    self.ahead.hands_up(peer, key, attempt, here)
                     kept.arrived_at = None
                 queued = kept.queued + kept.queued_below
                 grad = Grad(
@@ -218,6 +225,7 @@ class DataPath:
             case Forget(key):
                 self.bodies.pop(key, None)
                 self.ways.forget(key)
+                self.ahead.drop(key)
                 drop = partial(self.stage_compute.drop, key)
                 self.compute.submit(BACKWARD, drop, lambda _result, _seconds: None)
 
@@ -242,13 +250,18 @@ class DataPath:
                 self.note("nack", peer=peer, counter=counter, code=code, reason=reason[:200])
                 self.feed(NackArrived(peer, key, attempt, code))
             case Cancel(origin, counter, _):
-                self.feed(CancelArrived(peer, MicrobatchId(PeerId(origin), counter)))
+                key = MicrobatchId(PeerId(origin), counter)
+                self.ahead.given_back(peer, key)
+                self.feed(CancelArrived(peer, key))
             case Credit(slots, service_seconds, waiting):
                 self.router.told(peer, slots, service_seconds, waiting)
+            case _:
+                self.ahead.message(peer, message, self.serving)
         self.pump()
 
     def unlinked(self, peer: PeerId) -> None:
         self._look_at = 0.0  # Perhaps nobody is left whose beats would make it look again.
+        self.ahead.lost(peer)
         self.feed(PeerLost(peer))
         self.pump()
 
@@ -277,35 +290,14 @@ class DataPath:
         if key not in self.pipeline.jobs:
             self.bodies.pop(key, None)  # Refused: busy, or known.
             self.ways.forget(key)
+        else:
+            self.ahead.came(peer, key)
 
     def _unfit(self, peer: PeerId, act: Act, body: bytes) -> Trouble | None:
-        data, model = self.manifest.data, self.manifest.model
-        fits = act.shape == (data.microbatch_sequences, data.sequence_tokens, model.width)
-        membership = self.neighbourhood.membership
-        known = membership.peers.get(peer)
-        beside = known is not None and known.stage != self.stage and membership.concerns_us(known.stage)
-        if act.stage != self.stage or self.stage == 0 or known is None or not beside:
+        if act.stage != self.stage:
             return Trouble("wrong_stage", f"this peer takes microbatches for stage {self.stage} from above")
-        header = act.path.header()
-        if header.visited[-2:-1] != (known.stage,):
-            reason = f"visited {list(header.visited[:8])}, and its sender holds stage {known.stage}"
-            return Trouble("illegal_path", reason)
-        try:
-            self.ways.check(header)
-        except IllegalPath as error:
-            return Trouble("illegal_path", str(error))
-        if not fits:
-            return Trouble("malformed", f"hidden states of shape {act.shape}")
-        split = hidden.encoded_bytes(act.shape, self.manifest.hidden_codec)
-        if len(body) != split + data.microbatch_sequences * data.sequence_tokens * LABEL_BYTES:
-            return Trouble("malformed", f"a body of {len(body)} bytes")
-        labels = np.frombuffer(body, np.int32, offset=split)
-        if labels.min() < 0 or labels.max() >= model.vocabulary:
-            # Else only the last stage would find it, and the honest peer that asked it would get the blame.
-            return Trouble("malformed", "labels outside the vocabulary")
-        if not 0.0 < act.deadline_seconds < 3600.0:
-            return Trouble("malformed", f"a deadline of {act.deadline_seconds} s")
-        return None
+        way = unfit_way(self.neighbourhood.membership, self.ways, peer, act.path.header())
+        return way or unfit_body(self.manifest, act, body)
 
     def _grad(self, peer: PeerId, grad: Grad, body: bytes) -> None:
         key = MicrobatchId(PeerId(grad.origin), grad.counter)
@@ -319,6 +311,7 @@ class DataPath:
                 self.feed(NackArrived(peer, key, grad.attempt, "malformed"))
                 return
             kept.answered = self.clock.time() - self.pipeline.jobs[key].sent_at
+            self.ahead.answered(peer, key, grad.attempt, kept.answered)
             self.timings.add("answered", kept.answered)
             kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
             kept.seconds = max(0.0, grad.path_seconds)
@@ -329,6 +322,7 @@ class DataPath:
 
     def _forwarded(self, key: MicrobatchId, result: Computed | Trouble, seconds: float) -> None:
         kept = self._computed(key, seconds)
+        self.ahead.computed(seconds, 0.0)
         self.timings.add("last" if self.is_last else "forward", seconds)
         if isinstance(result, Trouble):
             self._failed(key, result)
@@ -338,6 +332,7 @@ class DataPath:
                 kept.seconds = seconds
             self._measured(seconds)
             self._note_commit(key, result.loss_sum, result.tokens)
+            self.ahead.done(key)
             self.feed(LastDone(key, result.tokens))
             self.committed(result.tokens)
         else:
@@ -352,6 +347,7 @@ class DataPath:
 
     def _backwarded(self, key: MicrobatchId, result: Computed | Trouble, seconds: float) -> None:
         kept = self._computed(key, seconds)
+        self.ahead.computed(0.0, seconds)
         self.timings.add("backward", seconds)
         if isinstance(result, Trouble):
             self._failed(key, result)
@@ -372,6 +368,7 @@ class DataPath:
                 total = self.clock.time() - kept.started_at
                 queue = kept.queued + kept.queued_below
                 self.flow.done(total, kept.seconds, queue, self.pipeline.started_here)
+            self.ahead.done(key)
             self.feed(BackwardDone(key, tokens))
             self.committed(tokens)
         self.pump()

@@ -8,6 +8,7 @@ from peers.timings import Timings
 from swarmnet.identifiers import PeerId
 
 BEATS_KEPT = 32
+SMOOTHING = 0.1
 
 
 @dataclass(slots=True)
@@ -27,6 +28,8 @@ class Echoes:
         """Of the newest own beat."""
         self._sent: dict[int, float] = {}
         self._heard: dict[PeerId, _Echo] = {}
+        self.round_trips: dict[PeerId, float] = {}
+        """Of each neighbour: the quickest lately, one that has become slower is believed by and by."""
 
     def beat(self, now: float) -> None:
         """The next beat goes out."""
@@ -44,7 +47,11 @@ class Echoes:
         self._heard[peer] = _Echo(sequence, now)
         sent_at = self._sent.get(echo)
         if sent_at is not None:
-            self.timings.add("round trip", max(0.0, now - sent_at - delay_seconds))
+            seconds = max(0.0, now - sent_at - delay_seconds)
+            self.timings.add("round trip", seconds)
+            known = self.round_trips.get(peer, seconds)
+            self.round_trips[peer] = min(seconds, known + SMOOTHING * (seconds - known))
 
     def forget(self, peer: PeerId) -> None:
         self._heard.pop(peer, None)
+        self.round_trips.pop(peer, None)

@@ -78,7 +78,7 @@ class Neighbourhood:
         self._lanes = Lanes(transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, note)
         self._greeted: set[PeerId] = set()
         self._unheard = Unheard()
-        self._echoes = Echoes(self.timings)
+        self.echoes = Echoes(self.timings)
         self.answer_visitor: Callable[[PeerId, Message, Body], None] = lambda peer, message, body: None
         self.admission: Admission = OpenToAll()
         self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
@@ -227,7 +227,7 @@ class Neighbourhood:
         known = self.membership.peers.get(peer)
         was_linked = known is not None and known.linked
         released = not left and code != "moved" and was_linked and not self.membership.needs(peer)
-        self._echoes.forget(peer)
+        self.echoes.forget(peer)
         if left:
             self._unheard.forget(peer)
             self._greeted.discard(peer)
@@ -330,7 +330,7 @@ class Neighbourhood:
         """Once a second: tell the neighbours how we are."""
         now = self._loop.time()
         self._timer.arm(now + BEAT_SECONDS)
-        self._echoes.beat(now)
+        self.echoes.beat(now)
         self.beat_now()
         self.membership.forget_old(self.clock.time())
         self._unheard.keep(self.membership.peers)
@@ -349,12 +349,12 @@ class Neighbourhood:
 
     def _beat_to(self, peer: PeerId) -> None:
         load = self.listener.load()
-        echo, echo_delay = self._echoes.of(peer, self._loop.time())
+        echo, echo_delay = self.echoes.of(peer, self._loop.time())
         self.post(
             peer,
             "group",
             Beat(
-                self._echoes.sequence, echo, echo_delay,
+                self.echoes.sequence, echo, echo_delay,
                 load.stage, load.ready, load.slots, load.service_seconds, load.round,
                 peer in self.membership.wanted(),
                 load.moving_to,
@@ -364,7 +364,7 @@ class Neighbourhood:
     @property
     def next_beat(self) -> int:
         """Sequence of the next one."""
-        return self._echoes.sequence + 1
+        return self.echoes.sequence + 1
 
     def beat_now(self) -> None:
         """Readiness changed: do not let the neighbours wait for the next beat."""
@@ -378,7 +378,7 @@ class Neighbourhood:
             if known.linked:  # Its greetings crossed: it greets anew.
                 self._unlink(peer, "moved", f"its record says stage {known.stage}, its beat {beat.stage}")
             return
-        self._echoes.heard(peer, beat.sequence, beat.echo, beat.echo_delay, self._loop.time())
+        self.echoes.heard(peer, beat.sequence, beat.echo, beat.echo_delay, self._loop.time())
         lived = self.clock.time()
         self.membership.beat(
             peer, beat.stage, beat.ready, beat.round, beat.service_seconds, lived, beat.moving_to, beat.echo

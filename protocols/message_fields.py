@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from msgspec import Meta, Struct
+
+from swarmnet.paths import Header
 
 # What no honest peer exceeds; the decoder refuses the rest, so handlers meet no surprise. NaN is refused by
 # every bound on a float.
@@ -37,3 +39,22 @@ class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
     priority: ClassVar[int] = 0
     body: ClassVar[bool] = False
     """Whether a body may follow. A body on any other message is malformed."""
+
+
+class Path(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How far a microbatch has come (swarmnet/paths.py, Header); whoever receives it checks it."""
+
+    visited: Annotated[tuple[StageNumber, ...], Meta(max_length=1024)] = ()
+    """Stages in the order of visit, the receiver's included."""
+    frontier: StageNumber = 0
+    """The highest of them."""
+    swaps_left: StageNumber = 0
+    hops_left: StageNumber = 0
+    """Stages still to visit."""
+
+    @classmethod
+    def of(cls, header: Header) -> Self:
+        return cls(header.visited, header.frontier, header.swaps_left, header.hops_left)
+
+    def header(self) -> Header:
+        return Header(self.visited, self.frontier, self.swaps_left, self.hops_left)

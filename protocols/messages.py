@@ -7,7 +7,7 @@ sender's. docs/wire.md holds the table. Durations in seconds, sizes in bytes.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -34,10 +34,14 @@ from protocols.message_fields import (
     StageNumber,
 )
 from protocols.message_fields import Message as Message
+from protocols.message_fields import Path as Path
 from protocols.order_messages import OrderIs as OrderIs
 from protocols.peer_record import PeerRecord as PeerRecord
 from protocols.receipt_messages import ReceiptIs as ReceiptIs
-from swarmnet.paths import Header
+from protocols.scouting_messages import Ask as Ask
+from protocols.scouting_messages import Held as Held
+from protocols.scouting_messages import Place as Place
+from protocols.scouting_messages import Prospect as Prospect
 
 Lane = Literal["data", "group", "bulk"]
 """What a link is for: microbatches; rounds and membership; snapshots and other long bodies."""
@@ -99,25 +103,6 @@ class Beat(Message, frozen=True, tag=4):
 
 class Bye(Message, frozen=True, tag=5):
     reason: Reason
-
-
-class Path(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How far a microbatch has come (swarmnet/paths.py, Header); whoever receives it checks it."""
-
-    visited: Annotated[tuple[StageNumber, ...], Meta(max_length=1024)] = ()
-    """Stages in the order of visit, the receiver's included."""
-    frontier: StageNumber = 0
-    """The highest of them."""
-    swaps_left: StageNumber = 0
-    hops_left: StageNumber = 0
-    """Stages still to visit."""
-
-    @classmethod
-    def of(cls, header: Header) -> Self:
-        return cls(header.visited, header.frontier, header.swaps_left, header.hops_left)
-
-    def header(self) -> Header:
-        return Header(self.visited, self.frontier, self.swaps_left, self.hops_left)
 
 
 class Act(Message, frozen=True, tag=10):
@@ -362,13 +347,13 @@ class ManifestIs(Message, frozen=True, tag=41):
 
 
 AnyMessage = (
-    Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit | Progress | Announce
-    | Want | Contribution | AskIds | AskChain | ChainIs | Statements | AskState | State | AskChunk | Chunk
-    | NoChunk | AskManifest | ManifestIs | AskForward | Forwarded | Declined
-    | OrderIs | ReceiptIs
+    Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit
+    | Prospect | Ask | Place | Held | Progress | Announce | Want | Contribution | AskIds | AskChain
+    | ChainIs | Statements | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
+    | AskForward | Forwarded | Declined | OrderIs | ReceiptIs
 )  # fmt: skip
 
-DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit)
+DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit, Prospect, Ask, Place, Held)
 """Of the data path."""
 STATE_MESSAGES = (AskState, State, AskChunk, Chunk, NoChunk)
 """Of the state path."""

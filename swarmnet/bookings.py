@@ -44,6 +44,15 @@ class Load:
         return len(self.bookings) < self.memory
 
 
+def that_counts(load: Load, most: int) -> Load:
+    """The same in at most so many bookings: those that end last are left out, and the memory they hold."""
+    if len(load.bookings) <= most:
+        return load
+    first = sorted(load.bookings, key=lambda booking: booking.release)[:most]
+    memory = max(1, load.memory - (len(load.bookings) - most))
+    return Load(memory, load.forward_seconds, load.backward_seconds, tuple(first))
+
+
 def earliest_start(load: Load, arrival: float, seconds: float, now: float) -> float:
     """When a microbatch that arrives then, and holds memory for `seconds`, could begin its forward."""
     held = [Booking(b.start, max(b.release, now + OVERDUE_SECONDS)) for b in load.bookings]

@@ -101,6 +101,8 @@ def cheapest(
             continue
         arrival = ready + other.hop_seconds
         seconds = other.load.compute_seconds + rest
+        if found is not None and arrival + seconds + other.hop_seconds >= found.back:
+            continue  # Not even without a wait: to find that out is what costs time.
         start = earliest_start(other.load, arrival, seconds, now)
         back = start + seconds + other.hop_seconds
         if found is None or back < found.back:

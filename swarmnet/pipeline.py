@@ -46,7 +46,7 @@ from swarmnet.pipeline_events import (
     Start,
     Tick,
 )
-from swarmnet.router import Router
+from swarmnet.router import Guide, Router
 
 FIRST_DEADLINE_SECONDS = 20.0
 """Patience while nothing was measured yet: peers that start together answer their first ACT late."""
@@ -69,7 +69,7 @@ HAS_IT = frozenset({"committed", "other_path"})
 KEEP_SECONDS = 30.0
 """How long a committed microbatch's GRAD is kept for a repeated ACT."""
 
-Phase = Literal["forward", "unrouted", "waiting", "backward", "done"]
+Phase = Literal["door", "forward", "unrouted", "waiting", "backward", "done"]
 
 
 @dataclass(slots=True)
@@ -112,9 +112,12 @@ class Pipeline:
         self.candidates = candidates
         self.slots = slots
         self.ledger = ledger
+        self.guide: Guide | None = None
         self.jobs: dict[MicrobatchId, Job] = {}
         """All of them. Each is in one of the next two as well: no event looks through all that is kept."""
         self._open: dict[MicrobatchId, Job] = {}
+        self._door: dict[MicrobatchId, Job] = {}
+        """Of these, those that came before there was memory for them: nothing but their input is kept."""
         self._kept: OrderedDict[MicrobatchId, Job] = OrderedDict()
         """Done, in the order in which they were."""
         self.answer_seconds: float | None = None
@@ -138,7 +141,7 @@ class Pipeline:
             return True
         if any(job.phase == "unrouted" for job in self._open.values()):
             return False
-        return self.router.has_room(self.candidates(None), now)
+        return (self.guide or self.router).has_room(self.candidates(None), now)
 
     def grant(self, peer: PeerId) -> int:
         """How many microbatches `peer` of the stage above may have under way here (CREDIT): what it has,
@@ -189,6 +192,8 @@ class Pipeline:
                 self._lost(peer, now)
             case Tick():
                 self._tick(now)
+        if self._door:
+            self._admit(now)
         return self._effects
 
     def next_deadline(self) -> float:
@@ -219,11 +224,26 @@ class Pipeline:
             reason = "its gradient was added here and its answer is no longer kept"
             self._effects.append(SendNack(act.key, act.peer, act.attempt, "committed", reason))
             return
-        if self.under_way >= self.slots:
+        job = Job("forward", act.peer, act.attempt, now + act.deadline_seconds)
+        if self.under_way - len(self._door) < self.slots and not self._door:
+            self._begin(act.key, job)
+        elif self.guide is not None and self.guide.expects(act.key, act.peer):
+            job.phase = "door"
+            self.jobs[act.key] = self._open[act.key] = self._door[act.key] = job
+        else:
             self.ledger.refused += 1
             self._effects.append(SendBusy(act.key, act.peer, act.attempt))
-            return
-        self._begin(act.key, Job("forward", act.peer, act.attempt, now + act.deadline_seconds))
+
+    def _admit(self, now: float) -> None:
+        """Begin those at the door, first come first served, as long as there is memory."""
+        while self._door and self.under_way - len(self._door) < self.slots:
+            key = next(iter(self._door))
+            job = self._door.pop(key)
+            if job.deadline <= now:
+                self._abandon(key, "deadline", "there was no memory for it in time", now)
+            else:
+                job.phase = "forward"
+                self._effects.append(ComputeForward(key))
 
     def _route(self, key: MicrobatchId, now: float) -> None:
         """The output is there: send it to the best peer of the next stage."""
@@ -236,7 +256,11 @@ class Pipeline:
         if job.deadline <= now or hopeless or job.failures >= MOST_ATTEMPTS:
             self._abandon(key, "deadline", "no peer of the next stage did it in time", now)
             return
-        peer = self.router.choose(self.candidates(key), now, avoid=job.tried)
+        candidates = self.candidates(key)
+        if self.guide is None:
+            peer = self.router.choose(candidates, now, avoid=job.tried)
+        else:
+            peer = self.guide.choose(key, candidates, now, job.tried)
         if peer is None:
             job.phase, job.retry_at = "unrouted", now + RETRY_SECONDS
             return
@@ -349,7 +373,7 @@ class Pipeline:
         self._effects.append(ComputeForward(key))
 
     def _forget(self, key: MicrobatchId) -> None:
-        for held in (self.jobs, self._open, self._kept):
+        for held in (self.jobs, self._open, self._kept, self._door):
             held.pop(key, None)
         self._effects.append(Forget(key))
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import MicrobatchId, PeerId
 
 SMOOTHING = 0.2
 """Weight of a new measurement; SWARM's 0.1 takes 20 microbatches to see a peer slow down."""
@@ -108,6 +109,11 @@ class Router:
                 return True
         return False
 
+    def is_usable(self, peer: PeerId, now: float) -> bool:
+        """Whether it has not failed or been full just now."""
+        estimate = self.peers.get(peer)
+        return estimate is None or estimate.blocked_until <= now
+
     def sent(self, peer: PeerId) -> None:
         estimate = self._estimate(peer)
         estimate.in_flight += 1
@@ -185,3 +191,18 @@ class Router:
         """A peer that has told nothing counts as good as the best."""
         known = [e.compute_seconds for e in self.peers.values() if e.compute_seconds is not None]
         return min(known, default=1.0)
+
+
+class Guide(Protocol):
+    """Finds ways ahead of bodies (peers/ahead.py); without, the router chooses once the output is there."""
+
+    def choose(
+        self, key: MicrobatchId, candidates: Collection[PeerId], now: float, avoid: Collection[PeerId]
+    ) -> PeerId | None:
+        """The next peer of a microbatch; None: not yet."""
+
+    def has_room(self, candidates: Collection[PeerId], now: float) -> bool:
+        """Whether an origin may start one more."""
+
+    def expects(self, key: MicrobatchId, sender: PeerId) -> bool:
+        """Whether this microbatch has a place here: it may wait at the door until memory is free."""

@@ -73,8 +73,10 @@ class Ways:
 
     def _onward(self, key: MicrobatchId | None) -> Onward:
         header = None if key is None else self.headers.get(key)
-        if header is None:
-            header = self._typical()
+        return self.onward(self._typical() if header is None else header)
+
+    def onward(self, header: Header) -> Onward:
+        """Where a microbatch that is here with this header may go."""
         known = range(max(1, self.stage - self.reach), min(self.stage + self.reach, self.rules.last) + 1)
         live = {stage for stage in known if self.live(stage)}
         live.update(range(self.stage + self.reach + 1, self.rules.stages))  # Those that can see them decide.

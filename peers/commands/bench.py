@@ -99,11 +99,21 @@ def paths(
     ] = None,
     steps: Annotated[int, typer.Option(min=0, help="Of the search for the best full pipeline.")] = 20_000,
     placed: Annotated[bool, typer.Option(help="Lay the stages out for the full pipeline.")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="By real workers, and three rules.")] = False,
+    first: Annotated[int, typer.Option(min=0, help="Of the topologies; the next ones count on.")] = 0,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="With --peers: bodies between two peers go one after the other.")
+    ] = False,
 ) -> None:
     """Skipping a third of the stages on a map of 12 cities, beside the best full pipeline that is found."""
     from rich.console import Console
 
-    from peers.skipping.bench import bench, render
+    from peers.skipping import bench, in_peers
 
+    console, numbers = Console(width=TABLE_COLUMNS), range(first, first + seeds)
     for number in memory or [3]:
-        Console(width=TABLE_COLUMNS).print(render(bench(range(seeds), number, steps, placed)))
+        if peers:
+            lines: in_peers.Lines = "shared" if shared else "alone"
+            console.print(in_peers.render(list(in_peers.bench(numbers, number, lines)), lines))
+        else:
+            console.print(bench.render(bench.bench(numbers, number, steps, placed)))

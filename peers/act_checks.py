@@ -1,0 +1,49 @@
+"""Whether what came from above is a microbatch that this peer may compute: nothing of it is believed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from peers.microbatch_work import Trouble
+from protocols.messages import Act
+from swarmnet import hidden
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Manifest
+from swarmnet.membership import Membership
+from swarmnet.paths import Header, IllegalPath
+from swarmnet.ways import Ways
+
+LABEL_BYTES = 4
+
+
+def unfit_way(membership: Membership, ways: Ways, peer: PeerId, header: Header) -> Trouble | None:
+    """Why a microbatch may not come from this peer with this header."""
+    known = membership.peers.get(peer)
+    beside = known is not None and known.stage != ways.stage and membership.concerns_us(known.stage)
+    if ways.stage == 0 or known is None or not beside:
+        return Trouble("wrong_stage", f"this peer takes microbatches for stage {ways.stage} from above")
+    if header.visited[-2:-1] != (known.stage,):
+        reason = f"visited {list(header.visited[:8])}, and its sender holds stage {known.stage}"
+        return Trouble("illegal_path", reason)
+    try:
+        ways.check(header)
+    except IllegalPath as error:
+        return Trouble("illegal_path", str(error))
+    return None
+
+
+def unfit_body(manifest: Manifest, act: Act, body: bytes) -> Trouble | None:
+    """Why it cannot be computed."""
+    data, model = manifest.data, manifest.model
+    if act.shape != (data.microbatch_sequences, data.sequence_tokens, model.width):
+        return Trouble("malformed", f"hidden states of shape {act.shape}")
+    split = hidden.encoded_bytes(act.shape, manifest.hidden_codec)
+    if len(body) != split + data.microbatch_sequences * data.sequence_tokens * LABEL_BYTES:
+        return Trouble("malformed", f"a body of {len(body)} bytes")
+    labels = np.frombuffer(body, np.int32, offset=split)
+    if labels.min() < 0 or labels.max() >= model.vocabulary:
+        # Else only the last stage would find it, and the honest peer that asked it would get the blame.
+        return Trouble("malformed", "labels outside the vocabulary")
+    if not 0.0 < act.deadline_seconds < 3600.0:
+        return Trouble("malformed", f"a deadline of {act.deadline_seconds} s")
+    return None

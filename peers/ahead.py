@@ -1,0 +1,311 @@
+"""Questions that run ahead of bodies, in runs that skip stages: the shell of `Scouting` and `Places`.
+
+Tells the stages above what a microbatch would meet here, asks the stages below for places, and answers.
+In a run that skips nothing it does nothing at all (docs/decisions/0007-skipping.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from peers.act_checks import unfit_way
+from peers.compute import Compute
+from peers.neighbourhood import Neighbourhood
+from peers.timer import Timer
+from protocols.messages import Ask, Cancel, Held, Message, Path, Place, Prospect
+from protocols.scouting_messages import MOST_BOOKINGS, MOST_COSTS, Booked, Cost
+from swarmnet.bookings import Booking, Load, that_counts
+from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.pipeline import Pipeline
+from swarmnet.places import Places
+from swarmnet.scouting import Asking, Quest, Scouting
+from swarmnet.ways import Ways
+
+TELL_SECONDS = 0.1
+"""News are gathered for so long; a question that is refused brings them at once."""
+TELL_AGAIN_SECONDS = 1.0
+"""As often as peers beat: what is told by durations grows old."""
+SMOOTHING = 0.1
+"""Weight of a new measurement of the own compute."""
+
+
+class Ahead:
+    """`Guide` of a pipeline. Times in seconds on the peer's own clock."""
+
+    def __init__(
+        self,
+        ways: Ways,
+        pipeline: Pipeline,
+        neighbourhood: Neighbourhood,
+        compute: Compute,
+        wake: Callable[[], None],
+    ) -> None:
+        """`wake()`: a microbatch that waits for its way may have it now."""
+        self.ways, self.pipeline, self.neighbourhood, self.compute = ways, pipeline, neighbourhood, compute
+        self.wake = wake
+        self.clock = neighbourhood.clock
+        self.is_last = ways.stage == ways.rules.last
+        self.active = ways.rules.skips
+        self.places = Places(pipeline.slots, self.is_last)
+        self.scouting = Scouting(ways.rules, ways.stage)
+        self.table: dict[tuple[int, int], float] = {}
+        self._held: dict[MicrobatchId, tuple[PeerId, int, float]] = {}
+        """What peers below said how long they had a microbatch; its gradient comes next."""
+        self._news = False
+        self._told_at = float("-inf")
+        self._timer = Timer(self._tick, self.clock)
+        if self.active:
+            self._timer.arm(self.clock.time())
+
+    def close(self) -> None:
+        self._timer.close()
+
+    # -- what happens to microbatches here ------------------------------------------------------------
+
+    def computed(self, forward_seconds: float, backward_seconds: float) -> None:
+        """A pass took so long; the other one is 0."""
+        for name, seconds in (("forward_seconds", forward_seconds), ("backward_seconds", backward_seconds)):
+            if self.active and seconds > 0:
+                known = getattr(self.places, name)
+                took = self.compute.occupied(seconds)
+                setattr(self.places, name, took if not known else known + SMOOTHING * (took - known))
+
+    def begins(self, key: MicrobatchId) -> None:
+        """Its forward is handed to the compute thread."""
+        if not self.active:
+            return
+        wait = self.compute.queued * self.places.forward_seconds
+        start = self.clock.time() + wait
+        self.places.begins(key, start)
+        self._news = True
+        if key not in self.scouting.quests and not self.is_last:
+            header = self.ways.headers[key]
+            self.scouting.quests[key] = Quest(header, start + self.places.forward_seconds)
+            self._seek(key)
+
+    def came(self, peer: PeerId, key: MicrobatchId) -> None:
+        """The body of a microbatch was taken, from the peer that it came from last."""
+        job = self.pipeline.jobs[key]
+        if not self.active or job.phase == "done":
+            return
+        header = self.ways.headers[key]
+        place = self.places.held.get(key)
+        if place is not None and place.header != header:
+            self.drop(key)  # It came by another way than was asked for.
+        rest = self.scouting.rest(header, self.table)
+        self.places.came(key, peer, header, rest, self.clock.time())
+        self._news = True
+        if key not in self.scouting.quests and not self.is_last:
+            ready = self.clock.time() + self.places.forward_seconds
+            self.scouting.quests[key] = Quest(header, ready)
+            self._seek(key)
+
+    def hands_up(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
+        """Its gradient goes to the peer above next; it was here for so long."""
+        if self.active:
+            self.neighbourhood.post(peer, "data", Held(*key, attempt, seconds))
+
+    def answered(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
+        """Its gradient is here, so long after it was sent."""
+        held = self._held.pop(key, None)
+        if held is not None and held[:2] == (peer, attempt) and held[2] <= seconds:
+            self.scouting.measured(peer, (seconds - held[2]) / 2)
+
+    def done(self, key: MicrobatchId) -> None:
+        self.scouting.quests.pop(key, None)
+        self._news |= self.places.end(key)
+
+    def drop(self, key: MicrobatchId) -> None:
+        """Nobody wants it any more: what was booked for it below is given back."""
+        self._news |= self.places.end(key)
+        self._held.pop(key, None)
+        quest = self.scouting.quests.pop(key, None)
+        if quest is not None and not quest.sent:
+            self._give_back(key, quest)
+
+    def lost(self, peer: PeerId) -> None:
+        """That peer is gone."""
+        if not self.active:
+            return
+        for key in self.places.gone(peer, self.clock.time()):
+            self.drop(key)
+        self.scouting.forget(peer)
+        for key in self.scouting.lost(peer):
+            self._seek(key)
+
+    # -- the pipeline's guide -------------------------------------------------------------------------
+
+    def choose(
+        self, key: MicrobatchId, candidates: Collection[PeerId], now: float, avoid: Collection[PeerId]
+    ) -> PeerId | None:
+        """See `Guide`."""
+        quest = self.scouting.quests.get(key)
+        if quest is None or quest.sent:
+            quest = self.scouting.quests[key] = Quest(self.ways.headers[key], now)
+        quest.ready = now
+        peer = quest.granted
+        if peer is not None:
+            if peer in candidates and peer not in avoid and self.pipeline.router.is_usable(peer, now):
+                quest.sent = True
+                return peer
+            self._give_back(key, quest)
+        if quest.asked is not None or self._seek(key, candidates, avoid):
+            return None
+        quest.sent = True
+        return self.pipeline.router.choose(candidates, now, avoid)
+
+    def has_room(self, candidates: Collection[PeerId], now: float) -> bool:
+        """See `Guide`."""
+        return any(self.pipeline.router.is_usable(peer, now) for peer in candidates)
+
+    def expects(self, key: MicrobatchId, sender: PeerId) -> bool:
+        """See `Guide`."""
+        return self.places.expects(key, sender)
+
+    # -- questions and answers ------------------------------------------------------------------------
+
+    def message(self, peer: PeerId, message: Message, serving: bool) -> None:
+        if not self.active:
+            self.neighbourhood.refused(peer, "malformed", "a question about ways in a run that skips nothing")
+            return
+        known = self.neighbourhood.membership.peers.get(peer)
+        match message:
+            case Prospect() if known is not None and known.stage > self.ways.stage:
+                self._prospect(peer, message)
+            case Ask():
+                self._ask(peer, message, serving)
+            case Place(origin, counter, question, taken, start_seconds):
+                key = MicrobatchId(PeerId(origin), counter)
+                self._answer(peer, key, question, taken, start_seconds)
+            case Held(origin, counter, attempt, seconds):
+                key = MicrobatchId(PeerId(origin), counter)
+                if self.pipeline.expects_answer(key, peer):
+                    self._held[key] = (peer, attempt, seconds)
+
+    def given_back(self, peer: PeerId, key: MicrobatchId) -> None:
+        """The asker does not need its place any more."""
+        if self.places.expects(key, peer):
+            self.drop(key)
+
+    def _prospect(self, peer: PeerId, told: Prospect) -> None:
+        bookings = tuple(Booking(b.start, max(b.start, b.release)) for b in told.bookings)
+        load = Load(max(1, told.memory), told.forward_seconds, told.backward_seconds, bookings)
+        costs = {(cost.frontier, cost.hops_left): cost.seconds for cost in told.costs}
+        self.scouting.told(peer, load, costs, self._latency(peer), self.clock.time())
+
+    def _ask(self, peer: PeerId, ask: Ask, serving: bool) -> None:
+        key, header, now = MicrobatchId(PeerId(ask.origin), ask.counter), ask.path.header(), self.clock.time()
+        trouble = unfit_way(self.neighbourhood.membership, self.ways, peer, header)
+        if trouble is not None:
+            self.neighbourhood.refused(peer, trouble.code, trouble.reason)
+            return
+        start, was = None, self.places.held.get(key)
+        if serving and key not in self.pipeline.jobs:
+            since = now - self._latency(peer)
+            start = self.places.ask(
+                key, peer, header, since + ask.arrival_seconds, since + ask.start_seconds,
+                self.scouting.rest(header, self.table), ask.firm, now,
+            )  # fmt: skip
+        if start is None:
+            self._tell(peer)
+        answer = Place(*key, ask.question, start is not None, 0.0 if start is None else start - now)
+        self.neighbourhood.post(peer, "data", answer)
+        if start is None:
+            return
+        self._news = True
+        ready = start + self.places.forward_seconds
+        quest = self.scouting.quests.get(key)
+        if quest is not None and was is not None and was.header == header:
+            quest.ready = ready  # Asked again: the way on is known.
+            return
+        if quest is not None:
+            self._give_back(key, quest)
+        if not self.is_last:
+            self.scouting.quests[key] = Quest(header, ready)
+            self._seek(key)
+
+    def _answer(self, peer: PeerId, key: MicrobatchId, question: int, taken: bool, seconds: float) -> None:
+        start = self.clock.time() - self._latency(peer) + seconds
+        quest = self.scouting.answered(peer, key, question, start if taken else None)
+        if quest is None:
+            if taken:
+                self.neighbourhood.post(peer, "data", Cancel(*key, question))
+        elif not taken:
+            self._seek(key)
+        else:
+            self.places.answered_at(key, self.scouting.back(quest, start))
+            self._news = True
+        job = self.pipeline.jobs.get(key)
+        if job is not None and job.phase == "unrouted":
+            self.wake()
+
+    def _seek(
+        self, key: MicrobatchId, candidates: Collection[PeerId] | None = None, avoid: Collection[PeerId] = ()
+    ) -> bool:
+        """Ask somebody for a place; False where nobody is known to ask."""
+        quest, now = self.scouting.quests[key], self.clock.time()
+        membership, router = self.neighbourhood.membership, self.pipeline.router
+        way = self.ways.onward(quest.header)
+        quest.header = way.header
+        live = [
+            (peer, stage)
+            for stage in way.stages
+            for peer in membership.live(stage)
+            if (candidates is None or peer in candidates) and router.is_usable(peer, now)
+        ]
+        asking = self.scouting.seek(key, live, now, avoid)
+        if asking is not None:
+            self._send(asking, now)
+        return asking is not None
+
+    def _send(self, asking: Asking, now: float) -> None:
+        arrival, start = asking.arrival - now, asking.start - now
+        ask = Ask(*asking.key, asking.question, arrival, start, asking.firm, Path.of(asking.header))
+        self.neighbourhood.post(asking.peer, "data", ask)
+
+    def _give_back(self, key: MicrobatchId, quest: Quest) -> None:
+        for peer in {quest.asked, quest.granted} - {None}:
+            assert peer is not None
+            self.neighbourhood.post(peer, "data", Cancel(*key, quest.question))
+        quest.asked = quest.granted = None
+
+    # -- telling --------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = self.clock.time()
+        for key in self.places.lapse(now):
+            self.drop(key)
+            self._news = True
+        for key in self.scouting.overdue(now):
+            self._seek(key)
+        again = now >= self._told_at + TELL_AGAIN_SECONDS
+        if self._news or again:
+            if again and not self.is_last:
+                self.table = self.scouting.table(self._below(now))
+            self._told_at = now if again else self._told_at
+            self._news = False
+            for stage in range(max(0, self.ways.stage - self.ways.reach), self.ways.stage):
+                for peer in self.neighbourhood.membership.live(stage):
+                    self._tell(peer)
+        self._timer.arm(now + TELL_SECONDS)
+
+    def _tell(self, peer: PeerId) -> None:
+        load, now = that_counts(self.places.load, MOST_BOOKINGS), self.clock.time()
+        bookings = [Booked(b.start - now, b.release - now) for b in load.bookings]
+        costs = [Cost(frontier, hops, seconds) for (frontier, hops), seconds in self.table.items()]
+        prospect = Prospect(
+            load.memory, load.forward_seconds, load.backward_seconds, bookings, costs[:MOST_COSTS]
+        )
+        self.neighbourhood.post(peer, "data", prospect)
+
+    def _below(self, now: float) -> list[tuple[PeerId, int]]:
+        last = min(self.ways.stage + self.ways.reach, self.ways.rules.last)
+        return [
+            (peer, stage)
+            for stage in range(self.ways.stage + 1, last + 1)
+            for peer in self.neighbourhood.membership.live(stage)
+            if self.pipeline.router.is_usable(peer, now)
+        ]
+
+    def _latency(self, peer: PeerId) -> float:
+        return self.neighbourhood.echoes.round_trips.get(peer, 0.0) / 2

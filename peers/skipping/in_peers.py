@@ -1,0 +1,398 @@
+"""The same topologies with real workers: their machines, messages and patience, on a virtual clock.
+
+What is simulated is what a worker stands on: compute that takes the topology's seconds, a network with its
+latencies, and bodies that take its hops. `alone`: a body takes its hop whatever else is on its way, as in
+`play.py`; `shared`: bodies between two peers go one after the other, as on one connection.
+
+Measured is steady: how many microbatches come back to their origins in a while, after a time to warm up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from random import Random
+from statistics import mean
+from typing import Any, Literal
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from peers.compute import BACKWARD, FORWARD, InlineCompute, Result
+from peers.run_file import SignedManifest
+from peers.settings import Settings
+from peers.simulation.clock import GatedLoop
+from peers.simulation.stub import StubCompute, stub_part
+from peers.skipping.play import BACKWARD as BACKWARD_TIMES
+from peers.skipping.play import LOSS
+from peers.skipping.scouts import capacity
+from peers.skipping.search import places
+from peers.skipping.topologies import Topology, draw
+from peers.stage_part import StagePart
+from peers.worker import Worker
+from protocols.identity import Identity
+from protocols.memory import MemoryNetwork, MemoryTransport
+from protocols.memory_ways import Conditions
+from protocols.messages import Lane, Message
+from protocols.transport import Receiver
+from swarmnet import chains
+from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.manifest import Data, Manifest, ModelShape, Paths, Rounds, owner_statement
+
+Lines = Literal["alone", "shared"]
+Rule = Literal["ahead", "router", "plan"]
+"""Questions run ahead; the router chooses when the output is there; everybody keeps to the annealed plan."""
+BODY_BYTES = 66_000
+"""Of a microbatch here; lines are as much slower than the topology's."""
+WARM_SECONDS = 120.0
+"""Until hops are measured and patience is learnt."""
+WATCHED_SECONDS = 300.0
+SHARE = 30
+"""Microbatches of a batch: figures are seconds for so many, as in the other tables."""
+SLOTS = 32
+"""The peer file's default; memory bounds it below."""
+
+
+@dataclass(slots=True)
+class Finding:
+    """What one rule did with one topology."""
+
+    seconds: float
+    """For `SHARE` microbatches."""
+    visits: tuple[int, ...]
+    """Committed per stage."""
+    microbatches: int
+    """That came back to their origins."""
+    counts: dict[str, int]
+    """Re-routed and dropped by code, questions refused, messages by name."""
+    most_held: int
+    """Graphs that a peer had open at a time."""
+
+
+class Held(StubCompute):
+    """Counts the graphs that are open at a time."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__(manifest)
+        self.most = 0
+
+    def forward(self, key: Any, inputs: Tensor) -> Tensor:  # noqa: ANN401
+        hidden = super().forward(key, inputs)
+        self.most = max(self.most, len(self._open))
+        return hidden
+
+
+class StageCompute(InlineCompute):
+    """Takes the topology's seconds; to forget a microbatch takes none."""
+
+    def submit(
+        self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]
+    ) -> None:
+        if priority == BACKWARD and isinstance(work, partial) and work.func.__name__ == "drop":
+            done(work(), 0.0)
+            return
+        super().submit(priority, work, done)
+
+
+class Delayed:
+    """`Receiver` to which bodies come after their hop, each for itself."""
+
+    def __init__(
+        self, receiver: Receiver, seconds: Callable[[PeerId], float], heard: Counter[str]
+    ) -> None:
+        self._receiver, self._seconds, self._heard = receiver, seconds, heard
+
+    def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
+        self._heard[type(message).__name__] += 1
+        self._heard[f"bytes of {type(message).__name__}"] += wire_bytes
+        if message.body and lane == "data" and (seconds := self._seconds(peer)):
+            loop = asyncio.get_running_loop()
+            loop.call_later(seconds, self._receiver.received, peer, lane, message, body, wire_bytes)
+        else:
+            self._receiver.received(peer, lane, message, body, wire_bytes)
+
+    def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
+        self._receiver.lost(peer, lane, reason)
+
+    def refused(self, peer: PeerId, code: str, reason: str) -> None:
+        self._receiver.refused(peer, code, reason)
+
+
+class Texts:
+    """`Text` of zeros; none after the end of the story."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        shape = (manifest.data.microbatch_sequences, manifest.data.sequence_tokens)
+        self._tokens = torch.zeros(shape, dtype=torch.int64)
+
+    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
+        return self._tokens, self._tokens
+
+
+def manifest_of(topology: Topology, skip_ratio: float) -> Manifest:
+    """32 Ki numbers of two bytes per microbatch, no round within the story."""
+    return Manifest(
+        name="skipping", owner=Identity.from_seed(b"the owner of the run").peer_id,
+        stages=(1,) * topology.stages,
+        model=ModelShape(width=128, layers=topology.stages),
+        data=Data(sequence_tokens=64, microbatch_sequences=4),
+        rounds=Rounds(target_tokens=10**9, longest_seconds=1e6),
+        paths=Paths(skip_ratio),
+    )  # fmt: skip
+
+
+class Story:
+    """A swarm of one topology, from its start to its end."""
+
+    def __init__(self, topology: Topology, skip_ratio: float, lines: Lines, seed: int) -> None:
+        owner = Identity.from_seed(b"the owner of the run")
+        manifest = self.manifest = manifest_of(topology, skip_ratio)
+        run_id = manifest.run_id()
+        self.signed = SignedManifest(manifest, owner.sign(owner_statement(run_id)), run_id)
+        self.topology, self.lines, self.seed = topology, lines, seed
+        self.loop = asyncio.get_running_loop()
+        self.network = MemoryNetwork(Random(seed))
+        self.identities = [Identity.from_seed(f"peer {n}".encode()) for n in range(len(topology.stage))]
+        self.number = {identity.peer_id: n for n, identity in enumerate(self.identities)}
+        self.workers: dict[int, Worker] = {}
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.held: dict[int, Held] = {}
+        self.committed: list[tuple[float, int, MicrobatchId]] = []
+        """When, by whom, what."""
+        self.sent: Counter[str] = Counter()
+        self._since, self._counted = 0.0, Counter[str]()
+        self.escaped: list[BaseException] = []
+        self.loop.set_exception_handler(
+            lambda _, context: self.escaped.append(
+                context.get("exception") or RuntimeError(str(context["message"]))
+            )
+        )
+
+    def start(self) -> None:
+        """Everybody, at once."""
+        for number in range(len(self.identities)):
+            self._start(number)
+        for a, one in enumerate(self.identities):
+            for b, other in enumerate(self.identities):
+                if a != b:
+                    self.network.set(one.peer_id, other.peer_id, self._conditions(a, b))
+
+    def _conditions(self, a: int, b: int) -> Conditions:
+        latency = self.topology.latency[a][b]
+        if self.lines == "alone":
+            return Conditions(latency)
+        return Conditions(latency, BODY_BYTES / (self.topology.hop[a][b] - latency))
+
+    def _start(self, number: int) -> None:
+        topology, identity = self.topology, self.identities[number]
+        stage = topology.stage[number]
+        forward = topology.forward[number]
+        last = stage == topology.stages - 1
+
+        def cost(priority: int) -> float:
+            if priority == FORWARD:
+                return forward * (1 + LOSS + BACKWARD_TIMES) if last else forward
+            return BACKWARD_TIMES * forward if priority == BACKWARD else 0.001
+
+        def note(event: str, **fields: Any) -> None:  # noqa: ANN401
+            if event == "committed":
+                key = MicrobatchId(PeerId(fields["origin"]), fields["counter"])
+                self.committed.append((self.loop.time(), number, key))
+
+        def part(manifest: Manifest, _stage: int) -> StagePart:
+            made = stub_part(manifest, note, number << 32)
+            held = self.held[number] = Held(manifest)
+            return replace(made, compute=held, most_graphs=topology.memory)
+
+        async def text(_withdrawn: frozenset[bytes]) -> Texts:
+            return Texts(self.manifest)
+
+        transport = self.network.transport(identity.peer_id)
+        self._overhear(transport, number)
+        worker = self.workers[number] = Worker(
+            self.signed, identity, transport, self.network.directory(identity.peer_id), StageCompute(cost),
+            text, Settings(stage=stage, in_flight=SLOTS, slots=SLOTS, checkpoint_seconds=0.0),
+            Random(f"{self.seed}/{number}"), note, lambda _event, _line: None, part,
+        )  # fmt: skip
+        self.tasks[number] = self.loop.create_task(worker.run(), name=str(number))
+
+    def _overhear(self, transport: MemoryTransport, number: int) -> None:
+        """Count its messages, and let bodies come after their hop."""
+        topology, listen = self.topology, transport.listen
+
+        def seconds(peer: PeerId) -> float:
+            other = self.number[peer]
+            alone = self.lines == "alone"
+            return topology.hop[other][number] - topology.latency[other][number] if alone else 0.0
+
+        def delayed(receiver: Receiver) -> None:
+            listen(Delayed(receiver, seconds, self.sent))
+
+        transport.listen = delayed  # type: ignore[method-assign]
+
+    async def during(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        for task in self.tasks.values():
+            if task.done() and not task.cancelled():
+                task.result()
+        for error in self.escaped:
+            raise error
+
+    async def kill(self, number: int) -> None:
+        """SIGKILL."""
+        self.network.crash(self.identities[number].peer_id)
+        self.workers[number].note = lambda *_, **__: None
+        task = self.tasks.pop(number)
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def end(self) -> None:
+        for number in list(self.tasks):
+            await self.kill(number)
+
+    async def assembled(self) -> None:
+        while any(worker.data is None for worker in self.workers.values()):
+            await self.during(0.001)
+
+    def by_router(self) -> None:
+        """Nobody asks ahead: the next peer is chosen when the output is there, among all legal ones."""
+        for worker in self.workers.values():
+            assert worker.data is not None
+            worker.data.pipeline.guide, worker.data.ahead.active = None, False
+            worker.data.ahead.close()
+
+    def follow(self, plan: Sequence[chains.Chain]) -> None:
+        """Every microbatch goes down the chain of its origin."""
+        names = [[self.identities[int(peer)].peer_id for peer in chain] for chain in plan]
+        below = {(chain[0], here): there for chain in names for here, there in pairwise(chain)}
+        for number, worker in self.workers.items():
+            me = self.identities[number].peer_id
+            assert worker.data is not None
+
+            def candidates(key: MicrobatchId | None, tried: object = (), me: PeerId = me) -> list[PeerId]:
+                there = below.get((me if key is None else key.origin, me))
+                return [] if there is None else [there]
+
+            worker.data.ways.candidates = candidates  # type: ignore[method-assign]
+
+    def watch(self) -> None:
+        """From now on it counts."""
+        self._since, self._counted = self.loop.time(), self._counts()
+
+    def _counts(self) -> Counter[str]:
+        """What has happened to microbatches besides being done, and what was sent, by name."""
+        counts: Counter[str] = Counter(self.sent)
+        for worker in self.workers.values():
+            assert worker.data is not None
+            counts.update({f"re-routed: {code}": n for code, n in worker.data.ledger.rerouted.items()})
+            counts.update({f"dropped: {code}": n for code, n in worker.data.ledger.dropped.items()})
+            counts["refused"] += worker.data.ahead.scouting.refused
+        return counts
+
+    def finding(self) -> Finding:
+        seconds = self.loop.time() - self._since
+        seen = [(number, key) for at, number, key in self.committed if at >= self._since]
+        stages = [self.topology.stage[number] for number, _ in seen]
+        own = max(1, stages.count(0))
+        counts = self._counts()
+        counts.subtract(self._counted)
+        return Finding(
+            SHARE * seconds / own, tuple(stages.count(stage) for stage in range(self.topology.stages)), own,
+            dict(+counts), max(held.most for held in self.held.values()),
+        )  # fmt: skip
+
+
+def play(main: Callable[[], Coroutine[Any, Any, Finding]]) -> Finding:
+    """Run a story on a fresh virtual clock."""
+    with asyncio.Runner(loop_factory=GatedLoop) as runner:
+        return runner.run(main())
+
+
+def measure(
+    topology: Topology, rule: Rule, lines: Lines = "alone", seed: int = 0, skip_ratio: float = 1 / 3,
+    warm: float = WARM_SECONDS, watched: float = WATCHED_SECONDS,
+) -> Finding:  # fmt: skip
+    """One story."""
+
+    async def story() -> Finding:
+        torch.set_num_threads(1)
+        swarm = Story(topology, skip_ratio, lines, seed)
+        swarm.start()
+        await swarm.assembled()
+        if rule != "ahead":
+            swarm.by_router()
+        if rule == "plan":
+            seen = places(topology, swarm.manifest.path_rules(), lambda peer: capacity(topology, peer))
+            swarm.follow(chains.plan(seen, Random(seed)))
+        await swarm.during(warm)
+        swarm.watch()
+        await swarm.during(watched)
+        found = swarm.finding()
+        await swarm.end()
+        return found
+
+    return play(story)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One topology, three rules."""
+
+    seed: int
+    memory: int
+    router: Finding
+    ahead: Finding
+    plan: Finding
+
+    @property
+    def kilobytes(self) -> float:
+        """Questions, answers and what peers tell of themselves, for one microbatch."""
+        names = ("Prospect", "Ask", "Place", "Held")
+        told = sum(self.ahead.counts.get(f"bytes of {name}", 0) for name in names)
+        return told / 1000 / max(1, self.ahead.microbatches)
+
+
+def bench(
+    seeds: Sequence[int], memory: int, lines: Lines, watched: float = WATCHED_SECONDS
+) -> Iterator[Row]:
+    """The same topologies as peers/skipping/bench.py, by real workers."""
+    for seed in seeds:
+        topology = draw(seed, memory)
+        router, ahead, plan = (
+            measure(topology, rule, lines, seed, watched=watched) for rule in ("router", "ahead", "plan")
+        )
+        yield Row(seed, memory, router, ahead, plan)
+
+
+def render(rows: Sequence[Row], lines: Lines) -> Table:
+    """A table with the means at the end."""
+    title = f"Seconds for {SHARE} microbatches in a steady swarm of real workers, lines {lines}"
+    table = Table(title=title)
+    for name in ("seed", "memory", "router", "ahead", "plan", "ahead to router", "ahead to plan",
+                 "full for router", "questions", "said no", "kB told", "per stage", "router's"):  # fmt: skip
+        table.add_column(name, justify="right")
+    for row in rows:
+        ahead, router = row.ahead, row.router
+        table.add_row(
+            str(row.seed), str(row.memory), *_figures(router.seconds, ahead.seconds, row.plan.seconds),
+            str(router.counts.get("re-routed: busy", 0)), str(ahead.counts.get("Ask", 0)),
+            str(ahead.counts.get("refused", 0)), f"{row.kilobytes:.0f}",
+            " ".join(map(str, ahead.visits)), " ".join(map(str, router.visits)),
+        )  # fmt: skip
+    if len(rows) > 1:
+        means = (
+            mean(finding.seconds for finding in found)
+            for found in zip(*((row.router, row.ahead, row.plan) for row in rows), strict=True)
+        )
+        table.add_row("mean", str(rows[0].memory), *_figures(*means), end_section=True)
+    return table
+
+
+def _figures(router: float, ahead: float, plan: float) -> list[str]:
+    seconds = [f"{rule:.1f}" for rule in (router, ahead, plan)]
+    return [*seconds, f"{ahead / router - 1:+.1%}", f"{ahead / plan - 1:+.1%}"]
