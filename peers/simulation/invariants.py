@@ -9,7 +9,7 @@ from peers.checkpoint import KEPT
 from peers.simulation.faults import Flap, Join, Leave, Noise, OneWay, Partition, Skew, Slow
 from peers.simulation.moves import Move
 from peers.simulation.play import HEAL_SECONDS, Seen
-from peers.simulation.trees import Key, Stage, Violation, makers, read, stages_of
+from peers.simulation.trees import Key, Stage, Violation, makers, process_of, read, stages_of
 from swarmnet.fetch import AGREEMENT
 from swarmnet.membership import SILENT_SECONDS
 from swarmnet.round_sets import kept_rounds
@@ -159,7 +159,7 @@ def _disturbed(seen: Seen, since: float, until: float) -> bool:
 def _committed(seen: Seen) -> Iterator[Violation]:
     stage_of = stages_of(seen.notes)
     committed = Counter(
-        (f"{note.name}.{note.life}", stage_of[who], note.fields["origin"], note.fields["counter"])
+        (process_of(note), stage_of[who], note.fields["origin"], note.fields["counter"])
         for who, note in makers(seen.notes)
         if note.event == "committed"
     )
@@ -177,7 +177,7 @@ def _emptied(seen: Seen) -> Iterator[Violation]:
     gone: dict[str, float] = {}
     stage_of = stages_of(seen.notes)
     for who, note in makers(seen.notes):
-        me = f"{note.name}.{note.life}"
+        me = process_of(note)
         match note.event:
             case "in_step":
                 serving[me] = stage_of[who]

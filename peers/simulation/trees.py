@@ -67,12 +67,17 @@ class Stage:
     """Name -> what it saved when, by whichever process."""
 
 
+def process_of(note: Note) -> str:
+    """name.life."""
+    return f"{note.name}.{note.life}"
+
+
 def makers(notes: Iterable[Note]) -> Iterator[tuple[str, Note]]:
     """Every line with its maker: name.life of the process, and `+n` from when it held its nth other stage. A
     peer that moved leaves what it had made behind, and makes new ones as somebody else would."""
     moved: dict[str, int] = {}
     for note in notes:
-        me = f"{note.name}.{note.life}"
+        me = process_of(note)
         if note.event == "assembled":
             moved[me] = moved.get(me, -1) + 1
         yield (f"{me}+{moved[me]}" if moved.get(me) else me), note
