@@ -25,8 +25,6 @@ TELL_SECONDS = 0.1
 """News are gathered for so long; a question that is refused brings them at once."""
 TELL_AGAIN_SECONDS = 1.0
 """As often as peers beat: what is told by durations grows old."""
-SMOOTHING = 0.1
-"""Weight of a new measurement of the own compute."""
 
 
 class Ahead:
@@ -64,11 +62,10 @@ class Ahead:
 
     def computed(self, forward_seconds: float, backward_seconds: float) -> None:
         """A pass took so long; the other one is 0."""
-        for name, seconds in (("forward_seconds", forward_seconds), ("backward_seconds", backward_seconds)):
-            if self.active and seconds > 0:
-                known = getattr(self.places, name)
-                took = self.compute.occupied(seconds)
-                setattr(self.places, name, took if not known else known + SMOOTHING * (took - known))
+        if self.active and forward_seconds > 0:
+            self.places.forward_took(self.compute.occupied(forward_seconds))
+        if self.active and backward_seconds > 0:
+            self.places.backward_took(self.compute.occupied(backward_seconds))
 
     def begins(self, key: MicrobatchId) -> None:
         """Its forward is handed to the compute thread."""

@@ -32,6 +32,8 @@ LATE_SECONDS = 5.0
 """After the time at which all should have been over, a microbatch that has not come is no longer expected."""
 LONGEST_SECONDS = 600.0
 """No place is booked for longer, or for later than that."""
+SMOOTHING = 0.1
+"""Weight of a new measurement of the own compute."""
 FIRST_SHUN_SECONDS, LONGEST_SHUN_SECONDS = 5.0, 300.0
 MOST_SHUNNED = 1024
 
@@ -64,6 +66,12 @@ class Places:
         """What to tell others."""
         bookings = tuple(place.booking for place in self.held.values())
         return Load(self.memory, self.forward_seconds, self.backward_seconds, bookings)
+
+    def forward_took(self, seconds: float) -> None:
+        self.forward_seconds = _smoothed(self.forward_seconds, seconds)
+
+    def backward_took(self, seconds: float) -> None:
+        self.backward_seconds = _smoothed(self.backward_seconds, seconds)
 
     def ask(
         self, key: MicrobatchId, asker: PeerId, header: Header, arrival: float, wanted: float, rest: float,
@@ -152,3 +160,8 @@ class Places:
             return False
         expected = [place.asker for k, place in self.held.items() if not place.came and k != key]
         return len(expected) < self.most and expected.count(asker) < max(1, SHARE * self.most)
+
+
+def _smoothed(known: float, took: float) -> float:
+    """0: nothing is known yet."""
+    return known + SMOOTHING * (took - known) if known else took
