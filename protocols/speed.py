@@ -36,6 +36,8 @@ SERVE_SECONDS = 15.0
 STEP_SECONDS = 10.0
 TURN_SECONDS = 2.0
 """For the measurement before to end, which its asker does."""
+REFUSED_LIMIT = 8
+"""Askers that have been told "busy" and have not hung up; the next one is hung up on."""
 PER_MINUTE, PER_PEER = 4, 2
 UP, DOWN = 0, 1
 GO, BUSY = b"\0", b"\1"
@@ -66,6 +68,7 @@ class SpeedService:
     def __init__(self) -> None:
         self._served: deque[tuple[float, str]] = deque()
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._refused: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._free = asyncio.Event()
         self._free.set()
 
@@ -78,9 +81,9 @@ class SpeedService:
     ) -> None:
         """Serve one stream to its end."""
         task = asyncio.current_task()
-        if task is None or not await self._admit(str(info.peer_id)):
-            writer.write(BUSY)
-            writer.close()
+        assert task is not None, "hivemind calls a handler in a task of its own"
+        if not await self._admit(str(info.peer_id)):
+            await self._refuse(task, reader, writer)
             return
         self._open[task] = writer
         self._free.clear()
@@ -97,6 +100,22 @@ class SpeedService:
         finally:
             del self._open[task]
             self._free.set()
+            writer.transport.abort()
+
+    async def _refuse(
+        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._refused[task] = writer
+        try:
+            if len(self._refused) <= REFUSED_LIMIT:
+                async with asyncio.timeout(STEP_SECONDS):
+                    await reader.readexactly(_REQUEST.size)
+                    writer.write(BUSY)
+                    await reader.read(1)  # The asker ends it: our end could overtake the answer.
+        except DAEMON_ERRORS:
+            pass
+        finally:
+            del self._refused[task]
             writer.transport.abort()
 
     async def _admit(self, peer: str) -> bool:
@@ -128,10 +147,11 @@ class SpeedService:
             writer.write(_COUNT.pack(taken))
 
     async def close(self) -> None:
-        """Cut the stream that is open."""
-        for writer in self._open.values():
+        """Cut the streams that are open."""
+        streams = self._open | self._refused
+        for writer in streams.values():
             writer.transport.abort()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await asyncio.gather(*streams, return_exceptions=True)
 
 
 async def measure(

@@ -16,16 +16,10 @@ from protocols.speed import (
     PART_BYTES,
     PER_MINUTE,
     PER_PEER,
+    REFUSED_LIMIT,
     SERVE_SECONDS,
     SpeedService,
 )
-
-
-class Ended(Stream):
-    """A stream whose writer is also closed politely."""
-
-    def close(self):
-        self.end()
 
 
 def request(direction, count):
@@ -34,7 +28,7 @@ def request(direction, count):
 
 async def served(service, data, peer="12D3KooW"):
     """All that comes back on one stream, on which `data` is sent and then nothing."""
-    stream = Ended()
+    stream = Stream()
     stream.to_service.feed_data(data)
     stream.to_service.feed_eof()
     await service.accept(SimpleNamespace(peer_id=peer), stream.to_service, stream)
@@ -75,7 +69,7 @@ def test_nobody_is_measured_for_without_end():
 
 def test_one_that_asks_and_then_stalls_is_cut_off():
     async def stall():
-        service, stream = SpeedService(), Ended()
+        service, stream = SpeedService(), Stream()
         serving = service.accept(SimpleNamespace(peer_id="x"), stream.to_service, stream)
         await serving
         return asyncio.get_running_loop().time(), stream.ended
@@ -83,6 +77,45 @@ def test_one_that_asks_and_then_stalls_is_cut_off():
     seconds, ended = run_virtual(stall())
     assert ended
     assert seconds <= SERVE_SECONDS + 1
+
+
+def test_one_that_is_told_busy_is_not_hung_up_on_before_it_can_have_read_so():
+    async def refuse():
+        service, stream = SpeedService(), Stream()
+        for _ in range(PER_PEER):
+            await served(service, request(DOWN, 1), "x")
+        stream.to_service.feed_data(request(DOWN, 1))
+        serving = asyncio.create_task(service.accept(SimpleNamespace(peer_id="x"), stream.to_service, stream))
+        answer = await stream.to_asker.readexactly(1)
+        await asyncio.sleep(1)
+        open_until_then = not stream.ended
+        stream.to_service.feed_eof()
+        await serving
+        return answer, open_until_then, stream.ended
+
+    assert run_virtual(refuse()) == (BUSY, True, True)
+
+
+def test_those_who_do_not_hang_up_after_busy_are_few_and_cut_off():
+    async def crowd():
+        service, streams = SpeedService(), [Stream() for _ in range(PER_MINUTE + REFUSED_LIMIT + 1)]
+        for n in range(PER_MINUTE):
+            await served(service, request(DOWN, 1), f"peer {n}")
+        for stream in streams:
+            stream.to_service.feed_data(request(DOWN, 1))
+        tasks = [
+            asyncio.create_task(service.accept(SimpleNamespace(peer_id="x"), each.to_service, each))
+            for each in streams
+        ]
+        await asyncio.sleep(1)
+        at_once = sum(stream.ended for stream in streams)
+        await asyncio.sleep(60)
+        late = sum(stream.ended for stream in streams)
+        await service.close()
+        await asyncio.gather(*tasks)
+        return len(streams) - at_once, len(streams) - late
+
+    assert run_virtual(crowd()) == (REFUSED_LIMIT, 0)
 
 
 @given(st.binary(max_size=100))
