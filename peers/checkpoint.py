@@ -7,7 +7,7 @@ the file's own digest is checked when it is read. A tensor with a larger weight 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from swarmnet.fixed_point import UNIT, to_floats, to_units
 from swarmnet.identifiers import RunId
 from swarmnet.layout import Layout, layout_of
 from swarmnet.manifest import Manifest
+from swarmnet.model import scaled
 from swarmnet.parameters import parameter_shapes
 
 KEPT = 2
@@ -178,8 +179,21 @@ class Model:
 
     manifest: Manifest
     stages: tuple[dict[str, Tensor], ...]
+    """Weights as they are trained; `whole` for use."""
     round: int
     """The oldest of the stages' rounds."""
+
+    def path(self, without: Collection[int] = ()) -> tuple[dict[str, Tensor], ...]:
+        """The stages to go through, one after the other, some middle ones left out: each with the weights
+        that fit so long a path (Rules.branch_scale)."""
+        visited = [stage for stage in range(len(self.stages)) if stage not in without]
+        scale = self.manifest.path_rules().branch_scale(len(visited))
+        last = len(self.stages) - 1
+        return tuple(scaled(self.stages[stage], scale if 0 < stage < last else 1.0) for stage in visited)
+
+    def whole(self) -> dict[str, Tensor]:
+        """All weights of the unsplit model, by their global names."""
+        return {name: tensor for stage in self.path() for name, tensor in stage.items()}
 
 
 def newest(source: Path | None) -> Model:

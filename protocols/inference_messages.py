@@ -23,6 +23,9 @@ class AskForward(Message, frozen=True, tag=50):
     stage: StageNumber
     round: RoundNumber
     """Of the snapshot whose weights are to compute; -1: the newest that is held."""
+    path: Number
+    """Stages on the request's path, all together: middle stages count for less where there are more of them
+    than in training (swarmnet.paths.Rules.branch_scale)."""
     sequences: Number
     """B."""
     tokens: Number

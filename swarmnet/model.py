@@ -23,7 +23,7 @@ from swarmnet.fixed_point import UNIT, to_units
 from swarmnet.layout import Layout
 from swarmnet.linear import linear
 from swarmnet.manifest import ModelShape, Span
-from swarmnet.parameters import EMBEDDING, FINAL_NORM, HEAD, parameter_shapes
+from swarmnet.parameters import BRANCH_ENDS, EMBEDDING, FINAL_NORM, HEAD, parameter_shapes
 
 
 def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> Tensor:
@@ -74,6 +74,15 @@ class Cache:
             value_BKTW = torch.cat((old_value_BKSW, value_BKTW), dim=2)
         self.layers[layer] = key_BKTW, value_BKTW
         return key_BKTW, value_BKTW
+
+
+def scaled(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """The same layers, whose attention and feed-forward add `scale` times as much to the hidden states."""
+    if scale == 1.0:
+        return dict(weights)
+    return {
+        name: tensor * scale if name.endswith(BRANCH_ENDS) else tensor for name, tensor in weights.items()
+    }
 
 
 def forward(

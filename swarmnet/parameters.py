@@ -10,6 +10,8 @@ from swarmnet.manifest import ModelShape, Span
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+BRANCH_ENDS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+"""The last matrices of attention and feed-forward, which are linear: scaled, they scale what a layer adds."""
 
 
 def whole(shape: ModelShape) -> Span:

@@ -59,6 +59,8 @@ class Ask:
     stage: int
     round: int
     """Of the weights that are wanted; -1: the newest."""
+    path: int
+    """Stages that the request will have visited when it is answered, as far as is known now."""
     deadline_seconds: float
 
 
@@ -286,7 +288,8 @@ class Requests:
         seconds = self._deadline_seconds(stage)
         request.target, request.sent_at = target, now
         request.attempt += 1
-        request.ask = Ask(key, request.attempt, peer, stage, request.pins.get(stage, -1), seconds)
+        path = len(target.visited) + target.hops_left
+        request.ask = Ask(key, request.attempt, peer, stage, request.pins.get(stage, -1), path, seconds)
         self._holders[peer].in_flight += 1
         return request.ask
 

@@ -30,6 +30,7 @@ from swarmnet.fixed_point import to_floats
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION, Manifest
 from swarmnet.membership import Membership
+from swarmnet.model import scaled
 
 COMPUTE_SECONDS = 0.01
 
@@ -121,11 +122,12 @@ class Holders:
 
     def weights(self, rounds: dict[int, set[int]]) -> dict[str, Tensor]:
         """The model that answered a conversation: of each stage the weights of the one round it names."""
-        found = {}
+        found, rules = {}, self.signed.manifest.path_rules()
         for stage, (round,) in rounds.items():
             holder = next(holder for holder in self.peers.values() if holder.stage == stage)
             held = next(held for held in holder.snapshots.held if held.root.round == round)
-            found |= named(holder.part.layout, units_of(held.data))
+            scale = rules.branch_scale(len(rounds)) if 0 < stage < rules.last else 1.0
+            found |= scaled(named(holder.part.layout, units_of(held.data)), scale)
         return found
 
 
@@ -161,7 +163,9 @@ class Pushy:
     async def ask(self, target: str, many: int, body: bytes = bytes(16), **changes: object) -> None:
         link = await self.transport.open(self.holders.peers[target].identity.peer_id, "data", 5.0)
         link.post(Hello(WIRE_VERSION, run_bytes(self.holders.signed.run_id), b""))
-        fields = {"stage": 0, "round": -1, "sequences": 1, "tokens": 4, "exact": True, "scores": False}
+        path = len(self.holders.signed.manifest.stages)
+        shape = {"sequences": 1, "tokens": 4}
+        fields = {"stage": 0, "round": -1, "path": path, **shape, "exact": True, "scores": False}
         for number in range(many):
             link.post(AskForward(number, 1, **{**fields, **changes}, deadline_seconds=10.0), body)
 

@@ -168,13 +168,13 @@ class Swarm:
 
 def scored(model: Model, text: bytes, gone: Collection[int], limit: int = SCORED_BYTES) -> Score:
     """The model from its checkpoints, with the stages in `gone` left out."""
-    manifest = model.manifest
+    manifest, path = model.manifest, model.path(gone)
+    visited = [stage for stage in range(len(STAGES)) if stage not in gone]
 
     def logits_of(tokens_BT: Tensor) -> Tensor:
         passed = tokens_BT
-        for stage, weights in enumerate(model.stages):
-            if stage not in gone:
-                passed = forward(weights, manifest.model, manifest.span(stage), passed)
+        for stage, weights in zip(visited, path, strict=True):
+            passed = forward(weights, manifest.model, manifest.span(stage), passed)
         return passed
 
     return bits_per_byte(logits_of, text, window=manifest.data.sequence_tokens, limit=limit)

@@ -1,12 +1,12 @@
 """export, generate and evaluate as commands, on a small model with random weights."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 from typed import typing
 
+from peers.checkpoint import Model
 from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Data, Manifest, ModelShape
@@ -31,7 +31,7 @@ def swarmnet(monkeypatch, capsys, tmp_path):
     def newest(source):
         if source is None or source.name != "state":
             raise UserError(f"{source}: no checkpoint is there")
-        return SimpleNamespace(manifest=MANIFEST, round=5, stages=[random_stage(0), random_stage(1)])
+        return Model(MANIFEST, (random_stage(0), random_stage(1)), 5)
 
     monkeypatch.setattr("peers.checkpoint.newest", newest)
     monkeypatch.setattr("peers.text.held_out_text", lambda: b"for each in range(10):\n    print(each)\n" * 9)

@@ -259,6 +259,8 @@ def test_visitors_take_turns():
     ("changes", "code"),
     [
         ({"stage": 1}, "wrong_stage"),
+        ({"path": 2}, "malformed"),
+        ({"path": 2**40}, "malformed"),
         ({"tokens": 3}, "malformed"),
         ({"tokens": 0, "body": b""}, "malformed"),
         ({"sequences": 3, "tokens": 16, "body": bytes(192)}, "malformed"),

@@ -11,7 +11,7 @@ from swarmnet.fixed_point import UNIT, to_floats
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest, ModelShape, Span
-from swarmnet.model import Cache, forward, initial_units
+from swarmnet.model import Cache, forward, initial_units, scaled
 from swarmnet.parameters import parameter_shapes, whole
 
 SMALL = ModelShape(
@@ -99,6 +99,21 @@ def test_a_token_changes_nothing_before_it(position: int, token: int) -> None:
     other[0, position] = token
     before = forward(weights, SMALL, whole(SMALL), tokens)[0, :position]
     assert torch.equal(before, forward(weights, SMALL, whole(SMALL), other)[0, :position])
+
+
+@pytest.mark.parametrize("part", ["mlp.down_proj", "self_attn.o_proj"])
+@pytest.mark.parametrize("scale", [0.0, 0.25, 1.0])
+def test_scaled_layers_add_so_many_times_as_much(scale: float, part: str) -> None:
+    layer = Span(1, 2, has_embedding=False, has_head=False)
+    weights = named_weights(SMALL)
+    only = {name: torch.zeros_like(it) if part in name else it for name, it in weights.items()}
+    hidden_BTD = torch.randn(2, 5, SMALL.width, generator=torch.Generator().manual_seed(3))
+
+    def added(of: dict[str, Tensor]) -> Tensor:
+        return forward(of, SMALL, layer, hidden_BTD) - hidden_BTD
+
+    assert added(only).norm() > 0
+    torch.testing.assert_close(added(scaled(only, scale)), scale * added(only))
 
 
 def test_the_order_of_tokens_matters() -> None:

@@ -142,6 +142,20 @@ def test_the_ratio_is_of_all_stages_and_spares_the_first_and_the_last():
     assert Rules.of(6, 0.0, 1).skips
 
 
+@pytest.mark.parametrize(
+    ("rules", "scales"),
+    [
+        (Rules(6), {6: 1.0}),
+        (Rules(6, 2), {4: 1.0, 5: 2 / 3, 6: 1 / 2}),
+        (Rules(3, 1), {2: 1.0, 3: 0.0}),
+        (Rules(1), {1: 1.0}),
+        (Rules(2), {2: 1.0}),
+    ],
+)
+def test_middle_stages_add_as_much_together_however_many_there_are(rules, scales):
+    assert {visited: rules.branch_scale(visited) for visited in scales} == scales
+
+
 def test_a_jump_bounds_how_much_a_long_model_may_leave_out():
     rules = Rules.of(24, 0.95, 0)
     assert all(b - a <= LONGEST_JUMP for path in [next(walked(rules))] for a, b in pairwise(path))

@@ -150,11 +150,12 @@ def test_a_dead_middle_stage_is_left_out_after_a_while_where_the_run_allows_it()
     assert made.lost(PeerId("b"), 1.0) == [Missing((1,))], "it may come back"
     assert made.next_deadline() == 1.0 + LEAVE_OUT_SECONDS
     missing, ask = sorted(made.tick(1.0 + LEAVE_OUT_SECONDS), key=lambda effect: isinstance(effect, Ask))
-    assert (missing, ask.stage) == (Missing(()), 2)
+    assert (missing, ask.stage, ask.path) == (Missing(()), 2, 2)
     assert answer(made, ask, 7.0) == [Finished(1, (0, 2))]
     assert through_stage_0(made, 2, 8.0).stage == 2, "the next one does not wait"
     made.reached(PeerId("b"), 1, 9.0)
-    assert through_stage_0(made, 3, 9.0).stage == 1
+    ask = through_stage_0(made, 3, 9.0)
+    assert (ask.stage, ask.path) == (1, 3)
 
 
 def test_a_dead_stage_is_waited_for_where_it_may_not_be_left_out():

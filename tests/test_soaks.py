@@ -1,5 +1,6 @@
 """What the long checks compute from what they saw; the checks themselves are scripts/soak's."""
 
+from dataclasses import replace
 from math import exp, log
 from statistics import fmean
 
@@ -11,7 +12,8 @@ from quality_soak import MIDDLE, STAGES, quality, scored
 from peers.checkpoint import Model
 from peers.home.evaluate import score_weights
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Data, Manifest, ModelShape
+from swarmnet.manifest import Data, Manifest, ModelShape, Paths
+from swarmnet.model import scaled
 from swarmnet.parameters import parameter_shapes
 
 SHAPE = ModelShape(
@@ -49,6 +51,17 @@ def test_a_stage_left_out_scores_as_one_that_adds_nothing(model):
     without = scored(model, TEXT, (2,)).perplexity
     assert without == pytest.approx(scored(Model(MANIFEST, stages, 7), TEXT, ()).perplexity)
     assert without != pytest.approx(scored(model, TEXT, ()).perplexity)
+
+
+def test_a_model_that_skipped_is_scored_as_long_as_its_path_is(model):
+    skipped = replace(MANIFEST, paths=Paths(skip_ratio=1 / 3))
+    halved = tuple(
+        scaled(weights, 0.5 if stage in MIDDLE else 1.0) for stage, weights in enumerate(model.stages)
+    )
+    found = Model(skipped, model.stages, 7)
+    assert scored(found, TEXT, ()) == scored(Model(MANIFEST, halved, 7), TEXT, ())
+    assert scored(found, TEXT, (1, 3)) == scored(model, TEXT, (1, 3)), "as long as in training"
+    assert found.whole().keys() == model.whole().keys()
 
 
 def test_every_choice_of_half_of_the_middle_stages_is_scored(model):

@@ -55,7 +55,7 @@ def export(
     with as_user_errors(ExportError, TextError):
         model = checkpoint.newest(source)
         manifest, shape = model.manifest, model.manifest.model
-        weights = {name: tensor for stage in model.stages for name, tensor in stage.items()}
+        weights = model.whole()
         tokenizer = open_tokenizer(manifest.data.tokenizer, shape.vocabulary)
         known = facts(source, manifest)
         window = manifest.data.sequence_tokens
@@ -73,7 +73,7 @@ def export(
                     f"logits differ by {compared.difference:.1e} at most"
                 )
 
-        write(hf, shape, model.stages, tokenizer=manifest.data.tokenizer, replace=replace, finish=finish)
+        write(hf, shape, model.path(), tokenizer=manifest.data.tokenizer, replace=replace, finish=finish)
     for trouble in known.troubles:
         typer.echo(f"warning: left out of the model card: {trouble}", err=True)
     if unchecked:

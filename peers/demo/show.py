@@ -184,11 +184,11 @@ class Demo:
             stories[peer.name].alive = peer.killed_at is None
             stories[peer.name].started_at = peer.started_at
         model = newest(self.folder)
-        weights = {name: tensor for stage in model.stages for name, tensor in stage.items()}
+        weights = model.whole()
         shape, data = model.manifest.model, model.manifest.data
         score = score_weights(weights, shape, held_out_text(), window=data.sequence_tokens)
         folder = self.folder / "model"
-        export(folder, shape, model.stages, tokenizer=data.tokenizer)
+        export(folder, shape, model.path(), tokenizer=data.tokenizer)
         victim = self.victim
         killed = (stories[victim.name], victim.killed_at) if victim and victim.killed_at else None
         newcomer = stories[self.newcomer.name] if self.newcomer else None

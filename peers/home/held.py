@@ -36,6 +36,5 @@ def held(source: Path | None) -> Held:
         name = "bytes" if shape.vocabulary == BYTES else str(source / "tokenizer.json")
         return Held(load_weights(source), shape, open_tokenizer(name, shape.vocabulary), window)
     newest = checkpoint.newest(source)
-    weights = {name: tensor for stage in newest.stages for name, tensor in stage.items()}
     shape, data = newest.manifest.model, newest.manifest.data
-    return Held(weights, shape, open_tokenizer(data.tokenizer, shape.vocabulary), data.sequence_tokens)
+    return Held(newest.whole(), shape, open_tokenizer(data.tokenizer, shape.vocabulary), data.sequence_tokens)

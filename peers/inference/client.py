@@ -210,8 +210,8 @@ class SwarmClient:
         last = ask.stage == len(self.manifest.stages) - 1
         body = kept.inputs + kept.labels if last else kept.inputs
         message = AskForward(
-            ask.request, ask.attempt, ask.stage, ask.round, *kept.shape, self.exact, bool(kept.labels),
-            ask.deadline_seconds,
+            ask.request, ask.attempt, ask.stage, ask.round, ask.path, *kept.shape, self.exact,
+            bool(kept.labels), ask.deadline_seconds,
         )  # fmt: skip
         try:
             self.sent_bytes += self._links[ask.peer].post(message, body)

@@ -23,7 +23,7 @@ from protocols.messages import AskForward
 from swarmnet import hidden
 from swarmnet.fixed_point import to_floats
 from swarmnet.manifest import Manifest
-from swarmnet.model import forward
+from swarmnet.model import forward, scaled
 from swarmnet.requests import MALFORMED, NO_ROUND, NOT_FINITE, NOT_READY
 
 VERSIONS_KEPT = 2
@@ -62,6 +62,8 @@ class ForwardWork:
         if isinstance(version, Trouble):
             return version
         round, weights = version
+        if not (self.span.has_embedding or self.span.has_head):
+            weights = scaled(weights, self.manifest.path_rules().branch_scale(ask.path))
         try:
             inputs, labels_BT = self._inputs(ask, body)
             with torch.no_grad():

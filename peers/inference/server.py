@@ -61,6 +61,7 @@ class Inference:
     ) -> None:
         self.manifest = manifest
         self.stage = stage
+        self._rules = manifest.path_rules()
         self.is_last = stage == len(manifest.stages) - 1
         self.compute = compute
         self.note = note
@@ -96,6 +97,9 @@ class Inference:
         data, model = self.manifest.data, self.manifest.model
         if ask.stage != self.stage:
             return Trouble(WRONG_STAGE, f"this peer holds stage {self.stage}")
+        if not self._rules.shortest <= ask.path <= self._rules.stages:
+            fit = f"{self._rules.shortest} to {self._rules.stages}"
+            return Trouble(MALFORMED, f"a path of {ask.path} stages; this run has {fit}")
         size = ask.sequences * ask.tokens
         most = data.microbatch_sequences * data.sequence_tokens
         if not 0 < size <= most or ask.tokens > model.context:
