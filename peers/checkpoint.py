@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -20,11 +21,12 @@ from peers.errors import UserError
 from peers.files import write_atomically
 from peers.run_file import parse
 from swarmnet.fixed_point import UNIT, to_floats, to_units
-from swarmnet.identifiers import RunId
+from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.layout import Layout, layout_of
 from swarmnet.manifest import Manifest
 from swarmnet.model import scaled
 from swarmnet.parameters import parameter_shapes
+from swarmnet.round_events import Reference, Sets
 
 KEPT = 2
 
@@ -51,6 +53,8 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     signed: tuple[bytes, ...] = ()
     """What peers of the group have signed of the weights after that round (signed_digests.py)."""
+    sets: Sets = field(default_factory=dict)
+    """The newest settled sets up to that round, as far as its writer knew them (swarmnet/offers.py)."""
 
     def units(self, layout: Layout) -> Tensor:
         """int32 [layout.size]. Raises CheckpointError if tensors are missing or shaped otherwise."""
@@ -71,11 +75,11 @@ def state_digest(round: int, units: Tensor) -> bytes:
 
 def write(
     folder: Path, manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
-    signed: Sequence[bytes] = (),
+    signed: Sequence[bytes] = (), sets: Sets | None = None,
 ) -> Path:  # fmt: skip
     """Write `stage-S-round-R.safetensors` and keep the stage's newest KEPT. DiskError."""
     path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
-    write_atomically(path, content(manifest, stage, round, chain, units, layout, signed))
+    write_atomically(path, content(manifest, stage, round, chain, units, layout, signed, sets))
     for old in [*files(folder, stage)[KEPT:], *folder.glob(".stage-*.part")]:
         old.unlink()  # The latter were left by writers that were killed.
     return path
@@ -83,7 +87,7 @@ def write(
 
 def content(
     manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
-    signed: Sequence[bytes] = (),
+    signed: Sequence[bytes] = (), sets: Sets | None = None,
 ) -> bytes:  # fmt: skip
     """What a checkpoint file holds."""
     tensors = {}
@@ -102,6 +106,7 @@ def content(
         "digest": state_digest(round, units).hex(),
         "chain": chain.hex(),
         "signed": " ".join(data.hex() for data in signed),
+        "sets": _written(sets or {}),
     }
     metadata["content"] = _content(metadata, tensors)
     data: bytes = save(tensors, metadata)
@@ -120,10 +125,28 @@ def read(path: Path) -> Checkpoint:
             RunId(metadata["run"]), metadata["manifest"], int(metadata["stage"]), int(metadata["round"]),
             bytes.fromhex(metadata["digest"]), bytes.fromhex(metadata["chain"]), tensors,
             tuple(bytes.fromhex(data) for data in metadata.get("signed", "").split()),
+            _sets(metadata.get("sets", "{}")),
         )  # fmt: skip
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} is no checkpoint that can be used ({error})") from None
     return checkpoint
+
+
+def _written(sets: Sets) -> str:
+    told = {
+        round: [(entry.peer, entry.id, entry.size) for entry in references]
+        for round, references in sets.items()
+    }
+    return msgspec.json.encode(told).decode()
+
+
+def _sets(text: str) -> Sets:
+    """Raises msgspec.MsgspecError."""
+    told = msgspec.json.decode(text, type=dict[int, list[tuple[str, bytes, int]]])
+    return {
+        round: tuple(Reference(round, PeerId(peer), ContributionId(id), size) for peer, id, size in entries)
+        for round, entries in told.items()
+    }
 
 
 def _content(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

@@ -15,6 +15,7 @@ from peers.snapshots import Snapshots, Weights
 from peers.stage_part import StagePart
 from peers.timings import Timings
 from swarmnet.branches import START
+from swarmnet.round_events import Sets
 
 LOOK_SECONDS = 1.0
 
@@ -51,7 +52,9 @@ class Disk:
         note: Callable[..., None],
         say: Callable[[str, str], None],
         digests: KeepsStatements,
+        sets: Callable[[int], Sets],
     ) -> None:
+        """`sets(round)`: those that settled up to there, as far as they are known."""
         self.folder = folder
         self.signed = signed
         self.stage = stage
@@ -60,6 +63,7 @@ class Disk:
         self.note = note
         self.say = say
         self.digests = digests
+        self.sets = sets
         self.saved: tuple[Path, int] | None = None
         """The newest checkpoint's file and round."""
         self.saved_bytes = 0
@@ -83,7 +87,7 @@ class Disk:
             self.say("restored", f"has the weights of round {round} in its own checkpoint")
             if self.saved is None:
                 self.saved, self.saved_bytes = (path, round), path.stat().st_size
-            found.append(Weights(units, round, held.chain))
+            found.append(Weights(units, round, held.chain, held.sets))
         return found
 
     def forget_after(self, round: int) -> None:
@@ -134,7 +138,7 @@ class Disk:
         try:
             path = await asyncio.to_thread(
                 checkpoint.write, self.folder, manifest, self.stage, round, weights.chain, weights.units,
-                self.part.layout, self.digests.of_round(round),
+                self.part.layout, self.digests.of_round(round), self.sets(round),
             )  # fmt: skip
         except checkpoint.DiskError as error:
             self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")

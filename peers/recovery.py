@@ -15,7 +15,7 @@ from peers.snapshots import Weights
 from peers.state_path import NoState, StatePath
 from peers.update_path import UpdatePath
 from swarmnet.identifiers import PeerId
-from swarmnet.round_events import Resynchronise
+from swarmnet.round_events import Resynchronise, Sets
 
 AGAIN_SECONDS = 1.0
 """Between two attempts to get the state from the group."""
@@ -47,6 +47,8 @@ class Recovery:
         self.disk = disk
         self.states = states
         self.neighbourhood = neighbourhood
+        self._sets: dict[tuple[int, bytes], Sets] = {}
+        """By round and chain value, of the histories that the own checkpoints are of."""
         self.keepers = Keepers(presence, neighbourhood, neighbourhood.membership.stage)
         states.vouched = self.keepers.vouched
         self.compute = compute
@@ -97,7 +99,7 @@ class Recovery:
             self.disk.forget_after(last)
             self.states.snapshots.forget_after(last)
             self.states.snapshots.hold(weights)
-            return weights
+            return replace(weights, sets=self._sets.get((weights.settled_round, weights.chain), {}))
         return own
 
     def _keepers(self, group: Sequence[PeerId]) -> list[PeerId]:
@@ -111,6 +113,7 @@ class Recovery:
     def _restored(self) -> Weights:
         """The newest of the own checkpoints, else what the seed makes; all are served to others."""
         restored = self.disk.restored()
+        self._sets = {(weights.settled_round, weights.chain): weights.sets for weights in restored}
         for weights in restored:
             self.states.snapshots.hold(weights)
         return restored[0] if restored else self.disk.first_weights()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from protocols.messages import SnapshotRoot
 from swarmnet.fetch import chunk_bytes
 from swarmnet.identifiers import RunId
 from swarmnet.manifest import Rounds
+from swarmnet.round_events import Sets
 
 SNAPSHOTS_KEPT = 2
 """A newcomer may still fetch the older one while the group makes the next. What was asked for last is kept
@@ -47,6 +48,8 @@ class Weights:
     settled_round: int
     chain: bytes
     """The value of the chain of settled sets there."""
+    sets: Sets = field(default_factory=dict)
+    """The newest of them, where they are from the own disk."""
 
 
 def units_of(data: bytes) -> Tensor:

@@ -44,7 +44,7 @@ from protocols.transport import Directory, Transport
 from swarmnet.membership import Membership
 from swarmnet.offers import Offers
 from swarmnet.replica import Replica
-from swarmnet.round_events import Resynchronise
+from swarmnet.round_events import Resynchronise, Sets
 
 MEET_SECONDS = 3.0
 """How long a newcomer waits for links to the peers that it knows of."""
@@ -173,7 +173,7 @@ class Worker:
         )  # fmt: skip
         self.disk = Disk(
             self.settings.checkpoints, self.signed, self.stage, self.part, self.compute, self.note, self.say,
-            self.digests,
+            self.digests, self._sets,
         )  # fmt: skip
         self.snapshots = Snapshots(self.identity, self.signed.run_id, self.stage, manifest.rounds)
         self.states = StatePath(
@@ -255,6 +255,7 @@ class Worker:
             work.own, offers = old.work.own, old.rounds.offers
             if given_up is not None:
                 offers.replaced(given_up, old.rounds.histories, weights.settled_round, weights.chain)
+        offers.restored(weights.sets)
         offers.jumped(weights.settled_round)
         update = self.update = UpdatePath(
             self.manifest, work, self.compute, self.neighbourhood, weights.chain, offers, self._resynchronise,
@@ -270,6 +271,9 @@ class Worker:
         for peer in self.recovery.group():
             update.joined(peer)
         await self._in_step()
+
+    def _sets(self, until: int) -> Sets:
+        return self.update.rounds.offers.known(until) if self.update is not None else {}
 
     async def _in_step(self) -> None:
         """Wait until everything that the group has settled is applied here, then serve."""

@@ -240,6 +240,9 @@ def check(manifest: Manifest) -> None:
         (not 0.0 <= paths.skip_ratio < 1.0, f"paths.skip_ratio is {paths.skip_ratio}; it must lie in [0, 1)"),
         (0.0 < paths.skip_ratio < 1.0 and manifest.path_rules().most_skipped == 0,
          f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages leaves none out"),
+        (manifest.path_rules().trains_no_middle,
+         f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages lets every microbatch "
+         "leave out all between the first and the last, so nobody would train them"),
         (not 0 <= paths.swaps <= len(manifest.stages),
          f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages"),
         (paths.swaps > 0 and len(manifest.stages) < 4,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from swarmnet.histories import Histories
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
-from swarmnet.round_events import AskIds, Effect, GiveBack, Reference, Resynchronise
+from swarmnet.round_events import AskIds, Effect, GiveBack, Reference, Resynchronise, Sets
 from swarmnet.round_sets import RoundSet
 
 ASK_SECONDS = 1.0
@@ -119,6 +119,17 @@ class Offers:
         not known are learned from allies."""
         first = max(0, settled + 1 - LEARNED_ROUNDS)
         self._unlearned = {round for round in range(first, settled + 1) if round not in self._sets}
+
+    def restored(self, sets: Sets) -> None:
+        """Sets of the own history that an earlier life of this peer has left on its disk: when a whole group
+        starts again, nobody else may know them."""
+        for round in sorted(sets):
+            self.settled(round, sets[round])
+
+    def known(self, until: int) -> Sets:
+        """The newest sets up to this round, for a later life."""
+        first = until + 1 - LEARNED_ROUNDS
+        return {round: self._sets[round] for round in sorted(self._sets) if first <= round <= until}
 
     def made(self, round: int, identity: ContributionId, now: float) -> None:
         self.open[identity], self._made_at[identity] = round, now

@@ -68,6 +68,11 @@ class Rules:
         return self.shortest < self.stages or self.most_swaps > 0
 
     @property
+    def trains_no_middle(self) -> bool:
+        """Whether shortest paths, which are those of training, leave out all stages that may be left out."""
+        return self.shortest == 2 < self.stages
+
+    @property
     def reach(self) -> int:
         """Stages between neighbours on a path: a peer must know those so far ahead and behind."""
         ahead = min(LONGEST_JUMP, self.most_skipped + 1 + (self.most_swaps > 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swarmnet.branches import SettledSet
@@ -16,6 +17,10 @@ class Reference:
     peer: PeerId
     id: ContributionId
     size: int
+
+
+Sets = Mapping[int, tuple[Reference, ...]]
+"""Round -> the whole set that it settled with, which may be empty."""
 
 
 @dataclass(frozen=True, slots=True)

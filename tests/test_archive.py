@@ -301,7 +301,10 @@ def open_archive(place: str) -> Archive:
     return archive
 
 
-def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path):
+@pytest.mark.parametrize(("added", "sets", "reason"), [
+    (1, {}, "nobody has signed its weights"), (0, {0: ()}, "names settled sets"),
+])  # fmt: skip
+def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path, added, sets, reason):
     place = tmp_path / "archive"
 
     async def story():
@@ -314,13 +317,13 @@ def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path):
         await archivist.once()
         archivist.circle.close()
         (held,) = archive.newest(0)
-        # Somebody flips a weight and writes the index anew: the file is whole, but nobody signed it.
+        # Somebody changes a file and writes the index anew: it is whole, but nobody has signed that.
         found = checkpoint.read(place / held.name)
         layout = archivist._layouts[0]
         units = found.units(layout)
-        units[0] += 1
+        units[0] += added
         forged = checkpoint.content(
-            MANIFEST, 0, held.round, found.chain, units, layout, found.signed
+            MANIFEST, 0, held.round, found.chain, units, layout, found.signed, sets
         )  # fmt: skip
         archive.put(replace(held, bytes=len(forged), sha256=sha256(forged)), forged)
         for name in swarm.living():
@@ -328,7 +331,7 @@ def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path):
         fresh = Swarm(MANIFEST, seed=2)
         fresh.open()
         late = fresh.start("e", 0, checkpoints=tmp_path / "e", archive=str(place))
-        with pytest.raises(ArchiveError, match="nobody has signed its weights"):
+        with pytest.raises(ArchiveError, match=reason):
             await late.task
         assert not list((tmp_path / "e").glob("*"))
 

@@ -17,9 +17,11 @@ from swarm import tiny_manifest
 
 from peers import checkpoint
 from peers.checkpoint import CheckpointError
+from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.layout import Layout, layout_of
 from swarmnet.model import initial_units
 from swarmnet.parameters import parameter_shapes
+from swarmnet.round_events import Reference
 
 MANIFEST = tiny_manifest()
 STAGE = 1
@@ -64,6 +66,21 @@ def test_what_was_written_is_read_and_the_newest_two_are_kept(tmp_path):
         "stage-1-round-99999999.safetensors", "stage-1-round-00000009.safetensors",
     ]  # fmt: skip
     assert usable(tmp_path) == (99_999_999, [])
+
+
+def test_settled_sets_are_kept_beside_the_weights(tmp_path):
+    id_ = ContributionId(bytes(range(16)))
+    sets = {3: (Reference(3, PeerId("12D3KooW"), id_, 100), Reference(3, PeerId("x"), id_, 7)), 4: ()}
+    path = checkpoint.write(tmp_path, MANIFEST, STAGE, 5, CHAIN, units(5), layout(), sets=sets)
+    assert checkpoint.read(path).sets == sets
+    assert checkpoint.read(write(tmp_path, 6)).sets == {}
+
+
+def test_a_file_whose_sets_are_none_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_written", lambda _: '{"3": [["x", 1]]}')
+    path = write(tmp_path, 5)
+    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint that can be used"):
+        checkpoint.read(path)
 
 
 def test_large_weights_are_kept_exactly(tmp_path):

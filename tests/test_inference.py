@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from holders import COMPUTE_SECONDS, Holders, Pushy, until
-from swarm import tiny_manifest
+from swarm import TINY_MODEL, tiny_manifest
 
 from peers import cli
 from peers.errors import NoAnswer
@@ -28,7 +29,7 @@ from swarmnet.parameters import whole
 from swarmnet.requests import ASKED_AT_ONCE, BUSY, LEAVE_OUT_SECONDS
 
 FOUR = {"a": 0, "c": 1, "d": 1, "e": 2}
-SKIPPING = tiny_manifest(paths=Paths(skip_ratio=1 / 3))
+SKIPPING = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4), paths=Paths(skip_ratio=1 / 4))
 PROMPTS = [b"def f", b"class ", b"import ", b"", b"x" * 40, b"return", b"\x00\x01", b"for i in"]
 TEXT = b"It was a dark and stormy night; the rain fell in torrents. " * 12
 
@@ -39,7 +40,8 @@ def play(
     conditions: Conditions | None = None,
 ) -> None:
     async def life() -> None:
-        holders = Holders(manifest or tiny_manifest(), FOUR, (4,), conditions)
+        made = manifest or tiny_manifest()
+        holders = Holders(made, FOUR | {f"of {n}": n for n in range(3, len(made.stages))}, (4,), conditions)
         asyncio.get_running_loop().set_exception_handler(escaped)
         await story(holders)
 

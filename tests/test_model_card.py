@@ -26,7 +26,7 @@ from protocols.identity import Identity
 from protocols.receipts import seal_receipt
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
-from swarmnet.manifest import Data, Manifest, ModelShape, Source
+from swarmnet.manifest import Data, Manifest, ModelShape, Paths, Source
 from swarmnet.model import initial_units
 from swarmnet.parameters import parameter_shapes
 from swarmnet.receipts import Receipt
@@ -186,6 +186,14 @@ def test_the_card_of_an_export_says_what_the_model_is(states, swarmnet, tmp_path
         assert text in page
     manifest = (tmp_path / "model" / "swarmnet-manifest.json").read_bytes()
     assert hashlib.sha256(manifest).hexdigest() == RUN
+
+
+def test_a_run_that_skips_says_by_how_much_its_middle_is_scaled(tmp_path):
+    six = replace(MANIFEST, stages=(1,) * 6, paths=Paths(skip_ratio=1 / 3))
+    page = card(six, facts(tmp_path, MANIFEST), None, None, Path("model"))
+    assert "2 of the 4 stages between the first and the last" in page
+    assert "what their layers add is scaled by 0.5" in page
+    assert "left out in training" not in card(MANIFEST, facts(tmp_path, MANIFEST), None, None, Path("model"))
 
 
 def test_what_strangers_wrote_stays_text():

@@ -211,6 +211,21 @@ def test_a_newcomer_learns_the_sets_before_its_snapshot_and_can_tell_them():
     assert ask.rounds == tuple(range(100 - LEARNED_ROUNDS, 98)), "what is known by now is not asked for"
 
 
+def test_the_sets_on_its_disk_are_known_to_a_peer_that_starts_again_and_it_can_tell_them():
+    before = Offers(RULES)
+    for round in range(LEARNED_ROUNDS + 10):
+        before.settled(round, (reference(round, round),) if round % 2 else ())
+    newest = LEARNED_ROUNDS + 7
+    kept = before.known(newest)
+    assert list(kept) == list(range(newest + 1 - LEARNED_ROUNDS, newest + 1))
+    offers = Offers(RULES)
+    offers.restored(kept)
+    offers.jumped(newest)
+    assert offers.decide(newest, ALLIES, 0.0) == [], "nothing is left to learn"
+    asked = (newest - 2, newest - 1, newest + 1)
+    assert offers.answer(asked, {}, newest) == ((reference(newest - 2, newest - 2),), asked[:2])
+
+
 def test_what_no_ally_can_tell_a_newcomer_is_asked_for_only_so_often():
     offers = Offers(RULES)
     offers.jumped(5)

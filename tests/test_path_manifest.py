@@ -40,11 +40,16 @@ def test_paths_that_make_no_sense_are_refused(paths, message):
         check(replace(SIX, paths=paths))
 
 
+def test_a_middle_stage_that_every_microbatch_may_leave_out_is_refused():
+    with pytest.raises(ManifestError, match=r"0\.4 of 3 stages .* nobody would train them"):
+        check(replace(SIX, stages=(2, 2, 2), paths=Paths(0.4)))
+    check(replace(SIX, stages=(3, 3)))
+
+
 def test_nothing_can_be_swapped_or_left_out_between_two_stages():
     three = replace(SIX, stages=(2, 2, 2))
-    check(replace(three, paths=Paths(0.4)))
     with pytest.raises(ManifestError, match="there must be 4"):
-        check(replace(three, paths=Paths(0.4, 1)))
+        check(replace(three, paths=Paths(0.0, 1)))
 
 
 def test_a_run_file_names_the_line_of_a_bad_ratio(tmp_path):

@@ -84,6 +84,8 @@ class Restoring:
             by = signers(held)
             if held.round != entry.round or not by:
                 raise ArchiveError(f"{archive.store.url}/{entry.name}: nobody has signed its weights")
+            if held.sets:  # Told on, they would decide what became of others' contributions.
+                raise ArchiveError(f"{archive.store.url}/{entry.name}: names settled sets, signed by nobody")
             beside.replace(folder / entry.name)
         except OSError as error:
             raise ArchiveError(f"{folder}: cannot be written: {error.strerror}") from None

@@ -93,10 +93,24 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
                          f"{shape.width}, vocabulary {shape.vocabulary}"),
         ("trained on", f"sequences of {manifest.data.sequence_tokens} tokens"),
         ("trained in", f"{len(manifest.stages)} stages, by {manifest.sync.method}"),
+        *_skipping(manifest),
         ("settled rounds", rounds or "not known here"),
         ("tokens", tokens),
         ("weights signed by", f"{len(facts.signers)} peers" if facts.signers else "nobody known here"),
     ]  # fmt: skip
+
+
+def _skipping(manifest: Manifest) -> list[tuple[str, str]]:
+    rules = manifest.path_rules()
+    scale = rules.branch_scale(rules.stages)
+    if scale == 1.0:
+        return []
+    told = (
+        f"by each microbatch, {rules.stages - rules.shortest} of the {rules.stages - 2} stages between the "
+        f"first and the last; so what their layers add is scaled by {scale:.3g} here (in `o_proj` and "
+        "`down_proj`), and the weights are not those of the checkpoints there"
+    )
+    return [("left out in training", told)]
 
 
 def _contributors(facts: Facts) -> list[str]:
