@@ -13,17 +13,16 @@ maximum flow (bound.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from math import exp, log
-from multiprocessing import get_context
 from random import Random
 from statistics import mean
 
 from peers.capacity import bound
 from peers.capacity.rules import LatencyRouter, RandomRouter
 from peers.capacity.swarm import Layout, PeerSpec, Swarm, Work
+from peers.parallel import pool
 from swarmnet.router import Router
 
 FEWEST_PEERS, MOST_PEERS = 4, 64
@@ -119,8 +118,8 @@ def bench(
         if jobs == 1:
             yield rule, list(map(one, seeds))
         else:
-            with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-                yield rule, list(pool.map(one, seeds, chunksize=4))
+            with pool(jobs) as processes:
+                yield rule, list(processes.map(one, seeds, chunksize=4))
 
 
 HEADER = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -96,17 +95,14 @@ def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:
 
 def _played(options: list[Options], jobs: int) -> Iterator[Result]:
     """The results, in the order of the seeds."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
+    from peers.parallel import pool
     from peers.simulation.report import run_schedule
 
     if jobs == 1 or len(options) == 1:
         yield from map(run_schedule, options)
         return
-    # Fresh processes: torch's threads do not survive a fork.
-    with ProcessPoolExecutor(min(jobs, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run_schedule, options)
+    with pool(jobs) as processes:
+        yield from processes.map(run_schedule, options)
 
 
 def _show(result: Result, again: str) -> None:

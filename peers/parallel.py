@@ -1,0 +1,27 @@
+"""Work on several processes at once. They end with the one that started them, however that ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from concurrent.futures import ProcessPoolExecutor
+
+
+def pool(jobs: int) -> ProcessPoolExecutor:
+    """So many processes, at most one per processor; fresh ones, as torch's threads do not survive a fork."""
+    spawning = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(min(jobs, os.cpu_count() or 1), mp_context=spawning, initializer=_watch_parent)
+
+
+def _watch_parent() -> None:
+    """A pool's process waits for work on a pipe of which it holds both ends: one that was killed would never
+    be missed."""
+    threading.Thread(target=_end_with_parent, name="watch the parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a pool's process has one"
+    parent.join()
+    os._exit(1)
