@@ -10,8 +10,10 @@ from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.paths import Rules, begin, check
 from swarmnet.scouting import (
     ANSWER_SECONDS,
+    DEAR,
     GIVE_UP_QUESTIONS,
     HALVED_VISITS,
+    LEAST_SHARE,
     MOST_QUESTIONS,
     Quest,
     Scouting,
@@ -113,18 +115,33 @@ def test_an_unknown_peer_is_tried_once_and_not_by_all_at_the_same_time():
     assert asked.count(new) == 1
 
 
-def test_where_all_ways_are_alike_the_stages_take_turns():
-    scouts = scouting()
+def visits_by_stage(microbatches, **hops):
+    """Those that go to stage 1 and 2, whose ways differ by their hops alone."""
+    scouts = scouting(**hops)
     for peer, _ in LIVE:
         scouts.told(peer, IDLE, {(1, 1): 10.0, (1, 2): 10.0, (2, 1): 10.0}, 0.0, 0.0)
     visits = []
-    for number in range(40):
+    for number in range(microbatches):
         key = MicrobatchId(KEY.origin, number)
         scouts.quests[key] = Quest(begin(RULES), 0.0)
         asking = scouts.seek(key, LIVE, 0.0)
         scouts.answered(asking.peer, key, asking.question, asking.start)
+        scouts.measured(asking.peer, hops.get(asking.peer, 1.0))
         visits.append(dict(LIVE)[asking.peer])
-    assert visits.count(1) == visits.count(2) == 20
+    return visits.count(1), visits.count(2)
+
+
+def test_where_all_ways_are_alike_the_stages_take_turns():
+    assert visits_by_stage(40) == (20, 20)
+
+
+def test_a_stage_that_is_farther_away_gets_some_all_the_same_unless_it_is_much_farther():
+    least = LEAST_SHARE / 2
+    nearby, rest = visits_by_stage(1000, b=3.0)
+    assert least <= nearby / 1000 <= least + 0.05
+    assert nearby + rest == 1000
+    far = IDLE.compute_seconds + 10.0
+    assert visits_by_stage(100, b=DEAR * far)[0] == 0
 
 
 peers_drawn = st.lists(st.tuples(st.integers(1, 5), st.floats(0, 5), st.integers(0, 6)), max_size=12)
