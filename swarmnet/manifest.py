@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import cos, pi
 from typing import Literal
 
@@ -197,6 +197,16 @@ class Manifest:
 
     def path_rules(self) -> Rules:
         return Rules.of(len(self.stages), self.paths.skip_ratio, self.paths.swaps)
+
+    def sync_of(self, stage: int) -> Sync:
+        """As it is for one stage. Where microbatches leave stages out, those between the first and the last see
+        so much fewer tokens, and close so much fewer rounds, until the run is over: their schedule of learning
+        rates is as much shorter, so that all are at the same place of it."""
+        share = self.path_rules().share(stage)
+        if share == 1.0:
+            return self.sync
+        warmup, decay = (round(share * rounds) for rounds in (self.sync.warmup_rounds, self.sync.decay_rounds))
+        return replace(self.sync, warmup_rounds=warmup, decay_rounds=decay)
 
     def span(self, stage: int) -> Span:
         first = sum(self.stages[:stage])
