@@ -127,7 +127,7 @@ class Paths:
 
     skip_ratio: float = 0.0
     """Largest share of the stages that a microbatch leaves out, rounded down. The first and the last are
-    never left out."""
+    never left out, and one between them must stay."""
     swaps: int = 0
     """How often a microbatch may go back to the stage before the furthest it has reached."""
 
@@ -152,7 +152,8 @@ class Sync:
     warmup_rounds: int = 20
     """Rounds of linear warm-up to the peak."""
     decay_rounds: int = 2000
-    """Cosine from the peak to `final_ratio` of it; constant afterwards."""
+    """Cosine from the peak to `final_ratio` of it; constant afterwards. Rounds of the first stage: those that
+    are left out now and then close fewer, and their schedules are as much shorter."""
     final_ratio: float = 0.1
     """Share of the peak learning rate at the end."""
     clip: float = 1.0
@@ -199,14 +200,14 @@ class Manifest:
         return Rules.of(len(self.stages), self.paths.skip_ratio, self.paths.swaps)
 
     def sync_of(self, stage: int) -> Sync:
-        """As it is for one stage. Where microbatches leave stages out, those between the first and the last see
-        so much fewer tokens, and close so much fewer rounds, until the run is over: their schedule of learning
-        rates is as much shorter, so that all are at the same place of it."""
-        share = self.path_rules().share(stage)
+        """As it is for one stage. Where microbatches leave stages out, those between the first and the last
+        see so much fewer tokens, and close so much fewer rounds, until the run is over: their schedule of
+        learning rates is as much shorter, so that all are at the same place of it."""
+        sync, share = self.sync, self.path_rules().share(stage)
         if share == 1.0:
-            return self.sync
-        warmup, decay = (round(share * rounds) for rounds in (self.sync.warmup_rounds, self.sync.decay_rounds))
-        return replace(self.sync, warmup_rounds=warmup, decay_rounds=decay)
+            return sync
+        warmup, decay = round(share * sync.warmup_rounds), round(share * sync.decay_rounds)
+        return replace(sync, warmup_rounds=warmup, decay_rounds=decay)
 
     def span(self, stage: int) -> Span:
         first = sum(self.stages[:stage])
