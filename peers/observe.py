@@ -237,7 +237,7 @@ class Observer:
         if growth.of("applied", counts.ended.total()) > 0:
             training.last_step.set(time.time())
         if rounds.applied >= 0:
-            training.learning_rate.set(learning_rate(worker.manifest.sync_of(worker.stage), rounds.applied))
+            training.learning_rate.set(learning_rate(worker.manifest.sync, rounds.applied))
         metrics.contributors.set(counts.contributors)
         metrics.corrections.inc(growth.of("corrections", counts.corrections))
         training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))

@@ -60,7 +60,7 @@ def real_part(manifest: Manifest, stage: int, device: torch.device | str = "cpu"
     return StagePart(
         layout,
         StageCompute(manifest.model, span, layout),
-        method_of(manifest, layout, device, stage),
+        method_of(manifest, layout, device),
         lambda: initial_units(manifest.model, span, layout, manifest.seed),
         torch.device(device),
     )

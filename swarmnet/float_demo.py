@@ -35,8 +35,8 @@ ROOM = 1 + 2.0**-10
 class FloatMethod:
     """Sync method `demo-float` for one peer of one stage."""
 
-    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device, stage: int) -> None:
-        sync = manifest.sync_of(stage)
+    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
+        sync = manifest.sync
         self._sync, self._run_id, self._layout, self._device = sync, manifest.run_id(), layout, device
         self._transforms = [transform_of(sync.transform, plane.chunk, device) for plane in layout.planes]
         self._selections = [selection_of(sync.selection, plane.chunk, sync.kept) for plane in layout.planes]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from math import cos, pi
 from typing import Literal
 
@@ -152,8 +152,7 @@ class Sync:
     warmup_rounds: int = 20
     """Rounds of linear warm-up to the peak."""
     decay_rounds: int = 2000
-    """Cosine from the peak to `final_ratio` of it; constant afterwards. Rounds of the first stage: those that
-    are left out now and then close fewer, and their schedules are as much shorter."""
+    """Cosine from the peak to `final_ratio` of it; constant afterwards."""
     final_ratio: float = 0.1
     """Share of the peak learning rate at the end."""
     clip: float = 1.0
@@ -198,16 +197,6 @@ class Manifest:
 
     def path_rules(self) -> Rules:
         return Rules.of(len(self.stages), self.paths.skip_ratio, self.paths.swaps)
-
-    def sync_of(self, stage: int) -> Sync:
-        """As it is for one stage. Where microbatches leave stages out, those between the first and the last
-        see so much fewer tokens, and close so much fewer rounds, until the run is over: their schedule of
-        learning rates is as much shorter, so that all are at the same place of it."""
-        sync, share = self.sync, self.path_rules().share(stage)
-        if share == 1.0:
-            return sync
-        warmup, decay = round(share * sync.warmup_rounds), round(share * sync.decay_rounds)
-        return replace(sync, warmup_rounds=warmup, decay_rounds=decay)
 
     def span(self, stage: int) -> Span:
         first = sum(self.stages[:stage])

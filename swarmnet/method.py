@@ -77,11 +77,9 @@ class Method(Protocol):
         `contribute(round)` and the round's application it includes what was just sent."""
 
 
-def method_of(
-    manifest: Manifest, layout: Layout, device: torch.device | str = "cpu", stage: int = 0
-) -> Method:
-    """The method that the manifest names, for a stage with this layout, with fresh state on `device`."""
+def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "cpu") -> Method:
+    """The method that the manifest names, with fresh state on `device`."""
     kinds: dict[str, type[VoteMethod] | type[FloatMethod]] = {
         "demo-votes": VoteMethod, "demo-float": FloatMethod,
     }  # fmt: skip
-    return kinds[manifest.sync.method](manifest, layout, torch.device(device), stage)
+    return kinds[manifest.sync.method](manifest, layout, torch.device(device))

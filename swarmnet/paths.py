@@ -54,11 +54,6 @@ class Rules:
         longest_jumps = -(-self.last // LONGEST_JUMP) + 1
         return max(self.stages - self.most_skipped, longest_jumps)
 
-    def share(self, stage: int) -> float:
-        """Of the microbatches, how many visit a stage in training, if all that may be left out are left out
-        equally often."""
-        return (self.shortest - 2) / (self.stages - 2) if 0 < stage < self.last else 1.0
-
     def branch_scale(self, visited: int) -> float:
         """What the layers of middle stages count for on a path of so many stages, at most 1.
 

@@ -7,7 +7,7 @@ import pytest
 from peers.errors import ConfigError
 from peers.run_file import load_manifest
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest, ManifestError, ModelShape, Paths, Sync, check, learning_rate
+from swarmnet.manifest import Manifest, ManifestError, ModelShape, Paths, check
 from swarmnet.paths import Rules
 
 SIX = Manifest("run", PeerId("owner"), stages=(1,) * 6, model=ModelShape(layers=6))
@@ -38,14 +38,6 @@ def test_the_manifest_gives_the_rules():
 def test_paths_that_make_no_sense_are_refused(paths, message):
     with pytest.raises(ManifestError, match=message):
         check(replace(SIX, paths=paths))
-
-
-def test_stages_that_see_half_of_the_tokens_have_half_as_long_a_schedule():
-    six = replace(SIX, paths=Paths(1 / 3), sync=Sync(warmup_rounds=20, decay_rounds=1001))
-    assert [six.sync_of(stage).decay_rounds for stage in range(6)] == [1001, 500, 500, 500, 500, 1001]
-    assert six.sync_of(2) == replace(six.sync, warmup_rounds=10, decay_rounds=500)
-    assert learning_rate(six.sync_of(2), 300) == pytest.approx(learning_rate(six.sync, 600), rel=0.01)
-    assert SIX.sync_of(2) == SIX.sync
 
 
 def test_a_middle_stage_that_every_microbatch_may_leave_out_is_refused():
