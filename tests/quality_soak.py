@@ -52,7 +52,7 @@ RUN: dict[str, Any] = {
 to use its depth (docs/benchmarks/quality.md)."""
 IN_FLIGHT = 1
 """Microbatches of an origin under way. With 2 every gradient is of the weights a round ago, rounds being one
-microbatch here: that costs 15 % of perplexity, and equal runs scatter by 6 % (measured), which hides the 2 %
+microbatch here: that costs 10 to 17 % of perplexity, and equal runs scatter by 6 %, which hides the 2 %
 that are looked for."""
 SKIP_RATIO = 1 / 3
 MIDDLE = range(1, len(STAGES) - 1)
