@@ -210,9 +210,10 @@ class Model:
         """The stages to go through, one after the other, some middle ones left out: each with the weights
         that fit so long a path (Rules.branch_scale)."""
         visited = [stage for stage in range(len(self.stages)) if stage not in without]
-        scale = self.manifest.path_rules().branch_scale(len(visited))
-        last = len(self.stages) - 1
-        return tuple(scaled(self.stages[stage], scale if 0 < stage < last else 1.0) for stage in visited)
+        rules = self.manifest.path_rules()
+        return tuple(
+            scaled(self.stages[stage], rules.branch_scale(stage, len(visited))) for stage in visited
+        )
 
     def whole(self) -> dict[str, Tensor]:
         """All weights of the unsplit model, by their global names."""

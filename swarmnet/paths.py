@@ -54,14 +54,16 @@ class Rules:
         longest_jumps = -(-self.last // LONGEST_JUMP) + 1
         return max(self.stages - self.most_skipped, longest_jumps)
 
-    def branch_scale(self, visited: int) -> float:
-        """What the layers of middle stages count for on a path of so many stages, at most 1.
+    def branch_scale(self, stage: int, visited: int) -> float:
+        """What the layers of a stage count for on a path of so many stages, at most 1; for the first and the
+        last stage always 1.
 
         Microbatches of training take shortest paths, so a middle stage learns beside `shortest` - 3 others.
         Where more of them add to the same hidden states, each counts less, so that their number times what
         each counts stays the same: stochastic depth's rule for its test time (arXiv:1603.09382, equation 5).
         """
-        return min(1.0, (self.shortest - 2) / (visited - 2)) if visited > 2 else 1.0
+        middle = 0 < stage < self.last and visited > 2
+        return min(1.0, (self.shortest - 2) / (visited - 2)) if middle else 1.0
 
     @property
     def skips(self) -> bool:

@@ -126,7 +126,7 @@ class Holders:
         for stage, (round,) in rounds.items():
             holder = next(holder for holder in self.peers.values() if holder.stage == stage)
             held = next(held for held in holder.snapshots.held if held.root.round == round)
-            scale = rules.branch_scale(len(rounds)) if 0 < stage < rules.last else 1.0
+            scale = rules.branch_scale(stage, len(rounds))
             found |= scaled(named(holder.part.layout, units_of(held.data)), scale)
         return found
 

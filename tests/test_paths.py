@@ -153,7 +153,8 @@ def test_the_ratio_is_of_all_stages_and_spares_the_first_and_the_last():
     ],
 )
 def test_middle_stages_add_as_much_together_however_many_there_are(rules, scales):
-    assert {visited: rules.branch_scale(visited) for visited in scales} == scales
+    assert {visited: rules.branch_scale(1, visited) for visited in scales} == scales
+    assert {rules.branch_scale(stage, visited) for visited in scales for stage in (0, rules.last)} == {1.0}
 
 
 def test_a_jump_bounds_how_much_a_long_model_may_leave_out():

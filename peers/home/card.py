@@ -102,7 +102,7 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
 
 def _skipping(manifest: Manifest) -> list[tuple[str, str]]:
     rules = manifest.path_rules()
-    scale = rules.branch_scale(rules.stages)
+    scale = rules.branch_scale(1, rules.stages)
     if scale == 1.0:
         return []
     told = (

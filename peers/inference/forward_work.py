@@ -44,6 +44,7 @@ class ForwardWork:
     def __init__(self, manifest: Manifest, stage: int, part: StagePart, snapshots: Snapshots) -> None:
         self.manifest = manifest
         self.span = manifest.span(stage)
+        self._rules = manifest.path_rules()
         self.part = part
         self.snapshots = snapshots
         self._versions: OrderedDict[int, tuple[bytes, dict[str, Tensor]]] = OrderedDict()
@@ -62,8 +63,7 @@ class ForwardWork:
         if isinstance(version, Trouble):
             return version
         round, weights = version
-        if not (self.span.has_embedding or self.span.has_head):
-            weights = scaled(weights, self.manifest.path_rules().branch_scale(ask.path))
+        weights = scaled(weights, self._rules.branch_scale(ask.stage, ask.path))
         try:
             inputs, labels_BT = self._inputs(ask, body)
             with torch.no_grad():
