@@ -194,10 +194,14 @@ def choose_move(
     view: View, me: PeerId, stage: int, rate: float, rules: MoveRules, download_seconds: float, chance: Random
 ) -> Intent | None:
     """The move that this peer should announce, from one of the richest stages to one of the poorest; None:
-    stay. `rate`: what it does here, microbatches per second."""
+    stay. `rate`: what it does here, microbatches per second; 0: not measured yet."""
     others = replace(view, intents=tuple(intent for intent in view.intents if intent.peer != me))
     capacities, _ = carried_out(others, rules, download_seconds)
-    if rate <= 0 or capacities[stage] + rate < max(capacities):
+    if rate <= 0:
+        if min(capacities) > 0:
+            return None  # It will have measured soon.
+        rate = view.usual / rules.work[stage]  # While a stage has nobody, nobody measures anything.
+    if capacities[stage] + rate < max(capacities):
         return None  # Whoever is at the richest stage goes first, or peers would move twice.
     target = chance.choice(_poorest(capacities))
     intent = Intent(me, stage, target, rate, rate * rules.work[stage] / rules.work[target])

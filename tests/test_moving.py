@@ -128,6 +128,11 @@ def test_who_has_measured_nothing_and_who_moves_already_does_not_move():
     assert wish(View((9.0, 3.0, 6.0), enough)) is None, "three are on their way"
 
 
+def test_who_has_measured_nothing_moves_all_the_same_where_a_stage_has_nobody():
+    assert wish(View((2.0, 0.0, 1.0), usual=1.0), rate=0.0) == Intent(ME, 0, 1, 1.0, 1.0)
+    assert wish(View((1.0, 0.0, 1.0), usual=1.0), rate=0.0) is None, "it would be missed where it is"
+
+
 def test_of_all_who_announce_at_once_so_many_go_as_are_needed_and_all_compute_the_same():
     intents = tuple(Intent(PeerId(f"p{number}"), 0, 1, 1.0, 1.0) for number in range(20))
     capacities, going = carried_out(View((30.0, 20.0, 25.0), intents), EQUAL, 10.0)

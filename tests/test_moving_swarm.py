@@ -131,6 +131,18 @@ def agreed(swarm: Uneven, mover: str) -> set[int]:
     return here.keys() & {fields["round"] for fields in theirs}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_of_two_newcomers_that_took_the_same_stage_one_moves_to_the_stage_without_anybody(seed):
+    async def story(swarm: Uneven) -> None:
+        await swarm.during(60.0)
+        assert sorted(swarm.stages().values()) == [0, 1, 2]
+
+    swarm = play(Uneven(seed), {"a": 0, "b": 0, "c": 2}, True, story)
+    assert swarm.of("committed")
+    assert len([note for note in swarm.of("assembled") if note.fields["stage"] == 1]) == 1, "one moved, once"
+
+
 class HalfSilent:
     """A directory that knows a peer of stage 0, and does not answer about stage 1."""
 
