@@ -10,6 +10,7 @@ from typing import Any
 from peers.config.sibling_file import FOLDER
 from peers.control.several import OTHERS
 from peers.errors import UserError, as_user_errors
+from peers.plural import counted
 from peers.receipts import FILE_NAME, read, summary
 from peers.run_file import load_signed
 
@@ -49,10 +50,10 @@ def lines(me: Mapping[str, Any]) -> list[str]:
 
 def _lines(me: Mapping[str, Any]) -> list[str]:
     told = [f"peer      {me['peer']}", f"run       {me['name']} ({str(me['run'])[:16]}...)"]
-    told.append(f"counted   {me['accepted']:,} contributions accepted by others")
+    told.append(f"counted   {counted(me['accepted'], 'contribution')} accepted by others")
     if me["accepted"]:
         told.append(f"tokens    {me['tokens']:,} in them, as this peer counted")
-        told.append(f"signed    {me['receipts']:,} receipts by {me['signers']} peers")
+        told.append(f"signed    {counted(me['receipts'], 'receipt')} by {counted(me['signers'], 'peer')}")
     if me.get("since") is not None:
         told.append(f"since     {time.strftime('%Y-%m-%d %H:%M', time.localtime(float(me['since'])))}")
     now = str(me["state"])
@@ -78,9 +79,7 @@ def _why_none(me: Mapping[str, Any]) -> list[str]:
     if str(me["state"]).startswith("paused"):
         return ["it is paused: `swarmnet resume`, if it is you who paused it"]
     if me["state"] != "training":
-        return [
-            f"it is {me['state']}: it contributes once it trains; `swarmnet top` shows how far it is"
-        ]
+        return [f"it is {me['state']}: it contributes once it trains; `swarmnet top` shows how far it is"]
     if not me.get("group"):
         return [
             "no other peer holds its stage now, so nobody can sign; its work counts all the same, and",

@@ -12,6 +12,7 @@ from statistics import median
 from peers.config.limits import LimitsFile
 from peers.fitting import gib
 from peers.moving import named
+from peers.plural import counted
 from peers.run_file import SignedManifest
 from peers.status import amount, printable
 from peers.top.records import look
@@ -44,7 +45,7 @@ def run_line(signed: SignedManifest) -> str:
     stages = len(manifest.stages)
     return (
         f"run    {printable(manifest.name)}  {signed.run_id[:16]}...  signed by {manifest.owner}; "
-        f"{stages} {'stage' if stages == 1 else 'stages'}"
+        f"{counted(stages, 'stage')}"
     )
 
 
@@ -56,8 +57,7 @@ def swarm_line(records: Mapping[PeerId, SignedRecord] | None) -> str:
     training = [record for record in workers if record.state in ("training", "")]
     if not workers:
         return "swarm  nobody else is there yet: this peer is the first"
-    there = "1 peer" if len(workers) == 1 else f"{len(workers)} peers"
-    said = [f"swarm  {there}, {len(training)} training"]
+    said = [f"swarm  {counted(len(workers), 'peer')}, {len(training)} training"]
     if training:
         said.append(f"round {int(median(record.round for record in training))}")
     losses = [record.loss for record in training if record.loss is not None]

@@ -122,6 +122,8 @@ def load_signed(source: Path | bytes, run_id: RunId | None = None) -> SignedMani
         return from_wire(source, run_id)
     try:
         raw = source.read_bytes()
+    except FileNotFoundError:
+        raise RunFileError(f"{source}: no such file, and no run id (64 hexadecimal digits)") from None
     except OSError as error:
         raise RunFileError(f"{source}: cannot be read: {error.strerror}") from None
     return from_published(raw, str(source), run_id)

@@ -1,7 +1,8 @@
 """What watches a peer from inside: faults that nobody awaits end it with a reason, a hang ends it too.
 
 A peer that cannot go on says why and leaves with code 1; what restarts it (systemd, a person) finds its last
-checkpoint. It never stays as a process that does nothing.
+checkpoint. Where no restart would help, as with a ban, the code is 2. It never stays as a process that does
+nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+from peers.errors import UserError
 
 FAULT = 1
 """Exit code when something other than the user ended the peer."""
@@ -50,13 +53,18 @@ def reason(error: BaseException) -> str:
 
 
 async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[BaseException]) -> None:
-    """Do `work`; Fault as soon as `failed` has an exception, whatever the work waits for just then."""
+    """Do `work`; Fault as soon as `failed` has an exception, whatever the work waits for just then.
+
+    A UserError is no fault and is raised as it is: to start again would help nobody (a ban, for one).
+    """
     task = asyncio.ensure_future(work)
     try:
         waits: set[asyncio.Future[Any]] = {task, failed}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
             error = failed.result()
+            if isinstance(error, UserError):
+                raise error
             raise Fault(reason(error), "out_of_memory" if is_memory(error) else "fault")
         task.result()
     finally:

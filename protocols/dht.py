@@ -201,7 +201,7 @@ class DhtDirectory:
         open_manifest(signed_manifest, run)
         key, expires = manifest_key(run), self.now() + MANIFEST_SECONDS
         self._gate.note(key_id(key), PLAIN, stored_value(signed_manifest), expires)
-        return await self._store(key, signed_manifest, expires, None, deadline_seconds)
+        return await self._store_shared(key, signed_manifest, expires, deadline_seconds)
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
         """See `Directory.get_manifest`; with the owner's signature, as it was put."""
@@ -220,7 +220,7 @@ class DhtDirectory:
         key, value = order_key(run, open_order(order, run).owner), stored_order(run, order)
         expires = self.now() + ORDER_SECONDS
         self._gate.note(key_id(key), PLAIN, stored_value(value), expires)
-        return await self._store(key, value, expires, None, deadline_seconds)
+        return await self._store_shared(key, value, expires, deadline_seconds)
 
     async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
         """See `Directory.get_order`: the newest that was seen, now or before."""
@@ -276,6 +276,21 @@ class DhtDirectory:
         except TimeoutError:
             logger.debug("a store took longer than %g s", deadline_seconds)
         return self._gate.acknowledged.pop(place, 0) > 0
+
+    async def _store_shared(self, key: bytes, value: bytes, expires: float, deadline_seconds: float) -> bool:
+        """`_store` of what all peers of a run keep alive: nodes refuse it from whoever is a moment too late,
+        because they have it until later already."""
+        until = asyncio.get_running_loop().time() + deadline_seconds
+        if await self._store(key, value, expires, None, deadline_seconds):
+            return True
+        try:
+            async with asyncio.timeout_at(until):
+                found = await self._node.get(key, latest=True)
+        except TimeoutError:
+            return False
+        if found is None or found.value != value:
+            return False
+        return bool(found.expiration_time > expires - self.clock_offset)
 
     async def close(self) -> None:
         """Leave the DHT; p2pd goes on. May be called again."""

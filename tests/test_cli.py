@@ -161,7 +161,7 @@ def test_set_without_a_value_is_refused(swarmnet, started):
 def test_a_missing_file_is_named(swarmnet):
     refused(swarmnet("run", "nowhere.yaml"), "nowhere.yaml: no such file")
     refused(swarmnet("publish", "nowhere.yaml"), "nowhere.yaml: no such file")
-    refused(swarmnet("join", "nowhere.run.json"), "nowhere.run.json: cannot be read")
+    refused(swarmnet("join", "nowhere.run.json"), "nowhere.run.json: no such file, and no run id")
 
 
 def test_a_right_file_is_said_to_be_right(swarmnet):

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from peers.commands import control as commands
 from peers.control import server
 from peers.control.client import ask
 from peers.control.server import Control
 from peers.control.socket_path import LINE_BYTES, SOCKET_NAME, socket_path
 from peers.control.whom import state_of
 from peers.errors import UserError
+from peers.plural import counted
 
 
 async def echo(request):
@@ -157,3 +159,19 @@ def test_whom_a_command_means(tmp_path, monkeypatch):
     assert state_of(tmp_path / "p.yaml") == two
     with pytest.raises(UserError, match="no such folder or file"):
         state_of(tmp_path / "nowhere")
+
+
+def test_what_a_peer_that_has_left_leaves_on_the_disk_is_named(tmp_path, capsys):
+    (tmp_path / "identity.key").write_bytes(b"k" * 32)
+    commands.leave(tmp_path, forget=True)
+    said = capsys.readouterr().out
+    assert "does not run" in said
+    assert "identity.key" in said
+    assert "rm -r" in said
+    with pytest.raises(UserError, match="no peer runs"):
+        commands.leave(tmp_path, forget=False)
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 peers"), (1, "1 peer"), (1200, "1,200 peers")])
+def test_one_is_told_from_many(count, said):
+    assert counted(count, "peer") == said

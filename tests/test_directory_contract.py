@@ -174,6 +174,15 @@ async def test_a_manifest_is_found_by_its_run_id_and_checked(world):
         await owner.directory.put_manifest(run, sign_manifest(other.identity, canonical), DEADLINE)
 
 
+async def test_a_manifest_that_many_put_at_once_is_kept_for_each_of_them(world):
+    members = await world.members(4)
+    canonical = json.dumps({"name": "toy", "owner": members[0].identity.peer_id}).encode()
+    run, signed = RunId(hashlib.sha256(canonical).hexdigest()), sign_manifest(members[0].identity, canonical)
+    for _ in range(5):
+        puts = (member.directory.put_manifest(run, signed, DEADLINE) for member in members)
+        assert await asyncio.gather(*puts) == [True] * 4
+
+
 async def test_the_newest_order_of_the_owner_is_found_by_all(world):
     owner, other, third = await world.members(3)
     now = owner.directory.now()

@@ -176,7 +176,7 @@ def test_what_is_no_publication_is_refused(tmp_path, raw):
 
 
 def test_a_missing_publication_is_named():
-    with pytest.raises(RunFileError, match=r"nowhere\.json: cannot be read: No such file or directory"):
+    with pytest.raises(RunFileError, match=r"nowhere\.json: no such file, and no run id"):
         load_signed(Path("nowhere.json"))
 
 

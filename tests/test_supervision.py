@@ -15,6 +15,7 @@ import pytest
 
 from peers import event_log
 from peers.demo.peers import DemoPeer, start
+from peers.errors import UserError
 from peers.run_file import publish
 from peers.sessions import with_ports
 from peers.supervision import HANG_LOOKS, Fault, Watchdog, is_memory, reason, unless_failed
@@ -252,6 +253,13 @@ async def test_work_that_waits_for_ever_ends_when_something_else_fails():
     with pytest.raises(Fault, match="ZeroDivisionError: no"):
         await unless_failed(work(), failed)
     assert ended == [True]
+
+
+async def test_what_no_restart_would_mend_is_no_fault():
+    failed = asyncio.get_running_loop().create_future()
+    failed.set_result(UserError("the run's owner has banned this peer"))
+    with pytest.raises(UserError, match="has banned this peer"):
+        await unless_failed(asyncio.Event().wait(), failed)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from peers.archive.store import ArchiveError, sha256
 from peers.creator.order_book import OrderBook
 from peers.errors import UserError
 from peers.observer.contributions import Contributions
+from peers.plural import counted
 from peers.snapshots import Snapshots, Weights
 from peers.state_path import NoState, StatePath
 from protocols.errors import WireError
@@ -129,7 +130,7 @@ class Archivist:
         entry = await asyncio.to_thread(self._write, stage, weights, signed, signers, now)
         self.signed.update(signers)
         self.note("archived", stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signers))
-        told = f"archived stage {stage}, round {entry.round}, signed by {len(signers)} peers"
+        told = f"archived stage {stage}, round {entry.round}, signed by {counted(len(signers), 'peer')}"
         self.say("archived", f"{told}, in {self.archive.store.url}")
         interval = self.manifest.rounds.snapshot_rounds
         prune = partial(self.archive.prune, interval, self.policy.newest, self.policy.every)

@@ -16,6 +16,7 @@ from peers import checkpoint
 from peers.archive.archive import Archive, Entry
 from peers.archive.store import ArchiveError, open_store
 from peers.checkpoint import Checkpoint, CheckpointError
+from peers.plural import counted
 from peers.run_file import SignedManifest
 from protocols.envelope import Kind, open_envelope
 from protocols.errors import WireError
@@ -68,7 +69,8 @@ class Restoring:
             except (ArchiveError, CheckpointError) as error:
                 problems.append(str(error))
                 continue
-            return f"took the weights of round {entry.round} from {self.url}, signed by {len(by)} peers"
+            signers = counted(len(by), "peer")
+            return f"took the weights of round {entry.round} from {self.url}, signed by {signers}"
         if problems:
             raise ArchiveError(f"no checkpoint of stage {stage} in {self.url} can be used: {problems[0]}")
         return f"{self.url} has no checkpoint of stage {stage}"
@@ -92,5 +94,3 @@ class Restoring:
         finally:
             beside.unlink(missing_ok=True)
         return by
-
-

@@ -54,9 +54,12 @@ def leave(
 ) -> None:
     """End a peer politely, as Ctrl+C does: what is under way is finished and handed over."""
     state = state_of(where)
-    answer = ask(state, {"do": "leave"}, ANSWER_SECONDS)
-    _until_ended(state, float(answer["drain_seconds"]) + LEAVE_SECONDS)
-    typer.echo("has left")
+    if forget and state.is_dir() and not runs(state):
+        typer.echo("does not run")
+    else:
+        answer = ask(state, {"do": "leave"}, ANSWER_SECONDS)
+        _until_ended(state, float(answer["drain_seconds"]) + LEAVE_SECONDS)
+        typer.echo("has left")
     if forget:
         for line in what_stays(state):
             typer.echo(line)

@@ -16,6 +16,7 @@ from peers.home.evaluate import Score
 from peers.home.export import MANIFEST_FILE
 from peers.home.facts import Facts
 from peers.home.parity import Parity
+from peers.plural import counted
 from swarmnet.manifest import Manifest, ModelShape
 from swarmnet.parameters import parameter_shapes, whole
 
@@ -96,7 +97,7 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
         *_skipping(manifest),
         ("settled rounds", rounds or "not known here"),
         ("tokens", tokens),
-        ("weights signed by", f"{len(facts.signers)} peers" if facts.signers else "nobody known here"),
+        ("weights signed by", counted(len(facts.signers), "peer") if facts.signers else "nobody known here"),
     ]  # fmt: skip
 
 

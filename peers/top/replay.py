@@ -10,6 +10,7 @@ from peers import event_log
 from peers.config.sibling_file import FOLDER
 from peers.errors import UserError
 from peers.event_log import Event
+from peers.plural import counted
 from peers.telling import short
 from peers.top.picture import Happened, Picture, curve, summed
 from peers.top.story import Story
@@ -108,7 +109,7 @@ class Replay:
         }
         first = origins[0].stage if origins else 0
         return Picture(
-            source=f"replay of {len(self.names)} event log{'' if len(self.names) == 1 else 's'}",
+            source=f"replay of {counted(len(self.names), 'event log')}",
             time=now,
             run=next((story.run for story in stories if story.run), ""),
             stages=max((seen.stage for seen in peers), default=-1) + 1,
