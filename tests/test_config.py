@@ -63,7 +63,7 @@ def problems(typed, text, environment=None, overrides=None):
         ),
         (
             "role: bootstrap\nmetrics:\n  listen: 9410\n",
-            "3: metrics.listen: is 9410; expected text",
+            "3: metrics.listen: is 9410; expected text: put it in quotes",
         ),
         (
             "role: bootstrap\nmetrics: {listen: here}\n",

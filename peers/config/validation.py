@@ -90,6 +90,8 @@ def _problem(detail: dict[str, Any], known: list[str]) -> str:
             return f"is too long; at most {context['max_length']}"
         case "value_error" | "refused":
             return str(context.get("error") or detail["msg"])
+    if kind == "string_type" and isinstance(given, (bool, int, float)):
+        return f"is {shown}; expected text: put it in quotes"
     expected = {
         "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
         "string_type": "text", "bool_type": "true or false", "tuple_type": "a list", "dict_type": "a map",
