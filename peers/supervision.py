@@ -72,6 +72,20 @@ async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def until_one_ends(**works: Coroutine[Any, Any, None]) -> None:
+    """Do all at once, each as a task of its name, until one has ended or this is cancelled; then the others
+    are cancelled and waited for. Raises what that one raised."""
+    tasks = [asyncio.create_task(work, name=name) for name, work in works.items()]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def hear_loop(loop: asyncio.AbstractEventLoop, failed: asyncio.Future[BaseException]) -> None:
     """What escapes from callbacks and tasks is logged, as always; without memory the peer cannot go on."""
 

@@ -18,7 +18,7 @@ from peers.demo.peers import DemoPeer, start
 from peers.errors import UserError
 from peers.run_file import publish
 from peers.sessions import with_ports
-from peers.supervision import HANG_LOOKS, Fault, Watchdog, is_memory, reason, unless_failed
+from peers.supervision import HANG_LOOKS, Fault, Watchdog, is_memory, reason, unless_failed, until_one_ends
 from protocols.identity import load_or_create
 
 ROOT = Path(__file__).parent.parent
@@ -253,6 +253,24 @@ async def test_work_that_waits_for_ever_ends_when_something_else_fails():
     with pytest.raises(Fault, match="ZeroDivisionError: no"):
         await unless_failed(work(), failed)
     assert ended == [True]
+
+
+async def test_of_works_done_at_once_the_first_that_fails_ends_the_others_and_is_raised():
+    ended = []
+
+    async def for_ever():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(asyncio.current_task().get_name())
+
+    async def fails():
+        await asyncio.sleep(0)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await until_one_ends(one=for_ever(), two=fails(), three=for_ever())
+    assert sorted(ended) == ["one", "three"]
 
 
 async def test_what_no_restart_would_mend_is_no_fault():

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from peers.observer.sightings import Miss, Sightings
 from peers.presence import OPERATION_SECONDS
+from peers.supervision import until_one_ends
 from protocols.dht import split_multiaddr
 from protocols.errors import Unreachable, WireError
 from protocols.peer_record import NO_STAGE
@@ -61,23 +62,16 @@ class Walk:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        forever = [
-            asyncio.create_task(work, name=name)
-            for name, work in (
-                ("walk", self._walk_forever()),
-                ("ask", self._ask_forever()),
-                ("ask bootstraps", self._ask_bootstraps_forever()),
-            )
-        ]
         try:
-            done, _ = await asyncio.wait(forever, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await until_one_ends(
+                walk=self._walk_forever(),
+                ask=self._ask_forever(),
+                ask_bootstraps=self._ask_bootstraps_forever(),
+            )
         finally:
-            ending = [*forever, *self._asks]
-            for task in ending:
-                task.cancel()
-            await asyncio.gather(*ending, return_exceptions=True)
+            for ask in self._asks:
+                ask.cancel()
+            await asyncio.gather(*self._asks, return_exceptions=True)
             for known in self.sightings.peers.values():
                 known.asking = False
 

@@ -20,6 +20,7 @@ from peers.joining import find_manifest
 from peers.presence import Presence
 from peers.roles.role import Network, Process, Role
 from peers.status import Status
+from peers.supervision import until_one_ends
 from protocols.peer_record import NO_STAGE
 
 LOOK_SECONDS = 1.0
@@ -42,9 +43,7 @@ class ArchivistRole(Role):
         process.known_as(signed.run_id)
         note = process.log.record
         book = OrderBook(signed, config.state / "order.bin", note, process.say)
-        presence = Presence(
-            signed, process.identity, network.transport, directory, version("swarmnet"), note
-        )
+        presence = Presence(signed, process.identity, network.transport, directory, version("swarmnet"), note)
         claims = Claims("serving", plain_name(config.name), "archivist")
         record = partial(presence.record, NO_STAGE, claims)
         gatekeeper = Gatekeeper(book, config.invite_bytes, directory.now)
@@ -56,23 +55,16 @@ class ArchivistRole(Role):
             process.say,
         )  # fmt: skip
         circle.listen()
-        tasks = []
         try:
             await archivist.open()
             process.say("archive", f"archives the run {signed.manifest.name} in {archive.store.url}")
-            tasks = [
-                asyncio.create_task(archivist.run(), name="archivist"),
-                asyncio.create_task(keep_forever(book, directory, note), name="orders"),
-                asyncio.create_task(presence.announce_forever(NO_STAGE, record), name="announce"),
-                asyncio.create_task(self._show(archive), name="status"),
-            ]
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await until_one_ends(
+                archivist=archivist.run(),
+                orders=keep_forever(book, directory, note),
+                announce=presence.announce_forever(NO_STAGE, record),
+                status=self._show(archive),
+            )
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             circle.close()
 
     async def _show(self, archive: Archive) -> None:

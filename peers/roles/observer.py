@@ -18,6 +18,7 @@ from peers.presence import Presence
 from peers.roles.role import Network, Process, Role
 from peers.run_file import SignedManifest
 from peers.status import Status
+from peers.supervision import until_one_ends
 from protocols.peer_record import NO_STAGE
 
 DRAW_SECONDS = 1.0
@@ -62,22 +63,11 @@ class ObserverRole(Role):
             signed.run_id, me, directory, self.sightings, process.config.bootstrap, process.log.record
         )
         claims = Claims("serving", plain_name(process.config.name), "observer")
-        working = [
-            asyncio.create_task(walk.run(), name="walk"),
-            asyncio.create_task(self._draw_forever(signed, walk, network), name="draw"),
-            asyncio.create_task(
-                presence.announce_forever(NO_STAGE, lambda: presence.record(NO_STAGE, claims)),
-                name="announce",
-            ),
-        ]
-        try:
-            done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in working:
-                task.cancel()
-            await asyncio.gather(*working, return_exceptions=True)
+        await until_one_ends(
+            walk=walk.run(),
+            draw=self._draw_forever(signed, walk, network),
+            announce=presence.announce_forever(NO_STAGE, lambda: presence.record(NO_STAGE, claims)),
+        )
 
     async def _draw_forever(self, signed: SignedManifest, walk: Walk, network: Network) -> None:
         assert self.board is not None
