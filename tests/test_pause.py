@@ -1,5 +1,7 @@
 """A paused peer as others see it, and the reasons of a pause."""
 
+import asyncio
+
 from swarm import Swarm, tiny_manifest
 
 from peers.claims import Claims
@@ -19,6 +21,20 @@ def test_a_peer_is_paused_while_any_reason_stands():
     assert pausing.texts == {"owner": "the owner says: wait"}
     pausing.resume("owner")
     assert not pausing
+
+
+async def test_who_waits_for_a_pause_hears_that_it_was_taken_back():
+    pausing = Pausing()
+    pausing.pause("user")
+    waiting = asyncio.create_task(pausing.rested())
+    await asyncio.sleep(0)
+    pausing.resume("user")
+    assert not await waiting
+    pausing.pause("user")
+    waiting = asyncio.create_task(pausing.rested())
+    await asyncio.sleep(0)
+    pausing.resting.set()
+    assert await waiting
 
 
 def test_in_a_swarm_the_others_go_on_without_a_paused_peer_and_it_counts_again_when_it_is_back():

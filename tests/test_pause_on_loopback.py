@@ -10,6 +10,7 @@ from test_supervision import QUIET, times, until
 
 from peers.control.client import ask
 from peers.demo.peers import start
+from peers.errors import UserError
 from peers.run_file import publish
 from protocols.identity import load_or_create
 
@@ -71,6 +72,17 @@ async def test_a_pause_frees_memory_and_is_seen_and_the_peer_comes_back_and_leav
         await until(lambda: any(at > paused_at for at in times(second.state, "in_step")), 60, "it is back")
         again = max(times(second.state, "in_step"))
         await until(lambda: any(at > again for at in times(second.state, "settled")), 60, "it settles rounds")
+
+        hasty = time.time()
+        pausing = asyncio.create_task(asked(second, "pause"))
+        async with asyncio.timeout(10):
+            while (await asked(second, "status"))["state"] != "paused":
+                pass
+        assert (await asked(second, "resume"))["paused"] == {}
+        with contextlib.suppress(UserError):  # Where it rested in the meantime.
+            await pausing
+        await until(lambda: any(at > hasty for at in times(second.state, "in_step")), 60, "it is back again")
+        assert second.alive
 
         saved = await asked(first, "checkpoint")
         assert saved["round"] >= 0

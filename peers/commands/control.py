@@ -22,14 +22,17 @@ Where = Annotated[
     ),
 ]
 ANSWER_SECONDS = 15.0
-"""A pause takes at most about five; the rest is for a machine that swaps."""
+"""For a machine that swaps."""
+PAUSE_SECONDS = 65.0
+"""About five, unless the peer is alone with its weights and first brings them to disk; the peer itself answers
+after a minute at the latest, and pauses all the same."""
 LEAVE_SECONDS = 15.0
 """Besides the time that the peer file gives it to finish."""
 
 
 def pause(where: Where = None) -> None:
     """Stop taking part and free the memory within seconds; the peer stays to be resumed."""
-    answer = ask(state_of(where), {"do": "pause"}, ANSWER_SECONDS)
+    answer = ask(state_of(where), {"do": "pause"}, PAUSE_SECONDS)
     before, held = answer["bytes_before"] / 1e6, answer["bytes"] / 1e6
     typer.echo(
         f"paused after {answer['seconds']:.1f} s; memory {before:,.0f} MB -> {held:,.0f} MB; "

@@ -58,6 +58,17 @@ class Pausing:
         """Wait until no reason stands."""
         await self._ended.wait()
 
+    async def rested(self) -> bool:
+        """Wait until nothing of a stage is in memory, or until no reason stands any more; whether it rests."""
+        waits = [asyncio.create_task(event.wait()) for event in (self.resting, self._ended)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        return self.resting.is_set()
+
     @staticmethod
     def meaning(reason: Why) -> str:
         return REASONS[reason]

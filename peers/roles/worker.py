@@ -138,7 +138,8 @@ class WorkerRole(Role):
     # -- holding a stage ------------------------------------------------------------------------------
 
     async def _stage(self, signed: SignedManifest, network: Network) -> bool:
-        """Hold one stage, until told to stop; True if it moves on to another or is only paused."""
+        """Hold one stage, until told to stop; True if it moves on to another or is only paused, be that pause
+        taken back before it was done."""
         process, siblings = self.process, self.siblings
         if siblings is not None and self.held is None:
             self.held = await choose(process, siblings, signed, network, self._graphs)
@@ -182,7 +183,7 @@ class WorkerRole(Role):
             held = worker.stage if worker.stage >= 0 else self.stage  # Also after its p2pd has died.
             self.stage = held if worker.goes_to is None else worker.goes_to
             self.moved += worker.goes_to is not None
-        return not process.stop.is_set() and (worker.goes_to is not None or bool(self.pausing))
+        return not process.stop.is_set()
 
     async def _until_paused(self, worker: Worker, compute: Compute) -> None:
         """Let it work until it is done. A pause makes it leave quickly; what takes longer is cut."""
@@ -326,8 +327,9 @@ class WorkerRole(Role):
     async def _asked_to_pause(self, _request: Request) -> dict[str, Any]:
         before, began = resident_bytes(), time.monotonic()
         self.pause("user")
-        if self.worker is not None:  # Else it has not begun, and will not.
-            await self.pausing.resting.wait()
+        # Without a worker it has not begun, and will not.
+        if self.worker is not None and not await self.pausing.rested():
+            raise UserError("the pause was taken back before it was done: the peer joins its stage again")
         seconds = round(time.monotonic() - began, 3)
         return {**self._standing(), "seconds": seconds, "bytes_before": before, "bytes": resident_bytes()}
 
