@@ -10,6 +10,7 @@ from pathlib import Path
 from peers.counted_directory import Joinable
 from peers.files import write_atomically
 from peers.run_file import RunFileError, SignedManifest, from_wire, load_signed, published_text
+from protocols.dht import split_multiaddr
 from protocols.errors import Unreachable, WireError
 from protocols.transport import Directory
 from swarmnet.identifiers import PeerId, RunId
@@ -36,12 +37,21 @@ class PeerCache:
         except (OSError, ValueError):
             return []
         addresses = content.get("addresses") if isinstance(content, dict) else None
-        return [a for a in addresses if isinstance(a, str)] if isinstance(addresses, list) else []
+        return [a for a in addresses if _leads_to_a_peer(a)] if isinstance(addresses, list) else []
 
     def write(self, peers: Iterable[tuple[PeerId, Sequence[str]]]) -> None:
+        """What peers announce is their word: what is no address is left out."""
         met = [f"{address}/p2p/{peer}" for peer, addresses in peers for address in addresses[:2]]
+        met = [address for address in met if _leads_to_a_peer(address)]
         addresses = list(dict.fromkeys([*met, *self.read()]))[:REMEMBERED_PEERS]
         write_atomically(self.path, json.dumps({"addresses": addresses}, indent=1).encode())
+
+
+def _leads_to_a_peer(address: object) -> bool:
+    try:
+        return isinstance(address, str) and bool(split_multiaddr(address))
+    except ValueError:
+        return False
 
 
 async def join_directory(

@@ -18,6 +18,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import isfinite
 from typing import Any, TypeAlias
 
@@ -34,6 +35,7 @@ from protocols.stored import (
     dictionary,
     items_of,
     node_id,
+    node_id_of,
     prove,
     shifted_dictionary,
     text_of,
@@ -47,6 +49,9 @@ STORAGE_LIMIT = 32 * 1024 * 1024
 RECORDS_PER_PEER = 16
 KEYS_PER_REQUEST = 1024
 """A node that meets a new one hands over all that this one should keep, in one request."""
+NEAREST, PEER_ID_BYTES = 20, 64
+"""Of each result, as many neighbours as hivemind names (its bucket size); libp2p's ids have at most 42 bytes.
+What hivemind makes of an id takes time that grows with the square of its length."""
 PING, PING_SECONDS = "DHTProtocol.rpc_ping", 3.0
 """hivemind's name of it, and as long as it waits for one."""
 WAY_SECONDS = 1.5
@@ -239,7 +244,9 @@ class Gate:
     async def _serve_find(
         self, handler: Handler, request: dht_pb2.FindRequest, context: P2PContext
     ) -> dht_pb2.FindResponse:
-        if len(request.keys) > KEYS_PER_REQUEST or any(len(key) != 20 for key in request.keys):
+        keys = request.keys
+        # The same key twice would be the same answer twice, built before it is cut.
+        if len(keys) > KEYS_PER_REQUEST or len(set(keys)) < len(keys) or any(len(key) != 20 for key in keys):
             self._refused(str(context.remote_id), "a find request with impossible keys")
             raise Malformed("refused")
         response = await handler(request, context)
@@ -260,7 +267,10 @@ class Gate:
     def _filter_found(self, peer: str, request: dht_pb2.FindRequest, response: dht_pb2.FindResponse) -> None:
         for key, result in zip(request.keys, response.results, strict=False):
             near = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False)
-            honest = [(node, raw) for node, raw in near if node == node_id(PeerID(raw))]
+            honest = [
+                (node, raw) for node, raw in islice(near, NEAREST)
+                if len(raw) <= PEER_ID_BYTES and node == node_id_of(raw)
+            ]  # fmt: skip
             del result.nearest_node_ids[:], result.nearest_peer_ids[:]
             result.nearest_node_ids.extend(node for node, _ in honest)
             result.nearest_peer_ids.extend(raw for _, raw in honest)

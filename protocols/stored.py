@@ -40,7 +40,13 @@ _DICTIONARY_ITEMS = 4 * PEERS_PER_KEY + 16
 
 def node_id(peer: PeerID) -> bytes:
     """The DHT id that a peer must have, 20 bytes of a hash of its peer id: nobody picks a place."""
-    return hashlib.sha256(b"swarmnet node 1\0" + peer.to_bytes()).digest()[:20]
+    return node_id_of(peer.to_bytes())
+
+
+def node_id_of(peer_id: bytes) -> bytes:
+    """The same of a peer id's bytes, whatever they are. To make a PeerID of them takes time that grows with
+    the square of their number: minutes for a megabyte."""
+    return hashlib.sha256(b"swarmnet node 1\0" + peer_id).digest()[:20]
 
 
 def key_id(key: bytes) -> bytes:
@@ -108,16 +114,21 @@ def stored_value(content: bytes) -> bytes:
 
 
 def text_of(tag: bytes) -> str:
-    """A subkey as text; Malformed if it is something else."""
+    """A subkey as text; Malformed if it is something else, or not written as everybody writes it: that would
+    be a second name for the same peer."""
     guard.check(tag, 128)
-    subkey = msgpack.unpackb(tag, raw=True, strict_map_key=False)
-    if not isinstance(subkey, bytes):
-        raise Malformed("a subkey that is not text")
-    return subkey.decode("ascii", errors="replace")
+    try:
+        subkey = msgpack.unpackb(tag, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Malformed(f"a subkey that cannot be read: {error}") from None
+    if not isinstance(subkey, str) or MSGPackSerializer.dumps(subkey) != tag:
+        raise Malformed("a subkey that is not text, or not written as text is")
+    return subkey
 
 
 def items_of(index: int, key: bytes, tag: bytes, value: bytes, expires: float) -> Iterator[Item]:
-    """The single values of what was sent under one key; dictionaries are taken apart, guarded."""
+    """The single values of what was sent under one key; dictionaries are taken apart, guarded. Malformed is
+    raised last: an entry that is none must not hide the others."""
     if len(key) != 20 or not isfinite(expires):
         raise Malformed("an impossible key or expiry")
     if tag != DICTIONARY:
@@ -126,12 +137,15 @@ def items_of(index: int, key: bytes, tag: bytes, value: bytes, expires: float) -
     entries = _entries(value)
     if len(entries) > PEERS_PER_KEY:
         raise Malformed(f"a dictionary of {len(entries)} records")
+    wrong = 0
     for entry in entries:
         match entry:
             case [str() as subkey, bytes() as content, float() as until] if isfinite(until):
                 yield Item(index, key, MSGPackSerializer.dumps(subkey), content, until)
             case _:
-                raise Malformed("a dictionary entry that is not (peer id, value, expiry)")
+                wrong += 1
+    if wrong:
+        raise Malformed(f"{wrong} dictionary entries that are not (peer id, value, expiry)")
 
 
 def _entries(value: bytes) -> list[Any]:

@@ -28,8 +28,10 @@ from protocols.stored import (
     items_of,
     key_id,
     node_id,
+    node_id_of,
     prove,
     stored_value,
+    text_of,
 )
 from swarmnet.identifiers import RunId
 from swarmnet.manifest import owner_statement
@@ -251,11 +253,40 @@ async def test_an_answer_that_grows_too_long_is_cut(gate):
     class Context:
         remote_id = PeerID.from_base58(BOB.peer_id)
 
-    response = await gate._serve_find(hivemind, dht_pb2.FindRequest(keys=[KEY] * 3), Context())
+    keys = [KEY, bytes(20), bytes(19) + b"1"]
+    response = await gate._serve_find(hivemind, dht_pb2.FindRequest(keys=keys), Context())
     assert [result.type for result in response.results] == [dht_pb2.FOUND_DICTIONARY] + [
         dht_pb2.NOT_FOUND
     ] * 2
     assert response.ByteSize() < 4 * 1024 * 1024 - 100
+    with pytest.raises(WireError):  # Or 20 kB would make it build the same megabytes a thousand times.
+        await gate._serve_find(hivemind, dht_pb2.FindRequest(keys=[KEY] * 2), Context())
+
+
+async def test_an_entry_under_a_name_that_is_none_does_not_hide_the_others(gate):
+    mine = record()
+    response = dht_pb2.FindResponse()
+    entries = [(ALICE.peer_id.encode(), mine, soon()), (ALICE.peer_id, mine, soon())]
+    response.results.add(type=dht_pb2.FOUND_DICTIONARY, value=packed(entries), expiration_time=soon())
+    gate._filter_found("stranger", dht_pb2.FindRequest(keys=[KEY]), response)
+    assert list(MSGPackSerializer.loads(response.results[0].value).data) == [ALICE.peer_id]
+
+
+@pytest.mark.parametrize("tag", [msgpack.packb(b"name"), b"\xd9\x04name", b"\xa4nam\xff", b"\x01"])
+def test_a_subkey_has_one_spelling(tag):
+    assert text_of(msgpack.packb("name")) == "name"
+    with pytest.raises(WireError):
+        text_of(tag)
+
+
+async def test_a_name_of_a_megabyte_takes_no_time(gate):
+    response = dht_pb2.FindResponse()
+    result = response.results.add(type=dht_pb2.NOT_FOUND)
+    for raw in (bytes(1 << 20), b"\0" + bytes(1 << 20)):
+        result.nearest_peer_ids.append(raw)
+        result.nearest_node_ids.append(node_id_of(raw))
+    gate._filter_found("stranger", dht_pb2.FindRequest(keys=[KEY]), response)
+    assert not response.results[0].nearest_peer_ids
 
 
 async def test_what_a_hostile_node_answers_is_filtered(gate):

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator
 
 from peers.config.schema import Shown
+from swarmnet.identifiers import PeerId
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"": 1, "B": 1} | {
@@ -73,9 +74,18 @@ def multiaddr(value: str) -> str:
 
 def bootstrap_multiaddr(value: str) -> str:
     """A multiaddr that ends in the peer id of who listens there."""
+    from protocols.identity import public_key_bytes  # Not where no file is read.
+
     multiaddr(value)
-    if not re.search(r"/p2p/[1-9A-HJ-NP-Za-km-z]{40,64}$", value):
+    _, named, peer = value.rpartition("/p2p/")
+    if not named:
         raise ValueError(f"{value!r} does not name the peer; expected /p2p/12D3Koo... at its end")
+    try:
+        public_key_bytes(PeerId(peer))
+    except ValueError:
+        raise ValueError(
+            f"{value!r} ends in no peer id: {peer[:64]!r} was mistyped or cut; it is 12D3Koo... and 52 characters long"
+        ) from None
     return value
 
 

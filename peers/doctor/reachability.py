@@ -141,11 +141,15 @@ _FIX_PORT = "listen: [/ip4/0.0.0.0/tcp/31331] in the peer file (TCP is what can 
 
 
 def in_the_open(address: str) -> bool:
-    """Whether whoever is there stands in the open internet: what it reaches, anyone reaches. A name does."""
+    """Whether whoever is there stands in the open internet: what it reaches, anyone reaches. A name does;
+    what only claims to be an address (anybody may write anything into a record) does not."""
     parts = address.split("/")
     if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
         return True
-    return ip_address(parts[2]).is_global
+    try:
+        return ip_address(parts[2]).is_global
+    except ValueError:
+        return False
 
 
 def tcp_port(address: str) -> int:
