@@ -36,6 +36,8 @@ PRIORITIES = 4
 BODY_LIMIT = 64 * 1024 * 1024
 """The longest body where the receiver knows no better bound."""
 
+_VIEW_BYTES = 4096
+"""From so many bytes on a view into what was read is cheaper than a copy."""
 _BEGIN, _END, _CLOSE, _KEEP, _PRIORITY = 0x80, 0x40, 0x20, 0x10, 0x0F
 _PIECE = struct.Struct(">BBH")  # flags, the length's top byte, its lower two
 _FIRST = struct.Struct(">HI")
@@ -165,8 +167,21 @@ class _Incoming:
         self.check = hashlib.sha256(header)
         self.body_bytes = body_bytes
         self.left = body_bytes
-        self.parts: list[memoryview] = []
+        self.parts: list[memoryview | bytearray] = []
         self.wire_bytes = _FIRST.size + len(header) + body_bytes + CHECK_BYTES
+
+    def take(self, part: memoryview, read_bytes: int) -> None:
+        """Some of the body, from a read of so many bytes. Half of a read or more stays there uncopied. Less
+        would keep all of it in memory, and a byte by itself takes fifty: such parts are put together."""
+        self.check.update(part)
+        self.left -= len(part)
+        last = self.parts[-1] if self.parts else None
+        if 2 * len(part) >= read_bytes and len(part) >= _VIEW_BYTES:
+            self.parts.append(part)
+        elif isinstance(last, bytearray) and len(last) < PIECE_LIMIT:
+            last += part
+        else:
+            self.parts.append(bytearray(part))
 
 
 class FrameReader:
@@ -179,6 +194,7 @@ class FrameReader:
         self._parser = self._parse()
         self._wanted = next(self._parser)
         self._head = b""
+        self._read_bytes = 0
         self._broken = False
         self.messages = 0
         """Messages completed so far."""
@@ -195,6 +211,7 @@ class FrameReader:
         if self._broken:
             raise Malformed("bytes after a malformed piece")
         view, at = memoryview(data), 0
+        self._read_bytes = len(data)
         self._ready = []
         try:
             while at < len(view):
@@ -304,9 +321,7 @@ class FrameReader:
         body = incoming.left if ends else left
         while body:
             part = yield -body
-            incoming.check.update(part)
-            incoming.parts.append(part)
-            incoming.left -= len(part)
+            incoming.take(part, self._read_bytes)
             body -= len(part)
         if ends:
             check = yield CHECK_BYTES

@@ -1,4 +1,5 @@
 import hashlib
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -138,6 +139,22 @@ def test_a_body_is_not_allocated_before_its_bytes_come():
     reader = FrameReader()
     reader.feed(first_piece(encode(ACT), BODY_LIMIT))
     assert reader._partial[2].parts == []
+
+
+@pytest.mark.parametrize("padding", [b"", KEEPALIVE * 250], ids=["alone", "in long reads"])
+def test_a_body_that_comes_in_drops_keeps_little_more_memory_than_its_bytes(padding):
+    header = encode(Contribution())
+    reader = FrameReader()
+    priority = Contribution.priority
+    reader.feed(first_piece(header, 4096, flags=0x80 | priority))
+    tracemalloc.start()
+    try:
+        for _ in range(1000):
+            reader.feed(raw_piece(priority, b"x") + padding)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 200_000, "a thousand bytes have come, and the last read"
 
 
 def test_a_body_where_none_belongs_is_refused_on_both_sides():
