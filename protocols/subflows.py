@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from protocols.errors import Malformed, WireError
+from protocols.errors import Backlog, Malformed, WireError
 from protocols.frames import CLOSING, KEEPALIVE, PIECE_BYTES, FrameWriter, Outgoing, priority_of
 from protocols.links import BoundedLink
 from protocols.messages import Lane, Message
@@ -269,6 +269,8 @@ class P2pdLink(BoundedLink):
         self._subflows.append(Subflow(name, stream, True, self, self._upload, carrier))
 
     def _queue(self, message: Message, body: Body) -> int:
+        if self.on_its_way + len(body) > self._backlog_bytes:  # Kept until it is acknowledged, if ever.
+            raise Backlog(f"{self.on_its_way} bytes to {self.peer} are not acknowledged")
         for subflow in self._subflows[1:]:
             if subflow.stalled():
                 self.broke(subflow, f"nothing was acknowledged for {STALLED_SECONDS:g} s", None)

@@ -16,7 +16,7 @@ from test_transport_contract import DEADLINE
 from protocols import p2pd, subflow_dialer, subflows
 from protocols.carriers import INTRODUCTION_BYTES, Carriers, carried_peer, introduction
 from protocols.daemon import LOOPBACK
-from protocols.errors import BadSignature, Malformed, PeerGone
+from protocols.errors import Backlog, BadSignature, Malformed, PeerGone
 from protocols.frames import FrameReader
 from protocols.identity import Identity
 from protocols.messages import Act, Busy
@@ -142,6 +142,19 @@ async def test_a_subflow_that_acknowledges_nothing_for_long_is_given_up(world, m
     link.post(act(2), bytes(1000))
     assert sorted(await world.far[0].read(3)) == [0, 1, 2]
     assert link.carriers == []
+
+
+async def test_who_acknowledges_nothing_is_not_sent_more_than_may_be_kept(world):
+    link = await world.link()
+    body = bytes(1_000_000)
+    for counter in range(9):
+        link.post(act(counter), body)
+        await world.far[0].read(counter + 1)
+    with pytest.raises(Backlog, match="not acknowledged"):
+        link.post(act(9), body)
+    world.far[0].acknowledge()
+    await until(lambda: not link.on_its_way)
+    link.post(act(9), body)
 
 
 async def test_a_link_ends_with_its_first_stream(world):
