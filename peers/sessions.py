@@ -88,6 +88,7 @@ class Sessions:
         try:
             ways = circuits_through(self.config.bootstrap) if self.config.relay else ()
             directory = await DhtDirectory.start(transport.daemon, ways=ways)
+            beside.append(asyncio.create_task(directory.keep_time_forever(), name="clock"))
             for address in transport.addresses:
                 where = f"listening on {address}/p2p/{transport.peer}"
                 process.say("listening", where, p2pd=transport.daemon.pid)

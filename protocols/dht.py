@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+import random
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from statistics import median
 
@@ -53,6 +54,10 @@ def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:
         raise ValueError(f"{multiaddr!r} should look like /ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...")
     public_key_bytes(PeerId(peer))
     return PeerId(peer), address
+
+
+CLOCK_SECONDS, WITNESSES = 60.0, 5
+"""How often others are asked what time it is, and how many: a ping each, of a hundred bytes."""
 
 
 class DhtDirectory:
@@ -157,11 +162,33 @@ class DhtDirectory:
             logger.debug("the first look around took too long; later calls fill the table")
         return answered
 
+    async def keep_time_forever(self) -> None:
+        """Look at the others' clocks now and then: this machine's may be set while the peer runs, as that of a
+        computer without one of its own is when it finds a time server after its start."""
+        while True:
+            await asyncio.sleep(CLOCK_SECONDS)
+            await self.look_at_clocks()
+
+    async def look_at_clocks(self) -> None:
+        """What a few nodes say that it is now. Where none answers, what they said last stands."""
+        known = list(self._node.protocol.routing_table.peer_id_to_uid)
+        before, self._gate.offsets = self._gate.offsets, OrderedDict()
+        asked = random.sample(known, min(WITNESSES, len(known)))
+        await asyncio.gather(*(self._node.protocol.call_ping(peer) for peer in asked))
+        if self._gate.offsets:
+            self._set_clock()
+        else:
+            self._gate.offsets = before
+
     def _set_clock(self) -> None:
         offset = median(self._gate.offsets.values()) if self._gate.offsets else 0.0
         changed = abs(offset - self._gate.clock_offset) > SKEW_SECONDS
-        if changed:
-            self._gate.clock_offset = offset if abs(offset) > SKEW_SECONDS else 0.0
+        if not changed:
+            return
+        self._gate.clock_offset = offset if abs(offset) > SKEW_SECONDS else 0.0
+        if self._gate.clock_offset == 0.0:
+            logger.warning("this machine's clock agrees with the swarm's again")
+        else:
             logger.warning(
                 "this machine's clock is %.0f s %s the swarm's; records use the swarm's time. Set the clock.",
                 abs(offset), "behind" if offset > 0 else "ahead of",

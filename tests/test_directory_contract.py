@@ -292,6 +292,10 @@ async def test_a_peer_whose_clock_is_a_day_off_joins_and_uses_the_swarms_time(tm
             first.identity.peer_id,
             late.identity.peer_id,
         }
+    first.directory._gate.clock_offset = 0.0  # the late one's clock is set right
+    await late.directory.look_at_clocks()
+    assert late.directory.clock_offset == 0.0
+    assert "agrees with the swarm's again" in caplog.text
     await world.end()
 
 
