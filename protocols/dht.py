@@ -163,8 +163,8 @@ class DhtDirectory:
         return answered
 
     async def keep_time_forever(self) -> None:
-        """Look at the others' clocks now and then: this machine's may be set while the peer runs, as that of a
-        computer without one of its own is when it finds a time server after its start."""
+        """Look at the others' clocks now and then: this machine's may be set while the peer runs, as that of
+        a computer without a battery for it is when it finds a time server after its start."""
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
             await self.look_at_clocks()

@@ -12,6 +12,7 @@ from random import Random
 
 from swarmnet.identifiers import PeerId
 from swarmnet.neighbours import choose_neighbours, choose_some
+from swarmnet.patience import doubled
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 4.0
@@ -138,7 +139,7 @@ class Membership:
         if known is None:
             return
         known.linked = known.ready = known.wants_us = False
-        pause = min(LONGEST_REDIAL_SECONDS, FIRST_REDIAL_SECONDS * 2**known.failures)
+        pause = doubled(FIRST_REDIAL_SECONDS, known.failures, LONGEST_REDIAL_SECONDS)
         known.dial_at = now + pause * self.chance.uniform(0.8, 1.2)
         known.failures += 1
         self._wanted = None

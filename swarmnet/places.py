@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from swarmnet.bookings import Booking, Load, earliest_start
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.paths import Header
+from swarmnet.patience import doubled
 
 TOLERANCE = 0.25
 """Who could begin no more than so many times its own compute later than asked says yes."""
@@ -150,7 +151,7 @@ class Places:
 
     def _shun(self, asker: PeerId, now: float) -> None:
         times, _ = self._lapsed.pop(asker, (0, 0.0))
-        pause = min(LONGEST_SHUN_SECONDS, FIRST_SHUN_SECONDS * 2 ** min(times, 10))
+        pause = doubled(FIRST_SHUN_SECONDS, times, LONGEST_SHUN_SECONDS)
         self._lapsed[asker] = (times + 1, now + pause)
         if len(self._lapsed) > MOST_SHUNNED:
             del self._lapsed[next(iter(self._lapsed))]

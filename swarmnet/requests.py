@@ -23,6 +23,7 @@ from random import Random
 from swarmnet.identifiers import PeerId
 from swarmnet.pathfinder import onward
 from swarmnet.paths import Header, Rules, begin, needs_swap, visit
+from swarmnet.patience import doubled
 
 ASKED_AT_ONCE = 4
 """Requests of one visitor at one peer, both for the visitor and for the peer: one computes, one is on its way
@@ -307,7 +308,7 @@ class Requests:
 
     def _fails(self, peer: PeerId, now: float) -> None:
         holder = self._holders[peer]
-        rest = min(LONGEST_REST_SECONDS, FIRST_REST_SECONDS * 2**holder.failures)
+        rest = doubled(FIRST_REST_SECONDS, holder.failures, LONGEST_REST_SECONDS)
         holder.rest_until = now + rest * self.chance.uniform(0.8, 1.2)
         holder.failures += 1
 

@@ -19,6 +19,7 @@ from random import Random
 from typing import Protocol
 
 from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.patience import doubled
 
 SMOOTHING = 0.2
 """Weight of a new measurement; SWARM's 0.1 takes 20 microbatches to see a peer slow down."""
@@ -163,14 +164,14 @@ class Router:
     def failed(self, peer: PeerId, now: float) -> None:
         """It refused, was lost or missed a deadline: leave it alone for a while that doubles."""
         estimate = self._estimate(peer)
-        pause = min(LONGEST_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2**estimate.failures)
+        pause = doubled(FIRST_BACK_OFF_SECONDS, estimate.failures, LONGEST_BACK_OFF_SECONDS)
         estimate.blocked_until = now + pause * self.chance.uniform(0.8, 1.2)
         estimate.failures += 1
 
     def busy(self, peer: PeerId, now: float) -> None:
         """It is full, not broken: a short pause, longer if it goes on."""
         estimate = self._estimate(peer)
-        estimate.blocked_until = now + min(LONGEST_BUSY_SECONDS, BUSY_SECONDS * 2**estimate.refusals)
+        estimate.blocked_until = now + doubled(BUSY_SECONDS, estimate.refusals, LONGEST_BUSY_SECONDS)
         estimate.refusals += 1
 
     def forget(self, peer: PeerId) -> None:
