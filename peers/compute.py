@@ -57,6 +57,9 @@ class Compute(Protocol):
         """A microbatch takes so long in this worker's stage; how long it occupies this computer (longer,
         where one computer holds several stages: shared_compute.py)."""
 
+    def stretched(self, seconds: float) -> float:
+        """A part of a microbatch's work takes so long in this worker's stage; its part of `occupied`."""
+
     async def close(self) -> None:
         """Finish what runs, drop what waits."""
 
@@ -93,6 +96,10 @@ class ThreadCompute:
 
     def occupied(self, seconds: float) -> float:
         """See `Compute`: this one is for one worker."""
+        return seconds
+
+    def stretched(self, seconds: float) -> float:
+        """The like."""
         return seconds
 
     def submit(
@@ -159,6 +166,10 @@ class InlineCompute:
 
     def occupied(self, seconds: float) -> float:
         """See `Compute`: this one is for one worker."""
+        return seconds
+
+    def stretched(self, seconds: float) -> float:
+        """The like."""
         return seconds
 
     def submit(

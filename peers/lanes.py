@@ -124,10 +124,12 @@ class Lanes:
                 self._post(self._links[peer, "group"], message)
             self.note("bye_sent", peer=peer)
         drains = [link.drained(0, DRAIN_SECONDS) for link in self._links.values()]
-        await asyncio.gather(*drains, return_exceptions=True)  # PeerGone: it left first.
-        for link in self._links.values():
-            link.close()
-        self._links.clear()
+        try:
+            await asyncio.gather(*drains, return_exceptions=True)  # PeerGone: it left first.
+        finally:  # Also when a pause cuts this short.
+            for link in self._links.values():
+                link.close()
+            self._links.clear()
 
     def _post(self, link: Link, message: Message, body: Body = b"") -> bool:
         try:

@@ -77,6 +77,11 @@ class ComputeShare:
         self.seconds = seconds
         return sum(share.seconds for share in self._shares)
 
+    def stretched(self, seconds: float) -> float:
+        """See `Compute`: as much longer as all stages together take."""
+        whole = sum(share.seconds for share in self._shares)
+        return seconds * whole / self.seconds if self.seconds > 0 else seconds
+
     def submit(
         self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]
     ) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 MOST_DOUBLINGS = 30
-"""A billion times the first pause. Without a bound, the power of two of a peer that fails every ten seconds is
-no float any more after three hours."""
+"""A billion times the first pause. Without a bound, the power of two of a peer that fails every ten seconds
+is no float any more after three hours."""
 
 
 def doubled(first_seconds: float, times: int, longest_seconds: float) -> float:

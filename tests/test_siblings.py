@@ -187,6 +187,8 @@ def test_each_stage_says_what_a_microbatch_takes_in_all_of_them():
         assert one.occupied(0.2) == pytest.approx(0.2)
         assert other.occupied(0.3) == pytest.approx(0.5)
         assert one.occupied(0.1) == pytest.approx(0.4)
+        assert one.stretched(0.025) == pytest.approx(0.1), "a quarter of its work, a quarter of what all take"
+        assert other.occupied(0.3) == pytest.approx(0.4), "a part changes no sum"
         await other.close()
         assert one.occupied(0.1) == pytest.approx(0.1)
         await one.close()

@@ -168,7 +168,7 @@ class WorkerRole(Role):
             await self._until_paused(worker, compute)
         finally:
             observing.cancel()
-            await asyncio.gather(observing, return_exceptions=True)
+            await asyncio.gather(observing, compute.close(), return_exceptions=True)  # A cut worker did not.
             observer.look()
             observer.note()
             process.log.flush()
@@ -195,8 +195,9 @@ class WorkerRole(Role):
                 drain = self.process.config.drain_seconds
                 if not self.process.stop.is_set():
                     worker.leave(min(DRAIN_SECONDS, drain), "pausing")
-                # What nobody else holds is brought to disk, however long that takes.
-                await asyncio.wait({work}, timeout=CUT_SECONDS if worker.has_company() else None)
+                # What nobody else holds is brought to disk, however long that takes, once there is something.
+                others_have_it = worker.has_company() or worker.update is None
+                await asyncio.wait({work}, timeout=CUT_SECONDS if others_have_it else None)
             if work.done():
                 work.result()
             else:
