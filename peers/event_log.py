@@ -3,6 +3,9 @@
 Buffered: the file is written when enough lines or enough time have gathered. After a crash it may end in
 the middle of a line: the reader leaves that one out, the next start cuts it off. A full disk is no reason to
 stop training: lines wait for room, and when too many do the oldest are left out, which the log then says.
+
+A long log moves to `.old`, over the one before. What was said once and still holds (who the peer is, where it
+listens) would go with it, so the new file begins with it, as one event `continued`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,11 @@ from peers.errors import UserError
 _RESERVED = frozenset({"time", "monotonic", "event"})
 LONGEST_WAITING_BYTES = 4 << 20
 """Some minutes of a busy peer's events."""
+STANDING = {"started": "", "assembled": "", "listening": "text", "relayed": "relay"}
+"""Events that hold until they are said again, and the field by which several of them are told apart."""
+OF_P2PD = frozenset({"listening", "relayed"})
+"""Of these, those that end with p2pd."""
+CONTINUED = "continued"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,8 @@ class EventLog:
         self._waiting = b""
         self._refused = False
         self._lost = 0
+        self._standing: dict[tuple[str, str], str] = {}
+        """Lines that still hold."""
         path.parent.mkdir(parents=True, exist_ok=True)
         _cut_torn_line(path)
         self._file = path.open("ab", buffering=0)
@@ -76,6 +86,7 @@ class EventLog:
         if not self._lines:
             self._oldest = now
         self._lines.append(json.dumps(line, separators=(",", ":"), default=_plain))
+        self._note_standing(event, fields, self._lines[-1])
         if len(self._lines) >= self._flush_count or now - self._oldest >= self._flush_seconds:
             self.flush()
 
@@ -86,16 +97,39 @@ class EventLog:
         self._waiting += "".join(f"{line}\n" for line in self._lines).encode()
         self._lines.clear()
         try:
-            while self._waiting:
-                self._waiting = self._waiting[self._file.write(self._waiting) :]
+            self._write()
             if self._file.tell() >= self._limit_bytes:
-                self._path.replace(self._path.with_name(self._path.name + ".old"))
+                self._path.replace(_older(self._path))
                 self._file.close()
                 self._file = self._path.open("ab", buffering=0)
+                self._waiting = self._continued()
+                self._write()
         except OSError as error:
             self._refuse(error)
         else:
             self._take_again()
+
+    def _write(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
+
+    def _note_standing(self, event: str, fields: dict[str, object], line: str) -> None:
+        if event == "started":
+            self._standing.clear()
+        elif event == "p2pd_ended":
+            self._standing = {key: kept for key, kept in self._standing.items() if key[0] not in OF_P2PD}
+        elif event == "not_relayed":
+            self._standing.pop(("relayed", str(fields.get("relay", ""))), None)
+        if event in STANDING:
+            self._standing[event, str(fields.get(STANDING[event], ""))] = line
+
+    def _continued(self) -> bytes:
+        """The first line of a file after another one; none if nothing holds."""
+        if not self._standing:
+            return b""
+        held = ",".join(self._standing.values())
+        at, now = round(self._clock(), 6), round(self._monotonic(), 6)
+        return f'{{"time":{at},"monotonic":{now},"event":"{CONTINUED}","standing":[{held}]}}\n'.encode()
 
     def _refuse(self, error: OSError) -> None:
         """What is beyond the longest that waits is lost; a line of which a part is written is not cut."""
@@ -139,6 +173,44 @@ def read(path: Path) -> Iterator[Event]:
                 yield Event(fields.pop("time"), fields.pop("monotonic"), fields.pop("event"), fields)
             except (ValueError, KeyError, AttributeError):
                 raise UserError(f"{path}:{number}: is no event; the file was changed or damaged") from None
+
+
+def parts(path: Path) -> list[Path]:
+    """The files of one log that are there, oldest first."""
+    return [file for file in (_older(path), path) if file.is_file()]
+
+
+def read_part(file: Path) -> Iterator[Event]:
+    """One of the `parts`; what held already when it was begun comes first. Raises UserError."""
+    for event in read(file):
+        if event.name == CONTINUED:
+            yield from _standing_in(event, file)
+        else:
+            yield event
+
+
+def read_lately(path: Path) -> Iterator[Event]:
+    """What tells how the peer stands now: the log, after its older part where it does not begin with that
+    itself. Where nobody `started` in it that is lost. Raises UserError."""
+    files = parts(path)
+    first = next(read(path), None) if path in files else None
+    if first is not None and first.name in (CONTINUED, "started"):
+        files = [path]
+    for file in files:
+        yield from read_part(file)
+
+
+def _standing_in(event: Event, file: Path) -> Iterator[Event]:
+    try:
+        for fields in event.fields["standing"]:
+            kept = {key: value for key, value in fields.items() if key not in _RESERVED}
+            yield Event(event.time, event.monotonic, fields["event"], kept)
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(f"{file}: says wrongly what held before; the file was changed or damaged") from None
+
+
+def _older(path: Path) -> Path:
+    return path.with_name(path.name + ".old")
 
 
 def _plain(value: object) -> object:

@@ -1,16 +1,52 @@
-"""Writing files so that a crash leaves either the old one or the new one, never half of one."""
+"""Files: what is at a path; and writing that leaves either the old one or the new one, never half of one."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from pathlib import Path
 
 from peers.errors import UserError
 
+_NOTHING_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP, errno.ENAMETOOLONG}
+"""A name that no file can have (a long text where a path belongs) is as good as one that none has."""
+
+_OTHERS = "name another path, or ask as the user whose it is"
+
+
+def is_file(path: Path) -> bool:
+    """As Path.is_file, which raises in a folder of another user. Raises UserError there."""
+    return stat.S_ISREG(_mode(path))
+
+
+def is_folder(path: Path) -> bool:
+    """See `is_file`."""
+    return stat.S_ISDIR(_mode(path))
+
+
+def is_there(path: Path) -> bool:
+    """See `is_file`; whatever it is."""
+    return _mode(path) != 0
+
+
+def _mode(path: Path) -> int:
+    """What stands there; 0: nothing."""
+    try:
+        return path.stat().st_mode
+    except ValueError:  # A zero byte in it.
+        return 0
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return 0
+        raise UserError(f"{path}: cannot be looked at: {error.strerror}; {_OTHERS}") from None
+
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write beside `path`, sync, and rename over it. Raises UserError where the disk refuses."""
+    if not path.name:
+        raise UserError(f"{path}: cannot be written: it is a folder; name a file in it")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from protocols.records import SignedRecord, open_record
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Manifest
 from swarmnet.membership import Membership
-from swarmnet.moving import (
+from swarmnet.mover import (
     AnnounceMove,
     Go,
     GroupBeat,
@@ -30,11 +30,13 @@ from swarmnet.moving import (
     Looked,
     MoveEvent,
     Mover,
-    MoveRules,
-    Seen,
     Starving,
     Tick,
     Withdraw,
+)
+from swarmnet.moving import (
+    MoveRules,
+    Seen,
     choose_stages,
     stage_work,
     view_of,
@@ -127,7 +129,7 @@ class Moving:
         rests_until = now + self.rules.cool_down(took, moved) if fetched_bytes else now
         download = took if fetched_bytes else GUESSED_SECONDS + state_bytes / GUESSED_BYTES_PER_SECOND
         me, stage = self.neighbourhood.transport.peer, self.worker.stage
-        self._mover = Mover(me, stage, self.rules, self.chance, rests_until, download)
+        self._mover = Mover(me, stage, self.rules, self.chance, rests_until, download, arrived=now)
         self._timer.arm(self._mover.next_deadline())
 
     def close(self) -> None:
@@ -194,6 +196,7 @@ class Moving:
                 peer: _seen(signed, manifest, now)
                 for peer, signed in records.items()
                 if not _lost(membership, peer, signed.record.stage)
+                and not membership.has_left(peer, signed.sequence)
             }
             seen.update(_linked(membership))
             seen[membership.me] = Seen(self.worker.stage, rate, self.moving_to)

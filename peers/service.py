@@ -11,7 +11,7 @@ from pathlib import Path
 
 from peers.config.peer_file import PeerFile
 from peers.errors import UserError
-from peers.files import write_atomically
+from peers.files import is_there, write_atomically
 
 COMMAND_SECONDS = 30.0
 """`systemctl stop` waits for the peer to leave politely; it is asked without waiting."""
@@ -27,6 +27,18 @@ class Service:
     """`swarmnet-NAME.service`."""
     path: Path
     text: str
+    file: Path
+    """The peer file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done about a unit."""
+
+    lines: list[str]
+    """For people."""
+    ok: bool
+    """Whether no step failed; one that a person has to do has not."""
 
 
 def service_of(file: Path, config: PeerFile, program: Sequence[str], home: Path) -> Service:
@@ -60,7 +72,42 @@ NoNewPrivileges=true
 [Install]
 WantedBy=default.target
 """
-    return Service(name, home / name, text)
+    return Service(name, home / name, text, file.absolute())
+
+
+def other_file(service: Service) -> str | None:
+    """What the unit of this name starts, if that is not this peer: two peers may have the same `name`. None:
+    it is not there, it is of this peer, or of a peer file that is gone. Raises UserError."""
+    try:
+        text = service.path.read_text(errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{service.path}: cannot be read: {error.strerror}") from None
+    started = next((line for line in text.splitlines() if line.startswith("ExecStart=")), "")
+    found = _PEER_FILE.search(started)
+    if found is None:
+        return started or "no ExecStart"
+    file = Path(_unquoted(found[1]))
+    ours = not is_there(file) or file.resolve() == service.file.resolve()
+    return None if ours else str(file)
+
+
+_PEER_FILE = re.compile(r' run ("(?:[^"\\]|\\.)*"|[^\s"]+)(?= |$)')
+"""In ExecStart, as `service_of` writes it."""
+
+
+def _unquoted(argument: str) -> str:
+    """What `_quoted` was given."""
+    bare = re.sub(r"\\(.)", r"\1", argument[1:-1]) if argument.startswith('"') else argument
+    return bare.replace("$$", "$").replace("%%", "%")
+
+
+def _refuse_other(service: Service, instead: str) -> None:
+    """Raises UserError rather than touch the unit of another peer."""
+    other = other_file(service)
+    if other is not None:
+        raise UserError(f"{service.path} starts another peer ({other}), not {service.file}; {instead}")
 
 
 def _plain(text: str) -> str:
@@ -112,32 +159,37 @@ def user_manager_answers() -> bool:
     return systemctl("list-units", "--no-legend", "--no-pager", "swarmnet-*")[0] == 0
 
 
-def install(service: Service) -> list[str]:
-    """Write the unit and start it where that can be done; lines for people."""
+def install(service: Service) -> Done:
+    """Write the unit and start it where that can be done. UserError where another peer has it."""
+    _refuse_other(service, "give this peer another `name`")
     write_atomically(service.path, service.text.encode())
     told = [f"wrote    {service.path}"]
     commands = [["daemon-reload"], ["enable", "--now", "--no-block", service.name]]
-    told += _run(commands)
+    ran = _run(commands)
+    told += ran.lines
     told.append(f"logs     journalctl --user -u {service.name} -f")
     told.append("at boot  loginctl enable-linger    (else it starts when you log in)")
-    return told
+    return Done(told, ran.ok)
 
 
-def uninstall(service: Service) -> list[str]:
-    """Stop and remove the unit; the peer's own files stay."""
+def uninstall(service: Service) -> Done:
+    """Stop and remove the unit; the peer's own files stay. UserError where it is another peer's."""
     if not service.path.exists():
         raise UserError(f"{service.path}: is not there; `swarmnet service install PEER.yaml` would write it")
-    told = _run([["disable", "--now", "--no-block", service.name]])
+    _refuse_other(service, "name that peer file to remove it")
+    stopped = _run([["disable", "--now", "--no-block", service.name]])
     try:
         service.path.unlink()
     except OSError as error:
         raise UserError(f"{service.path}: cannot be removed: {error.strerror}") from None
-    return [*told, f"removed  {service.path}", *_run([["daemon-reload"]])]
+    reloaded = _run([["daemon-reload"]])
+    lines = [*stopped.lines, f"removed  {service.path}", *reloaded.lines]
+    return Done(lines, stopped.ok and reloaded.ok)
 
 
-def _run(commands: Sequence[Sequence[str]]) -> list[str]:
+def _run(commands: Sequence[Sequence[str]]) -> Done:
     """Run what can be run now, and say what a person has to."""
-    can = user_manager_answers()
+    can, ok = user_manager_answers(), True
     told = []
     for command in commands:
         line = "systemctl --user " + " ".join(command)
@@ -146,12 +198,16 @@ def _run(commands: Sequence[Sequence[str]]) -> list[str]:
             continue
         code, said = systemctl(*command)
         told.append(f"ran      {line}" if code == 0 else f"failed   {line}: {said[:300]}")
-    return told
+        ok = ok and code == 0
+    return Done(told, ok)
 
 
 def status(service: Service) -> list[str]:
     """Lines for people."""
     if not service.path.exists():
         return [f"{service.name}: not installed ({service.path} is not there)"]
+    other = other_file(service)
+    if other is not None:
+        return [f"{service.name}: not installed ({service.path} starts another peer: {other})"]
     code, said = systemctl("is-active", service.name)
     return [f"{service.name}: {said or ('active' if code == 0 else 'unknown')} ({service.path})"]

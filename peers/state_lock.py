@@ -6,22 +6,34 @@ import contextlib
 import fcntl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from peers.errors import UserError
 
 _NAME = "lock"
+_ANOTHER = "give this peer another state folder (key `state`, or --state of `join`)"
 
 
 @contextlib.contextmanager
 def only_one(state: Path) -> Iterator[None]:
     """Hold the lock: two peers with one identity would be one liar. UserError if another peer holds it."""
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / _NAME).open("w") as file:
+    with _opened(state) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise UserError(f"{state} is used by another running peer; each needs its own state") from None
+        except OSError as error:
+            raise UserError(f"{state}: cannot be locked: {error.strerror}; {_ANOTHER}") from None
         yield
+
+
+def _opened(state: Path) -> TextIO:
+    """Makes the folder too: it is the first thing that a peer writes. Raises UserError."""
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        return (state / _NAME).open("w")
+    except OSError as error:
+        raise UserError(f"{state}: cannot be written: {error.strerror}; {_ANOTHER}") from None
 
 
 def is_held(state: Path) -> bool:

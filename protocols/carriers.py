@@ -17,12 +17,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from protocols.daemon import Daemon, DaemonOptions
+from protocols.daemon import CannotStart, Daemon, DaemonOptions
 from protocols.errors import BadSignature
 from protocols.identity import (
     PUBLIC_KEY_BYTES,
     SIGNATURE_BYTES,
     Identity,
+    IdentityError,
     create,
     peer_id_of,
     public_key_bytes,
@@ -56,6 +57,12 @@ def _statement(carrier: PeerId, receiver: PeerId) -> bytes:
     return _DOMAIN + public_key_bytes(carrier) + public_key_bytes(receiver)
 
 
+def _cannot_start(error: OSError | IdentityError) -> CannotStart:
+    """Nobody needs carriers: whoever asked for one goes on without, so all that may happen is one error."""
+    hint = "is there room in the folder for temporary files (the environment's TMPDIR)?"
+    return CannotStart(f"a carrier cannot start: {error}; {hint}")
+
+
 class Carriers:
     """The carriers of one peer for one purpose; started as they are needed, ended together."""
 
@@ -73,11 +80,12 @@ class Carriers:
     async def start(self, count: int) -> list[Daemon]:
         """Start `count` more at once; those that did start. Raises CannotStart if none did."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="swarmnet-carriers-"))
+            try:
+                self._folder = Path(tempfile.mkdtemp(prefix="swarmnet-carriers-"))
+            except OSError as error:
+                raise _cannot_start(error) from None
         paths = [self._folder / f"identity-{self._started + number}" for number in range(count)]
         self._started += count
-        for path in paths:
-            create(path)
         starting = [asyncio.create_task(self._start(path), name=f"carrier {path.name}") for path in paths]
         try:
             await asyncio.wait(starting)
@@ -91,7 +99,11 @@ class Carriers:
         return daemons
 
     async def _start(self, path: Path) -> Daemon:
-        daemon = await Daemon.start(path, self._options)
+        try:
+            create(path)
+            daemon = await Daemon.start(path, self._options)
+        except (OSError, IdentityError) as error:
+            raise _cannot_start(error) from None
         self._running.append(daemon)  # At once: whoever is cancelled now closes this one too.
         return daemon
 

@@ -86,7 +86,8 @@ class P2pdTransport:
         """What all links together may send; None: no limit. Set before the first link."""
         self.near: Near | None = None
         """The other peers of this process, where there are any. Set before `listen`."""
-        self.checks = (DialBackService(daemon.peer), SpeedService())
+        self.speed = SpeedService()
+        self.checks = (DialBackService(daemon.peer), self.speed)
         """What `swarmnet doctor` asks of the peers of a swarm."""
         self._limit, self._backlog_bytes = limit, backlog_bytes
         self._ear = Ear()
@@ -155,9 +156,9 @@ class P2pdTransport:
             self.near.enter(self.peer, receiver)
 
     def limit_upload(self, upload: Upload) -> None:
-        """All links, the chunks and the circuits that are served, share it from now on; several transports
-        may."""
-        self.upload = self.chunks.upload = self.circuits.upload = upload
+        """All links, the chunks and the circuits that are served, and what others measure, share it from now
+        on; several transports may."""
+        self.upload = self.chunks.upload = self.circuits.upload = self.speed.upload = upload
 
     def when_moved(self, told: Callable[[], None]) -> None:
         """See `Transport.when_moved`."""

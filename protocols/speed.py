@@ -7,6 +7,7 @@
 
 A fresh stream begins slowly (a window of 256 KiB that doubles each round trip), so the rate is that of the
 second half. One measurement at a time, four a minute, two for one peer: 32 MiB a minute is the most it costs.
+What the helper sends is a part of what its owner lets it upload, behind all that trains.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import struct
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -22,6 +24,8 @@ from typing import Literal
 from protocols.daemon import DAEMON_ERRORS, Daemon
 from protocols.errors import Backlog, PeerGone
 from protocols.hivemind_parts import P2P, StreamInfo
+from protocols.messages import Chunk
+from protocols.upload import Upload
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 
@@ -30,18 +34,28 @@ BYTES = 4 * 1024 * 1024
 """3.4 s at 10 Mbit/s."""
 BYTES_LIMIT = 8 * 1024 * 1024
 PART_BYTES = 64 * 1024
+TURN_BYTES = 16 * 1024
+"""Sent at once where the upload is limited: at 1 Mbit/s gradients wait 0.13 s for it."""
 MEASURE_SECONDS = 6.0
 """A slow line is measured by what came until then."""
 SERVE_SECONDS = 15.0
+REQUEST_SECONDS = 3.0
+"""Until its first bytes: who measures asks as soon as the stream is open, others must not hold the place."""
 STEP_SECONDS = 10.0
 TURN_SECONDS = 2.0
 """For the measurement before to end, which its asker does."""
+WAITING_LIMIT = 8
+"""Askers that wait for their turn; the next one is hung up on. A stream takes three descriptors, and a
+stranger opens hundreds in a second."""
 REFUSED_LIMIT = 8
 """Askers that have been told "busy" and have not hung up; the next one is hung up on."""
 PER_MINUTE, PER_PEER = 4, 2
 UP, DOWN = 0, 1
 GO, BUSY = b"\0", b"\1"
 _REQUEST, _COUNT = struct.Struct(">BI"), struct.Struct(">I")
+
+
+Streams = dict[asyncio.Task[None], asyncio.StreamWriter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +80,12 @@ class SpeedService:
     """The helper's side."""
 
     def __init__(self) -> None:
+        self.upload: Upload | None = None
+        """What all links of this process may send together, measurements among them; None: no limit."""
         self._served: deque[tuple[float, str]] = deque()
-        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self._refused: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._waiting: Streams = {}
+        self._open: Streams = {}
+        self._refused: Streams = {}
         self._free = asyncio.Event()
         self._free.set()
 
@@ -82,41 +99,41 @@ class SpeedService:
         """Serve one stream to its end."""
         task = asyncio.current_task()
         assert task is not None, "hivemind calls a handler in a task of its own"
-        if not await self._admit(str(info.peer_id)):
-            await self._refuse(task, reader, writer)
-            return
-        self._open[task] = writer
-        self._free.clear()
         try:
-            async with asyncio.timeout(SERVE_SECONDS):
-                direction, count = _REQUEST.unpack(await reader.readexactly(_REQUEST.size))
-                if direction > DOWN or count > BYTES_LIMIT:
-                    return
-                writer.write(GO)
-                await (self._send(writer, count) if direction == DOWN else self._take(reader, writer, count))
-                await reader.read(1)  # The asker ends it: our end could overtake the last bytes.
+            if len(self._waiting) >= WAITING_LIMIT:
+                return
+            with _among(self._waiting, task, writer):
+                admitted = await self._admit(str(info.peer_id))
+            if admitted:
+                with _among(self._open, task, writer):
+                    await self._serve(reader, writer)
+            elif len(self._refused) < REFUSED_LIMIT:
+                with _among(self._refused, task, writer):
+                    await self._refuse(reader, writer)
         except DAEMON_ERRORS:
             pass  # It has what it wanted, or its line is too slow for the time there is.
         finally:
-            del self._open[task]
-            self._free.set()
+            if not self._open:
+                self._free.set()
             writer.transport.abort()
 
-    async def _refuse(
-        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._refused[task] = writer
-        try:
-            if len(self._refused) <= REFUSED_LIMIT:
-                async with asyncio.timeout(STEP_SECONDS):
-                    await reader.readexactly(_REQUEST.size)
-                    writer.write(BUSY)
-                    await reader.read(1)  # The asker ends it: our end could overtake the answer.
-        except DAEMON_ERRORS:
-            pass
-        finally:
-            del self._refused[task]
-            writer.transport.abort()
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._free.clear()
+        async with asyncio.timeout(SERVE_SECONDS):
+            async with asyncio.timeout(REQUEST_SECONDS):
+                direction, count = _REQUEST.unpack(await reader.readexactly(_REQUEST.size))
+            if direction > DOWN or count > BYTES_LIMIT:
+                return
+            writer.write(GO)
+            await (self._give(writer, count) if direction == DOWN else self._take(reader, writer, count))
+            await reader.read(1)  # The asker ends it: our end could overtake the last bytes.
+
+    @staticmethod
+    async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(STEP_SECONDS):
+            await reader.readexactly(_REQUEST.size)
+            writer.write(BUSY)
+            await reader.read(1)  # The asker ends it: our end could overtake the answer.
 
     async def _admit(self, peer: str) -> bool:
         with contextlib.suppress(TimeoutError):  # The asker's own last stream may be ending only now.
@@ -131,13 +148,15 @@ class SpeedService:
         self._served.append((now, peer))
         return True
 
-    @staticmethod
-    async def _send(writer: asyncio.StreamWriter, count: int) -> None:
-        part = bytes(PART_BYTES)
-        while count > 0:
-            writer.write(part[:count])
-            count -= len(part)
-            await writer.drain()
+    async def _give(self, writer: asyncio.StreamWriter, count: int) -> None:
+        """At the pace that the peer's owner allows, if there is one."""
+        if self.upload is None:
+            await _send(writer, count)
+            return
+        for left in range(count, 0, -TURN_BYTES):
+            size = min(left, TURN_BYTES)
+            await self.upload.turn(size, Chunk.priority)
+            await _send(writer, size)
 
     @staticmethod
     async def _take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int) -> None:
@@ -148,10 +167,28 @@ class SpeedService:
 
     async def close(self) -> None:
         """Cut the streams that are open."""
-        streams = self._open | self._refused
+        streams = self._waiting | self._open | self._refused
         for writer in streams.values():
             writer.transport.abort()
         await asyncio.gather(*streams, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _among(streams: Streams, task: asyncio.Task[None], writer: asyncio.StreamWriter) -> Iterator[None]:
+    """Count a stream while it is there."""
+    streams[task] = writer
+    try:
+        yield
+    finally:
+        del streams[task]
+
+
+async def _send(writer: asyncio.StreamWriter, count: int) -> None:
+    part = bytes(PART_BYTES)
+    while count > 0:
+        writer.write(part[:count])
+        count -= len(part)
+        await writer.drain()
 
 
 async def measure(
@@ -197,7 +234,7 @@ async def _up(
     clock = asyncio.get_running_loop().time
 
     async def send() -> None:
-        await SpeedService._send(writer, count)
+        await _send(writer, count)
 
     sending = asyncio.create_task(send(), name="speed up")
     try:

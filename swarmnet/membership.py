@@ -160,6 +160,10 @@ class Membership:
 
     # -- what follows ---------------------------------------------------------------------------------
 
+    def has_left(self, peer: PeerId, sequence: int) -> bool:
+        """Whether it has said Bye since it signed that record, which the directory keeps for a while."""
+        return self._left.get(peer, -1) >= sequence
+
     def concerns_us(self, stage: int) -> bool:
         """Our own group and the stages that microbatches come from or go to."""
         return stage >= 0 and abs(stage - self.stage) <= self.reach

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
 
@@ -28,16 +28,13 @@ PERIOD_SECONDS_PER_PEER = 0.75
 peers look as often per swarm, and the same bytes per peer and second."""
 SHORTEST_PERIOD_SECONDS = 15.0
 LONGEST_PERIOD_SECONDS = 300.0
-STARVING_SECONDS = (1.0, 5.0)
-"""When the stage above or below has nobody: drawn, so that not all who notice it come at once."""
-PATIENT_STARVING_SECONDS = (10.0, 20.0)
-"""The same for who is in its cool-down: announcing takes the others 6 s and more. If nobody goes, everybody
-stands still until the cool-down is over (seen: 60 s)."""
 TIE = 1.05
 """Stages within this factor of the least capacity are equally poor: speeds scatter by as much."""
 FRESH_SECONDS = 45.0
 """Peers sign a record every 30 s, and one is listed for 120 s: of a peer that died, mostly too long. One that
 is a little late and not counted does less harm."""
+LEFT_BEHIND = 1e-6
+"""Of its own capacity, what must be left where a peer goes from: more than rounding, less than any peer."""
 FASTEST = 16.0
 """Times the median speed: more than the spread of honest peers, and an end to what a liar can claim."""
 
@@ -133,8 +130,11 @@ def view_of(seen: Iterable[tuple[PeerId, Seen]], work: Sequence[float]) -> View:
 def worthwhile(
     capacities: Sequence[float], intent: Intent, rules: MoveRules, download_seconds: float, usual: float
 ) -> bool:
-    """Whether the poorer of the two stages is clearly better off after the move than before it."""
+    """Whether the poorer of the two stages is clearly better off after the move than before it. A stage that
+    has nobody stops the whole swarm: whoever leaves somebody behind is welcome there."""
     before = capacities[intent.target]
+    if before <= 0:
+        return intent.brings > 0 and capacities[intent.source] - intent.leaves > LEFT_BEHIND * intent.leaves
     brings = intent.brings * max(0.0, 1.0 - download_seconds / rules.horizon_seconds)
     after = min(capacities[intent.source] - intent.leaves, before + brings)
     uneven = capacities[intent.source] >= (1 + rules.slack) * before
@@ -201,7 +201,9 @@ def choose_move(
         if min(capacities) > 0:
             return None  # It will have measured soon.
         rate = view.usual / rules.work[stage]  # While a stage has nobody, nobody measures anything.
-    if capacities[stage] + rate < max(capacities):
+    if view.usual > 0:
+        rate = min(rate, FASTEST * view.usual / rules.work[stage])  # As it is counted.
+    if min(capacities) > 0 and capacities[stage] + rate < max(capacities):
         return None  # Whoever is at the richest stage goes first, or peers would move twice.
     target = chance.choice(_poorest(capacities))
     intent = Intent(me, stage, target, rate, rate * rules.work[stage] / rules.work[target])
@@ -226,176 +228,3 @@ def stage_work(manifest: Manifest) -> tuple[float, ...]:
     work = [float(layers) for layers in manifest.stages]
     work[-1] += model.width * model.vocabulary / layer
     return tuple(work)
-
-
-# -- the machine of one peer --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The time of `next_deadline()` has come."""
-
-
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """What the directory says, asked for by `Look`; None if it did not answer. `rate`: the own, measured."""
-
-    view: View | None
-    rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class Starving:
-    """The stage above or below has no live peer."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupBeat:
-    """A peer of the own stage said how it is. `knows`: after it had seen the own announcement; `stays`: it
-    serves, and has announced no move itself."""
-
-    peer: PeerId
-    knows: bool
-    stays: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPeerGone:
-    peer: PeerId
-
-
-MoveEvent = Tick | Looked | Starving | GroupBeat | GroupPeerGone
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Ask the directory for all stages, and come back with `Looked`."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnnounceMove:
-    """Say so in the own record and in every beat from the next one on."""
-
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """It stays after all."""
-
-    code: str
-    """Why: of peers/reasons.py."""
-
-
-@dataclass(frozen=True, slots=True)
-class Go:
-    """Leave the stage properly and take up the other. The machine ends; a new one begins there."""
-
-    stage: int
-
-
-MoveEffect = Look | AnnounceMove | Withdraw | Go
-
-
-@dataclass(slots=True)
-class Mover:
-    """One peer's decisions, from arriving at a stage to leaving it."""
-
-    me: PeerId
-    stage: int
-    rules: MoveRules
-    chance: Random
-    rests_until: float
-    """Arrival and cool-down; the first look comes after it."""
-    download_seconds: float
-    """What fetching another stage is expected to take."""
-    phase: str = "resting"
-    """resting, looking, announced, checking, confirming, gone"""
-    intent: Intent | None = None
-    _due: float = 0.0
-    _period: float = LONGEST_PERIOD_SECONDS
-    _staying: set[PeerId] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self._due = self.rests_until + self.chance.uniform(0.0, SHORTEST_PERIOD_SECONDS)
-
-    def next_deadline(self) -> float:
-        """When to come with a Tick if nothing else happens."""
-        return self._due
-
-    def handle(self, event: MoveEvent, now: float) -> list[MoveEffect]:
-        """Take an event; return what must be done."""
-        match event:
-            case Tick():
-                return self._tick(now) if now >= self._due else []
-            case Looked(view, rate):
-                return self._looked(view, rate, now)
-            case Starving():
-                patience = STARVING_SECONDS if self.rests_until <= now else PATIENT_STARVING_SECONDS
-                soon = now + self.chance.uniform(*patience)
-                if self.phase == "resting" and soon < self._due:
-                    self._due = soon
-            case GroupPeerGone(peer):
-                self._staying.discard(peer)
-            case GroupBeat(peer, knows, stays):
-                if not stays:
-                    self._staying.discard(peer)
-                elif knows and self.intent is not None:
-                    self._staying.add(peer)
-                    return self._confirm()
-        return []
-
-    def _tick(self, now: float) -> list[MoveEffect]:
-        if self.phase in ("resting", "announced"):
-            self.phase = "looking" if self.phase == "resting" else "checking"
-            self._due = float("inf")
-            return [Look()]
-        if self.phase == "confirming":
-            return self._rest(now, "not_confirmed")
-        return []
-
-    def _looked(self, view: View | None, rate: float, now: float) -> list[MoveEffect]:
-        if self.phase not in ("looking", "checking"):
-            return []
-        if view is None:
-            return self._rest(now, "directory_silent")
-        self._period = period_seconds(view.peers)
-        if self.phase == "checking":
-            return self._check(view, now)
-        self.intent = choose_move(
-            view, self.me, self.stage, rate, self.rules, self.download_seconds, self.chance
-        )
-        if self.intent is not None and now < self.rests_until and view.capacities[self.intent.target] > 0:
-            self.intent = None  # A cool-down is cut short for nothing but an empty stage.
-        if self.intent is None:
-            withdrawn = self._rest(now, "")
-            if min(view.capacities) <= 0:  # Whoever announced to go there may not come to it.
-                self._due = min(self._due, now + self.chance.uniform(*PATIENT_STARVING_SECONDS))
-            return withdrawn
-        self.phase, self._due = "announced", now + self.chance.uniform(*self.rules.recheck_seconds)
-        self._staying.clear()
-        return [AnnounceMove(self.intent.target)]
-
-    def _check(self, view: View, now: float) -> list[MoveEffect]:
-        """Everybody who announced before is in sight now."""
-        assert self.intent is not None, "only an announced move is checked"
-        others = tuple(intent for intent in view.intents if intent.peer != self.me)
-        everybody = replace(view, intents=(*others, self.intent))
-        _, going = carried_out(everybody, self.rules, self.download_seconds)
-        if self.me not in going:
-            return self._rest(now, "not_needed")
-        self.phase, self._due = "confirming", now + self.rules.confirm_seconds
-        return self._confirm()
-
-    def _confirm(self) -> list[MoveEffect]:
-        if self.phase != "confirming" or self.intent is None or not self._staying:
-            return []
-        self.phase, self._due = "gone", float("inf")
-        return [Go(self.intent.target)]
-
-    def _rest(self, now: float, code: str) -> list[MoveEffect]:
-        announced, self.intent = self.intent, None
-        next_look = now + self._period * self.chance.uniform(0.8, 1.2)
-        self.phase, self._due = "resting", max(self.rests_until, next_look)
-        self._staying.clear()
-        return [Withdraw(code)] if announced is not None else []

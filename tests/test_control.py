@@ -1,6 +1,7 @@
 """The control socket: what commands ask of a peer that runs, and what they say when none does."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ from peers.control.socket_path import LINE_BYTES, SOCKET_NAME, socket_path
 from peers.control.whom import state_of
 from peers.errors import UserError
 from peers.plural import counted
+from peers.state_lock import only_one
 
 
 async def echo(request):
@@ -149,11 +151,16 @@ def test_whom_a_command_means(tmp_path, monkeypatch):
     one, two = tmp_path / "swarmnet" / "one", tmp_path / "swarmnet" / "two"
     for state in (one, two):
         state.mkdir(parents=True)
-    (one / SOCKET_NAME).touch()
-    assert state_of(None) == one
-    (two / SOCKET_NAME).touch()
-    with pytest.raises(UserError, match="several peers run here; name the state folder of one"):
+        (state / SOCKET_NAME).touch()  # As a peer that was killed leaves it behind.
+    (tmp_path / "swarmnet" / "owner.key").touch()
+    with pytest.raises(UserError, match="no peer seems to run below"):
         state_of(None)
+    with contextlib.ExitStack() as alive:
+        alive.enter_context(only_one(one))
+        assert state_of(None) == one
+        alive.enter_context(only_one(two))
+        with pytest.raises(UserError, match="several peers run here; name the state folder of one"):
+            state_of(None)
     assert state_of(two) == two
     (tmp_path / "p.yaml").write_text("role: bootstrap\nstate: swarmnet/two\n")
     assert state_of(tmp_path / "p.yaml") == two
@@ -170,6 +177,18 @@ def test_what_a_peer_that_has_left_leaves_on_the_disk_is_named(tmp_path, capsys)
     assert "rm -r" in said
     with pytest.raises(UserError, match="no peer runs"):
         commands.leave(tmp_path, forget=False)
+
+
+@pytest.mark.parametrize("forget", [True, False])
+def test_a_peer_that_is_just_starting_is_not_said_not_to_run(tmp_path, capsys, forget):
+    with only_one(tmp_path), pytest.raises(UserError, match="just starting or ending; ask again"):
+        commands.leave(tmp_path, forget=forget)
+    assert capsys.readouterr().out == "", "nothing is to be removed under its feet"
+
+
+def test_a_peer_that_does_not_end_is_not_said_to_end_at_the_first_signal(tmp_path):
+    with only_one(tmp_path), pytest.raises(UserError, match="SIGTERM, sent twice, ends it at once"):
+        commands._until_ended(tmp_path, 0.0)
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "0 peers"), (1, "1 peer"), (1200, "1,200 peers")])

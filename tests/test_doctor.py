@@ -17,10 +17,10 @@ from peers.config.yaml_lines import Typed
 from peers.doctor import graphics, machine, stage
 from peers.doctor.graphics import AMD, NVIDIA, Graphics
 from peers.doctor.line import Line
-from peers.doctor.reachability import Addresses, judge, tcp_port
+from peers.doctor.reachability import Addresses, judge
 from peers.doctor.show import CHECKS, Report, wanted_checks
 from peers.doctor.stage import Memory
-from peers.doctor.swarm import logged_addresses, verdicts
+from peers.doctor.swarm import verdicts
 from peers.errors import UserError
 from peers.fitting import all_needs
 from peers.state_lock import is_held
@@ -241,25 +241,6 @@ def test_a_held_lock_means_that_the_peer_runs_and_nothing_is_made(tmp_path):
     with (tmp_path / "lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert is_held(tmp_path)
-
-
-def event(name, **fields):
-    return json.dumps({"time": 1.0, "monotonic": 1.0, "event": name, **fields}) + "\n"
-
-
-def test_relays_of_a_running_peer_are_those_that_it_has_not_lost(tmp_path):
-    circuits = [f"/ip4/9.9.9.9/tcp/1/p2p/{relay}/p2p-circuit" for relay in "ab"]
-    slots = [event("relayed", relay=relay, addresses=[circuits["ab".index(relay)]]) for relay in "ab"]
-    (tmp_path / "events.jsonl").write_text("".join([*slots, event("not_relayed", relay="a")]))
-    assert logged_addresses(tmp_path, "12D3KooWme") == circuits[1:]
-
-
-def test_the_addresses_of_a_running_peer_are_those_since_its_last_start(tmp_path):
-    old, new = (f"listening on /ip4/8.8.4.4/tcp/{port}/p2p/12D3KooWme" for port in (1, 2))
-    text = event("started") + event("listening", text=old) + event("started") + event("listening", text=new)
-    (tmp_path / "events.jsonl").write_text(text + event("listening", text=new) + '{"torn')
-    assert logged_addresses(tmp_path, "12D3KooWme") == ["/ip4/8.8.4.4/tcp/2"]
-    assert [tcp_port(each) for each in ("/ip4/1.1.1.1/tcp/7", "/ip4/1.1.1.1/udp/7/quic-v1", "")] == [7, 0, 0]
 
 
 # -- the stage ------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The doctor and a peer of several stages: each one's ports, each named by its stage."""
 
+import json
 import socket
 from types import SimpleNamespace
 
@@ -41,6 +42,19 @@ def test_stages_that_are_not_chosen_yet_have_numbers_and_those_of_a_running_peer
         log.write_text(events + event("assembled", stage=5 + number))
     assert [siblings.stage_held(wish, number, running=True) for number in (0, 1)] == [5, 6]
     assert siblings.stage_held(wish, 1, running=False) is None, "it may choose another one"
+
+
+def test_the_stage_of_a_running_peer_is_known_after_its_log_has_moved_or_said_not_to_be(tmp_path):
+    wish = of_stages(tmp_path, 0)
+    log = sibling_file(wish, 1).state / "events.jsonl"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(event("looked"))
+    line = siblings.of_stage(wish, 1, True, Line("p2pd", "ok", "starts"))
+    assert line.text == "its stage 2 of 2 (which one, its event log does not tell): starts"
+    log.with_name("events.jsonl.old").write_text(event("started") + event("assembled", stage=6))
+    assert siblings.stage_held(wish, 1, running=True) == 6
+    log.write_text(event("continued", standing=[json.loads(event("assembled", stage=7))]))
+    assert siblings.stage_held(wish, 1, running=True) == 7
 
 
 def test_ports_that_two_stages_want_or_that_do_not_exist_are_told(tmp_path):

@@ -83,6 +83,102 @@ def test_a_long_log_keeps_only_its_newer_part(tmp_path, clock):
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 600
 
 
+def rotating(path, clock, size=1000):
+    return EventLog(path, clock, clock, flush_count=1, limit_bytes=size)
+
+
+def fill(log, path):
+    """Until it has moved to `.old` once more."""
+    before = path.stat().st_ino
+    while path.stat().st_ino == before:
+        log.record("e", text="x" * 50)
+
+
+def begun(log):
+    log.record("started", peer="me", pid=1)
+    log.record("listening", text="listening on /ip4/8.8.4.4/tcp/1/p2p/me")
+    log.record("listening", text="listening on /ip4/9.9.9.9/tcp/1/p2p/me")
+    log.record("relayed", relay="a", addresses=("/ip4/9.9.9.9/tcp/1/p2p/a/p2p-circuit",))
+    log.record("relayed", relay="b", addresses=())
+    log.record("assembled", stage=2)
+    log.record("not_relayed", relay="b")
+    log.record("assembled", stage=3)
+
+
+def standing(path, reader):
+    return [(event.name, event.fields) for event in reader(path) if event.name != "e"]
+
+
+def test_what_still_holds_begins_each_new_file_of_a_long_log(tmp_path, clock):
+    path = tmp_path / "events.jsonl"
+    with rotating(path, clock) as log:
+        begun(log)
+        for _ in range(3):
+            clock.now += 10.0
+            fill(log, path)
+        log.record("e", text="more")
+    held = [
+        ("started", {"peer": "me", "pid": 1}),
+        ("listening", {"text": "listening on /ip4/8.8.4.4/tcp/1/p2p/me"}),
+        ("listening", {"text": "listening on /ip4/9.9.9.9/tcp/1/p2p/me"}),
+        ("relayed", {"relay": "a", "addresses": ["/ip4/9.9.9.9/tcp/1/p2p/a/p2p-circuit"]}),
+        ("assembled", {"stage": 3}),
+    ]
+    assert standing(path, event_log.read_part) == standing(path, event_log.read_lately) == held
+    first = next(event_log.read_part(path))
+    assert first.time == 130.0, "when the file was begun, not when it was said"
+    assert names(path) == ["continued", "e"], "who reads the files one after the other hears nothing twice"
+
+
+def test_of_a_p2pd_that_has_ended_nothing_holds_in_the_next_file(tmp_path, clock):
+    path = tmp_path / "events.jsonl"
+    with rotating(path, clock) as log:
+        begun(log)
+        log.record("p2pd_ended", text="it died")
+        fill(log, path)
+        assert [name for name, _ in standing(path, event_log.read_part)] == ["started", "assembled"]
+        log.record("started", peer="you")
+        fill(log, path)
+    assert standing(path, event_log.read_part) == [("started", {"peer": "you"})]
+
+
+def test_how_a_peer_stands_is_read_from_the_older_part_too_where_the_log_does_not_say_so(tmp_path, clock):
+    path, older = tmp_path / "events.jsonl", tmp_path / "events.jsonl.old"
+    assert list(event_log.read_lately(path)) == []
+    with EventLog(path, clock, clock) as log:
+        log.record("started", peer="me")
+    path.replace(older)
+    with EventLog(path, clock, clock) as log:
+        log.record("e")
+    assert [event.name for event in event_log.read_lately(path)] == ["started", "e"]
+    path.unlink()
+    assert [event.name for event in event_log.read_lately(path)] == ["started"]
+
+
+def test_what_held_before_is_an_error_if_it_was_damaged(tmp_path):
+    path = tmp_path / "events.jsonl"
+    for standing_ in ('"x"', "3", "[3]", '[{"peer": "me"}]'):
+        path.write_text(f'{{"time":1,"monotonic":1,"event":"continued","standing":{standing_}}}\n')
+        with pytest.raises(UserError, match="changed or damaged"):
+            list(event_log.read_part(path))
+
+
+def test_what_holds_waits_for_room_on_a_full_disk_and_still_comes_first(tmp_path, clock, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    log = rotating(path, clock)
+    begun(log)
+    opens = type(path).open
+    monkeypatch.setattr(type(path), "open", lambda *how, **more: Full(opens(*how, **more), 20))
+    fill(log, path)
+    monkeypatch.undo()
+    log.record("e")
+    assert names(path) == []
+    log._file.room = 10**9
+    log.record("e")
+    log.close()
+    assert names(path)[:3] == ["continued", "e", "e"]
+
+
 def test_an_event_cannot_overwrite_the_logs_own_fields(tmp_path, clock):
     with EventLog(tmp_path / "e", clock, clock) as log, pytest.raises(TypeError, match="time"):
         log.record("a", time=3)

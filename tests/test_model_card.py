@@ -166,6 +166,75 @@ def test_a_damaged_log_is_named_and_the_rest_counts(states):
     assert "one/contributors.json: is no list of contributors" in found.troubles[1]
 
 
+def committed(origin, tokens):
+    return ("committed", {"origin": origin, "counter": 0, "tokens": tokens})
+
+
+def move(folder: Path, events: list[tuple[str, dict[str, object]]]) -> None:
+    """The log becomes `.old`, and another one begins, as versions before this one did it."""
+    log = folder / "events.jsonl"
+    log.replace(folder / "events.jsonl.old")
+    clock = iter(range(1100, 2000))
+    with EventLog(log, lambda: next(clock), lambda: 0.0) as begun:
+        for event, fields in events:
+            begun.record(event, **fields)
+
+
+def test_a_log_that_has_moved_goes_on_in_the_next_file_as_the_same_peer_on_the_same_stage(states):
+    move(states / "one", [
+        committed(ONE, 64),
+        ("made", {"round": 2, "id": "ff", "tokens": 64}),
+        ("settled", {"round": 2, "digest": "00", "ids": ["ff"]}),
+    ])  # fmt: skip
+    move(states / "three", [committed(ONE, 128)])
+    found = facts(states, MANIFEST)
+    assert found.tokens == (128 + 64) + 32, "in each stage the same microbatches"
+    assert found.contributions == {ONE: 2, TWO: 2, THREE: 1}
+    assert found.logs == 2
+
+
+def test_what_a_log_without_its_beginning_cannot_tell_is_left_out(states):
+    move(states / "one", [])
+    move(states / "one", [
+        committed(ONE, 999),
+        ("made", {"round": 0, "id": "aa", "tokens": 128}),
+        ("took", {"round": 1, "id": "cc", "maker": TWO}),
+        ("settled", {"round": 1, "digest": "00", "ids": ["aa", "cc"]}),
+    ])  # fmt: skip
+    found = facts(states, MANIFEST)
+    assert found.tokens == 64 + 32, "the other log's"
+    assert found.contributions == {TWO: 1, THREE: 1}
+
+
+def test_after_damage_a_log_counts_from_where_it_says_again_whose_it_is(states):
+    move(states / "one", [
+        committed(ONE, 999),
+        ("started", {"peer": ONE}),
+        ("assembled", {"stage": 0}),
+        committed(ONE, 256),
+    ])  # fmt: skip
+    older = states / "one" / "events.jsonl.old"
+    older.write_text(older.read_text().splitlines(keepends=True)[1] + "rubbish\n")
+    found = facts(states, MANIFEST)
+    assert found.tokens == 256 + 32
+    assert "events.jsonl.old:2" in found.troubles[0]
+
+
+def test_a_log_that_has_moved_twice_says_itself_whose_it_is(tmp_path):
+    leave_checkpoint(tmp_path, 1, 7, [])
+    log = tmp_path / "events.jsonl"
+    with EventLog(log, lambda: 1.0, lambda: 1.0, flush_count=1, limit_bytes=500) as running:
+        running.record("started", peer=ONE)
+        running.record("assembled", stage=1)
+        for number in range(100):
+            running.record("committed", origin=TWO, counter=number, tokens=10)
+            running.record("made", id=f"{number}")
+        running.record("settled", ids=["99"])
+    found = facts(tmp_path, MANIFEST)
+    assert 0 < found.tokens < 1000
+    assert found.contributions == {ONE: 1}
+
+
 def test_the_card_of_an_export_says_what_the_model_is(states, swarmnet, tmp_path, without_transformers):
     code, out, err = swarmnet("export", "--hf", "model", "--from", states)
     assert code == 0, err

@@ -9,25 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.moving import (
-    FASTEST,
-    FRESH_SECONDS,
+from swarmnet.mover import (
     PATIENT_STARVING_SECONDS,
     STARVING_SECONDS,
     AnnounceMove,
     Go,
     GroupBeat,
     GroupPeerGone,
-    Intent,
     Look,
     Looked,
     Mover,
-    MoveRules,
-    Seen,
     Starving,
     Tick,
-    View,
     Withdraw,
+)
+from swarmnet.moving import (
+    FASTEST,
+    FRESH_SECONDS,
+    Intent,
+    MoveRules,
+    Seen,
+    View,
     carried_out,
     choose_move,
     choose_stage,
@@ -131,6 +133,30 @@ def test_who_has_measured_nothing_and_who_moves_already_does_not_move():
 def test_who_has_measured_nothing_moves_all_the_same_where_a_stage_has_nobody():
     assert wish(View((2.0, 0.0, 1.0), usual=1.0), rate=0.0) == Intent(ME, 0, 1, 1.0, 1.0)
     assert wish(View((1.0, 0.0, 1.0), usual=1.0), rate=0.0) is None, "it would be missed where it is"
+
+
+def test_a_stage_that_has_nobody_is_helped_by_whoever_leaves_somebody_behind():
+    assert wish(View((2.0, 10.0, 0.0), usual=1.0)) is not None, "also from a stage that is not the richest"
+    assert wish(View((9.0, 9.0, 0.0), usual=9.0), stage=1, rate=9.0) is None, "not by its stage's only peer"
+    small = View((21.0, 20.0, 0.0), usual=20.0)
+    assert wish(small, rate=1.0) is not None, "a slow one is better than none"
+    assert wish(small, rate=20.0) is not None, "also where it leaves a slow one behind"
+    assert wish(View((2.0, 1.0, 0.0), usual=1.0), download=1e5) is not None, "however long its download takes"
+    strong = View((17.0, 1.0, 0.0), usual=1.0)
+    assert wish(strong, rate=100.0) is not None, "it is counted as FASTEST times the usual at most"
+
+
+def test_a_directory_that_is_silent_is_asked_again_soon():
+    machine = mover()
+    now = machine.next_deadline()
+    machine.handle(Tick(), now)
+    assert machine.handle(Looked(None, 1.0), now) == []
+    assert machine.next_deadline() <= now + PATIENT_STARVING_SECONDS[1]
+
+
+def test_who_arrives_looks_soon_though_it_may_not_move_yet():
+    machine = Mover(ME, 0, EQUAL, Random(1), 1000.0, 10.0, arrived=100.0)
+    assert 100.0 <= machine.next_deadline() <= 115.0
 
 
 def test_of_all_who_announce_at_once_so_many_go_as_are_needed_and_all_compute_the_same():
@@ -268,9 +294,8 @@ def test_a_cool_down_ends_early_for_a_stage_that_is_gone_and_for_nothing_else():
     now = machine.next_deadline()
     assert machine.handle(Tick(), now) == [Look()]
     assert machine.handle(Looked(SHORT, 1.0), now) == [], "only short of peers"
-    assert machine.next_deadline() >= 600.0
-    machine.handle(Starving(), 200.0)
     now = machine.next_deadline()
+    assert now < 600.0, "it looks all the same: a stage far away may lose its last peer"
     machine.handle(Tick(), now)
     (announced,) = machine.handle(Looked(View((5.0, 0.0, 5.0), peers=10, usual=1.0), 1.0), now)
     assert isinstance(announced, AnnounceMove)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.moving import (
+from swarmnet.mover import (
     AnnounceMove,
     Go,
     GroupBeat,
@@ -18,8 +18,10 @@ from swarmnet.moving import (
     Look,
     Looked,
     Mover,
-    MoveRules,
     Tick,
+)
+from swarmnet.moving import (
+    MoveRules,
     View,
 )
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm import OWNER, sign, tiny_manifest
 
+from peers.creator.issue import give, newest
 from peers.creator.order_book import OrderBook
+from peers.errors import UserError
 from protocols.envelope import Kind, seal
 from protocols.errors import BadSignature, Malformed, TooLarge, WireError, WrongRun
 from protocols.identity import Identity
@@ -167,6 +170,79 @@ def test_of_two_orders_at_once_everybody_takes_the_same():
         for signed in both:
             book.take(signed.data)
     assert books[0].held == books[1].held
+
+
+@dataclass
+class Directory:
+    """What `give` asks of one."""
+
+    there: bool = True
+    """Whether a node takes what is to be stored."""
+    held: list = field(default_factory=list)
+
+    def now(self):
+        return 10.0
+
+    async def get_order(self, *_):
+        return self.held[-1] if self.held else None
+
+    async def put_order(self, run, order, _):
+        if self.there:
+            self.held.append(open_order(order, run, OWNER.peer_id))
+        return self.there
+
+    async def look_up(self, *_):
+        return {}
+
+
+@pytest.fixture
+def ordering(tmp_path):
+    """Gives an order as one call of the command does."""
+
+    async def order(directory, change):
+        found = SimpleNamespace(signed=SIGNED, directory=directory, transport=None)
+        return await give(found, OWNER, await newest(found, tmp_path / "order.bin", lambda *_: None), change)
+
+    return order
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda held: orders.pause(held, "why"),
+        lambda held: orders.ban(held, PEER, "why"),
+        lambda held: orders.withdraw(held, DIGEST, "why"),
+        lambda held: orders.revoke(held, "cd" * 16, "why"),
+    ],
+)
+async def test_an_order_that_reached_nobody_is_sent_when_it_is_given_again(ordering, change):
+    directory = Directory(there=False)
+    first = await ordering(directory, change)
+    assert (first.stored, first.told) == (False, 0)
+    directory.there = True
+    again = await ordering(directory, change)
+    assert again.stored
+    assert again.order == first.order == directory.held[-1]
+    assert len(orders.told(again.before, again.order.order)) == 1, "it is said what it changes for the others"
+    with pytest.raises(UserError, match="already"):
+        await ordering(directory, change)
+
+
+async def test_the_order_after_one_that_reached_nobody_says_both(ordering):
+    directory = Directory(there=False)
+    await ordering(directory, lambda held: orders.ban(held, PEER, ""))
+    directory.there = True
+    given = await ordering(directory, lambda held: orders.pause(held, ""))
+    assert orders.told(given.before, directory.held[-1].order) == ["the run is paused", f"{PEER} is banned: "]
+
+
+async def test_a_mistake_is_none_the_less_one_where_an_order_was_only_kept(ordering):
+    directory = Directory(there=False)
+    await ordering(directory, lambda held: orders.ban(held, PEER, ""))
+    with pytest.raises(UserError, match="is not banned"):
+        await ordering(directory, lambda held: orders.unban(held, OWNER.peer_id, ""))
+    with pytest.raises(UserError, match="one line of at most"):
+        await ordering(directory, lambda held: orders.ban(held, OWNER.peer_id, "two\nlines"))
 
 
 def test_the_message_is_bounded_before_it_is_decoded():

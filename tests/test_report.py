@@ -61,6 +61,17 @@ def test_what_the_creator_did_not_state_is_said_to_be_missing():
     assert told["sources"][0]["name"] == "python-stdlib"
 
 
+def test_what_a_run_has_trained_is_not_known_from_its_manifest_alone():
+    compute = json.loads(as_json(facts()))["compute"]
+    assert compute["parameters"] > 0
+    for key in ("settled_rounds", "tokens", "floating_point_operations", "energy_kilowatt_hours"):
+        assert compute[key] is None
+    text = as_markdown(facts())
+    for what in ("Tokens", "Operations", "Energy"):
+        assert f"- {what}: not known\n" in text
+    assert " in 100 settled rounds" in as_markdown(facts(round=99))
+
+
 # -- commands -----------------------------------------------------------------------------------------
 
 

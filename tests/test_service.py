@@ -15,14 +15,15 @@ PEER = "role: bootstrap\nname: my peer\ndrain_seconds: 30\n"
 
 @pytest.fixture
 def systemctl(tmp_path, monkeypatch):
-    """A systemctl that notes what it is asked; `answers` is its exit code."""
+    """A systemctl that notes what it is asked; `answers` is its exit code, but for the step that `fails`."""
     tools, asked = tmp_path / "tools", tmp_path / "asked"
     tools.mkdir()
 
-    def answers(code):
+    def answers(code, fails="nothing"):
         script = tools / "systemctl"
         script.write_text(
-            f'#!/bin/sh\necho "$@" >> {asked}\n[ "$2" = is-active ] && echo active\nexit {code}\n'
+            f'#!/bin/sh\necho "$@" >> {asked}\n[ "$2" = is-active ] && echo active\n'
+            f'[ "$2" = {fails} ] && echo it is masked && exit 1\nexit {code}\n'
         )
         script.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
@@ -64,6 +65,49 @@ def test_where_no_user_manager_answers_the_commands_are_named(swarmnet, systemct
     assert code == 0
     assert "to do    systemctl --user enable --now --no-block swarmnet-my-peer.service" in out
     assert "ran " not in out
+
+
+def test_a_step_that_failed_is_an_exit_code(swarmnet, systemctl, tmp_path):  # noqa: F811
+    (tmp_path / "p.yaml").write_text(PEER)
+    systemctl(0, fails="enable")
+    code, out, _ = swarmnet("service", "install", tmp_path / "p.yaml")
+    assert code == 1
+    assert "failed   systemctl --user enable --now --no-block swarmnet-my-peer.service: it is masked" in out
+    for step in ("disable", "daemon-reload"):
+        systemctl(0)
+        assert swarmnet("service", "install", tmp_path / "p.yaml")[0] == 0
+        systemctl(0, fails=step)
+        code, out, _ = swarmnet("service", "uninstall", tmp_path / "p.yaml")
+        assert code == 1
+        assert f"failed   systemctl --user {step}" in out
+
+
+def test_the_unit_of_another_peer_of_the_same_name_is_left_alone(swarmnet, systemctl, tmp_path):  # noqa: F811
+    asked = systemctl(0)
+    first, second = tmp_path / 'a run "b"$c%d' / "p.yaml", tmp_path / "two.yaml"
+    first.parent.mkdir()
+    for file in (first, second):
+        file.write_text(PEER)
+    assert swarmnet("service", "install", first)[0] == 0
+    text = unit(tmp_path).read_text()
+    asked.write_text("")
+    refused(swarmnet("service", "install", second), str(first), "give this peer another `name`")
+    refused(swarmnet("service", "uninstall", second), str(first), "name that peer file")
+    assert f"starts another peer: {first}" in swarmnet("service", "status", second)[1]
+    assert (unit(tmp_path).read_text(), asked.read_text()) == (text, "")
+    assert swarmnet("service", "install", first)[0] == 0, "again, for a change in the file"
+    first.unlink()
+    assert swarmnet("service", "install", second)[0] == 0, "the peer file was moved"
+    assert f"run {second}\n" in unit(tmp_path).read_text()
+
+
+def test_a_unit_that_starts_something_else_is_not_overwritten(swarmnet, systemctl, tmp_path):  # noqa: F811
+    systemctl(0)
+    (tmp_path / "p.yaml").write_text(PEER)
+    unit(tmp_path).parent.mkdir(parents=True)
+    unit(tmp_path).write_text("[Service]\nExecStart=/bin/true\n")
+    refused(swarmnet("service", "install", tmp_path / "p.yaml"), "starts another peer (ExecStart=/bin/true)")
+    assert unit(tmp_path).read_text() == "[Service]\nExecStart=/bin/true\n"
 
 
 def test_without_systemd_or_with_a_mistake_nothing_is_written(swarmnet, systemctl, tmp_path, monkeypatch):  # noqa: F811

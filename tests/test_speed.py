@@ -17,9 +17,13 @@ from protocols.speed import (
     PER_MINUTE,
     PER_PEER,
     REFUSED_LIMIT,
+    REQUEST_SECONDS,
     SERVE_SECONDS,
+    TURN_SECONDS,
+    WAITING_LIMIT,
     SpeedService,
 )
+from protocols.upload import Upload
 
 
 def request(direction, count):
@@ -77,6 +81,87 @@ def test_one_that_asks_and_then_stalls_is_cut_off():
     seconds, ended = run_virtual(stall())
     assert ended
     assert seconds <= SERVE_SECONDS + 1
+
+
+def test_one_that_says_nothing_does_not_hold_the_place():
+    async def silent():
+        service, stream = SpeedService(), Stream()
+        await service.accept(SimpleNamespace(peer_id="x"), stream.to_service, stream)
+        return asyncio.get_running_loop().time(), await served(service, request(DOWN, 1), "y")
+
+    seconds, answer = run_virtual(silent())
+    assert seconds <= REQUEST_SECONDS < 5.0
+    assert answer == GO + b"\0"
+
+
+def asking(service, streams):
+    return [
+        asyncio.create_task(service.accept(SimpleNamespace(peer_id=f"x{n}"), each.to_service, each))
+        for n, each in enumerate(streams)
+    ]
+
+
+def test_few_wait_for_their_turn_and_whoever_comes_then_is_hung_up_on():
+    async def crowd():
+        service, streams = SpeedService(), [Stream() for _ in range(1 + WAITING_LIMIT + 500)]
+        streams[0].to_service.feed_data(request(0, PART_BYTES))
+        tasks = asking(service, streams)
+        await asyncio.sleep(TURN_SECONDS / 2)
+        waiting = [not stream.ended for stream in streams]
+        await asyncio.sleep(60)
+        late = sum(not stream.ended for stream in streams)
+        await asyncio.gather(*tasks)
+        return waiting, late, await served(service, request(DOWN, 1), "y")
+
+    waiting, late, then = run_virtual(crowd())
+    assert waiting == [True] * (1 + WAITING_LIMIT) + [False] * 500
+    assert late == 0
+    assert then == GO + b"\0", "places to wait in are free again"
+
+
+def test_those_who_wait_are_cut_off_when_the_service_ends():
+    async def end():
+        service, streams = SpeedService(), [Stream() for _ in range(3)]
+        tasks = asking(service, streams)
+        await asyncio.sleep(0.1)
+        closing = asyncio.create_task(service.close())
+        await asyncio.sleep(0)
+        cut = [stream.ended for stream in streams]
+        await asyncio.gather(closing, *tasks)
+        return cut
+
+    assert run_virtual(end()) == [True] * 3
+
+
+def test_what_is_sent_keeps_the_limit_of_the_upload_and_goes_behind_all_else():
+    async def measured():
+        service, loop = SpeedService(), asyncio.get_running_loop()
+        service.upload = upload = Upload(100_000.0)
+        serving = asyncio.create_task(served(service, request(DOWN, 500_000)))
+        await asyncio.sleep(1.0)
+        began = loop.time()
+        await upload.turn(1, 1)
+        waited = loop.time() - began
+        return await serving, loop.time(), waited
+
+    answer, seconds, waited = run_virtual(measured())
+    assert answer == GO + bytes(500_000)
+    assert 4.5 < seconds < 5.5
+    assert waited < 0.2, "a gradient waits for one piece at most"
+
+
+def test_a_measurement_that_is_cut_off_for_its_time_leaves_nobody_waiting_for_upload():
+    async def measured():
+        service = SpeedService()
+        service.upload = upload = Upload(1000.0)
+        await served(service, request(DOWN, 500_000))
+        ended = asyncio.get_running_loop().time()
+        await upload.turn(1, 3)
+        return ended, upload._waiting
+
+    ended, waiting = run_virtual(measured())
+    assert ended <= SERVE_SECONDS + 1
+    assert waiting == {}
 
 
 def test_one_that_is_told_busy_is_not_hung_up_on_before_it_can_have_read_so():

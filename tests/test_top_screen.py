@@ -193,6 +193,18 @@ def test_an_answer_that_is_no_picture_is_said(answer):
         from_json(answer)
 
 
+@pytest.mark.parametrize(
+    ("role", "words"),
+    [("bootstrap", "is a bootstrap"), ("observer", "is an observer"), ("archivist", "is an archivist")],
+)
+def test_a_peer_without_a_stage_is_not_said_to_be_of_another_version(role, words):
+    answer = {"peer": "12D3KooW", "name": "x", "role": role, "pid": 1, "ready": True, "why_not": None}
+    with pytest.raises(UserError, match=words) as said:
+        from_json(answer)
+    assert "version" not in str(said.value)
+    assert "swarmnet top --run" in str(said.value)
+
+
 def test_keys_are_characters_and_arrows():
     assert split("q +\x1b[C\x1b[D\x1bOF\x1b[1~x") == ["q", " ", "+", "right", "left", "end", "home", "x"]
     assert split("\x1b[200~a\x1b") == ["a"]

@@ -12,6 +12,7 @@ from protocols.daemon import LOOPBACK
 from protocols.identity import create
 from protocols.messages import Act, Bye
 from protocols.p2pd import P2pdTransport
+from protocols.speed import measure
 from protocols.upload import Upload
 
 RATE = 2_000_000
@@ -86,6 +87,15 @@ async def test_what_waits_for_its_turn_is_said_before_the_link_closes(tmp_path):
         link.close()
         await until(lambda: len(heard.messages) == 2)
     assert isinstance(heard.messages[0][1], Bye)
+
+
+@pytest.mark.loopback
+async def test_what_others_measure_keeps_the_limit_too(tmp_path):
+    async with two_peers(tmp_path) as (sender, taker, _):
+        sender.limit_upload(Upload(RATE))
+        await taker.daemon.connect(sender.peer, sender.addresses, 10.0)
+        rate = await measure(taker.daemon, sender.peer, "down")
+    assert 0.5 * RATE < rate < 1.2 * RATE
 
 
 async def test_chunks_are_served_in_parts_at_the_pace_that_is_allowed():

@@ -25,7 +25,8 @@ from swarmnet.retention import kept
 
 INDEX, RUN, ORDER, CONTRIBUTORS = "archive.json", "run.json", "order.bin", "contributors.json"
 FORMAT = 1
-INDEX_LIMIT = 4 * 1024 * 1024
+INDEX_LIMIT = 64 * 1024 * 1024
+"""Of the index, for readers and writers alike: an entry that 64 peers have signed takes 4 KB."""
 _NAME = re.compile(r"stage-(\d{1,5})-round-(\d{8,10})\.safetensors")
 
 
@@ -86,9 +87,11 @@ class Archive:
         return data
 
     def put(self, entry: Entry, data: bytes) -> None:
-        """The file, then the index."""
+        """The file, then the index. Raises UserError; of an index that is full before the file is written."""
+        entries = (*(e for e in self.entries if e.name != entry.name), entry)
+        index = self._index(entries)
         self.store.write(entry.name, data)
-        self._write_index((*(e for e in self.entries if e.name != entry.name), entry))
+        self._write_index(entries, index)
 
     def prune(self, interval_rounds: int, newest: int, every: int) -> list[Entry]:
         """Delete what the policy does not keep; what went. The index first: it never names what is gone."""
@@ -97,9 +100,10 @@ class Archive:
             entries = self.newest(stage)
             rounds = kept([entry.round for entry in entries], interval_rounds, newest, every)
             staying += [entry for entry in entries if entry.round in rounds]
-        gone = [entry for entry in self.entries if entry not in staying]
+        names = {entry.name for entry in staying}
+        gone = [entry for entry in self.entries if entry.name not in names]
         if gone:
-            self._write_index(tuple(staying))
+            self._write_index(tuple(staying), self._index(tuple(staying)))
             for entry in gone:
                 self.store.delete(entry.name)
         return gone
@@ -135,9 +139,20 @@ class Archive:
     def put_contributors(self, contributors: list[dict[str, Any]]) -> None:
         self.store.write(CONTRIBUTORS, json.dumps(contributors, indent=1, ensure_ascii=False).encode())
 
-    def _write_index(self, entries: tuple[Entry, ...]) -> None:
+    def _index(self, entries: tuple[Entry, ...]) -> bytes:
+        """Raises ArchiveError for one that no reader would take: what is archived must stay readable."""
         content = {"format": FORMAT, "checkpoints": [asdict(entry) for entry in entries]}
-        self.store.write(INDEX, json.dumps(content, indent=1).encode())
+        data = json.dumps(content, indent=1).encode()
+        if len(data) > INDEX_LIMIT:
+            raise ArchiveError(
+                f"{self.store.url}/{INDEX} is full: {len(entries)} checkpoints take {len(data)} bytes, of at "
+                f"most {INDEX_LIMIT}; what is archived stays, but nothing is added: keep fewer "
+                "(archiving.newest, archiving.every) or archive to another place"
+            )
+        return data
+
+    def _write_index(self, entries: tuple[Entry, ...], data: bytes) -> None:
+        self.store.write(INDEX, data)
         self.entries = entries
 
     def _read_index(self, run_id: RunId) -> tuple[Entry, ...]:
@@ -146,7 +161,7 @@ class Archive:
             return ()
         try:
             if len(data) > INDEX_LIMIT:
-                raise ValueError(f"{len(data)} bytes")
+                raise ValueError(f"it has {len(data)} bytes, of at most {INDEX_LIMIT}")
             content = json.loads(data)
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}")

@@ -94,6 +94,10 @@ class Archivist:
             await asyncio.sleep(self.policy.seconds)
 
     async def once(self) -> None:
+        try:
+            await self._prune()  # First too: a full archive has room again once less of it is to stay.
+        except UserError as error:
+            self.say("archive", str(error))
         for stage in self._layouts:
             try:
                 await self._stage(stage)
@@ -122,31 +126,29 @@ class Archivist:
         signed = around.signed(weights.settled_round, weights.chain + digest)
         if not signed:
             raise NoState(f"nobody has signed the weights of round {weights.settled_round} yet")
-        signers = [
-            str(peer) for (round, peer), (_, data) in around.statements.items()
-            if round == weights.settled_round and data in signed
-        ]  # fmt: skip
         now = self.circle.directory.now()
-        entry = await asyncio.to_thread(self._write, stage, weights, signed, signers, now)
-        self.signed.update(signers)
-        self.note("archived", stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signers))
-        told = f"archived stage {stage}, round {entry.round}, signed by {counted(len(signers), 'peer')}"
+        entry = await asyncio.to_thread(self._write, stage, weights, signed, now)
+        self.signed.update(entry.signers)
+        self.note("archived", stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signed))
+        told = f"archived stage {stage}, round {entry.round}, signed by {counted(len(signed), 'peer')}"
         self.say("archived", f"{told}, in {self.archive.store.url}")
+        await self._prune()
+
+    async def _prune(self) -> None:
+        """Raises ArchiveError."""
         interval = self.manifest.rounds.snapshot_rounds
         prune = partial(self.archive.prune, interval, self.policy.newest, self.policy.every)
         for gone in await asyncio.to_thread(prune):
             self.note("pruned", stage=gone.stage, round=gone.round)
 
-    def _write(
-        self, stage: int, weights: Weights, signed: list[bytes], signers: list[str], now: float
-    ) -> Entry:
+    def _write(self, stage: int, weights: Weights, signed: dict[PeerId, bytes], now: float) -> Entry:
         data = checkpoint.content(
             self.manifest, stage, weights.settled_round, weights.chain, weights.units, self._layouts[stage],
-            signed,
+            list(signed.values()),
         )  # fmt: skip
         entry = Entry(
             entry_name(stage, weights.settled_round), stage, weights.settled_round, len(data), sha256(data),
-            tuple(sorted(signers)), now,
+            tuple(sorted(signed)), now,
         )  # fmt: skip
         self.archive.put(entry, data)
         if self.archive.checkpoint(entry) != data:  # Read back: a store that keeps nothing is found here.

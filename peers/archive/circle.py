@@ -35,6 +35,7 @@ from protocols.transport import Body, Directory, Link, Transport
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 from swarmnet.membership import Known
+from swarmnet.settled_digests import ROUNDS_KEPT
 
 MOST_ASKED = 8
 """Peers of a stage that are asked at a time: two thirds of these must agree on a snapshot."""
@@ -51,8 +52,8 @@ class Surroundings:
         self.clock = circle.clock
         self.peers: dict[PeerId, Known] = {}
         """Linked now."""
-        self.statements: dict[tuple[int, PeerId], tuple[bytes, bytes]] = {}
-        """(round, signer) -> (chain and digest, envelope)."""
+        self.statements: dict[PeerId, dict[int, tuple[bytes, bytes]]] = {}
+        """Signer -> round -> (chain and digest, envelope)."""
         self.told: set[PeerId] = set()
         """Peers of this stage by the directory: whose statements count."""
 
@@ -75,23 +76,34 @@ class Surroundings:
 
     def roots(self) -> dict[PeerId, frozenset[tuple[int, bytes]]]:
         """What each peer has put its name to, as (round, digest)."""
-        named: dict[PeerId, set[tuple[int, bytes]]] = {}
-        for (round, peer), (payload, _) in self.statements.items():
-            named.setdefault(peer, set()).add((round, payload[8:]))
-        return {peer: frozenset(roots) for peer, roots in named.items()}
+        return {
+            peer: frozenset((round, payload[8:]) for round, (payload, _) in held.items())
+            for peer, held in self.statements.items()
+        }
 
-    def signed(self, round: int, payload: bytes) -> list[bytes]:
-        """The envelopes that say just this of a round."""
-        return [data for (at, _), (said, data) in self.statements.items() if (at, said) == (round, payload)]
+    def signed(self, round: int, payload: bytes) -> dict[PeerId, bytes]:
+        """The envelopes that say just this of a round, by who signed them."""
+        return {
+            peer: held[round][1]
+            for peer, held in self.statements.items()
+            if round in held and held[round][0] == payload
+        }
+
+    def told_of(self, peers: set[PeerId]) -> None:
+        """The peers of this stage now. What others have signed is forgotten."""
+        self.told = peers
+        self.statements = {peer: held for peer, held in self.statements.items() if peer in peers}
 
     def hear(self, message: Statements) -> None:
-        """Raises WireError for what nobody has signed."""
+        """Of each signer the newest are kept: one that signs rounds far ahead pushes out only its own. Raises
+        WireError for what nobody has signed."""
         for data in message.statements:
             envelope = open_envelope(data, self.circle.book.signed.run_id, Kind.SETTLED, STATEMENT_BYTES)
             if envelope.stage == self.stage and envelope.sender in self.told:
-                self.statements[envelope.round, envelope.sender] = (bytes(envelope.payload), data)
-        newest = sorted({round for round, _ in self.statements}, reverse=True)[:4]
-        self.statements = {key: said for key, said in self.statements.items() if key[0] in newest}
+                held = self.statements.setdefault(envelope.sender, {})
+                held[envelope.round] = (bytes(envelope.payload), data)
+                if len(held) > ROUNDS_KEPT:
+                    del held[min(held)]
 
 
 class Circle:
@@ -144,7 +156,7 @@ class Circle:
         found = await self.directory.look_up(run_id, stage, OPERATION_SECONDS)
         records = {peer: open_record(data, run_id) for peer, data in sorted(found.items())}
         surroundings = self.states[stage][0]
-        surroundings.told = set(records)
+        surroundings.told_of(set(records))
         busy = {self.transport.peer, *self.serving.served()}  # Who has just come has nothing to give.
         chosen = [peer for peer in records if peer not in busy]
         self.chance.shuffle(chosen)
@@ -219,7 +231,7 @@ class Circle:
 
     def _asked(self, peer: PeerId, message: AskState | AskChunk) -> None:
         stage = self.serving.stage_of(peer)
-        if stage is None or not self.serving.asked(peer):
+        if stage is None or not self.serving.asked(peer, message):
             return
         if isinstance(message, AskState):
             self.serving.post(peer, self.serving.statements(peer))

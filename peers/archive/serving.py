@@ -17,13 +17,24 @@ from typing import Any
 from peers import checkpoint
 from peers.admission import Admission
 from peers.archive.archive import Archive, Entry
+from peers.archive.store import ArchiveError
 from peers.errors import UserError
 from peers.run_file import SignedManifest
 from peers.snapshots import Snapshots, Weights
 from peers.timer import Timer
 from protocols.envelope import run_bytes
 from protocols.errors import WireError
-from protocols.messages import MOST_STATEMENTS, Beat, Bye, Hello, Message, Refuse, Statements
+from protocols.messages import (
+    MOST_STATEMENTS,
+    AskChunk,
+    AskState,
+    Beat,
+    Bye,
+    Hello,
+    Message,
+    Refuse,
+    Statements,
+)
 from protocols.peer_record import NO_STAGE
 from protocols.records import open_record
 from protocols.transport import Body, Link, Transport
@@ -69,6 +80,8 @@ class Serving:
         """By stage."""
         self._statements: dict[int, list[bytes]] = {}
         """What peers have signed of the weights that are held of a stage."""
+        self._newest: dict[int, int] = {}
+        """The archive's newest round of a stage when what is held was read: it may have been damaged."""
         self._newcomers: dict[PeerId, _Newcomer] = {}
         self._greeting: set[PeerId] = set()
         self._loading: set[int] = set()
@@ -175,8 +188,12 @@ class Serving:
             return
         if close:
             newcomer.link.close()
-        if newcomer.stage not in {other.stage for other in self._newcomers.values()}:
-            self.snapshots[newcomer.stage][0].held = ()
+        self._let_go(newcomer.stage)
+
+    def _let_go(self, stage: int) -> None:
+        """Nothing of a stage stays in memory when nobody of it is spoken to."""
+        if stage not in {newcomer.stage for newcomer in self._newcomers.values()}:
+            self.snapshots[stage][0].held = ()
 
     # -- answers --------------------------------------------------------------------------------------
 
@@ -190,19 +207,20 @@ class Serving:
         except WireError as error:
             self.note("answer_failed", peer=peer, code=error.code, reason=str(error))
 
-    def asked(self, peer: PeerId) -> bool:
-        """A newcomer asks for something: whether there is an answer now. If not, it is fetched from the
-        archive, and the newcomer asks again."""
+    def asked(self, peer: PeerId, message: AskState | AskChunk) -> bool:
+        """A newcomer asks for something: whether there is an answer now. If not, or if the archive has newer
+        weights than what is held, they are fetched from the archive, and the newcomer asks again."""
         newcomer = self._newcomers[peer]
         newcomer.asked_at = self._loop.time()
         newest = self.archive.newest(newcomer.stage)
         snapshots, _ = self.snapshots[newcomer.stage]
-        if not newest or snapshots.held:
+        if not newest or (snapshots.held and self._newest.get(newcomer.stage) == newest[0].round):
             return True
         if newcomer.stage not in self._loading:
             self._loading.add(newcomer.stage)
             self._spawn(None, self._load(newcomer.stage, newest))
-        return False
+        # Who is half through with older weights gets the rest of them: a chunk is not asked for again.
+        return bool(snapshots.held) and isinstance(message, AskChunk)
 
     def statements(self, peer: PeerId) -> Statements:
         """What peers have signed of what it is offered."""
@@ -221,15 +239,23 @@ class Serving:
                 await asyncio.to_thread(snapshots.hold, weights)
                 return
         finally:
+            self._newest[stage] = newest[0].round
             self._loading.discard(stage)
+            self._let_go(stage)  # Whoever asked may have gone meanwhile.
 
     def _read(self, entry: Entry, layout: Layout) -> tuple[Weights, list[bytes]]:
         """A checkpoint that is what the archive says. Raises ArchiveError or CheckpointError."""
         data = self.archive.checkpoint(entry)
-        with tempfile.TemporaryDirectory(prefix="swarmnet-archive-") as folder:
-            path = Path(folder) / entry.name
-            path.write_bytes(data)
-            held, units = checkpoint.restore_signed(path, self.signed.run_id, entry.stage, layout)
+        try:
+            with tempfile.TemporaryDirectory(prefix="swarmnet-archive-") as folder:
+                path = Path(folder) / entry.name
+                path.write_bytes(data)
+                held, units = checkpoint.restore_signed(path, self.signed.run_id, entry.stage, layout)
+        except OSError as error:
+            raise ArchiveError(
+                f"{entry.name} cannot be written to a temporary folder: {error}; make room there, or name "
+                "another one in TMPDIR"
+            ) from None
         return Weights(units, held.round, held.chain), list(held.signed)
 
     def _spawn(self, peer: PeerId | None, work: Coroutine[Any, Any, None]) -> None:

@@ -6,12 +6,15 @@ stores by how they work, and readers check every file against the index besides.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from peers.errors import UserError
 from peers.files import write_atomically
+from peers.supervision import reason
 
 NAME_LIMIT = 128
 
@@ -73,6 +76,17 @@ class FolderStore:
             raise ArchiveError(f"{self.folder / name}: cannot be removed: {error.strerror}") from None
 
 
+@contextlib.contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Whatever a backend raises becomes ArchiveError, with its kind beside the words. Not only OSError comes:
+    botocore, gcsfs and paramiko have kinds of their own, which cannot be named without importing them, and a
+    store that is not reached must not end who uses it with a traceback."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - see above
+        raise ArchiveError(f"{what}: {reason(error)}") from None
+
+
 class FsspecStore:
     def __init__(self, url: str) -> None:
         self.url = url
@@ -80,38 +94,27 @@ class FsspecStore:
             import fsspec
         except ImportError:
             raise ArchiveError(f"{url} needs the package fsspec: pip install 'swarmnet[archive]'") from None
-        try:
+        with _refusals(f"{url} cannot be opened"):
             self._files: Any
             self._files, self._root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError, OSError) as error:
-            raise ArchiveError(f"{url} cannot be opened: {error}") from None
 
     def read(self, name: str) -> bytes | None:
         """See `Store.read`."""
-        try:
+        with _refusals(f"{self.url}/{name}: cannot be read"), contextlib.suppress(FileNotFoundError):
             data: bytes = self._files.cat_file(self._path(name))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise ArchiveError(f"{self.url}/{name}: cannot be read: {error}") from None
-        return data
+            return data
+        return None
 
     def write(self, name: str, data: bytes) -> None:
         """See `Store.write`."""
-        try:
+        with _refusals(f"{self.url}/{name}: cannot be written"):
             self._files.makedirs(self._root, exist_ok=True)
             self._files.pipe_file(self._path(name), data)
-        except (OSError, ValueError) as error:
-            raise ArchiveError(f"{self.url}/{name}: cannot be written: {error}") from None
 
     def delete(self, name: str) -> None:
         """See `Store.delete`."""
-        try:
+        with _refusals(f"{self.url}/{name}: cannot be removed"), contextlib.suppress(FileNotFoundError):
             self._files.rm_file(self._path(name))
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError) as error:
-            raise ArchiveError(f"{self.url}/{name}: cannot be removed: {error}") from None
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"

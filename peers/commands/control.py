@@ -24,8 +24,8 @@ Where = Annotated[
 ANSWER_SECONDS = 15.0
 """For a machine that swaps."""
 PAUSE_SECONDS = 65.0
-"""About five, unless the peer is alone with its weights and first brings them to disk; the peer itself answers
-after a minute at the latest, and pauses all the same."""
+"""About five, unless the peer is alone with its weights and first brings them to disk; the peer itself
+answers after a minute at the latest, and pauses all the same."""
 LEAVE_SECONDS = 15.0
 """Besides the time that the peer file gives it to finish."""
 
@@ -57,7 +57,10 @@ def leave(
 ) -> None:
     """End a peer politely, as Ctrl+C does: what is under way is finished and handed over."""
     state = state_of(where)
-    if forget and state.is_dir() and not runs(state):
+    listens = runs(state)
+    if not listens and is_held(state):
+        raise UserError(f"the peer of {state} is just starting or ending; ask again in some seconds")
+    if forget and state.is_dir() and not listens:
         typer.echo("does not run")
     else:
         answer = ask(state, {"do": "leave"}, ANSWER_SECONDS)
@@ -85,7 +88,9 @@ def _until_ended(state: Path, seconds: float) -> None:
     until = time.monotonic() + seconds
     while is_held(state):
         if time.monotonic() > until:
-            raise UserError(f"the peer of {state} still runs after {seconds:g} s; SIGTERM ends it at once")
+            raise UserError(
+                f"the peer of {state} still runs after {seconds:g} s; SIGTERM, sent twice, ends it at once"
+            )
         time.sleep(0.1)
 
 

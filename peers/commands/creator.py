@@ -143,7 +143,7 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
 
     async def whole() -> Order:
         async with reaching(run, bootstraps, cache, say) as found:
-            return (await newest(found, None, say)).order
+            return (await newest(found, None, say)).public
 
     with as_user_errors(*NOT_REACHED, WireError):
         order = asyncio.run(whole())
@@ -258,7 +258,7 @@ def report(
     from peers.creator.facts import from_archive, from_manifest
     from peers.creator.report import as_json as to_json
     from peers.creator.report import as_markdown
-    from peers.files import write_atomically
+    from peers.files import is_file, write_atomically
     from peers.run_file import load_signed
     from swarmnet.orders import NO_ORDER
 
@@ -266,7 +266,7 @@ def report(
         raise UserError(
             "a report needs the published run file (`swarmnet registry show` prints it) or an archive"
         )
-    if Path(run).is_file():
+    if is_file(Path(run)):
         facts = from_manifest(load_signed(Path(run)), NO_ORDER, time.time())
     else:
         archive = Archive(open_store(run))

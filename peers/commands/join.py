@@ -14,7 +14,7 @@ from peers.commands.run import Bootstraps, Settings, overrides, start
 from peers.config.peer_file import PeerFile, check_typed, default_state, load, run_id_of
 from peers.config.yaml_lines import Typed, overlay
 from peers.errors import UserError
-from peers.files import write_atomically
+from peers.files import is_there, write_atomically
 from swarmnet.identifiers import RunId
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def join(
     optional = {"name": name, "invite": invite, "stages": stages}
     data |= {key: value for key, value in optional.items() if value is not None}
     wanted = overrides(settings)
-    if file.exists():
+    if is_there(file):
         given = {key: json.dumps(value) for key, value in data.items() if value not in ([], "auto")}
         start(_again(file, run_id, {**given, **wanted}))
     data = {"run": run_id, "state": ".", **data}
@@ -80,12 +80,17 @@ def _named(run: str | None, archive: str | None) -> SignedManifest | None:
         return None
     if is_url(run):
         return fetch_run(run)
-    if not Path(run).exists() and Path(run).suffix != ".json":
+    if not is_there(Path(run)) and Path(run).suffix != ".json":
         raise UserError(
-            f"{run} is neither a run id (64 hexadecimal digits, lower case), nor a published run file, nor a "
-            "URL of one; whoever published the run can tell you any of them"
+            f"{_shortened(run)} is neither a run id (64 hexadecimal digits, lower case), nor a published run "
+            "file, nor a URL of one; whoever published the run can tell you any of them"
         )
     return load_signed(Path(run))
+
+
+def _shortened(text: str) -> str:
+    """An invite, or a whole file, may stand where the run belongs."""
+    return text if len(text) <= 100 else f"{text[:80]!r}... ({len(text)} characters)"
 
 
 def _archived(archive: str | None) -> SignedManifest:

@@ -21,20 +21,25 @@ PeerFileArgument = Annotated[
 
 def install(peer_file: PeerFileArgument = None) -> None:
     """Write a systemd user unit for a peer file, and start it."""
-    for line in units.install(_service(peer_file)):
-        typer.echo(line)
+    _tell(units.install(_service(peer_file)))
 
 
 def uninstall(peer_file: PeerFileArgument = None) -> None:
     """Stop the unit and remove it. What the peer has on disk stays."""
-    for line in units.uninstall(_service(peer_file)):
-        typer.echo(line)
+    _tell(units.uninstall(_service(peer_file)))
 
 
 def status(peer_file: PeerFileArgument = None) -> None:
     """Say whether the unit is there and runs."""
     for line in units.status(_service(peer_file)):
         typer.echo(line)
+
+
+def _tell(done: units.Done) -> None:
+    for line in done.lines:
+        typer.echo(line)
+    if not done.ok:
+        raise typer.Exit(1)
 
 
 def _service(peer_file: Path | None) -> units.Service:

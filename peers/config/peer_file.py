@@ -33,6 +33,7 @@ from peers.config.schema import Shown
 from peers.config.validation import validate
 from peers.config.yaml_lines import Typed, overlay, read
 from peers.errors import ConfigError, UserError
+from peers.files import is_file
 from swarmnet.identifiers import RunId
 
 __all__ = ["ConfigError", "DemoOptions", "MetricsFile", "PeerFile", "UserError", "default_state", "load"]
@@ -45,7 +46,10 @@ STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=Fals
 def _resolve(path: Path, info: ValidationInfo) -> Path:
     """Relative paths are relative to the file they are typed in; `~` is the home folder."""
     folder = info.context.get("folder") if isinstance(info.context, dict) else None
-    path = path.expanduser()
+    try:
+        path = path.expanduser()
+    except RuntimeError:  # What pydantic does not know as a mistake.
+        raise ValueError(f"{str(path)!r}: nobody of that name has a home here; write it in full") from None
     return folder / path if isinstance(folder, Path) else path
 
 
@@ -53,7 +57,11 @@ def _run(value: str, info: ValidationInfo) -> str:
     if is_run_id(value):
         return value
     path = _resolve(Path(value), info)
-    if not path.is_file():
+    try:
+        there = is_file(path)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    if not there:
         raise ValueError(f"{value!r} is neither a run id (64 hexadecimal digits) nor a published run file")
     return str(path)
 

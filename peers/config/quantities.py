@@ -84,7 +84,7 @@ def bootstrap_multiaddr(value: str) -> str:
         public_key_bytes(PeerId(peer))
     except ValueError:
         raise ValueError(
-            f"{value!r} ends in no peer id: {peer[:64]!r} was mistyped or cut; it is 12D3Koo... and 52 characters long"
+            f"{value!r} ends in no peer id: {peer[:64]!r} was mistyped or cut; expected 12D3Koo..., 52 long"
         ) from None
     return value
 

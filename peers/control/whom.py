@@ -7,23 +7,24 @@ import sys
 from pathlib import Path
 
 from peers.config.peer_file import default_state, load
-from peers.control.socket_path import SOCKET_NAME
 from peers.errors import UserError
+from peers.files import is_file, is_folder
+from peers.state_lock import is_held
 
 
 def state_of(where: Path | None) -> Path:
     """The state folder that a person means. Raises UserError, with what to type instead."""
     if where is None:
         return _only_one(default_state(os.environ, sys.platform))
-    if where.is_dir():
+    if is_folder(where):
         return where
-    if where.is_file():
+    if is_file(where):
         return load(where, os.environ).state
     raise UserError(f"{where}: no such folder or file; name a peer's state folder or its peer file")
 
 
 def _only_one(home: Path) -> Path:
-    running = sorted(path.parent for path in home.glob(f"*/{SOCKET_NAME}"))
+    running = sorted(path for path in home.glob("*/") if _lives(path))
     if len(running) == 1:
         return running[0]
     if not running:
@@ -33,3 +34,11 @@ def _only_one(home: Path) -> Path:
         )
     names = ", ".join(str(path) for path in running)
     raise UserError(f"several peers run here; name the state folder of one: {names}")
+
+
+def _lives(state: Path) -> bool:
+    """By the lock: a peer that was killed leaves its socket behind."""
+    try:
+        return is_held(state)
+    except UserError:  # Another user's: it has to be named.
+        return False

@@ -16,8 +16,10 @@ from protocols.identity import Identity
 from protocols.messages import OrderIs
 from protocols.orders import SignedOrder, seal_order
 from protocols.records import SignedRecord, open_record
-from swarmnet.orders import Order, OrderError, next_sequence
+from swarmnet.orders import NO_ORDER, Order, OrderError, next_sequence
 
+Change = Callable[[Order], Order]
+"""What an order changes of the one before. Raises OrderError where that makes no sense."""
 DIRECTORY_SECONDS = 15.0
 DIAL_SECONDS = 8.0
 MOST_TOLD = 4
@@ -25,9 +27,20 @@ MOST_TOLD = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What the owner's machine knows when the next order is given."""
+
+    book: OrderBook
+    """The newest order; newer than the directory's if the last one reached nobody."""
+    public: Order
+    """What the directory has."""
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     order: SignedOrder
     before: Order
+    """What the directory had until then."""
     stored: bool
     """Whether some node of the directory keeps it."""
     told: int
@@ -43,32 +56,50 @@ def check_owner(signed: SignedManifest, identity: Identity, key: Path) -> None:
         )
 
 
-async def newest(found: Reached, kept: Path | None, say: Callable[[str, str], None]) -> OrderBook:
-    """The newest order that the directory or this machine knows. Raises WireError."""
+async def newest(found: Reached, kept: Path | None, say: Callable[[str, str], None]) -> Known:
+    """The newest orders that the directory and this machine (`kept`) know. Raises WireError."""
     book = OrderBook(found.signed, kept, lambda *_, **__: None, say)
     run, owner = found.signed.run_id, found.signed.manifest.owner
     there = await found.directory.get_order(run, owner, DIRECTORY_SECONDS)
     if there is not None:
         book.accept(there)
-    return book
+    return Known(book, there.order if there is not None else NO_ORDER)
 
 
-async def give(
-    found: Reached, identity: Identity, book: OrderBook, change: Callable[[Order], Order]
-) -> Given:
+async def give(found: Reached, identity: Identity, known: Known, change: Change) -> Given:
     """Raises UserError for an order that makes no sense or has no room, WireError if nobody is reached."""
-    signed, before = found.signed, book.order
+    order = _only_kept(known, change)
+    if order is None:
+        order = _sealed(found, identity, known.book.order, change)
+        known.book.accept(order)
+    stored = await found.directory.put_order(found.signed.run_id, order.data, DIRECTORY_SECONDS)
+    return Given(order, known.public, stored, await _tell(found, order))
+
+
+def _only_kept(known: Known, change: Change) -> SignedOrder | None:
+    """The order of this machine that says so already and reached nobody: then it is sent, not made again."""
+    said_already = _makes_sense(change, known.public) and not _makes_sense(change, known.book.order)
+    return known.book.held if said_already else None
+
+
+def _makes_sense(change: Change, order: Order) -> bool:
+    try:
+        change(order)
+    except OrderError:
+        return False
+    return True
+
+
+def _sealed(found: Reached, identity: Identity, before: Order, change: Change) -> SignedOrder:
+    """The order after `before`. Raises UserError."""
     try:
         changed = change(before)
         sequence = next_sequence(before, found.directory.now())
-        order = seal_order(identity, signed.run_id, replace(changed, sequence=sequence))
+        return seal_order(identity, found.signed.run_id, replace(changed, sequence=sequence))
     except OrderError as error:
         raise UserError(str(error)) from None
     except TooLarge as error:
         raise UserError(f"{error}: shorten the reasons, or lift bans that no longer matter") from None
-    book.accept(order)
-    stored = await found.directory.put_order(signed.run_id, order.data, DIRECTORY_SECONDS)
-    return Given(order, before, stored, await _tell(found, order))
 
 
 async def _tell(found: Reached, order: SignedOrder) -> int:

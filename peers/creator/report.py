@@ -67,15 +67,23 @@ def summary(facts: Facts) -> dict[str, Any]:
         },
         "compute": {
             "parameters": facts.parameters,
-            "settled_rounds": facts.round + 1,
-            "tokens": facts.tokens,
-            "floating_point_operations": facts.flops,
-            "energy_kilowatt_hours": facts.kilowatt_hours,
+            **_trained(facts),
             "assumptions": _assumptions(),
         },
         "contributors": [asdict(one) for one in facts.contributors],
         "bans": len(order.bans),
     }  # fmt: skip
+
+
+def _trained(facts: Facts) -> dict[str, float | None]:
+    """None: not known. The manifest alone does not say how long the run has trained."""
+    known = facts.round >= 0
+    return {
+        "settled_rounds": facts.round + 1 if known else None,
+        "tokens": facts.tokens if known else None,
+        "floating_point_operations": facts.flops if known else None,
+        "energy_kilowatt_hours": facts.kilowatt_hours if known else None,
+    }
 
 
 def _assumptions() -> list[str]:
@@ -144,14 +152,22 @@ def as_markdown(facts: Facts) -> str:
         "## 4. Compute, energy, contributors",
         "",
         f"- Parameters: {compute['parameters']:,}",
-        f"- Tokens: {compute['tokens']:,} in {compute['settled_rounds']:,} settled rounds",
-        f"- Operations: {compute['floating_point_operations']:.3g}",
-        f"- Energy: about {compute['energy_kilowatt_hours']:.3g} kWh",
+        *_cost(compute),
         *(f"- Assumed: {text}" for text in compute["assumptions"]),
         "",
         *_contributors(told["contributors"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _cost(compute: dict[str, Any]) -> list[str]:
+    if compute["settled_rounds"] is None:
+        return [f"- {what}: not known" for what in ("Tokens", "Operations", "Energy")]
+    return [
+        f"- Tokens: {compute['tokens']:,} in {compute['settled_rounds']:,} settled rounds",
+        f"- Operations: {compute['floating_point_operations']:.3g}",
+        f"- Energy: about {compute['energy_kilowatt_hours']:.3g} kWh",
+    ]
 
 
 def _source(source: Source) -> str:

@@ -9,19 +9,20 @@ from peers.config.sibling_file import HIGHEST_PORT, sibling_file
 from peers.doctor.line import Line, Tell
 from peers.doctor.machine import port
 from peers.errors import ConfigError
-from peers.event_log import read
+from peers.event_log import read_lately
 
 OF_EACH = ("p2pd", "reachability")
 """What is told of every stage; everything else is the same for all."""
 
 
 def stage_held(config: PeerFile, number: int, running: bool) -> int | None:
-    """By sibling `number`; None: that is only chosen when it starts. Of a running one its log tells."""
+    """By sibling `number`; None: that is only chosen when it starts. Of a running one its log tells; None:
+    it has not said so yet, or so long ago that it is kept no more."""
     if config.stage != "auto":
         return config.stage + number
     log = sibling_file(config, number).state / "events.jsonl"
     found = None
-    for event in read(log) if running and log.exists() else ():
+    for event in read_lately(log) if running else ():
         if event.name == "started":
             found = None
         elif event.name == "assembled" and isinstance(event.fields.get("stage"), int):
@@ -34,7 +35,12 @@ def of_stage(config: PeerFile, number: int, running: bool, line: Line) -> Line:
     if config.stages == 1:
         return line
     held = stage_held(config, number, running)
-    which = f"stage {held}" if held is not None else f"stage {number + 1} of the {config.stages} it will hold"
+    if held is not None:
+        which = f"stage {held}"
+    elif running:
+        which = f"its stage {number + 1} of {config.stages} (which one, its event log does not tell)"
+    else:
+        which = f"stage {number + 1} of the {config.stages} it will hold"
     return replace(line, text=f"{which}: {line.text}", data={**line.data, "sibling": number, "stage": held})
 
 

@@ -19,7 +19,7 @@ from peers.doctor.line import Line, Tell
 from peers.doctor.reachability import Addresses, in_the_open, judge, line_of
 from peers.doctor.stage import Memory
 from peers.doctor.stage import judge as judge_stage
-from peers.event_log import read
+from peers.event_log import read_lately
 from peers.joining import PeerCache, find_manifest
 from peers.run_file import RunFileError, SignedManifest
 from peers.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
@@ -48,6 +48,14 @@ ASK_AGAIN_SECONDS = (0.0, 10.0, 20.0, 35.0)
 BUSY = "is asked too often just now"
 SLOW_UP, SLOW_DOWN = 5e6 / 8, 10e6 / 8
 """Bytes per second. What the swarm is measured with is 10 Mbit/s up (docs/benchmarks/wan.md): half of it."""
+NOT_KNOWN = Line(
+    "reachability",
+    "warn",
+    "not known: the event log of the running peer tells no more where it listens and which relays lead to it",
+    "start the peer again: it then notes that anew, and takes it along into each new file of its log",
+    {"verdict": "unknown"},
+)
+"""Without its addresses every verdict would be false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +284,12 @@ class Examination:
         await transport.relays.first(SLOT_SECONDS)
         for pause in ASK_AGAIN_SECONDS:
             await asyncio.sleep(pause)
+            addresses = addresses_of(self.subject, transport)
+            if addresses is None:
+                self.tell(NOT_KNOWN)
+                return
             reasons = {}
-            if await self._ask_helpers(transport, reasons):
+            if await self._ask_helpers(transport, addresses, reasons):
                 return
             if not any(why.endswith(BUSY) for why in reasons.values()):
                 break
@@ -286,10 +298,11 @@ class Examination:
         data = {"verdict": "unknown"}
         self.tell(Line("reachability", "warn", f"nobody could dial back: {why}", fix, data))
 
-    async def _ask_helpers(self, transport: P2pdTransport, reasons: dict[PeerId, str]) -> bool:
+    async def _ask_helpers(
+        self, transport: P2pdTransport, addresses: Addresses, reasons: dict[PeerId, str]
+    ) -> bool:
         """Tell what the first helper finds; False if none does, with the reason of each."""
         subject = self.subject
-        addresses = addresses_of(subject, transport)
         for helper in sorted(self.helpers, key=lambda each: not each.public)[:HELPERS]:
             try:
                 await transport.daemon.connect(helper.peer, [helper.address], CONNECT_SECONDS)
@@ -331,30 +344,38 @@ def _opinion(second: Dialled) -> str:
     return f"{second.outcome.replace('_', ' ')} ({second.detail})"
 
 
-def addresses_of(subject: Subject, transport: P2pdTransport) -> Addresses:
-    """Of the peer that is looked at, which may be another process than the one that asks."""
+def addresses_of(subject: Subject, transport: P2pdTransport) -> Addresses | None:
+    """Of the peer that is looked at, which may be another process than the one that asks; None: not known.
+    What the peer file announces is known whatever the log tells, and whoever announces has no relays."""
     config = subject.config
     told = (
         logged_addresses(config.state, subject.identity.peer_id) if subject.running else transport.addresses
     )
+    if told is None:
+        if not config.announce:
+            return None
+        told = ()
     return Addresses.of(config.announce, with_ports(config.listen, told), told)
 
 
-def logged_addresses(state: Path, peer: PeerId) -> Sequence[str]:
-    """Where a running peer listens and which relays lead to it, from its event log: since its last start."""
+def logged_addresses(state: Path, peer: PeerId) -> Sequence[str] | None:
+    """Where a running peer listens and which relays lead to it, from its event log: since its last start.
+    None if that is not in the log any more: a part of what it said since would be no better than a guess."""
     found: list[str] = []
     circuits: dict[str, list[str]] = {}
-    with (state / "events.jsonl").open("rb"):
-        for event in read(state / "events.jsonl"):
-            if event.name == "started":
-                found, circuits = [], {}
-            elif event.name == "relayed":
-                circuits[str(event.fields.get("relay"))] = list(event.fields.get("addresses", ()))
-            elif event.name == "not_relayed":
-                circuits.pop(str(event.fields.get("relay")), None)
-            elif event.name == "listening":
-                text = str(event.fields.get("text", "")).removeprefix("listening on ")
-                address, _, whose = text.rpartition("/p2p/")
-                if whose == peer:
-                    found.append(address)
+    started = False
+    for event in read_lately(state / "events.jsonl"):
+        if event.name == "started":
+            started, found, circuits = True, [], {}
+        elif event.name == "relayed":
+            circuits[str(event.fields.get("relay"))] = list(event.fields.get("addresses", ()))
+        elif event.name == "not_relayed":
+            circuits.pop(str(event.fields.get("relay")), None)
+        elif event.name == "listening":
+            text = str(event.fields.get("text", "")).removeprefix("listening on ")
+            address, _, whose = text.rpartition("/p2p/")
+            if whose == peer:
+                found.append(address)
+    if not started:
+        return None
     return list(dict.fromkeys([*found, *(each for slot in circuits.values() for each in slot)]))

@@ -37,6 +37,14 @@ STATEMENT_BYTES = 64
 
 
 @dataclass(slots=True)
+class _Author:
+    """Whose log is read, as far as it has said so: a log may have lost its beginning."""
+
+    peer: str | None = None
+    stage: int | None = None
+
+
+@dataclass(slots=True)
 class Facts:
     """Of one run, from the files below one folder."""
 
@@ -45,7 +53,7 @@ class Facts:
     signers: set[str] = field(default_factory=set)
     """Peers that signed the newest weights of their stage."""
     logs: int = 0
-    """Event logs that were read."""
+    """Peers whose event logs were read."""
     tokens: int = 0
     """Committed by the first stage, as far as the logs tell."""
     seconds: float = 0.0
@@ -109,15 +117,15 @@ def _read_logs(found: Facts, logs: list[Path]) -> None:
     tokens: dict[int, Counter[str]] = {}
     first, last = float("inf"), 0.0
     for log in logs:
-        for file in (log.with_name(log.name + ".old"), log):
-            if not file.is_file():
-                continue
-            found.logs += 1
+        files, author = event_log.parts(log), _Author()
+        found.logs += bool(files)
+        for file in files:
             try:
-                for event in _about(file, makers, settled, tokens):
+                for event in _about(file, author, makers, settled, tokens):
                     first, last = min(first, event.time), max(last, event.time)
             except (UserError, OSError) as error:
                 found.troubles.append(str(error))
+                author = _Author()  # In what was not read it may have moved to another stage.
     found.seconds = max(0.0, last - first)
     # A microbatch is committed in every stage; a stage of which all logs are here has seen them all.
     origins = {origin for counts in tokens.values() for origin in counts}
@@ -163,21 +171,25 @@ def _read_claims(found: Facts, file: Path) -> None:
 
 
 def _about(
-    file: Path, makers: dict[str, str], settled: set[str], tokens: dict[int, Counter[str]]
+    file: Path,
+    author: _Author,
+    makers: dict[str, str],
+    settled: set[str],
+    tokens: dict[int, Counter[str]],
 ) -> Iterator[event_log.Event]:
-    """Read one log into what is gathered of all of them. Raises UserError where it is damaged."""
-    me, stage = "", -1
-    for event in event_log.read(file):
+    """Read a part of one log into what is gathered of all of them, except what is of an unknown stage or
+    maker. Raises UserError where it is damaged."""
+    for event in event_log.read_part(file):
         fields = event.fields
         match event.name, fields:
             case "started", {"peer": str(peer)}:
-                me = peer
+                author.peer, author.stage = peer, None
             case "assembled", {"stage": int(held)}:
-                stage = held
-            case "committed", {"origin": str(origin), "tokens": int(count)}:
-                tokens.setdefault(stage, Counter())[origin] += count
-            case "made", {"id": str(identity)}:
-                makers[identity] = me
+                author.stage = held
+            case "committed", {"origin": str(origin), "tokens": int(count)} if author.stage is not None:
+                tokens.setdefault(author.stage, Counter())[origin] += count
+            case "made", {"id": str(identity)} if author.peer is not None:
+                makers[identity] = author.peer
             case "took", {"id": str(identity), "maker": str(maker)}:
                 makers[identity] = maker
             case "settled", {"ids": list(ids)}:

@@ -29,12 +29,13 @@ class Held:
 
 
 def held(source: Path | None) -> Held:
-    """A checkpoint's model, or an exported one. Raises ExportError, TextError or UserError."""
-    if source is not None and (source / "config.json").is_file():
-        shape, manifest = load_shape(source), source / MANIFEST_FILE
+    """A checkpoint's model, or an exported one (None: here). Raises ExportError, TextError or UserError."""
+    place = source or Path()
+    if (place / "config.json").is_file():
+        shape, manifest = load_shape(place), place / MANIFEST_FILE
         window = parse(manifest.read_bytes()).data.sequence_tokens if manifest.is_file() else None
-        name = "bytes" if shape.vocabulary == BYTES else str(source / "tokenizer.json")
-        return Held(load_weights(source), shape, open_tokenizer(name, shape.vocabulary), window)
+        name = "bytes" if shape.vocabulary == BYTES else str(place / "tokenizer.json")
+        return Held(load_weights(place), shape, open_tokenizer(name, shape.vocabulary), window)
     newest = checkpoint.newest(source)
     shape, data = newest.manifest.model, newest.manifest.data
     return Held(newest.whole(), shape, open_tokenizer(data.tokenizer, shape.vocabulary), data.sequence_tokens)

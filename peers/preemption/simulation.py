@@ -17,20 +17,22 @@ from random import Random
 from peers.preemption.trace import Machine
 from protocols.records import ANNOUNCE_SECONDS
 from swarmnet.identifiers import PeerId
-from swarmnet.moving import (
-    FRESH_SECONDS,
+from swarmnet.mover import (
     AnnounceMove,
     Go,
     GroupBeat,
-    Intent,
     Look,
     Looked,
     MoveEvent,
     Mover,
-    MoveRules,
     Tick,
-    View,
     Withdraw,
+)
+from swarmnet.moving import (
+    FRESH_SECONDS,
+    Intent,
+    MoveRules,
+    View,
     choose_stage,
 )
 

@@ -59,7 +59,7 @@ class Pausing:
         await self._ended.wait()
 
     async def rested(self) -> bool:
-        """Wait until nothing of a stage is in memory, or until no reason stands any more; whether it rests."""
+        """Wait until nothing of a stage is in memory, or no reason stands any more; whether it rests."""
         waits = [asyncio.create_task(event.wait()) for event in (self.resting, self._ended)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

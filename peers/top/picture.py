@@ -17,6 +17,7 @@ from peers.errors import UserError
 MOST_PEERS = 4096
 MOST_LOSSES = 512
 MOST_EVENTS = 256
+_NO_STAGE = {"bootstrap": "a bootstrap", "observer": "an observer", "archivist": "an archivist"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +104,14 @@ def as_json(picture: Picture) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Picture:
-    """The picture in what a peer answered. UserError if it is none: the peer is of another version."""
+    """The picture in what a peer answered. UserError if it is none: the peer holds no stage, or
+    is of another version."""
     try:
         picture = msgspec.convert(data, Picture)
     except msgspec.ValidationError as error:
+        role = str(data.get("role"))
+        if role in _NO_STAGE:
+            raise UserError(_no_picture(role)) from None
         raise UserError(
             f"the peer's answer is no picture of a swarm ({error}); its version is another: swarmnet version"
         ) from None
@@ -117,6 +122,13 @@ def from_json(data: Mapping[str, Any]) -> Picture:
     ):
         raise UserError("the peer's answer is longer than a picture of a swarm is")
     return picture
+
+
+def _no_picture(role: str) -> str:
+    return (
+        f"this peer is {_NO_STAGE[role]}: it holds no stage, so it has no picture; "
+        "to watch its run: swarmnet top --run RUN --bootstrap MULTIADDR"
+    )
 
 
 def together(pictures: Sequence[Picture]) -> Picture:

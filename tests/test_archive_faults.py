@@ -1,0 +1,319 @@
+"""What goes wrong around an archive: liars, stores that are not reached, disks that are full, newcomers that
+go again. None of it stops the archivist, and none of it spoils what is archived."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from swarm import Swarm
+from test_archive import MANIFEST, SIGNED, SLOW, archived, entry, open_archive
+
+from peers import checkpoint
+from peers.admission import OpenToAll
+from peers.archive.archive import INDEX, Archive
+from peers.archive.archivist import Policy
+from peers.archive.serving import Serving
+from peers.archive.store import ArchiveError, open_store
+from peers.claims import Claims
+from peers.presence import Presence
+from peers.snapshots import Snapshots
+from peers.virtual_time import run
+from protocols.envelope import Kind, run_bytes, seal
+from protocols.identity import Identity
+from protocols.memory import MemoryNetwork
+from protocols.messages import AskChunk, AskState, Hello
+from protocols.records import RECORD_SECONDS
+from swarmnet.branches import START
+from swarmnet.layout import layout_of
+from swarmnet.manifest import WIRE_VERSION
+from swarmnet.parameters import parameter_shapes
+
+FAR = 4_000_000_000
+"""A round that no run reaches."""
+STAGE = 1
+LAYOUT = layout_of(parameter_shapes(MANIFEST.model, MANIFEST.span(STAGE)))
+
+
+class Unreachable(Exception):
+    """As botocore's and gcsfs's errors: neither an OSError nor a ValueError."""
+
+
+def unreachable(*_, **__):
+    raise Unreachable("no route to the store")
+
+
+# -- liars --------------------------------------------------------------------------------------------
+
+
+def signed_far_ahead(swarm: Swarm, name: str) -> list[bytes]:
+    liar = Identity.from_seed(name.encode())
+    return [
+        seal(liar, swarm.signed.run_id, Kind.SETTLED, 0, at, at, START + bytes(32))
+        for at in range(FAR, FAR + 4)
+    ]
+
+
+def test_a_peer_that_signs_rounds_far_ahead_pushes_out_nobody_elses_words_and_is_forgotten(tmp_path):
+    swarm = Swarm(MANIFEST, seed=1)
+
+    async def story():
+        swarm.open()
+        for name, stage in (("a", 0), ("b", 0), ("c", 1)):
+            swarm.start(name, stage, compute=SLOW)
+        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 5, 60.0)
+        honest, liar = (swarm.members[name].peer for name in "ab")
+        swarm.members["b"].worker.digests.restore(signed_far_ahead(swarm, "b"))
+        archivist, archive, said = await archived(swarm, str(tmp_path), Policy())
+        await archivist.once()
+        assert not [text for text in said if "not archived" in text]
+        assert archive.newest(0)[0].signers == (honest,)
+        around = archivist.circle.states[0][0]
+        assert min(around.statements[liar]) == FAR
+        for name in swarm.living():
+            await swarm.crash(name)
+        await swarm.during(RECORD_SECONDS)  # The directory forgets them.
+        await archivist.once()
+        assert around.statements == {}
+        archivist.circle.close()
+
+    run(story())
+
+
+# -- newcomers that go again --------------------------------------------------------------------------
+
+
+class QuietLink:
+    """To a newcomer of which nothing is heard."""
+
+    def __init__(self, peer):
+        self.peer = peer
+        self.closed = False
+
+    def post(self, message, body=b""):
+        return 0
+
+    def close(self):
+        self.closed = True
+
+
+class Desk:
+    """An archivist's answers, with an archive of its own and no swarm."""
+
+    def __init__(self, place: str) -> None:
+        self.notes: list[tuple[str, dict]] = []
+        self.network = MemoryNetwork()
+        self.archive = Archive(open_store(place))
+        self.archive.open(SIGNED)
+        me = Identity.from_seed(b"archivist")
+        note = lambda event, **fields: self.notes.append((event, fields))  # noqa: E731 - a name for a line
+        transport = self.network.transport(me.peer_id)
+        self.serving = Serving(self.archive, SIGNED, transport, OpenToAll(), bytes, note)
+        self.snapshots = Snapshots(me, SIGNED.run_id, STAGE, MANIFEST.rounds)
+        self.serving.snapshots[STAGE] = (self.snapshots, LAYOUT)
+
+    def put(self, at: int, damaged: bool = False) -> None:
+        units = torch.zeros(LAYOUT.size, dtype=torch.int32)
+        units[0] = at
+        data = checkpoint.content(MANIFEST, STAGE, at, START, units, LAYOUT)
+        self.archive.put(entry(STAGE, at, data, **({"sha256": "damaged"} if damaged else {})), data)
+
+    async def greeted(self, name: str) -> str:
+        """A newcomer comes; its peer id."""
+        identity = Identity.from_seed(name.encode())
+        peer = identity.peer_id
+        transport, directory = self.network.transport(peer), self.network.directory(peer)
+        presence = Presence(SIGNED, identity, transport, directory, "1", lambda *_, **__: None)
+        record = presence.record(STAGE, Claims("starting", "", "worker"))
+        self.serving.greeted(peer, Hello(WIRE_VERSION, run_bytes(SIGNED.run_id), record), QuietLink(peer))
+        await self.done()
+        assert self.serving.stage_of(peer) == STAGE
+        return peer
+
+    async def done(self) -> None:
+        """What was begun is at its end; an exception that nobody took is raised."""
+        await asyncio.gather(*self.serving._tasks)
+
+    def held(self) -> list[int]:
+        return [snapshot.root.round for snapshot in self.snapshots.held]
+
+
+async def test_a_newcomer_that_goes_while_weights_are_read_leaves_none_in_memory(tmp_path):
+    desk = Desk(str(tmp_path))
+    desk.put(3)
+    gone = await desk.greeted("e")
+    assert not desk.serving.asked(gone, AskState())
+    desk.serving.lost(gone)
+    await desk.done()
+    assert desk.notes == [], "they were read"
+    assert desk.held() == []
+    desk.serving.close()
+
+
+async def test_a_newcomer_is_offered_what_the_archive_has_now_and_gets_the_rest_of_what_it_fetches(tmp_path):
+    desk = Desk(str(tmp_path))
+    desk.put(3)
+    peer = await desk.greeted("e")
+    asked = partial(desk.serving.asked, peer)
+    assert not asked(AskState())
+    await desk.done()
+    assert asked(AskState())
+    assert desk.held() == [3]
+    digest = desk.snapshots.held[0].root.digest
+    desk.put(7)
+    assert not asked(AskState()), "what is held is not the newest"
+    assert asked(AskChunk(digest, 0))
+    await desk.done()
+    assert asked(AskState())
+    assert desk.held() == [7, 3]
+    desk.serving.close()
+
+
+async def test_a_damaged_newest_checkpoint_is_read_once_and_the_one_before_it_offered(tmp_path):
+    desk = Desk(str(tmp_path))
+    desk.put(3)
+    desk.put(7, damaged=True)
+    peer = await desk.greeted("e")
+    assert not desk.serving.asked(peer, AskState())
+    await desk.done()
+    for _ in range(3):
+        assert desk.serving.asked(peer, AskState())
+        await desk.done()
+    assert desk.held() == [3]
+    assert [event for event, _ in desk.notes] == ["archive_unusable"]
+    desk.serving.close()
+
+
+async def test_a_full_disk_for_temporary_files_is_noted(tmp_path, monkeypatch):
+    desk = Desk(str(tmp_path / "archive"))
+    desk.put(3)
+    peer = await desk.greeted("e")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert not desk.serving.asked(peer, AskState())
+    await desk.done()
+    ((event, fields),) = desk.notes
+    assert event == "archive_unusable"
+    assert "TMPDIR" in fields["reason"]
+    desk.serving.close()
+
+
+async def test_a_store_that_is_not_reached_when_a_newcomer_asks_is_noted(tmp_path, monkeypatch):
+    desk = Desk(f"memory://{tmp_path.name}/served")
+    desk.put(3)
+    peer = await desk.greeted("e")
+    with monkeypatch.context() as broken:
+        broken.setattr(MemoryFileSystem, "cat_file", unreachable)
+        assert not desk.serving.asked(peer, AskState())
+        await desk.done()
+    assert "Unreachable: no route" in desk.notes[0][1]["reason"]
+    assert not desk.serving.asked(peer, AskState()), "it is read again"
+    await desk.done()
+    assert desk.held() == [3]
+    desk.serving.close()
+
+
+# -- the index ----------------------------------------------------------------------------------------
+
+
+def test_an_index_of_many_checkpoints_that_many_have_signed_is_read(tmp_path):
+    archive = Archive(open_store(str(tmp_path)))
+    archive.open(SIGNED)
+    signers = tuple(f"12D3KooW{number:044}" for number in range(64))
+    archive.entries = tuple(entry(0, at, b"x", signers=signers) for at in range(1200))
+    archive.put(entry(0, 1200, b"x", signers=signers), b"x")
+    assert (tmp_path / INDEX).stat().st_size > 4 * 1024 * 1024
+    assert len(open_archive(str(tmp_path)).entries) == 1201
+
+
+def test_no_more_is_added_than_a_reader_takes(tmp_path, monkeypatch):
+    archive = Archive(open_store(str(tmp_path)))
+    archive.open(SIGNED)
+    for at in range(3):
+        archive.put(entry(0, at, b"x"), b"x")
+    monkeypatch.setattr("peers.archive.archive.INDEX_LIMIT", (tmp_path / INDEX).stat().st_size + 9)
+    with pytest.raises(ArchiveError, match=r"is full.*keep fewer \(archiving.newest"):
+        archive.put(entry(0, 3, b"x"), b"x")
+    assert open_archive(str(tmp_path)).entries == archive.entries
+    assert len(list(tmp_path.glob("stage-*"))) == len(archive.entries), "no file that the index does not name"
+    archive.prune(4, 1, 0)
+    archive.put(entry(0, 100, b"x"), b"x")
+    assert len(open_archive(str(tmp_path)).entries) == 2
+
+
+def test_a_full_archive_takes_more_once_less_of_it_is_to_stay(tmp_path, monkeypatch):
+    swarm = Swarm(MANIFEST, seed=1)
+
+    async def story():
+        swarm.open()
+        for name, stage in (("a", 0), ("c", 1)):
+            swarm.start(name, stage, compute=SLOW)
+        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 4, 60.0)
+        archivist, archive, said = await archived(swarm, str(tmp_path), Policy(newest=100))
+        for stage, at in ((stage, at) for stage in (0, 1) for at in range(3)):
+            archive.put(entry(stage, at, b"old"), b"old")
+        monkeypatch.setattr("peers.archive.archive.INDEX_LIMIT", (tmp_path / INDEX).stat().st_size)
+        await archivist.once()
+        assert len([text for text in said if "is full" in text]) == 2
+        assert archive.entries == open_archive(str(tmp_path)).entries
+        archivist.policy = replace(archivist.policy, newest=1)
+        await archivist.once()
+        assert [len(archive.newest(stage)) for stage in (0, 1)] == [1, 1]
+        assert min(archive.newest(stage)[0].round for stage in (0, 1)) >= 3
+        archivist.circle.close()
+        await swarm.close()
+
+    run(story())
+
+
+# -- stores that are not reached ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("broken", "use", "words"),
+    [
+        ("cat_file", lambda store: store.read("x"), "cannot be read"),
+        ("pipe_file", lambda store: store.write("x", b""), "cannot be written"),
+        ("makedirs", lambda store: store.write("x", b""), "cannot be written"),
+        ("rm_file", lambda store: store.delete("x"), "cannot be removed"),
+    ],
+)
+def test_whatever_a_backend_raises_is_told_with_its_kind_and_the_place(monkeypatch, broken, use, words):
+    store = open_store("memory://broken/a")
+    monkeypatch.setattr(MemoryFileSystem, broken, unreachable)
+    with pytest.raises(ArchiveError, match=rf"memory://broken/a/x: {words}: Unreachable: no route"):
+        use(store)
+
+
+def test_a_backend_that_cannot_connect_is_told_with_its_kind_and_the_place(monkeypatch):
+    monkeypatch.setattr("fsspec.core.url_to_fs", unreachable)
+    with pytest.raises(ArchiveError, match="sftp://host/a cannot be opened: Unreachable: no route"):
+        open_store("sftp://host/a")
+
+
+def test_a_store_that_is_not_reached_is_said_and_tried_again_the_next_time(tmp_path, monkeypatch):
+    swarm = Swarm(MANIFEST, seed=1)
+
+    async def story():
+        swarm.open()
+        for name, stage in (("a", 0), ("c", 1)):
+            swarm.start(name, stage, compute=SLOW)
+        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 4, 60.0)
+        place = f"memory://{tmp_path.name}/swarm"
+        archivist, archive, said = await archived(swarm, place, Policy())
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryFileSystem, "pipe_file", unreachable)
+            await archivist.once()
+        told = [text for text in said if "not archived this time" in text and "Unreachable" in text]
+        assert len(told) == 2
+        assert archive.entries == ()
+        await archivist.once()
+        assert all(archive.newest(stage) for stage in (0, 1))
+        archivist.circle.close()
+        await swarm.close()
+
+    run(story())

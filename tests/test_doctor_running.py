@@ -1,0 +1,91 @@
+"""What the doctor knows of a peer that runs: from its event log, also after that has moved."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from peers.config.peer_file import check_typed
+from peers.config.yaml_lines import Typed
+from peers.doctor.reachability import tcp_port
+from peers.doctor.swarm import Examination, logged_addresses
+from peers.event_log import EventLog, parts, read
+
+
+def config(tmp_path, **keys):
+    data = {"state": str(tmp_path / "state"), "metrics": {"listen": "off"}, **keys}
+    return check_typed(Typed("test", data), tmp_path, "test", {})
+
+
+def event(name, **fields):
+    return json.dumps({"time": 1.0, "monotonic": 1.0, "event": name, **fields}) + "\n"
+
+
+def test_relays_of_a_running_peer_are_those_that_it_has_not_lost(tmp_path):
+    circuits = [f"/ip4/9.9.9.9/tcp/1/p2p/{relay}/p2p-circuit" for relay in "ab"]
+    slots = [event("relayed", relay=relay, addresses=[circuits["ab".index(relay)]]) for relay in "ab"]
+    said = [event("started"), *slots, event("not_relayed", relay="a")]
+    (tmp_path / "events.jsonl").write_text("".join(said))
+    assert logged_addresses(tmp_path, "12D3KooWme") == circuits[1:]
+
+
+HERE = "listening on /ip4/8.8.4.4/tcp/2/p2p/12D3KooWme"
+
+
+def test_the_addresses_of_a_running_peer_are_known_after_its_log_has_moved(tmp_path):
+    (tmp_path / "events.jsonl.old").write_text(event("started") + event("listening", text=HERE))
+    log = tmp_path / "events.jsonl"
+    for text in ("", event("looked")):
+        log.write_text(text)
+        assert logged_addresses(tmp_path, "12D3KooWme") == ["/ip4/8.8.4.4/tcp/2"]
+    log.unlink()
+    with EventLog(log, lambda: 1.0, lambda: 1.0, flush_count=1, limit_bytes=400) as running:
+        running.record("started", peer="12D3KooWme")
+        running.record("listening", text=HERE)
+        for _ in range(100):
+            running.record("looked")
+    assert "listening" not in {one.name for file in parts(log) for one in read(file)}, "it moved often"
+    assert logged_addresses(tmp_path, "12D3KooWme") == ["/ip4/8.8.4.4/tcp/2"]
+
+
+def test_of_a_running_peer_whose_log_has_lost_its_start_no_address_is_known(tmp_path):
+    assert logged_addresses(tmp_path, "12D3KooWme") is None
+    for name in ("events.jsonl.old", "events.jsonl"):
+        (tmp_path / name).write_text(event("looked") + event("relayed", relay="a", addresses=["/x"]))
+    assert logged_addresses(tmp_path, "12D3KooWme") is None
+
+
+@pytest.mark.parametrize("announce", [[], ["/ip4/8.8.4.4/tcp/31331"]])
+async def test_where_no_address_is_known_nobody_is_asked_to_dial_those_announced_apart(tmp_path, announce):
+    wish = config(tmp_path, role="worker", run="ab" * 32, announce=announce)
+    (wish.state / "events.jsonl").parent.mkdir(parents=True, exist_ok=True)
+    (wish.state / "events.jsonl").write_text(event("looked"))
+    subject = SimpleNamespace(config=wish, identity=SimpleNamespace(peer_id="12D3KooWme"), running=True)
+    told, asked = [], []
+
+    async def first(seconds):
+        return False
+
+    async def ask(transport, addresses, reasons):
+        asked.append(addresses.announced)
+        return True
+
+    visit = Examination(subject, told.append, frozenset({"reachability"}))
+    visit._ask_helpers = ask
+    await visit._reachability(SimpleNamespace(relays=SimpleNamespace(first=first)))
+    if announce:
+        assert (told, asked) == ([], [tuple(announce)])
+    else:
+        assert asked == []
+        assert (told[0].level, told[0].data["verdict"]) == ("warn", "unknown")
+        assert "not known" in told[0].text
+        assert "relay" in told[0].text
+        assert told[0].fix
+
+
+def test_the_addresses_of_a_running_peer_are_those_since_its_last_start(tmp_path):
+    old, new = (f"listening on /ip4/8.8.4.4/tcp/{port}/p2p/12D3KooWme" for port in (1, 2))
+    text = event("started") + event("listening", text=old) + event("started") + event("listening", text=new)
+    (tmp_path / "events.jsonl").write_text(text + event("listening", text=new) + '{"torn')
+    assert logged_addresses(tmp_path, "12D3KooWme") == ["/ip4/8.8.4.4/tcp/2"]
+    assert [tcp_port(each) for each in ("/ip4/1.1.1.1/tcp/7", "/ip4/1.1.1.1/udp/7/quic-v1", "")] == [7, 0, 0]
