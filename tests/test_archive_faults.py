@@ -16,6 +16,7 @@ from test_archive import MANIFEST, SIGNED, SLOW, archived, entry, open_archive
 
 from peers import checkpoint
 from peers.admission import OpenToAll
+from peers.archive import serving
 from peers.archive.archive import INDEX, Archive
 from peers.archive.archivist import Policy
 from peers.archive.serving import Serving
@@ -171,6 +172,25 @@ async def test_a_newcomer_is_offered_what_the_archive_has_now_and_gets_the_rest_
     await desk.done()
     assert asked(AskState())
     assert desk.held() == [7, 3]
+    desk.serving.close()
+
+
+async def test_who_fetches_chunks_over_carriers_is_not_let_go_for_its_silence(tmp_path, monkeypatch):
+    desk = Desk(str(tmp_path))
+    await desk.greeted("e")
+    monkeypatch.setattr(serving, "IDLE_SECONDS", 0.2)
+    began = asyncio.get_running_loop().time()
+    while asyncio.get_running_loop().time() < began + 0.4:
+        desk.serving.gave(STAGE)
+        desk.serving._beat()
+        await asyncio.sleep(0.01)
+    assert len(desk.serving.served()) == 1
+    desk.serving.gave(STAGE + 1)
+    async with asyncio.timeout(5.0):
+        while desk.serving.served():
+            desk.serving._beat()
+            await asyncio.sleep(0.01)
+    await desk.done()
     desk.serving.close()
 
 

@@ -137,8 +137,12 @@ class Circle:
 
     def _chunk(self, digest: bytes, index: int) -> memoryview | None:
         """Of any stage: a connection of a carrier asks all of them."""
-        found = (path.chunk(digest, index) for _, path in self.states.values())
-        return next((chunk for chunk in found if chunk is not None), None)
+        for stage, (_, path) in self.states.items():
+            chunk = path.chunk(digest, index)
+            if chunk is not None:
+                self.serving.gave(stage)
+                return chunk
+        return None
 
     def close(self) -> None:
         self.serving.close()

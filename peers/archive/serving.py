@@ -222,6 +222,13 @@ class Serving:
         # Who is half through with older weights gets the rest of them: a chunk is not asked for again.
         return bool(snapshots.held) and isinstance(message, AskChunk)
 
+    def gave(self, stage: int) -> None:
+        """A chunk went to whoever asked on a carrier's connection, which says no name: whoever of that stage
+        is here may be fetching."""
+        for newcomer in self._newcomers.values():
+            if newcomer.stage == stage:
+                newcomer.asked_at = self._loop.time()
+
     def statements(self, peer: PeerId) -> Statements:
         """What peers have signed of what it is offered."""
         return Statements(self._statements.get(self._newcomers[peer].stage, [])[:MOST_STATEMENTS])
