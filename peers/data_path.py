@@ -197,7 +197,7 @@ class DataPath:
                 kept = self.bodies[key]
                 if attempt > 1:
                     job = self.pipeline.jobs[key]
-                    tried = sorted(job.tried - {peer})
+                    tried = sorted(job.tried.keys() - {peer})
                     self.note("rerouted", code=job.rerouted, counter=key.counter, to=peer, tried=tried)
                 stage = self.neighbourhood.membership.peers[peer].stage
                 path = Path.of(self.ways.header_for(key, stage))

@@ -71,7 +71,7 @@ class Disk:
 
     def restored(self) -> list[Weights]:
         """From all usable checkpoints, the newest first."""
-        found = []
+        found, self.saved = [], None
         for path in checkpoint.files(self.folder, self.stage) if self.folder is not None else ():
             began = perf_counter()
             try:

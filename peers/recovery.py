@@ -49,6 +49,8 @@ class Recovery:
         self.neighbourhood = neighbourhood
         self._sets: dict[tuple[int, bytes], Sets] = {}
         """By round and chain value, of the histories that the own checkpoints are of."""
+        self._own: Weights | None = None
+        """The newest of them, until this peer has begun."""
         self.keepers = Keepers(presence, neighbourhood, neighbourhood.membership.stage)
         states.vouched = self.keepers.vouched
         self.compute = compute
@@ -69,7 +71,7 @@ class Recovery:
         """The newest that the group offers, else what this peer has itself. `wish`: why the state is
         fetched anew, as it is known by then; after a fork only from those of the history that stands, and not
         on top of the own one."""
-        own = self._restored() if update is None else await self._settled(update)
+        own = self._first() if update is None else await self._settled(update)
         clock = self.neighbourhood.clock
         until, agreed_until = clock.time() + PATIENCE_SECONDS, clock.time() + AGREE_SECONDS
         while not self.leaving.is_set():
@@ -110,13 +112,19 @@ class Recovery:
         known = self.neighbourhood.known()
         return any(known[peer].ready for peer in group)
 
-    def _restored(self) -> Weights:
-        """The newest of the own checkpoints, else what the seed makes; all are served to others."""
+    def restore(self) -> None:
+        """Read the own checkpoints, which are served to others from then on. Before anybody can ask: where a
+        whole group starts again, a disk that is not read yet counts as an empty one."""
         restored = self.disk.restored()
         self._sets = {(weights.settled_round, weights.chain): weights.sets for weights in restored}
         for weights in restored:
             self.states.snapshots.hold(weights)
-        return restored[0] if restored else self.disk.first_weights()
+        self._own = restored[0] if restored else None
+
+    def _first(self) -> Weights:
+        """The newest of the own checkpoints, else what the seed makes."""
+        own, self._own = self._own, None
+        return own if own is not None else self.disk.first_weights()
 
     async def _settled(self, update: UpdatePath) -> Weights:
         taken: asyncio.Future[Weights] = asyncio.get_running_loop().create_future()

@@ -127,6 +127,7 @@ class Worker:
         for task in self._tasks:
             task.add_done_callback(self.task_ended)
         try:
+            self.recovery.restore()
             await self._meet()
             await self._from_archive()
             while not self._leaving.is_set():
@@ -219,6 +220,7 @@ class Worker:
             return
         if url and folder is not None:
             await Restoring(url, self.signed, self.say).bring(folder, self.stage, self.part.layout)
+            self.recovery.restore()
         await self.recovery.keepers.reach()
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> bool:

@@ -61,6 +61,8 @@ SLOWEST_FACTOR, SLOWEST_DECAY = 2.0, 0.98
 which is forgotten by half in 35 answers."""
 HOP_MARGIN = 0.9
 """What a hop leaves its successor of the time that it has itself."""
+LONGEST_EXPECTED_SECONDS = 30.0
+"""Of somebody who has not answered: patience is five times that. It may swallow all it is sent."""
 MOST_ATTEMPTS = 4
 RETRY_SECONDS = 0.1
 """How often a microbatch that nobody has room for is offered again."""
@@ -88,7 +90,8 @@ class Job:
     """Nobody wants it any more, but it is being computed: what comes of that decides."""
     sent_at: float = 0.0
     next_deadline: float = float("inf")
-    tried: set[PeerId] = field(default_factory=set)
+    tried: dict[PeerId, float] = field(default_factory=dict)
+    """Peers that it was sent to, and when first: an answer may be to that, whatever was sent since."""
     rerouted: str = ""
     """Why the peer that was tried last did not do it (peers/reasons.py)."""
     retry_at: float = float("inf")
@@ -164,7 +167,7 @@ class Pipeline:
         self._effects = []
         match event:
             case Start(key):
-                self._begin(key, Job("forward", None, 0, now + self._patience() * MOST_ATTEMPTS))
+                self._begin(key, Job("forward", None, 0, now + self._life()))
             case ActArrived():
                 self._act(event, now)
             case ForwardDone(key):
@@ -267,7 +270,7 @@ class Pipeline:
         patience = min(self._patience(peer), (job.deadline - now) * HOP_MARGIN)
         job.phase, job.next, job.sent_at = "waiting", peer, now
         job.attempt += 1
-        job.tried.add(peer)
+        job.tried.setdefault(peer, now)
         job.next_deadline = now + patience
         self.router.sent(peer)
         self._effects.append(SendAct(key, peer, job.attempt, patience))
@@ -278,7 +281,7 @@ class Pipeline:
             self.ledger.late_answers += 1
             return
         job = self.jobs[key]
-        took = now - job.sent_at
+        took = now - job.tried[peer]
         if peer == job.next:
             self.router.answered(peer, path_seconds, took)
             self.answer_seconds = (
@@ -315,7 +318,7 @@ class Pipeline:
         for key, job in list(self._open.items()):
             if job.phase == "waiting" and now >= job.next_deadline:
                 if job.next is not None:
-                    self.router.overdue(job.next, now - job.sent_at)
+                    self.router.overdue(job.next, now - job.tried[job.next])
                     self.router.failed(job.next, now)
                     self._effects.append(SendCancel(key, job.next, job.attempt))
                 self._reroute(key, "deadline", now)
@@ -344,7 +347,7 @@ class Pipeline:
             self.router.ended(job.next)
         self.ledger.rerouted[code] = self.ledger.rerouted.get(code, 0) + 1
         if code == "busy" and job.next is not None:
-            job.tried.discard(job.next)
+            job.tried.pop(job.next, None)
         else:
             job.failures += 1
         job.phase, job.next, job.next_deadline, job.rerouted = "unrouted", None, float("inf"), code
@@ -377,11 +380,18 @@ class Pipeline:
             held.pop(key, None)
         self._effects.append(Forget(key))
 
+    def _life(self) -> float:
+        """How long a microbatch of this origin may take in all. Where all who may get it have become slow, it
+        is they who say how long: answers that are not waited for would never be learnt."""
+        known = [self.router.expected_seconds(peer) for peer in self.candidates(None)]
+        fastest = min((seconds or 0.0 for seconds in known), default=0.0)  # None: not tried yet.
+        return MOST_ATTEMPTS * max(self._patience(), DEADLINE_FACTOR * min(fastest, LONGEST_EXPECTED_SECONDS))
+
     def _patience(self, peer: PeerId | None = None) -> float:
         """How long to wait for GRAD before another peer is tried; a slow peer gets the time it needs."""
         slow = self.router.expected_seconds(peer) if peer is not None else None
         if self.answer_seconds is None or (peer is not None and slow is None):
-            return FIRST_DEADLINE_SECONDS
+            return max(FIRST_DEADLINE_SECONDS, DEADLINE_FACTOR * min(slow or 0.0, LONGEST_EXPECTED_SECONDS))
         expected = max(self.answer_seconds, slow or 0.0)
         return max(
             SHORTEST_DEADLINE_SECONDS * self.stages_below,

@@ -220,6 +220,49 @@ def test_cancelled_while_waiting_is_cancelled_below_too():
     assert in_flight(pipeline) == 0
 
 
+def answered_by(pipeline: Pipeline, answer_seconds: float, count: int, now: float) -> tuple[int, float]:
+    """Start one microbatch after another whose answers take so long; how many came back, and the time."""
+    back = 0
+    for counter in range(count):
+        key, sent = MicrobatchId(KEY.origin, counter + int(1000 * now)), {}
+        pipeline.handle(Start(key), now)
+        effects = pipeline.handle(ForwardDone(key), now)
+        while key in pipeline.jobs:
+            for effect in effects:
+                if isinstance(effect, SendAct):
+                    sent.setdefault(effect.peer, now)
+            answer = min(sent.values(), default=float("inf")) + answer_seconds
+            now = max(now, min(answer, pipeline.next_deadline()))
+            if now >= answer:
+                pipeline.handle(GradArrived(X, key, 1, 0.1), now)
+                pipeline.handle(BackwardDone(key, 32), now)
+                back += 1
+            else:
+                effects = pipeline.handle(Tick(), now)
+    return back, now
+
+
+@pytest.mark.parametrize("slow_seconds", [9.0, 45.0])
+def test_an_origin_learns_that_answers_have_become_slow(slow_seconds):
+    pipeline = machine(X, stages_below=1)
+    back, now = answered_by(pipeline, 0.3, 20, 0.0)
+    assert back == 20
+    _, now = answered_by(pipeline, slow_seconds, 8, now)
+    assert answered_by(pipeline, slow_seconds, 5, now)[0] == 5
+
+
+def test_an_answer_to_an_earlier_try_took_the_time_since_that():
+    pipeline = machine(X)
+    pipeline.handle(ActArrived(UP, KEY, 1, 100.0), 0.0)
+    pipeline.handle(ForwardDone(KEY), 1.0)
+    again = pipeline.next_deadline()
+    pipeline.handle(Tick(), again)
+    while pipeline.jobs[KEY].phase == "unrouted":  # It is left alone for a moment.
+        pipeline.handle(Tick(), again := pipeline.next_deadline())
+    pipeline.handle(GradArrived(X, KEY, 1, 0.1), again + 0.5)
+    assert pipeline.answer_seconds == again + 0.5 - 1.0
+
+
 def test_deadlines_shorten_with_every_hop():
     pipeline = machine(X)
     pipeline.handle(ActArrived(UP, KEY, 1, 10.0), 0.0)
