@@ -28,6 +28,8 @@ from protocols.upload import Upload
 from swarmnet.identifiers import PeerId
 
 KEEPALIVE_SECONDS = 20.0
+PARTING_SECONDS = 1.0
+"""For the other side to end a stream after us."""
 WRITE_SECONDS = 30.0
 """Longest wait for room to write: the other side reads nothing, though it is connected."""
 SLOW_SECONDS = 0.3
@@ -101,6 +103,8 @@ class Subflow:
         """Of these, what was written whole: acknowledged in this order."""
         self._count = 0
         self._half = b""
+        self._parting: asyncio.TimerHandle | None = None
+        """Since this side has ended it."""
         self._work = asyncio.Event()
         self._tasks = [
             asyncio.create_task(self._send(), name=f"send {name}"),
@@ -167,14 +171,24 @@ class Subflow:
     async def _watch(self) -> None:
         try:
             while data := await self._reader.read(_READ_BYTES):
+                if self._parting is not None:
+                    continue
                 if not self._acknowledged:
                     raise Malformed("bytes on a one-way stream")
                 self._arrived(data)
-            self._owner.broke(self, "it ended", None)
+            self._over("it ended")
         except Malformed as error:
-            self._owner.broke(self, "it answered something else than acknowledgements", error)
+            self._over("it answered something else than acknowledgements", error)
         except (OSError, RuntimeError) as error:
-            self._owner.broke(self, f"the stream broke ({error or type(error).__name__})", None)
+            self._over(f"the stream broke ({error or type(error).__name__})")
+
+    def _over(self, reason: str, error: Malformed | None = None) -> None:
+        """The other side has ended it: because we did, or by itself."""
+        if self._parting is None:
+            self._owner.broke(self, reason, error)
+        else:
+            self._parting.cancel()
+            self._stream.transport.abort()
 
     def _arrived(self, data: bytes) -> None:
         """Acknowledgements: the newest says all. Raises Malformed."""
@@ -195,13 +209,19 @@ class Subflow:
             self._owner.acknowledged(outgoing, self.last_sign - self._posted.pop(outgoing))
 
     def close(self, polite: bool) -> None:
-        """End the stream; with `polite` the other side learns that this is meant, unless a message is cut."""
-        for task in self._tasks:
+        """End the stream; with `polite` the other side learns that this is meant, unless a message is cut.
+
+        Then it is the other side that ends it: an acknowledgement that comes to a stream with nobody behind
+        it makes p2pd reset the stream, and what was just written is lost (12 of 400 closes)."""
+        polite = polite and self.writer.between_messages and not self._stream.is_closing()
+        for task in self._tasks[:1] if polite else self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
-        if polite and self.writer.between_messages:
+        if polite:
             self._stream.write(self._held + CLOSING)
-            self._stream.close()
+            self._stream.write_eof()
+            cut = self._stream.transport.abort
+            self._parting = asyncio.get_running_loop().call_later(PARTING_SECONDS, cut)
         else:
             self._stream.transport.abort()
         self.writer.drop()
