@@ -45,7 +45,7 @@ def run_line(signed: SignedManifest) -> str:
     stages = len(manifest.stages)
     return (
         f"run    {printable(manifest.name)}  {signed.run_id[:16]}...  signed by {manifest.owner}; "
-        f"{counted(stages, 'stage')}"
+        + counted(stages, "stage")
     )
 
 

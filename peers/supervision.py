@@ -72,7 +72,7 @@ async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until_one_ends(**works: Coroutine[Any, Any, None]) -> None:
+async def until_one_ends(**works: Coroutine[Any, Any, object]) -> None:
     """Do all at once, each as a task of its name, until one has ended or this is cancelled; then the others
     are cancelled and waited for. Raises what that one raised."""
     tasks = [asyncio.create_task(work, name=name) for name, work in works.items()]

@@ -176,13 +176,13 @@ class Subflow:
                 if not self._acknowledged:
                     raise Malformed("bytes on a one-way stream")
                 self._arrived(data)
-            self._over("it ended")
+            self._other_side_ended("it ended")
         except Malformed as error:
-            self._over("it answered something else than acknowledgements", error)
+            self._other_side_ended("it answered something else than acknowledgements", error)
         except (OSError, RuntimeError) as error:
-            self._over(f"the stream broke ({error or type(error).__name__})")
+            self._other_side_ended(f"the stream broke ({error or type(error).__name__})")
 
-    def _over(self, reason: str, error: Malformed | None = None) -> None:
+    def _other_side_ended(self, reason: str, error: Malformed | None = None) -> None:
         """The other side has ended it: because we did, or by itself."""
         if self._parting is None:
             self._owner.broke(self, reason, error)

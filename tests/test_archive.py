@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 from swarm import OWNER, Swarm, sign, tiny_manifest
@@ -143,6 +144,14 @@ def test_an_archivist_needs_a_place_and_a_run(tmp_path):
 # -- an archivist and a swarm -------------------------------------------------------------------------
 
 
+async def trained(swarm: Swarm, stages: dict[str, int], rounds: int, **how: Any) -> None:
+    """Open a swarm of these peers, and wait until each has settled more than so many rounds."""
+    swarm.open()
+    for name, stage in stages.items():
+        swarm.start(name, stage, **how)
+    await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > rounds, 60.0)
+
+
 async def archived(swarm: Swarm, place: str, policy: Policy) -> tuple[Archivist, Archive, list[str]]:
     """An archivist in the swarm, opened."""
     said: list[str] = []
@@ -170,10 +179,7 @@ def test_a_swarm_whose_peers_are_all_gone_goes_on_from_the_archive_alone(tmp_pat
 
     async def before():
         swarm = Swarm(MANIFEST, seed=1)
-        swarm.open()
-        for name, stage in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
-            swarm.start(name, stage)
-        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 5, 60.0)
+        await trained(swarm, {"a": 0, "b": 0, "c": 1, "d": 1}, 5)
         swarm.members["a"].worker.orders.book.take(seal_order(OWNER, SIGNED.run_id, ordered).data)
         archivist, archive, said = await archived(swarm, place, Policy(newest=2))
         await archivist.once()
@@ -232,10 +238,7 @@ def test_a_stage_whose_peers_are_all_gone_comes_back_from_the_archivist_alone(tm
     swarm = Swarm(MANIFEST, seed=1)
 
     async def story():
-        swarm.open()
-        for name, stage in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
-            swarm.start(name, stage, compute=SLOW)
-        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 5, 60.0)
+        await trained(swarm, {"a": 0, "b": 0, "c": 1, "d": 1}, 5, compute=SLOW)
         archivist, archive, _ = await archived(swarm, str(tmp_path / "archive"), Policy(seconds=0.5))
         archiving = asyncio.create_task(archivist.run())  # It asks whoever comes for weights, at any time.
         await swarm.until(lambda: archive.newest(1), 60.0)
@@ -271,10 +274,7 @@ def test_what_nobody_else_has_signed_is_not_taken_from_an_archivist(tmp_path):
     swarm = Swarm(MANIFEST, seed=1)
 
     async def story():
-        swarm.open()
-        for name, stage in (("a", 0), ("c", 1)):
-            swarm.start(name, stage, compute=SLOW)
-        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 4, 60.0)
+        await trained(swarm, {"a": 0, "c": 1}, 4, compute=SLOW)
         archivist, archive, _ = await archived(swarm, str(tmp_path / "archive"), Policy())
         await archivist.once()
         (held,) = archive.newest(1)
@@ -309,10 +309,7 @@ def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path, added, set
 
     async def story():
         swarm = Swarm(MANIFEST, seed=1)
-        swarm.open()
-        swarm.start("a", 0)
-        swarm.start("c", 1)
-        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 4, 60.0)
+        await trained(swarm, {"a": 0, "c": 1}, 4)
         archivist, archive, _ = await archived(swarm, str(place), Policy())
         await archivist.once()
         archivist.circle.close()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from swarm import Swarm
-from test_archive import MANIFEST, SIGNED, SLOW, archived, entry, open_archive
+from test_archive import MANIFEST, SIGNED, SLOW, archived, entry, open_archive, trained
 
 from peers import checkpoint
 from peers.admission import OpenToAll
@@ -64,10 +64,7 @@ def test_a_peer_that_signs_rounds_far_ahead_pushes_out_nobody_elses_words_and_is
     swarm = Swarm(MANIFEST, seed=1)
 
     async def story():
-        swarm.open()
-        for name, stage in (("a", 0), ("b", 0), ("c", 1)):
-            swarm.start(name, stage, compute=SLOW)
-        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 5, 60.0)
+        await trained(swarm, {"a": 0, "b": 0, "c": 1}, 5, compute=SLOW)
         honest, liar = (swarm.members[name].peer for name in "ab")
         swarm.members["b"].worker.digests.restore(signed_far_ahead(swarm, "b"))
         archivist, archive, said = await archived(swarm, str(tmp_path), Policy())
@@ -269,10 +266,7 @@ def test_a_full_archive_takes_more_once_less_of_it_is_to_stay(tmp_path, monkeypa
     swarm = Swarm(MANIFEST, seed=1)
 
     async def story():
-        swarm.open()
-        for name, stage in (("a", 0), ("c", 1)):
-            swarm.start(name, stage, compute=SLOW)
-        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 4, 60.0)
+        await trained(swarm, {"a": 0, "c": 1}, 4, compute=SLOW)
         archivist, archive, said = await archived(swarm, str(tmp_path), Policy(newest=100))
         for stage, at in ((stage, at) for stage in (0, 1) for at in range(3)):
             archive.put(entry(stage, at, b"old"), b"old")
@@ -319,10 +313,7 @@ def test_a_store_that_is_not_reached_is_said_and_tried_again_the_next_time(tmp_p
     swarm = Swarm(MANIFEST, seed=1)
 
     async def story():
-        swarm.open()
-        for name, stage in (("a", 0), ("c", 1)):
-            swarm.start(name, stage, compute=SLOW)
-        await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > 4, 60.0)
+        await trained(swarm, {"a": 0, "c": 1}, 4, compute=SLOW)
         place = f"memory://{tmp_path.name}/swarm"
         archivist, archive, said = await archived(swarm, place, Policy())
         with monkeypatch.context() as broken:

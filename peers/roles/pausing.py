@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Literal
 
+from peers.supervision import until_one_ends
+
 Why = Literal["user", "schedule", "idle", "battery", "owner"]
 REASONS: Mapping[Why, str] = {
     "user": "somebody here asked for it; `swarmnet resume` goes on",
@@ -60,13 +62,7 @@ class Pausing:
 
     async def rested(self) -> bool:
         """Wait until nothing of a stage is in memory, or no reason stands any more; whether it rests."""
-        waits = [asyncio.create_task(event.wait()) for event in (self.resting, self._ended)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+        await until_one_ends(resting=self.resting.wait(), ended=self._ended.wait())
         return self.resting.is_set()
 
     @staticmethod
