@@ -10,6 +10,7 @@ listens) would go with it, so the new file begins with it, as one event `continu
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -99,9 +100,7 @@ class EventLog:
         try:
             self._write()
             if self._file.tell() >= self._limit_bytes:
-                self._path.replace(_older(self._path))
-                self._file.close()
-                self._file = self._path.open("ab", buffering=0)
+                self._turn_over()
                 self._waiting = self._continued()
                 self._write()
         except OSError as error:
@@ -112,6 +111,14 @@ class EventLog:
     def _write(self) -> None:
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
+
+    def _turn_over(self) -> None:
+        """A new file; until there is one the old one is written on. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):  # Moved before, when no new one could be opened.
+            self._path.replace(_older(self._path))
+        file = self._path.open("ab", buffering=0)
+        self._file.close()
+        self._file = file
 
     def _note_standing(self, event: str, fields: dict[str, object], line: str) -> None:
         if event == "started":

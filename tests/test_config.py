@@ -46,6 +46,10 @@ def problems(typed, text, environment=None, overrides=None):
             "role: bootstrap\nlimits:\n  only_when_plugged_in: 1\n",
             "3: limits.only_when_plugged_in: is 1; expected true or false",
         ),
+        (
+            "role: bootstrap\nlimits:\n  upload: 1MB/s\n  memory: 1GiB\n",
+            "4: limits.memory: is for workers; a bootstrap has no such limit, only limits.upload",
+        ),
         ("role: bootstrap\nthreads: 2.5\n", "2: threads: is 2.5; expected a whole number"),
         ("role: bootstrap\nthreads: true\n", "2: threads: is true; expected a whole number"),
         ("role: bootstrap\nlisten: []\n", "2: listen: is empty; expected at least one"),
@@ -290,7 +294,10 @@ def test_any_values_are_loaded_or_refused_in_one_line(typed, values):
 
 
 def test_a_peak_and_a_plug_are_read_as_they_are_meant(typed):
-    peer = typed("role: bootstrap\nmetrics: {peak_operations: 67e12}\nlimits: {only_when_plugged_in: true}\n")
+    peer = typed(
+        f"role: worker\nrun: {'ab' * 32}\nmetrics: {{peak_operations: 67e12}}\n"
+        "limits: {only_when_plugged_in: true}\n"
+    )
     assert peer.metrics.peak_operations == 67e12
     assert peer.limits.only_when_plugged_in
     assert typed("role: bootstrap\n").metrics.peak_operations is None

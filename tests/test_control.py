@@ -90,6 +90,15 @@ def test_where_there_is_no_way_around_a_long_path_it_says_what_to_do(tmp_path, m
         pass
 
 
+def test_a_folder_in_anothers_closed_one_is_said_to_be_so(tmp_path, monkeypatch):
+    def refused(path, **_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", refused)
+    with pytest.raises(UserError, match="cannot be looked at: Permission denied"):
+        ask(tmp_path, {"do": "echo"}, 1.0)
+
+
 async def talk(state, *lines):
     """Send raw bytes; everything that comes back before the other side ends the conversation."""
     reader, writer = await asyncio.open_unix_connection(str(state / SOCKET_NAME))

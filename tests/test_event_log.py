@@ -232,6 +232,34 @@ def test_on_a_full_disk_events_wait_for_room_and_it_is_said_once(tmp_path, clock
     assert told[1].endswith("events lost meanwhile: 0")
 
 
+def test_a_long_log_whose_new_file_cannot_be_opened_is_written_on_and_turned_over_later(tmp_path, clock):
+    path, told = tmp_path / "events.jsonl", []
+    log = rotating(path, clock)
+    log.trouble = told.append
+    log.record("started", peer="me")
+    refuses, opens = True, type(path).open
+
+    def opening(self, *how, **more):
+        if refuses and self == path:
+            raise OSError(24, "Too many open files")
+        return opens(self, *how, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(path), "open", opening)
+        for number in range(40):
+            log.record("e", number=number)
+        assert len(told) == 1
+        assert not path.exists()
+        refuses = False
+        log.record("e", number=40)
+    log.close()
+    older = tmp_path / "events.jsonl.old"
+    numbers = [event.fields["number"] for file in (older, path) for event in event_log.read(file)
+               if event.name == "e"]  # fmt: skip
+    assert numbers == list(range(41))
+    assert names(path)[0] == "continued"
+
+
 def test_of_too_many_that_wait_the_oldest_whole_lines_are_left_out_and_counted(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(event_log, "LONGEST_WAITING_BYTES", 2000)
     log = EventLog(tmp_path / "events.jsonl", clock, clock, flush_count=1)

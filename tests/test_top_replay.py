@@ -181,6 +181,18 @@ def test_logs_are_found_in_files_state_folders_and_folders_of_those(two_peers):
     assert list(named) == ["a", "a'", "b"]
 
 
+def test_of_a_peer_that_ran_for_months_what_held_when_its_log_was_begun_anew_is_told(tmp_path):
+    log = Log(tmp_path, "old", B, 3)
+    log.log._limit_bytes = 500
+    for number in range(60):
+        log(1.0 + number, "traffic", sent={}, received={}, refused={}, padding="x" * number)
+    log.close()
+    begun = (tmp_path / "old" / "events.jsonl.old").read_text().splitlines()[0]
+    assert '"event":"continued"' in begun, "the file that told it all is gone"
+    first = Replay.read([tmp_path / "old"]).at(0.0).peers
+    assert [(seen.peer, seen.stage) for seen in first] == [(B, 3)]
+
+
 def test_what_is_no_log_is_said_with_its_name(two_peers, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
     with pytest.raises(UserError, match=r"empty.*holds no event log; name an events\.jsonl"):

@@ -265,6 +265,14 @@ class PeerFile(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _only_a_worker_pauses(self) -> PeerFile:
+        for key in ("hours", "only_when_idle", "only_when_plugged_in", "memory"):
+            if self.role != "worker" and getattr(self.limits, key):
+                error = f"is for workers; {_a(self.role)} has no such limit, only limits.upload"
+                raise PydanticCustomError("refused", "{error}", {"key": f"limits.{key}", "error": error})
+        return self
+
+    @model_validator(mode="after")
     def _needs_run(self) -> PeerFile:
         purposes = {"worker": "to train", "observer": "to show", "archivist": "to archive"}
         if self.role in purposes and self.run is None:

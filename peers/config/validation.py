@@ -34,7 +34,7 @@ def validate(model: type[Model], typed: Typed, context: object = None, inside: L
                 continue  # its cause is reported itself
             location = tuple(detail["loc"][len(inside) :])
             if "key" in (detail.get("ctx") or {}):
-                location = (*location, detail["ctx"]["key"])
+                location = (*location, *detail["ctx"]["key"].split("."))
             known = _keys_at(model, tuple(detail["loc"][:-1]))
             key = ".".join(map(str, location)) or "file"
             problems.append((typed.place(location), f"{key}: {_problem(dict(detail), known)}"))

@@ -11,6 +11,7 @@ from typing import Any
 
 from peers.control.socket_path import LONGEST_ANSWER_BYTES, SOCKET_NAME, socket_path
 from peers.errors import UserError
+from peers.files import is_folder
 
 _READ_BYTES = 64 * 1024
 
@@ -19,7 +20,7 @@ def ask(state: Path, request: Mapping[str, Any], deadline_seconds: float) -> dic
     """The answer of the peer that runs with this state folder. UserError where none runs, it refuses, or it
     does not answer in time; the message says what to do."""
     until = time.monotonic() + deadline_seconds
-    if not state.is_dir():
+    if not is_folder(state):
         raise UserError(
             f"{state}: no such folder; name the state folder of a peer, its peer file, or leave it out"
         )

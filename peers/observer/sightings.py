@@ -80,7 +80,9 @@ class Sightings:
     departures: Counter[str] = field(default_factory=Counter)
     recent: deque[Departure] = field(default_factory=lambda: deque(maxlen=KEPT_DEPARTURES))
     left_out: int = 0
-    """Records that found no room."""
+    """Records that found no room when the directory was last read."""
+    _finding_no_room: int = 0
+    """Of them, those of the reading that is under way."""
 
     # -- what happens ---------------------------------------------------------------------------------
 
@@ -92,12 +94,16 @@ class Sightings:
             return
         if known is None:
             if len(self.peers) >= MOST_PEERS:
-                self.left_out += 1
+                self._finding_no_room += 1
                 return
             self.peers[signed.peer] = Sighting(record, signed.sequence, now)
             self.contributions.first(record)
             return
         self._changed(known, signed, now)
+
+    def walked(self) -> None:
+        """The directory has been read once more, all of it that answered."""
+        self.left_out, self._finding_no_room = self._finding_no_room, 0
 
     def _changed(self, known: Sighting, signed: SignedRecord, now: float) -> None:
         old, new = known.record, signed.record

@@ -91,6 +91,7 @@ class Walk:
                 complete = False
                 continue
             await self._take(found)
+        self.sightings.walked()
         if complete:
             self.walked_at = self.directory.now()
 

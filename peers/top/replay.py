@@ -38,8 +38,7 @@ def logs_of(paths: Sequence[Path]) -> dict[str, list[Path]]:
                 name = f"{log.parent.resolve().parent.name} {name}"
             while name in found:
                 name += "'"
-            older = log.with_name(log.name + ".old")
-            found[name] = [older, log] if older.is_file() else [log]
+            found[name] = event_log.parts(log)
     return found
 
 
@@ -69,8 +68,8 @@ class Replay:
         events = [
             (name, event)
             for name, files in logs.items()
-            for file in files
-            for event in _read(file)
+            for number, file in enumerate(files)
+            for event in _read(file, first=number == 0)
             if event.name not in UNUSED
         ]
         return cls(events, list(logs))
@@ -130,9 +129,10 @@ class Replay:
         )
 
 
-def _read(path: Path) -> Iterable[Event]:
+def _read(path: Path, first: bool) -> Iterable[Event]:
+    """Of the first file of a log what held already when it began, too: what stood before it is gone."""
     try:
-        yield from event_log.read(path)
+        yield from event_log.read_part(path) if first else event_log.read(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
