@@ -168,6 +168,31 @@ async def test_a_link_ends_with_its_first_stream(world):
         link.post(act(1))
 
 
+async def test_who_closes_takes_acknowledgements_until_the_other_side_has_ended_too(world):
+    link = await world.link()
+    link.post(act(0))
+    far = world.far[0]
+    await far.read(1)
+    link.close()
+    assert far.frames.feed(await far.reader.read()) == []
+    assert far.frames.closed, "the goodbye has come, and the stream's end"
+    far.acknowledge()
+    await far.writer.drain()
+    assert not far.writer.is_closing(), "p2pd would reset the stream, and with it what is not read yet"
+    far.writer.close()
+    async with asyncio.timeout(DEADLINE):
+        await link.gone()
+
+
+async def test_who_closes_does_not_wait_for_ever_for_one_that_does_not_end(world, monkeypatch):
+    monkeypatch.setattr(subflows, "PARTING_SECONDS", 0.05)
+    link = await world.link()
+    link.close()
+    async with asyncio.timeout(DEADLINE):
+        await link.gone()
+    assert not world.far[0].writer.is_closing(), "it has not said a word"
+
+
 @pytest.mark.parametrize("told", [2, 0xFFFFFFFF])
 async def test_acknowledging_more_than_was_sent_ends_the_link_and_is_refused(world, told):
     link = await world.link(more=1)
