@@ -7,6 +7,7 @@ by themselves. Which faults a seed makes: schedules.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -40,7 +41,7 @@ class Crash:
 
     async def inject(self, world: World) -> bool:
         member = world.alive(self.name)
-        if member is None or not world.spare(member):
+        if member is None or not world.spare(member) or not _truth_stays(world, member):
             return False
         await world.crash(member)
         return True
@@ -249,7 +250,7 @@ class Leave:
 
     async def inject(self, world: World) -> bool:
         member = world.alive(self.name)
-        if member is None or not world.spare(member):
+        if member is None or not world.spare(member) or not _truth_stays(world, member):
             return False
         for each in world.process(self.name):
             world.note(each.name, each.life, "told_to_leave")
@@ -289,11 +290,27 @@ def _lies(member: Member) -> bool:
     return member.worker.states is not None and isinstance(member.worker.states.snapshots, _Liar)
 
 
+def _truth_prevails(stage: Sequence[Member], liars: int = 0) -> bool:
+    """Whether more of its peers hold the state and give it truly than lie, `liars` more of these included."""
+    liars += sum(map(_lies, stage))
+    return not liars or sum(other.trains and not _lies(other) for other in stage) > liars
+
+
+def _truth_stays(world: World, gone: Member) -> bool:
+    """Whether truth prevails in the stages of this process without it."""
+    process = world.process(gone.name)
+    return all(
+        _truth_prevails([other for other in world.living(each.worker.stage) if other not in process])
+        for each in process
+        if not each.ended
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """Its snapshots are served with wrong or missing bytes, from then on. Never by half of a stage or more:
-    who must give up its history there has nobody to fetch the other one from (docs/consistency.md). Nor where
-    peers move: the honest ones may go and leave it alone with the state."""
+    """Its snapshots are served with wrong or missing bytes, from then on. Never by half of a stage or more,
+    and nobody is taken who would leave it so: who must give up its history there has nobody to fetch the
+    other one from (docs/consistency.md). Nor where peers move: the honest ones may go."""
 
     at: float
     until: float
@@ -307,8 +324,7 @@ class Lie:
         if member.worker.states is None or world.moves:
             return False
         stage = world.living(member.worker.stage)
-        liars = {member.name} | {other.name for other in stage if _lies(other)}
-        if 2 * len(liars) >= len(stage):
+        if not _truth_prevails([other for other in stage if other is not member], liars=1):
             return False
         liar = _Liar(member.worker.snapshots, self.truncated)
         member.worker.states.snapshots = liar
