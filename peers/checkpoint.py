@@ -20,6 +20,7 @@ from torch import Tensor
 from peers.errors import UserError
 from peers.files import write_atomically
 from peers.run_file import parse
+from swarmnet.branches import START
 from swarmnet.fixed_point import UNIT, to_floats, to_units
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.layout import Layout, layout_of
@@ -28,6 +29,8 @@ from swarmnet.model import scaled
 from swarmnet.parameters import parameter_shapes
 from swarmnet.round_events import Reference, Sets
 
+STATEMENT_BYTES = len(START) + 32
+"""The chain's value and the digest of settled weights: what peers sign of a round."""
 KEPT = 2
 
 

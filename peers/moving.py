@@ -15,6 +15,7 @@ from peers.listener import Load
 from peers.neighbourhood import Neighbourhood
 from peers.presence import OPERATION_SECONDS, Presence
 from peers.reasons import MOVES
+from peers.settings import Settings
 from peers.timer import Timer
 from protocols.errors import WireError
 from protocols.records import SignedRecord, open_record
@@ -56,6 +57,8 @@ Note = Callable[..., None]
 class Serves(Protocol):
     """What moving must know of the worker."""
 
+    settings: Settings
+
     @property
     def stage(self) -> int: ...
 
@@ -68,19 +71,22 @@ class Serves(Protocol):
     def leave(self) -> None: ...
 
 
-async def first_stage(presence: Presence, chance: Random, say: Say) -> int:
+async def first_stage(presence: Presence, chance: Random, say: Say, never: frozenset[int]) -> int:
     """The stage that needs a newcomer most, counting the peers that can be reached."""
-    return (await first_stages(presence, 1, chance, say))[0]
+    return (await first_stages(presence, 1, chance, say, never))[0]
 
 
-async def first_stages(presence: Presence, count: int, chance: Random, say: Say) -> range:
-    """The adjacent stages that need a newcomer most which holds so many of them."""
+async def first_stages(
+    presence: Presence, count: int, chance: Random, say: Say, never: frozenset[int]
+) -> range:
+    """The adjacent stages that need a newcomer most which holds so many of them, and can serve none of
+    `never`."""
     manifest = presence.signed.manifest
     stages = len(manifest.stages)
     records = await _records(presence, stages) or {}
     reached = await presence.reached(records)
     seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in reached]
-    rules = MoveRules(stage_work(manifest))
+    rules = MoveRules(stage_work(manifest), never=never)
     chosen = choose_stages(view_of(seen, rules.work), rules, count, chance)
     counts = [sum(record.stage == number for _, record in seen) for number in range(stages)]
     now = ", ".join(f"stage {number}: {count}" for number, count in enumerate(counts))
@@ -110,7 +116,7 @@ class Moving:
         self.say = say
         self.moving_to = -1
         """Announced; -1: none."""
-        self.rules = MoveRules(stage_work(presence.signed.manifest))
+        self.rules = MoveRules(stage_work(presence.signed.manifest), never=worker.settings.never)
         self._clock = neighbourhood.clock
         self._created = self._clock.time()
         self._mover: Mover | None = None

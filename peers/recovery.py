@@ -93,16 +93,29 @@ class Recovery:
                 self.say("no_weights", f"{error}; asks again in {AGAIN_SECONDS:g} s")
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
-            if weights is None:
-                return self.disk.first_weights() if forked else own
+            if weights is None and not forked:
+                return own
+            if weights is None:  # From the seed on, the sets of the history that stands are there.
+                self._forget_after(-1)
+                return self.disk.first_weights()
             self.note("fetched", round=weights.settled_round, bytes=self.states.fetched_bytes)
             # Of a history that was given up the weights after this very round are others, too.
-            last = weights.settled_round - 1 if forked else weights.settled_round
-            self.disk.forget_after(last)
-            self.states.snapshots.forget_after(last)
+            self._forget_after(weights.settled_round - (forked or self._holds_another(weights)))
             self.states.snapshots.hold(weights)
             return replace(weights, sets=self._sets.get((weights.settled_round, weights.chain), {}))
         return own
+
+    def _holds_another(self, weights: Weights) -> bool:
+        """Whether the own disk had other weights after the same round."""
+        held = self.states.snapshots.held
+        return any(
+            snapshot.root.round == weights.settled_round and snapshot.root.chain != weights.chain
+            for snapshot in held
+        )
+
+    def _forget_after(self, round: int) -> None:
+        self.disk.forget_after(round)
+        self.states.snapshots.forget_after(round)
 
     def _keepers(self, group: Sequence[PeerId]) -> list[PeerId]:
         """Archivists to ask besides: none where somebody takes part."""

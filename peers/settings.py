@@ -28,6 +28,8 @@ class Settings:
     """File; None keeps none on disk."""
     moves: bool = False
     """Leaves its stage for one that needs it more (moving.py)."""
+    never: frozenset[int] = frozenset()
+    """Stages that it cannot serve."""
     moved: int = 0
     """How often it has done so."""
     version: str = ""

@@ -151,7 +151,8 @@ class StatePath:
     def _state(self) -> State:
         now = self.settled_now()
         oldest = max(0, now.began + 1, now.settled + 1 - kept_rounds(self.snapshots.rules))
-        roots = [snapshot.signed for snapshot in self.snapshots.held]
+        # Those that are only still being given do not count: three might not fit into a message.
+        roots = [snapshot.signed for snapshot in self.snapshots.held[:SNAPSHOTS_KEPT]]
         return State(self.snapshots.stage, now.current, now.settled, now.digest, roots, oldest)
 
     def _serve(self, peer: PeerId, digest: bytes, index: int) -> None:

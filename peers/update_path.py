@@ -219,7 +219,8 @@ class UpdatePath:
                 self.digest = result.digest
                 ids = [reference.id.hex() for reference in result.references]
                 self.note("settled", round=result.round, digest=result.digest, ids=ids)
-                self.settled(result)
+                if not self._closed:  # Nothing is signed of a history that was given up meanwhile.
+                    self.settled(result)
 
     # -- messages -------------------------------------------------------------------------------------
 
@@ -229,7 +230,11 @@ class UpdatePath:
                 self.feed(read_progress(peer, message))
             case Announce(references, complete):
                 known = tuple(read_reference(reference) for reference in references)
-                self.feed(Announced(peer, known, tuple(complete)))
+                size = ENVELOPE_BYTES + self.work.method.payload_bytes
+                if any(reference.size != size for reference in known):  # Long ones are waited for for long.
+                    self._refused(peer, "malformed", f"contributions of other sizes than {size} bytes")
+                else:
+                    self.feed(Announced(peer, known, tuple(complete)))
             case Want(ids):
                 wanted = (ContributionId(identity) for identity in ids[:REFERENCES_PER_MESSAGE])
                 self.giving.wanted(peer, [identity for identity in wanted if identity in self.stored])
@@ -238,7 +243,7 @@ class UpdatePath:
             case ChainIs():
                 self._chain(peer, message)
             case AskIds(asked):
-                self.feed(IdsAsked(peer, tuple(asked[:REFERENCES_PER_MESSAGE])))
+                self.feed(IdsAsked(peer, tuple(dict.fromkeys(asked[:REFERENCES_PER_MESSAGE]))))
             case Contribution():
                 self._take(peer, body)
 
@@ -295,8 +300,8 @@ class UpdatePath:
         except WireError as error:
             self._refused(peer, error.code, str(error))
             return
-        if reference.id in self.stored:
-            self._count("repeated")
+        if reference.id in self.stored and not self.rounds.takes(reference):
+            self._count("repeated")  # It may have left the set since it came, and belong to it after all.
             return
         try:
             self.work.method.check(body[ENVELOPE_BYTES:])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
 from typing import Protocol
 
@@ -78,8 +79,10 @@ class UpdateWork:
         lookahead: bool,
         settled: Callable[[Settled], None],
         counts: RoundCounts,
+        undecided: Container[ContributionId],
     ) -> None:
-        """`settled` is called right after a round settled, before anything else changes the weights."""
+        """`settled` is called right after a round settled, before anything else changes the weights.
+        `undecided`: own contributions of which it is open what becomes of them."""
         self.run_id = run_id
         self.stage = stage
         self.identity = identity
@@ -90,8 +93,9 @@ class UpdateWork:
         self.lookahead = lookahead
         self.settled = settled
         self.counts = counts
+        self.undecided = undecided
         self.own: OrderedDict[ContributionId, bytes] = OrderedDict()
-        """Payloads of the own contributions, the newest OWN_BYTES_KEPT."""
+        """Payloads of the own contributions: all that are undecided, and the newest OWN_BYTES_KEPT."""
         self._ahead = False
         """Weights are published moved ahead by the own momentum."""
 
@@ -141,6 +145,13 @@ class UpdateWork:
         if payload is not None:
             self.method.give_back(payload, round, self.identity.peer_id)
 
+    def _forget_oldest(self, size: int, newest: ContributionId) -> None:
+        """As many as are too many, of those that are settled: an undecided one may have to be given back."""
+        surplus = len(self.own) - OWN_BYTES_KEPT // max(1, size)
+        decided = (name for name in self.own if name != newest and name not in self.undecided)
+        for name in list(islice(decided, max(0, surplus))):
+            del self.own[name]
+
     def _make(self, round: int) -> Made:
         gradient = self.stage_compute.take_gradient()
         tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
@@ -155,6 +166,5 @@ class UpdateWork:
         assert len(data) == ENVELOPE_BYTES + len(payload)
         envelope = open_envelope(data, self.run_id, Kind.CONTRIBUTION, len(payload))
         self.own[envelope.id] = payload
-        while len(self.own) * len(payload) > OWN_BYTES_KEPT and len(self.own) > 1:
-            self.own.popitem(last=False)
+        self._forget_oldest(len(payload), envelope.id)
         return Made(round, data, tokens, envelope.id)

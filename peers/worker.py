@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -116,8 +117,8 @@ class Worker:
 
     async def run(self) -> None:
         await self.orders.first_look(OPERATION_SECONDS)
-        wish = self.settings.stage
-        self.stage = await first_stage(self.presence, self.chance, self.say) if wish is None else wish
+        wish, never = self.settings.stage, self.settings.never
+        self.stage = await first_stage(self.presence, self.chance, self.say, never) if wish is None else wish
         self._assemble(await self.orders.read_text() if self.stage == 0 else None)
         self._tasks = [
             self.loop.create_task(self.presence.announce_forever(self.stage, self._record), name="announce"),
@@ -247,14 +248,15 @@ class Worker:
         self._behind.clear()
         units = weights.units.to(self.part.device)
         replica = Replica(self.part.layout, self.part.method, units, weights.settled_round)
+        offers = old.rounds.offers if old is not None else Offers(self.manifest.rounds)
         work = UpdateWork(
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
-            replica, self.data.work, self.manifest.sync.lookahead, self._settled, RoundCounts(),
+            replica, self.data.work, self.manifest.sync.lookahead, partial(self._settled, replica),
+            RoundCounts(), offers.open,
         )  # fmt: skip
-        offers = Offers(self.manifest.rounds)
         if old is not None:
             old.close()
-            work.own, offers = old.work.own, old.rounds.offers
+            work.own = old.work.own
             if given_up is not None:
                 offers.replaced(given_up, old.rounds.histories, weights.settled_round, weights.chain)
         offers.restored(weights.sets)
@@ -282,10 +284,10 @@ class Worker:
         assert self.update is not None
         assert self.data is not None
         assert self.neighbourhood is not None
-        rounds = self.update.rounds
+        update, rounds = self.update, self.update.rounds
 
         def ready() -> bool:
-            heard = all(view.round >= 0 for view in rounds.neighbours.values())
+            heard = rounds.histories.heard(update.clock.time())
             return (rounds.in_step and heard) or self._leaving.is_set() or self._behind.is_set()
 
         if not await self._until(ready, self.loop.time() + STEP_SECONDS):
@@ -382,12 +384,9 @@ class Worker:
         self.digests.settled(settled)
         self.receipts.settled(settled)
 
-    def _settled(self, settled: Settled) -> None:
-        """In the compute thread, right after a round settled."""
-        assert self.update is not None
-        self.snapshots.keep(
-            settled.round, self.update.work.replica.settled_units, settled.digest, settled.chain
-        )
+    def _settled(self, replica: Replica, settled: Settled) -> None:
+        """In the compute thread, right after a round settled: of these weights, be others taken up by now."""
+        self.snapshots.keep(settled.round, replica.settled_units, settled.digest, settled.chain)
 
     def _resynchronise(self, wish: Resynchronise) -> None:
         self._given_up = newest_wish(self._given_up, wish)

@@ -29,7 +29,7 @@ Identifier = Annotated[bytes, Meta(max_length=16)]
 """ContributionId."""
 Invite = Annotated[bytes, Meta(max_length=256)]
 Digest = Annotated[bytes, Meta(max_length=32)]
-SetDigest = Annotated[bytes, Meta(max_length=8)]
+SetDigest = Annotated[bytes, Meta(max_length=12)]
 
 
 class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t"):

@@ -50,7 +50,7 @@ HEADER_LIMIT = 64 * 1024
 """Largest message header in bytes: 4 MB of MessagePack can become 296 MB of objects, 64 KiB cannot hurt."""
 
 MOST_STATEMENTS = 256
-"""In one message: 160 bytes each."""
+"""In one message: 164 bytes each."""
 
 
 class Hello(Message, frozen=True, tag=1):
@@ -201,7 +201,7 @@ class OpenRound(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     neighbours are at k or more with the same set. 0: it may still make something."""
     count: Count
     digest: SetDigest
-    """First 8 bytes of SHA-256 over the sorted ids."""
+    """First 12 bytes of SHA-256 over the sorted ids."""
 
 
 class Progress(Message, frozen=True, tag=20):
@@ -262,7 +262,7 @@ class AskChain(Message, frozen=True, tag=25):
 
 
 class ChainIs(Message, frozen=True, tag=26):
-    """Settled sets of the rounds first, first + 1, ...: number of contributions, 8 bytes of digest each."""
+    """Settled sets of the rounds first, first + 1, ...: number of contributions, 12 bytes of digest each."""
 
     kind: ClassVar[str] = "update"
     first: RoundNumber
@@ -274,10 +274,10 @@ class ChainIs(Message, frozen=True, tag=26):
 
 class Statements(Message, frozen=True, tag=27):
     """Signed words on settled weights, of the sender or of others: envelopes around the value of the chain of
-    settled sets after a round (8 bytes) and the digest of the settled weights there (32)."""
+    settled sets after a round (12 bytes) and the digest of the settled weights there (32)."""
 
     kind: ClassVar[str] = "update"
-    statements: list[Annotated[bytes, Meta(max_length=160)]]
+    statements: list[Annotated[bytes, Meta(max_length=164)]]
 
 
 class AskState(Message, frozen=True, tag=30):

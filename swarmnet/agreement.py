@@ -9,6 +9,7 @@ group that is 2.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -31,16 +32,40 @@ class Agreement:
         claim what it likes."""
         return 2 * sum(saying) >= 1 + len(self.allies)
 
-    def adopted(self, number: int, state: RoundSet, now: float) -> bool | None:
-        """Whether the set equals that of the allies who have settled the round; None: nobody has, or less
-        than half of the group names sets that cannot be had."""
-        settled = [view for view in self.allies.values() if view.settled >= number]
-        if not settled:
+    def standing(self, number: int, state: RoundSet, now: float) -> bytes | None:
+        """The digest of the set to take up, that of the allies who have settled the round; None: nobody has,
+        or this peer settles it by itself. Of several the one that most of them name.
+
+        Half of those in sight are believed at once. Fewer could be one liar, who would then decide alone what
+        everybody settles: they are believed when patience has run out here, too, for as long again, and
+        unless more allies hold the set that is held here.
+        """
+        if not self._settled_by_some(number):
             return None
-        if any(number in view.sets and view.sets[number].digest == state.digest for view in settled):
-            return True
-        few = not self.is_half(view.settled >= number for view in self.allies.values())
-        return None if few and now >= state.closed_at + self.rules.settle_seconds else False
+        best = self._named_most(number, state)
+        if self._settled_by_half(number):
+            return best
+        over = state.sealed_at + self.rules.settle_seconds
+        in_time = over <= now < over + self.rules.settle_seconds
+        return best if in_time and self._outweighs(best, number, state) else None
+
+    def _settled_by_some(self, number: int) -> bool:
+        return any(view.settled >= number for view in self.allies.values())
+
+    def _settled_by_half(self, number: int) -> bool:
+        return self.is_half(view.settled >= number for view in self.allies.values())
+
+    def _named_most(self, number: int, state: RoundSet) -> bytes:
+        """By the allies who have settled the round; empty where they tell no set of it any more."""
+        told = [view.sets.get(number) for view in self.allies.values() if view.settled >= number]
+        named = Counter(entry.digest for entry in told if entry is not None)
+        return max(named, key=lambda digest: (named[digest], digest == state.digest, digest), default=b"")
+
+    def _outweighs(self, digest: bytes, number: int, state: RoundSet) -> bool:
+        """Whether not more peers in sight hold the set that is held here than this one."""
+        told = [view.sets.get(number) for view in self.allies.values()]
+        held = Counter(entry.digest for entry in told if entry is not None)
+        return held[digest] >= 1 + held[state.digest]
 
     def raise_levels(self, number: int, state: RoundSet, parted: bool) -> bool:
         """Of a closed round, the own contribution to which is made and of which nothing is being pulled; a
@@ -80,17 +105,17 @@ class Agreement:
 
     def may_apply(self, number: int, state: RoundSet, now: float) -> bool:
         """A closed round: every contribution that is expected is in, or its deadline has passed."""
-        adopted = self.adopted(number, state, now)
-        if adopted is not None:
-            return adopted
+        standing = self.standing(number, state, now)
+        if standing is not None:
+            return standing == state.digest
         return state.gathered > self.hops or now >= state.closed_at + self.rules.deadline_seconds
 
     def may_settle(self, number: int, state: RoundSet, now: float) -> bool:
         """An applied round: all have sealed the same set, or were silent for too long. Who is catching up is
         not waited for, unless that is half of the group: it would be left behind for good."""
-        adopted = self.adopted(number, state, now)
-        if adopted is not None:
-            return adopted
+        standing = self.standing(number, state, now)
+        if standing is not None:
+            return standing == state.digest
         if not state.sealed:
             return False
         if now >= state.sealed_at + self.rules.settle_seconds:
@@ -102,11 +127,12 @@ class Agreement:
     def patience_ends(self, number: int, state: RoundSet, applied: bool) -> float:
         """When time alone will let the round be applied, or settle if it is `applied`; infinite: never, it
         waits for the set that half of the group has settled."""
-        patience = state.sealed_at + self.rules.settle_seconds
-        if not applied:
-            patience = state.closed_at + self.rules.deadline_seconds
-        if self.adopted(number, state, float("-inf")) is None:
-            return patience
-        if self.adopted(number, state, float("inf")) is not None:
+        if self._settled_by_some(number) and self._settled_by_half(number):
             return float("inf")
-        return max(patience, state.closed_at + self.rules.settle_seconds)
+        if not applied:
+            return state.closed_at + self.rules.deadline_seconds
+        over = state.sealed_at + self.rules.settle_seconds
+        believed = self._settled_by_some(number) and self._outweighs(
+            self._named_most(number, state), number, state
+        )
+        return over + self.rules.settle_seconds if believed else over

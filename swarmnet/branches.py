@@ -19,10 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 KEPT_LINKS = 4096
-"""So far back a fork can be traced to its first round; 12 bytes each."""
+"""So far back a fork can be traced to its first round; 15 bytes each in a message."""
 AHEAD_ROUNDS = 16
 """Well above what two halves of a group differ by in speed within the second that healing takes."""
-START = b"\0" * 8
+DIGEST_BYTES = 12
+"""Of a set and of a chain. 8 would not do: who makes contributions at will finds two sets of one digest after
+2^32 tries, within a round; 2^48 are days of a GPU. 16 would not fit KEPT_LINKS into one message."""
+START = b"\0" * DIGEST_BYTES
 """Chain value before the first round."""
 
 
@@ -35,8 +38,8 @@ class SettledSet:
 
 
 def link(before: bytes, settled: SettledSet) -> bytes:
-    """The chain value after a round: first 8 bytes of SHA-256 over the value before, count and digest."""
-    return hashlib.sha256(before + settled.count.to_bytes(4, "big") + settled.digest).digest()[:8]
+    """The chain value after a round: of SHA-256 over the value before, count and digest, the first bytes."""
+    return hashlib.sha256(before + settled.count.to_bytes(4, "big") + settled.digest).digest()[:DIGEST_BYTES]
 
 
 class Chain:

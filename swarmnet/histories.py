@@ -126,6 +126,13 @@ class Histories:
         forgotten = view.settled - kept_rounds(self.rules) > self.chain.round
         return forgotten or now >= view.out_of_reach_since + OUT_OF_REACH_SECONDS
 
+    def heard(self, now: float) -> bool:
+        """Whether all neighbours have said where they stand. Those who have had time enough are not waited
+        for: newcomers say nothing until they have the weights, and others never may."""
+        return all(
+            view.round >= 0 or now >= view.linked_at + LISTEN_SECONDS for view in self.neighbours.values()
+        )
+
     def _has_history(self, view: NeighbourView, now: float) -> bool:
         """Whether a neighbour counts where histories are weighed. Newcomers tell nothing until they have the
         weights, for which they wait that these histories become one."""

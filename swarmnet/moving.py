@@ -64,6 +64,8 @@ class MoveRules:
     horizon_seconds: float = 1800.0
     """How long an imbalance lasts if nobody moves: newcomers, who choose by the same rule, mend it. What a
     download takes of it is lost."""
+    never: frozenset[int] = frozenset()
+    """Stages that this peer cannot serve: it goes to none of them."""
 
     def cool_down(self, download_seconds: float, moved: int) -> float:
         """For a peer whose download took so long, and that has moved so often."""
@@ -169,9 +171,10 @@ def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
 
 def choose_stages(view: View, rules: MoveRules, count: int, chance: Random) -> range:
     """The adjacent stages that a newcomer takes which holds `count` of them: those whose poorest stage, then
-    the next poorest and so on, has the least capacity. ValueError if there are not so many."""
+    the next poorest and so on, has the least capacity. ValueError if it cannot serve so many."""
     capacities, _ = carried_out(view, rules, 0.0)
     windows = [range(first, first + count) for first in range(len(capacities) - count + 1)]
+    windows = [window for window in windows if rules.never.isdisjoint(window)]
     if not windows:
         raise ValueError(f"{count} adjacent stages of {len(capacities)}")
     best = windows
@@ -185,9 +188,11 @@ def _sorted(capacities: Sequence[float], window: range) -> list[float]:
     return sorted(capacities[stage] for stage in window)
 
 
-def _poorest(capacities: Sequence[float]) -> list[int]:
-    least = min(capacities)
-    return [stage for stage, capacity in enumerate(capacities) if capacity <= least * TIE]
+def _poorest(capacities: Sequence[float], never: frozenset[int]) -> list[int]:
+    """Of the stages that a peer can serve."""
+    served = {stage: capacity for stage, capacity in enumerate(capacities) if stage not in never}
+    least = min(served.values())
+    return [stage for stage, capacity in served.items() if capacity <= least * TIE]
 
 
 def choose_move(
@@ -205,7 +210,7 @@ def choose_move(
         rate = min(rate, FASTEST * view.usual / rules.work[stage])  # As it is counted.
     if min(capacities) > 0 and capacities[stage] + rate < max(capacities):
         return None  # Whoever is at the richest stage goes first, or peers would move twice.
-    target = chance.choice(_poorest(capacities))
+    target = chance.choice(_poorest(capacities, rules.never))
     intent = Intent(me, stage, target, rate, rate * rules.work[stage] / rules.work[target])
     if target == stage or not worthwhile(capacities, intent, rules, download_seconds, view.usual):
         return None

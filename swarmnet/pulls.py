@@ -24,7 +24,9 @@ SHARE_SLACK = 1.25
 """A neighbour gives so much more than its part of a round at first asking. Without a limit the peers with the
 shortest lines gave 2.3 times as much as they took (32 peers, measured); with it, 1.3."""
 MOST_PULLS = 4096
-"""Under way at once. A name costs a liar nothing, so there must be an end to remembering them."""
+"""Under way at once. A name costs a liar nothing, so there must be an end to remembering them ..."""
+MOST_OF_ONE = MOST_PULLS // 4
+"""... and of what only one neighbour says it has, an earlier one: it must not take the others' room."""
 
 
 @dataclass(slots=True)
@@ -34,6 +36,8 @@ class _Pull:
     asked_at: float
     """Or, while nobody was asked, since when it is known."""
     asks: int = 0
+    doubted: bool = False
+    """Its only holder did not give it in time: rounds wait for it no longer, nobody else may ever name it."""
 
     @property
     def due(self) -> float:
@@ -61,20 +65,24 @@ class Pulls:
         return len(self._pulls)
 
     def of_round(self, round: int) -> bool:
+        """Whether something of it is on its way, as far as that is credible."""
         return self._of_round[round] > 0
 
     def offered(self, peer: PeerId, references: Iterable[Reference], now: float) -> list[Want]:
         """`peer` holds these, which we lack: ask for those that nobody was asked for yet, up to its share."""
         wanted: list[ContributionId] = []
+        alone = sum(pull.holders == [peer] for pull in self._pulls.values())
         for reference in references:
             pull = self._pulls.get(reference.id)
             if pull is None:
-                if len(self._pulls) >= MOST_PULLS:
+                if len(self._pulls) >= MOST_PULLS or alone >= MOST_OF_ONE:
                     continue
+                alone += 1
                 pull = self._pulls[reference.id] = _Pull(reference, [], now)
                 self._of_round[reference.round] += 1
             if peer not in pull.holders:
                 pull.holders.append(peer)
+                self._doubt(pull, doubted=False)
                 if not pull.asks and self._asked[reference.round, peer] < self.fair_share:
                     self._ask(pull, peer, now)
                     wanted.append(reference.id)
@@ -121,6 +129,7 @@ class Pulls:
             else:
                 if pull.asks:
                     pull.holders.append(pull.holders.pop(0))
+                    self._doubt(pull, doubted=len(pull.holders) == 1)
                 first = pull.holders[0] if pull.asks else self._least_asked(pull)
                 self._ask(pull, first, now)
                 wants.append(Want(first, (identity,)))
@@ -141,10 +150,18 @@ class Pulls:
         pull.asked_at = now
         self._asked[pull.reference.round, holder] += 1
 
-    def _end(self, identity: ContributionId) -> None:
-        round = self._pulls.pop(identity).reference.round
-        self._of_round[round] -= 1
+    def _doubt(self, pull: _Pull, doubted: bool) -> None:
+        if pull.doubted != doubted:
+            pull.doubted = doubted
+            self._count(pull.reference.round, -1 if doubted else 1)
+
+    def _count(self, round: int, more: int) -> None:
+        self._of_round[round] += more
         if not self._of_round[round]:
             del self._of_round[round]
+
+    def _end(self, identity: ContributionId) -> None:
+        pull = self._pulls.pop(identity)
+        self._doubt(pull, doubted=True)
         if not self._pulls:
             self._due = float("inf")

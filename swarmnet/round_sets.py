@@ -7,15 +7,15 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarmnet.branches import Chain, Fork, SettledSet, first_difference, link
+from swarmnet.branches import DIGEST_BYTES, Chain, Fork, SettledSet, first_difference, link
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
 from swarmnet.round_events import OpenSet, Reference
 
 
 def set_digest(ids: Iterable[ContributionId]) -> bytes:
-    """First 8 bytes of SHA-256 over the sorted ids: names a set of contributions."""
-    return hashlib.sha256(b"".join(sorted(ids))).digest()[:8]
+    """The first bytes of SHA-256 over the sorted ids: names a set of contributions."""
+    return hashlib.sha256(b"".join(sorted(ids))).digest()[:DIGEST_BYTES]
 
 
 def kept_rounds(rules: Rounds) -> int:

@@ -62,7 +62,7 @@ from swarmnet.round_events import (
     SettleRound,
     Tick,
 )
-from swarmnet.round_sets import PARTING_SECONDS, NeighbourView, RoundSet, kept_rounds
+from swarmnet.round_sets import PARTING_SECONDS, NeighbourView, RoundSet, kept_rounds, set_digest
 
 CONTRIBUTED_ROUNDS = 64
 """So far back a peer tells to which rounds it contributed."""
@@ -238,9 +238,10 @@ class GroupRounds:
             return
         self.gossip.knows(peer, references)
         self.offers.told(complete, references)
-        told = self._allies[peer].settled
-        for number in [round for round in complete if round in self.rounds and round <= told]:
+        for number in [round for round in complete if round in self.rounds]:
             settled = {reference.id for reference in references if reference.round == number}
+            if self.agreement.standing(number, self.rounds[number], now) != set_digest(settled):
+                continue
             for maker in self.rounds[number].keep_only(settled):
                 self.dropped_late += 1
                 self._effects.append(RemoveContribution(number, maker))

@@ -86,6 +86,51 @@ def test_a_lost_ally_holds_up_the_agreement_but_not_what_is_gathered():
     assert not agreement.raise_levels(5, state, parted=False), "nothing more to reach"
 
 
+OTHER = b"another set!"
+
+
+def standing(now: float, *allies: NeighbourView) -> bytes | None:
+    """What a peer that has sealed round 5 at 1.0 takes up of it, holding nothing itself."""
+    state = RoundSet(closed_at=0.0)
+    state.seal(1.0)
+    agreement = Agreement(RULES, {PeerId(f"p{number}"): view for number, view in enumerate(allies)})
+    return agreement.standing(5, state, now)
+
+
+def test_one_ally_does_not_decide_what_the_others_settle():
+    liar, honest = told(settled=5, digest=OTHER), told(1, 1)
+    for now in (1.5, 3.9, 4.5, 99.0):
+        assert standing(now, liar, honest, honest, honest) is None
+    assert settles(4.5, liar, honest, honest), "patience is over: it settles what it has itself"
+    naming_ours = told(settled=5)
+    assert standing(1.5, naming_ours, honest, honest, honest) is None, "nor when"
+
+
+def test_what_half_of_those_in_sight_have_settled_is_taken_up_at_once():
+    ahead = told(settled=5, digest=OTHER)
+    assert standing(1.5, ahead, ahead, told()) == OTHER
+    assert standing(1.5, ahead) == OTHER, "of two each is half"
+
+
+def test_of_several_sets_that_were_settled_the_one_counts_that_most_name():
+    ours = RoundSet().digest
+    assert standing(1.5, told(settled=5, digest=OTHER), told(settled=5), told(settled=5)) == ours
+    assert standing(1.5, told(settled=5, digest=OTHER), told(settled=5)) == ours, "of equally many the own"
+
+
+def test_a_few_who_settled_are_joined_when_patience_is_over_where_no_more_hold_another_set():
+    ahead, elsewhere = told(settled=5, digest=OTHER), told(digest=b"a third one.")
+    assert standing(3.9, ahead, elsewhere, elsewhere) is None
+    assert standing(4.1, ahead, elsewhere, elsewhere) == OTHER
+    assert standing(7.1, ahead, elsewhere, elsewhere) is None, "its contributions cannot be had"
+    state = RoundSet(closed_at=0.0)
+    state.seal(1.0)
+    agreement = Agreement(
+        RULES, {PeerId(name): view for name, view in zip("abc", (ahead, elsewhere, elsewhere), strict=True)}
+    )
+    assert agreement.patience_ends(5, state, applied=True) == 7.0
+
+
 def test_a_neighbour_that_counts_the_same_set_differently_from_one_progress_to_the_next_does_no_harm():
     view = told(digest=b"another!")
     rounds = {5: RoundSet()}

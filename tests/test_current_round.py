@@ -29,6 +29,17 @@ def test_a_round_is_full_when_the_group_has_its_tokens():
     assert current.full(1.0)
 
 
+def test_nobody_can_claim_more_than_half_of_a_rounds_tokens():
+    current, _ = group(ally(3, 10**9), ally(3, 20))
+    current.tokens = 29
+    assert not current.full(1.0)
+    current.tokens = 30
+    assert current.full(1.0)
+    current, _ = group(*[ally(3, 10**9), *[ally(3, 0)] * 8])
+    current.peers, current.all_in_sight = 50, False
+    assert current.tokens_of_group() <= 50, "one of a few in sight is one of many, too"
+
+
 def test_tokens_of_another_round_do_not_count_but_those_of_who_just_went_on_do():
     current, _ = group(ally(2, 90), ally(5, 90), ally(4, 7, before=50))
     current.tokens = 40

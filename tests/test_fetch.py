@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from peers.snapshots import SNAPSHOTS_KEPT
 from protocols.envelope import ENVELOPE_BYTES
 from protocols.messages import HEADER_LIMIT, SnapshotRoot, State, encode
+from swarmnet.branches import DIGEST_BYTES
 from swarmnet.fetch import (
     ASKED_AT_ONCE,
     MOST_CHUNKS,
@@ -179,6 +180,6 @@ def test_the_roots_of_two_snapshots_of_any_size_fit_in_one_header():
     newest = 2**32 - 1
     for size in (1 << 20, 103 << 20, MOST_CHUNKS * SMALLEST_CHUNK_BYTES, 128 << 20, 7 << 30):
         chunks = hashes(-(-size // chunk_bytes(size)))
-        root = msgspec.msgpack.encode(SnapshotRoot(newest, 99, size, WRONG, b"x" * 8, chunks))
+        root = msgspec.msgpack.encode(SnapshotRoot(newest, 99, size, WRONG, b"x" * DIGEST_BYTES, chunks))
         roots = [b"e" * ENVELOPE_BYTES + root] * SNAPSHOTS_KEPT
         assert len(encode(State(99, newest, newest, WRONG, roots, newest))) < HEADER_LIMIT

@@ -1,11 +1,13 @@
 """Whoever joins where one of four holders lies ends with the honest state."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import torch
 from wan_liar import LIES, joins
 
-from peers.snapshots import Snapshots, Weights
+from peers.snapshots import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Weights
+from peers.state_path import StatePath
 from protocols.identity import Identity
 from swarmnet.identifiers import RunId
 from swarmnet.manifest import Rounds
@@ -26,3 +28,5 @@ def test_a_snapshot_that_is_being_fetched_is_kept_while_newer_ones_are_made():
         digests.append(snapshots.held[0].root.digest)
         assert round < 1 or snapshots.find(digests[1]) is not None
     assert [snapshot.root.round for snapshot in snapshots.held] == [5, 4, 1]
+    path = SimpleNamespace(snapshots=snapshots, settled_now=lambda: NOT_BEGUN)
+    assert len(StatePath._state(path).roots) == SNAPSHOTS_KEPT, "of large ones three do not fit in a header"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.pulls import MOST_ASKS, MOST_PULLS, PULL_SECONDS, Pulls
+from swarmnet.pulls import MOST_ASKS, MOST_OF_ONE, MOST_PULLS, PULL_SECONDS, Pulls
 from swarmnet.round_events import Reference, Want
 
 A, B, MAKER = PeerId("a"), PeerId("b"), PeerId("maker")
@@ -73,9 +73,30 @@ def test_what_nobody_gives_is_given_up_and_may_be_offered_again():
 
 def test_names_without_end_are_not_remembered():
     pulls = Pulls()
+    for number, start in enumerate(range(0, 3 * MOST_PULLS, 500)):
+        pulls.offered(PeerId(f"liar {number}"), [reference(n) for n in range(start, start + 500)], 0.0)
+    assert len(pulls) == MOST_PULLS
+
+
+def test_names_of_one_neighbour_alone_leave_room_for_those_of_the_others():
+    pulls = Pulls()
     for start in range(0, 3 * MOST_PULLS, 500):
         pulls.offered(A, [reference(n) for n in range(start, start + 500)], 0.0)
-    assert len(pulls) == MOST_PULLS
+    assert len(pulls) == MOST_OF_ONE
+    true = reference(10**9)
+    assert pulls.offered(B, [true], 0.0) == [Want(B, (true.id,))]
+
+
+def test_a_round_waits_for_a_name_of_one_neighbour_alone_no_longer_than_for_its_first_answer():
+    pulls = Pulls()
+    pulls.offered(A, [ONE], 0.0)
+    assert pulls.of_round(0)
+    assert pulls.again(PULL_SECONDS) == [Want(A, (ONE.id,))], "it is asked again all the same"
+    assert not pulls.of_round(0)
+    pulls.offered(B, [ONE], PULL_SECONDS + 0.1)
+    assert pulls.of_round(0), "somebody else has it, too"
+    pulls.arrived(ONE.id)
+    assert not pulls.of_round(0)
 
 
 @settings(max_examples=100)

@@ -44,7 +44,7 @@ class Apart:
     def __init__(self) -> None:
         self.state_bytes = self.fetched_bytes = 0
         self.asked: list[bool] = []
-        self.snapshots = SimpleNamespace(hold=lambda weights: None, forget_after=lambda round: None)
+        self.snapshots = SimpleNamespace(held=(), hold=lambda weights: None, forget_after=lambda round: None)
 
     async def fetch(self, holders: list[PeerId], have: int, apart: bool) -> Weights:
         self.asked.append(apart)

@@ -257,7 +257,7 @@ def test_a_peer_that_dies_in_the_middle_leaves_equal_sets(size: int) -> None:
     group.run(15.0, tokens_per_second=60)
     assert group.shared_rounds_are_equal() >= 4
     survivor = group.peers[PeerId("peer0")]
-    assert survivor.applied > 15
+    assert survivor.applied >= 15
 
 
 @settings(max_examples=40, deadline=None)

@@ -140,7 +140,7 @@ def shifted(manifest, by):
     return units
 
 
-def statement(identity, run_id, round, units, chain=b"8 bytes."):
+def statement(identity, run_id, round, units, chain=b"twelve bytes"):
     return seal(identity, run_id, Kind.SETTLED, 0, round, round, chain + state_digest(round, units))
 
 
@@ -152,8 +152,8 @@ def test_a_restarted_group_goes_on_from_what_it_had_agreed_on_not_from_what_one_
     names = {name: Identity.from_seed(name.encode()) for name in "abc"}
     words = [statement(identity, run_id, 7, agreed) for identity in names.values()]
     lonely = [statement(names["c"], run_id, 63, alone)]
-    checkpoint.write(tmp_path / "a", manifest, 0, 7, b"8 bytes.", agreed, layout, words)
-    checkpoint.write(tmp_path / "c", manifest, 0, 63, b"8 bytes.", alone, layout, lonely)
+    checkpoint.write(tmp_path / "a", manifest, 0, 7, b"twelve bytes", agreed, layout, words)
+    checkpoint.write(tmp_path / "c", manifest, 0, 63, b"twelve bytes", alone, layout, lonely)
 
     async def story(swarm):
         for name in "abc":
@@ -170,7 +170,7 @@ def test_words_are_kept_beside_the_checkpoint(tmp_path):
     manifest = tiny_manifest((3,))
     part, run_id = real_part(manifest, 0), sign(manifest).run_id
     words = [statement(Identity.from_seed(name), run_id, 3, part.first_units()) for name in (b"a", b"b")]
-    path = checkpoint.write(tmp_path, manifest, 0, 3, b"8 bytes.", part.first_units(), part.layout, words)
+    path = checkpoint.write(tmp_path, manifest, 0, 3, b"twelve bytes", part.first_units(), part.layout, words)
     assert checkpoint.restore_signed(path, run_id, 0, part.layout)[0].signed == tuple(words)
 
 
@@ -186,8 +186,8 @@ def test_forged_and_foreign_words_are_refused_or_ignored():
         units = worker.part.first_units()
         bad = bytearray(statement(friend, run_id, 99, units))
         bad[-1] ^= 1
-        other = seal(friend, run_id, Kind.SETTLED, 1, 99, 99, bytes(40))
-        short = seal(friend, run_id, Kind.SETTLED, 0, 99, 99, bytes(39))
+        other = seal(friend, run_id, Kind.SETTLED, 1, 99, 99, bytes(44))
+        short = seal(friend, run_id, Kind.SETTLED, 0, 99, 99, bytes(43))
         for data in (bytes(bad), other, short, b"", statement(stranger, run_id, 99, units)):
             digests.message(friend.peer_id, Statements([data]))
             digests.restore([data])

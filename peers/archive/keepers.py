@@ -6,6 +6,7 @@ nobody asks them while one is there that takes part.
 
 from __future__ import annotations
 
+from peers.checkpoint import STATEMENT_BYTES
 from peers.neighbourhood import Neighbourhood
 from peers.presence import Presence
 from protocols.envelope import Kind, open_envelope
@@ -13,7 +14,6 @@ from protocols.errors import WireError
 from protocols.messages import MOST_STATEMENTS, SnapshotRoot, Statements
 from protocols.peer_record import NO_STAGE
 from protocols.records import open_record
-from swarmnet.branches import START
 from swarmnet.identifiers import PeerId
 from swarmnet.membership import Known
 
@@ -21,7 +21,6 @@ ROLE = "archivist"
 MOST_ASKED = 2
 PATIENCE_SECONDS = 60.0
 """For an archivist to read a checkpoint from where it lies."""
-STATEMENT_BYTES = len(START) + 32
 
 
 class Keepers:

@@ -15,15 +15,13 @@ from pathlib import Path
 from peers import checkpoint
 from peers.archive.archive import Archive, Entry
 from peers.archive.store import ArchiveError, open_store
-from peers.checkpoint import Checkpoint, CheckpointError
+from peers.checkpoint import STATEMENT_BYTES, Checkpoint, CheckpointError
 from peers.plural import counted
 from peers.run_file import SignedManifest
 from protocols.envelope import Kind, open_envelope
 from protocols.errors import WireError
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import Layout
-
-STATEMENT_BYTES = 40
 
 
 def signers(checkpoint: Checkpoint) -> set[PeerId]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from peers import event_log
+from peers.checkpoint import STATEMENT_BYTES
 from peers.errors import UserError
 from protocols.envelope import Kind, open_envelope
 from protocols.errors import WireError
@@ -32,8 +33,6 @@ CLAIMS, CLAIMS_BYTES = "contributors.json", 64 << 20
 """In an archive (peers/archive/archive.py)."""
 MOST_RECEIPTS = 2 * BLOCKS_KEPT * SIGNERS_KEPT
 """Lines of one peer that are read: more than it keeps."""
-STATEMENT_BYTES = 64
-"""A chain's value and a digest of settled weights are 40 (signed_digests.py)."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,132 @@
+"""What a peer does with contributions that come in, and how long it keeps its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from types import SimpleNamespace
+
+import pytest
+from swarm import tiny_manifest
+
+from peers import update_work
+from peers.update_path import UpdatePath
+from peers.update_work import UpdateWork
+from peers.virtual_time import run
+from protocols.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.identity import Identity
+from protocols.messages import Announce, AskIds, Contribution, Progress
+from protocols.messages import Reference as WireReference
+from swarmnet.branches import START
+from swarmnet.identifiers import ContributionId, PeerId, RunId
+from swarmnet.offers import Offers
+
+RUN, ME, MAKER = RunId("ab" * 32), Identity.from_seed(b"me"), Identity.from_seed(b"maker")
+PAYLOAD = b"vote"
+DATA = seal(MAKER, RUN, Kind.CONTRIBUTION, 0, 0, 0, PAYLOAD)
+NAME = open_envelope(DATA, RUN, Kind.CONTRIBUTION, len(PAYLOAD)).id
+B, C = PeerId("b"), PeerId("c")
+
+
+class World:
+    """An `UpdatePath` whose neighbours are what the test says; `posted`, `refused`, `done`: what it did."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.posted, self.refused, self.done = [], [], []
+        manifest = tiny_manifest((3,))
+        method = SimpleNamespace(payload_bytes=len(PAYLOAD), check=lambda payload: None)
+        work = SimpleNamespace(
+            replica=SimpleNamespace(settled_round=-1), counts=SimpleNamespace(applied=lambda *_: "completed"),
+            method=method, run_id=RUN, stage=0, run=lambda operations: [],
+        )  # fmt: skip
+        around = SimpleNamespace(
+            clock=SimpleNamespace(time=loop.time, call_at=loop.call_at),
+            transport=SimpleNamespace(peer=ME.peer_id),
+            post=lambda peer, lane, message, body=b"": self.posted.append((peer, message)),
+            refused=lambda peer, code, reason: self.refused.append((peer, code)),
+            queued_bytes=lambda peer, lane: 0,
+        )  # fmt: skip
+        compute = SimpleNamespace(submit=lambda kind, job, done: self.done.extend(job.args[0]))
+        self.path = UpdatePath(
+            manifest, work, compute, around, START, Offers(manifest.rounds), lambda wish: None,
+            lambda *_, **__: None,
+        )  # fmt: skip
+        for peer in (B, C):
+            self.path.joined(peer)
+
+    def tells(self, peer: PeerId, settled: int = -1, sets=()) -> None:
+        self.path.message(peer, Progress(9, 0, [], settled, True, -1, START, list(sets)), b"")
+
+
+def test_a_body_that_left_the_set_enters_it_again_when_it_belongs_to_it_after_all():
+    async def story() -> None:
+        world = World()
+        for peer in (B, C):
+            world.tells(peer)
+        world.path.message(B, Contribution(), DATA)
+        assert world.path.rounds.rounds[0].held.keys() == {MAKER.peer_id}
+        world.path.rounds.rounds[0].remove(MAKER.peer_id)  # As when others had settled the round without it.
+        world.path.message(C, Contribution(), DATA)
+        assert world.path.rounds.rounds[0].held.keys() == {MAKER.peer_id}
+        world.path.message(B, Contribution(), DATA)
+        assert world.path.outcomes == {"accepted": 2, "repeated": 1}
+        world.path.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize("size", [0, ENVELOPE_BYTES + len(PAYLOAD) - 1, 10**9])
+def test_names_of_contributions_of_another_size_are_refused(size):
+    async def story() -> None:
+        world = World()
+        for peer in (B, C):
+            world.tells(peer)
+        world.path.message(B, Announce([WireReference(0, MAKER.peer_id, b"i" * 16, size)], []), b"")
+        assert world.refused == [(B, "malformed")]
+        assert not len(world.path.rounds.pulls)
+        right = WireReference(0, MAKER.peer_id, b"i" * 16, ENVELOPE_BYTES + len(PAYLOAD))
+        world.path.message(B, Announce([right], []), b"")
+        assert len(world.path.rounds.pulls) == 1
+        world.path.close()
+
+    run(story())
+
+
+def test_who_asks_for_one_round_many_times_is_told_once():
+    async def story() -> None:
+        world = World()
+        for peer in (B, C):
+            world.tells(peer)
+        world.path.message(B, Contribution(), DATA)
+        world.posted.clear()
+        world.path.message(C, AskIds([0] * 256), b"")
+        told = [message for peer, message in world.posted if isinstance(message, Announce) and peer == C]
+        assert [len(message.references) for message in told] == [1]
+        world.path.close()
+
+    run(story())
+
+
+def test_of_own_contributions_only_those_of_which_all_is_known_are_forgotten(monkeypatch):
+    monkeypatch.setattr(update_work, "OWN_BYTES_KEPT", 40)
+    undecided = OrderedDict.fromkeys(ContributionId(bytes([n]) * 16) for n in (0, 3))
+    work = UpdateWork(RUN, 0, ME, None, None, None, None, False, None, None, undecided)
+    for number in range(8):
+        newest = ContributionId(bytes([number]) * 16)
+        work.own[newest] = bytes(10)
+        work._forget_oldest(10, newest)
+    assert [name[0] for name in work.own] == [0, 3, 6, 7], "four fit, and two are undecided"
+
+
+def test_what_takes_up_another_history_signs_nothing_of_the_old_one():
+    async def story() -> None:
+        world, told = World(), []
+        world.path.settled = told.append
+        settled = update_work.Settled(0, b"d" * 32, START, ())
+        world.path._worked([settled], 0.0)
+        world.path.close()
+        world.path._worked([settled], 0.0)
+        assert told == [settled]
+
+    run(story())
