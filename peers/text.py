@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from peers.extras import how_to_install
 from peers.run_file import SignedManifest
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.manifest import Data, Source
@@ -76,7 +77,7 @@ class FileTokenizer:
         try:
             from tokenizers import Tokenizer as Loaded
         except ImportError:
-            raise TextError(f"{path} needs the package `tokenizers`: install swarmnet[hf]") from None
+            raise TextError(f"{path} needs the package `tokenizers`: {how_to_install('hf')}") from None
         if not path.is_file():
             raise TextError(f"tokenizer {path} does not exist")
         try:
@@ -143,7 +144,7 @@ def load_text(
     """The sources' documents, an empty line between them, the held-out modules never among them, nor what
     the run's owner has withdrawn: SHA-256 of a whole file's bytes, or of a .jsonl line's text as UTF-8."""
     sources = tuple(sources)
-    files = [file for source in sources for file in _files(source.path)]
+    files = [file for source in sources for file in files_of(source.path)]
     total = sum(map(_size, files))
     chance = random.Random(seed)
     if total > longest_bytes:
@@ -195,7 +196,7 @@ def _standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def _files(path: str) -> list[Path]:
+def files_of(path: str) -> list[Path]:
     """The files a source consists of, sorted. Raises TextError if there is none."""
     if path == STANDARD_LIBRARY:
         library = _standard_library()

@@ -27,6 +27,7 @@ from peers.config.quantities import (
     HostAndPort,
     Multiaddr,
     Seconds,
+    at_least_bytes,
     split_host_and_port,
 )
 from peers.config.schema import Shown
@@ -62,7 +63,10 @@ def _run(value: str, info: ValidationInfo) -> str:
     except UserError as error:
         raise ValueError(str(error)) from None
     if not there:
-        raise ValueError(f"{value!r} is neither a run id (64 hexadecimal digits) nor a published run file")
+        raise ValueError(
+            f"{value!r} is neither a run id (64 hexadecimal digits) nor a published run file ({path} is not "
+            "there; paths are relative to the peer file)"
+        )
     return str(path)
 
 
@@ -241,7 +245,11 @@ class PeerFile(BaseModel):
     """How an archivist archives."""
     text: dict[str, FilePath] = Field(default_factory=dict)
     """Where this machine keeps a data source of the run, by the source's name."""
-    text_limit: Annotated[ByteCount, Field(ge=1 << 16, json_schema_extra={"default": "64MiB"})] = 64 << 20
+    tokenizer: FilePath | None = None
+    """Where this machine keeps the run's `tokenizer.json`, if its text is not read as bytes."""
+    text_limit: Annotated[
+        ByteCount, at_least_bytes(1 << 16, "64MiB"), Field(json_schema_extra={"default": "64MiB"})
+    ] = 64 << 20
     """How much text to keep in memory; of a longer one, a random part."""
 
     @property
@@ -316,6 +324,9 @@ def load(
     """
     environment = environment or {}
     typed = read(path)
+    if typed.data.keys() >= {"run_id", "signature", "manifest"}:
+        join = f"swarmnet join {path} --bootstrap MULTIADDR"
+        raise ConfigError([f"{path}: is a published run, no peer file: {join}"])
     overlay(typed, _from_environment(environment))
     overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()})
     return check_typed(typed, path.absolute().parent, path.stem, environment)

@@ -9,7 +9,7 @@ from typing import Literal
 Level = Literal["ok", "warn", "fail"]
 Check = Literal[
     "python", "torch", "gpu", "memory", "disk", "files", "port", "metrics", "libp2p", "p2pd", "bootstrap",
-    "clock", "run", "stage", "bandwidth", "reachability",
+    "clock", "run", "stage", "text", "bandwidth", "reachability",
 ]  # fmt: skip
 """Everything that is looked at, in this order."""
 

@@ -25,7 +25,7 @@ from protocols.dialler import can_dial
 from protocols.identity import IdentityError, create, load
 
 CHECKS: tuple[str, ...] = get_args(Check)
-NETWORK = frozenset({"p2pd", "bootstrap", "clock", "run", "stage", "bandwidth", "reachability"})
+NETWORK = frozenset({"p2pd", "bootstrap", "clock", "run", "stage", "text", "bandwidth", "reachability"})
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -108,6 +108,9 @@ def _machine(config: PeerFile, running: bool, report: Report) -> graphics.Graphi
     report.tell(graphics.torch_line(found))
     if found.torch:
         report.tell(graphics.judge(found, config.device))
+        unwatched = graphics.unwatched(found, config.device, config.limits.only_when_idle)
+        if unwatched is not None:
+            report.tell(unwatched)
     for name, check in checks.items():
         if name in report.wanted and not (name == "memory" and total == 0):
             for line in check():

@@ -59,6 +59,19 @@ def judge(manifest: Manifest, wish: int | None, free: Memory, text_bytes: int, a
     return Line("stage", "warn", f"{text}: only {', '.join(map(str, fitting))} fit", fix, data)
 
 
+def judge_text(wish: int | None, missing: str) -> Line:
+    """Whether the first stage could be held, which reads the run's text. `missing`: what this machine lacks,
+    and how to say where it is; empty: nothing."""
+    if not missing:
+        return Line("text", "ok", "the run's text is on this machine")
+    what, _, fix = missing.partition("; ")
+    if wish is None:
+        return Line("text", "warn", f"{what}: holds any stage but the first", fix)
+    if wish > 0:
+        return Line("text", "ok", f"{what}, and only the first stage reads it")
+    return Line("text", "fail", f"{what}, and the first stage reads it", fix)
+
+
 def _fits(manifest: Manifest, held: range, need: int, free: Memory, text_bytes: int) -> bool:
     if free.limit is not None and need > free.limit:
         return False

@@ -14,15 +14,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from peers import lan
 from peers.config.peer_file import PeerFile
 from peers.doctor.line import Line, Tell
-from peers.doctor.reachability import Addresses, in_the_open, judge, line_of
-from peers.doctor.stage import Memory
+from peers.doctor.reachability import Addresses, in_the_open, judge, line_of, no_bootstrap
+from peers.doctor.stage import Memory, judge_text
 from peers.doctor.stage import judge as judge_stage
 from peers.event_log import read_lately
 from peers.joining import PeerCache, find_manifest
 from peers.run_file import RunFileError, SignedManifest
 from peers.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
+from peers.text_here import missing_text
 from protocols.daemon import CannotStart
 from protocols.dht import DhtDirectory, split_multiaddr
 from protocols.dial_back import ask_dial_back
@@ -143,9 +145,7 @@ class Examination:
         addresses = [each for each in dict.fromkeys([*config.bootstrap, *remembered]) if own not in each]
         if not addresses:
             if config.role != "bootstrap":
-                text = "no bootstrap is named: only neighbours on the local network would find this peer"
-                fix = "bootstrap: [MULTIADDR] in the peer file; whoever published the run knows one"
-                self.tell(Line("bootstrap", "warn", text, fix))
+                self.tell(no_bootstrap(config.lan, lan.installed()))
             return
         answers = await asyncio.gather(*(self._one(transport, each) for each in addresses))
         for line in verdicts(config.bootstrap, addresses, answers):
@@ -228,6 +228,8 @@ class Examination:
         self.tell(Line("run", "ok", text, data={"run": signed.run_id, "name": manifest.name}))
         wish = None if config.stage == "auto" else config.stage
         self.tell(judge_stage(manifest, wish, self.subject.free, config.text_limit, config.stages))
+        if config.role == "worker":
+            self.tell(judge_text(wish, await asyncio.to_thread(missing_text, manifest, config)))
         if "reachability" in self.wanted:
             await self._more_helpers(transport, directory, signed)
 

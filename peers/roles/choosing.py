@@ -45,10 +45,10 @@ def own_processes(process: Process, network: Network) -> Callable[[], Collection
 
 async def choose(
     process: Process, siblings: Siblings, signed: SignedManifest, network: Network,
-    fits: Callable[[Manifest, range], object],
+    fits: Callable[[Manifest, range], object], never: frozenset[int],
 ) -> range:  # fmt: skip
     """The adjacent stages that this process holds. The first peer says it, once it begins; the others wait
-    for that. `fits` raises UserError if they need too much memory."""
+    for that. `fits` raises UserError if they need too much memory; stages in `never` are not chosen."""
     if process.number == 0 and siblings.stages_held is None:
         wish = process.config.stage
         if wish == "auto":
@@ -57,7 +57,7 @@ async def choose(
                 process.log.record,
             )  # fmt: skip
             chance = Random(process.identity.peer_id)
-            held = await first_stages(presence, siblings.stages, chance, process.say)
+            held = await first_stages(presence, siblings.stages, chance, process.say, never)
         else:
             held = range(wish, wish + siblings.stages)
         fits(signed.manifest, held)

@@ -43,11 +43,12 @@ from peers.stage_part import StagePart, device_of, real_part
 from peers.status import Status
 from peers.supervision import hear_loop, unless_failed
 from peers.telling import Teller
-from peers.text import Corpus, TextError, load_corpus
+from peers.text import Corpus
+from peers.text_here import missing_text, never_held, read_text_here
 from peers.top.story import Story
 from peers.top.view import view
 from peers.worker import Worker
-from swarmnet.manifest import Data, Manifest
+from swarmnet.manifest import Manifest
 from swarmnet.needs import Needs
 
 SAVE_SECONDS = 10.0
@@ -73,6 +74,8 @@ class WorkerRole(Role):
         self.held: range | None = None
         """All stages of its process, where these are several and known."""
         self.signed: SignedManifest | None = None
+        self.never: frozenset[int] = frozenset()
+        """Stages that this machine cannot hold, as it lacks the run's text."""
         self._first, self._taken = range(0), asyncio.Event()
         """What this process holds first, and whether it does."""
         self.began = time.monotonic()
@@ -81,7 +84,9 @@ class WorkerRole(Role):
         self.peak = config.metrics.peak_operations
         self.siblings = process.siblings
         paused = self if self.siblings is None else self.siblings
-        self.watch = LimitsWatch(config.limits, paused, gpu=gpu_use(self.device.type == "cuda"))
+        warn = partial(process.report.say, "limits", level="warning")
+        gpu = gpu_use(self.device, config.limits.only_when_idle, warn)
+        self.watch = LimitsWatch(config.limits, paused, gpu=gpu)
         process.control.answers.update(
             pause=self._asked_to_pause, resume=self._asked_to_resume, checkpoint=self._asked_to_save,
             status=self._asked_how_it_is, me=self._asked_what_it_did,
@@ -93,10 +98,14 @@ class WorkerRole(Role):
         self.signed = signed = await find_run(process, network)
         process.known_as(signed.run_id, self.device.type)
         set_threads(config.threads)
+        self.never = await asyncio.to_thread(never_held, signed.manifest, config)
         watching = self.watch.run(own_processes(process, network))
         beside = [asyncio.create_task(watching, name="limits")]
         if process.number == 0:
             process.say("run", run_line(signed))
+            if self.never:
+                missing = missing_text(signed.manifest, config)
+                process.say("no_text", f"takes any stage but the first: {missing}")
             beside.append(asyncio.create_task(self._introduce(signed, network), name="introduction"))
         if process.number == 0 and self.device.type == "cuda":
             gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
@@ -142,7 +151,7 @@ class WorkerRole(Role):
         taken back before it was done."""
         process, siblings = self.process, self.siblings
         if siblings is not None and self.held is None:
-            self.held = await choose(process, siblings, signed, network, self._graphs)
+            self.held = await choose(process, siblings, signed, network, self._graphs, self.never)
             self.stage = self.held[process.number]
             if self.pausing or process.stop.is_set():
                 return not process.stop.is_set()
@@ -239,6 +248,7 @@ class WorkerRole(Role):
         fits = all(needs.least <= allowed for needs in every)
         return Settings(
             stage=self.stage, moves=config.may_move and fits, moved=self.moved,
+            never=self.never,
             in_flight=config.in_flight, slots=config.slots, checkpoint_seconds=config.checkpoint_seconds,
             drain_seconds=config.drain_seconds, checkpoints=config.state / "checkpoints",
             receipts=config.state / FILE_NAME,
@@ -248,21 +258,8 @@ class WorkerRole(Role):
 
     async def _text(self, signed: SignedManifest, withdrawn: frozenset[bytes]) -> Corpus:
         """The run's text, from where this machine keeps it, without what the owner has withdrawn."""
-        data = signed.manifest.data
-        here = self.process.config.text
-        sources = tuple(
-            replace(source, path=str(here.get(source.name, source.path))) for source in data.sources
-        )
-        local = Data(sources, data.tokenizer, data.sequence_tokens, data.microbatch_sequences)
-        seed = int.from_bytes(self.process.identity.public_key[:4], "little")
-        vocabulary = signed.manifest.model.vocabulary
-        try:
-            tokens = await asyncio.to_thread(
-                load_corpus, local, vocabulary, longest_bytes=self.process.config.text_limit, seed=seed,
-                withdrawn=withdrawn,
-            )  # fmt: skip
-        except TextError as error:
-            raise UserError(str(error)) from None
+        config, seed = self.process.config, int.from_bytes(self.process.identity.public_key[:4], "little")
+        tokens = await asyncio.to_thread(read_text_here, signed.manifest, config, seed, withdrawn)
         self.process.say("text", f"read {len(tokens):,} tokens of text")
         return Corpus(signed, tokens)
 
