@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Browser
-from observed import Crowd
+from observed import NOON, Crowd, record
 from swarm import TINY_MODEL, sign, tiny_manifest
 from test_swarm_on_loopback import RUN, Scene
 
@@ -21,9 +21,12 @@ from peers.demo.show import LOOPBACK
 from peers.http import PageServer
 from peers.observer.board import SHOWN_PEERS, Board
 from peers.observer.metrics import SwarmMetrics
+from peers.observer.orders import Ordered, Pause
 from peers.observer.pages import pages
 from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
+from swarmnet.manifest import Data, Source
+from swarmnet.orders import Ban, Order, Withdrawal
 
 pytestmark = [
     pytest.mark.loopback,
@@ -36,8 +39,8 @@ PATIENCE_SECONDS = 90.0
 OWN = "127.0.0.1:9410"
 PROMISED_SECONDS = 15.0
 SLOW_FRAME_MS = 50.0
-WINDOWS = 4
-"""Tries at seeing no slow frame: this machine's other work makes Chromium wait, too."""
+WINDOWS = 3
+"""Of 7 s each. Most must be without a slow frame: other work makes Chromium wait now and then."""
 FRAMES = """new Promise(done => {
   const gaps = [], stamps = [], began = performance.now();
   let last = began;
@@ -86,16 +89,22 @@ async def look_at_all_sizes(browser: Browser, name: str) -> None:
 
 
 async def longest_frames(browser: Browser) -> list[float]:
-    """The longest frame, ms, of windows of 7 s, up to the first window without a slow one: where more wants
-    to run than there are processors every page waits now and then."""
+    """The longest frame, ms, of each window, until most windows agree whether there is a slow one."""
     longest: list[float] = []
-    for _ in range(WINDOWS):
+    while max(slow := slow_ones(longest), len(longest) - slow) <= WINDOWS // 2:
         seen = await browser.js(FRAMES, 60.0)
         assert seen["updates"] >= 2, seen
         longest.append(round(seen["longest"], 1))
-        if longest[-1] <= SLOW_FRAME_MS:
-            break
     return longest
+
+
+def slow_ones(longest: list[float]) -> int:
+    return sum(milliseconds > SLOW_FRAME_MS for milliseconds in longest)
+
+
+def has_time() -> bool:
+    """Whether fewer want to run than there are processors: else every page waits now and then."""
+    return os.getloadavg()[0] < os.cpu_count()
 
 
 # -- six real peers ---------------------------------------------------------------------------------------
@@ -194,11 +203,12 @@ async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path
             assert "more: search for them" in await browser.js("document.getElementById('more').textContent")
             await look_at_all_sizes(browser, "thousand")
             costs = await browser.js(COSTS, 60.0)
-            free = browser.goes_first() or os.getloadavg()[0] < os.cpu_count()
+            first, had_time = browser.goes_first(), has_time()
             longest = await longest_frames(browser)
+            free = first or (had_time and has_time())
             print(f"script and layout, ms: {costs}; longest frames of windows of 7 s, ms: {longest}")
             assert max(costs.values()) < SLOW_FRAME_MS / 2
-            assert min(longest) <= SLOW_FRAME_MS or not free
+            assert slow_ones(longest) <= WINDOWS // 2 or not free
             assert await browser.js("document.querySelectorAll('*').length") < 2000
             await browser.js("$('search').value = 'machine 999'")
             await browser.js("$('search').dispatchEvent(new Event('input'))")
@@ -207,4 +217,62 @@ async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path
     finally:
         living.cancel()
         await asyncio.gather(living, return_exceptions=True)
+        server.close()
+
+
+# -- a run that its owner holds ---------------------------------------------------------------------------
+
+HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>" + "w" * 120
+TEXT_OF = "document.getElementById('{}').textContent"
+HELD = "document.getElementById('held')?.hidden === false"
+
+
+def held_board() -> Board:
+    """Of a run by invite; what its owner typed is meant to break the page."""
+    texts = (Source("the encyclopaedia", "a.jsonl", "CC-BY-SA-4.0"), Source(HOSTILE, "b.txt", "unknown"))
+    manifest = tiny_manifest(
+        (1, 1, 1), name="held", access="invite", contact="someone@example.org " + HOSTILE
+    )
+    signed = sign(replace(manifest, data=Data(texts, sequence_tokens=16, microbatch_sequences=2)))
+    return Board(signed, f"swarmnet join {signed.run_id} --bootstrap /ip4/203.0.113.5/tcp/31330", "0.1.0")
+
+
+async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_ask_for_an_invite(tmp_path):
+    board, sightings = held_board(), Sightings(3)
+    for number in range(6):
+        sightings.recorded(record(f"peer-{number}", number % 3, state="held"), NOON)
+        sightings.answered(f"peer-{number}", NOON)
+
+    def show(order: Order, pause: Pause | None = None) -> None:
+        board.show(draw(sightings, board.signed, NOON, Ordered(order, NOON, pause)), NOON, {})
+
+    bans = (Ban("one", HOSTILE), Ban("two", "noise"))
+    order = Order(int((NOON - 60) * 1e6), HOSTILE, True, bans=bans, withdrawn=(Withdrawal("ab" * 32, ""),))
+    show(order, Pause(NOON - 7200, "a look at the data " + HOSTILE))
+    made = pages(lambda: board, SwarmMetrics(lambda: board, 200), (), lambda: None)
+    server = PageServer(("127.0.0.1", 0), made, "observer.listen")
+    try:
+        async with Browser(tmp_path / "browser") as browser:
+            await browser.look_like(1200, 900)
+            await browser.open(server.url)
+            await browser.until(HELD, PATIENCE_SECONDS)
+            await browser.until(f"{CELLS}.filter(text => text === 'held').length === 6", PATIENCE_SECONDS)
+            told = await browser.js(TEXT_OF.format("held"))
+            assert told.startswith("The run's owner has paused it, since ")
+            assert "(2 h ago)Reason: “a look at the data <img" in told
+            invited = await browser.js(TEXT_OF.format("access"))
+            assert "add --invite" in invited
+            assert "someone@example.org <img" in invited
+            facts = await browser.js(TEXT_OF.format("run"))
+            assert "the run is paused; 2 peers banned; 1 document withdrawn" in facts
+            assert "the encyclopaedia (CC-BY-SA-4.0), <img" in facts
+            assert await browser.js(stage_shows(0, 2)), "who is held holds its stage"
+            assert await browser.js("document.querySelectorAll('img, #held b b, dd b').length") == 0
+            await look_at_all_sizes(browser, "held")
+            show(order)
+            await browser.until(f"{TEXT_OF.format('held-why')}.startsWith('Newest order, of ')", 20.0)
+            show(replace(order, paused=False))
+            await browser.until(f"!({HELD})", 20.0)
+            assert browser.complaints == []
+    finally:
         server.close()

@@ -18,11 +18,14 @@ from peers.http import MOST_REQUESTS, PageServer
 from peers.observer import board as boards
 from peers.observer.board import Board
 from peers.observer.metrics import SHOWN, SwarmMetrics, document
+from peers.observer.orders import Ordered, Pause
 from peers.observer.pages import pages
 from peers.observer.picture import STATES, draw
 from peers.observer.sightings import Sightings
+from swarmnet.orders import Order
 
 SIGNED = sign(tiny_manifest((1, 1, 1)))
+PAUSED = Ordered(Order(int(NOON * 1e6), "why", paused=True), NOON, Pause(NOON, "why"))
 HTML = files("peers.observer").joinpath("page.html").read_text()
 
 
@@ -46,7 +49,7 @@ def crowd(peers, stages=3):
     living = Crowd(sightings, peers)
     for _ in range(20):
         living.live(5.0)
-    return draw(sightings, SIGNED, living.now)
+    return draw(sightings, SIGNED, living.now, PAUSED)
 
 
 # -- the picture ------------------------------------------------------------------------------------------
@@ -74,6 +77,17 @@ def test_a_stage_that_lost_a_peer_is_thinner_and_the_weakest():
     assert picture.weakest == 1
     assert picture.rows[3].state == "gone", "in its stage, behind those who are here"
     assert (picture.peers, picture.recent[0].code) == (5, "not_reached")
+
+
+def test_a_swarm_that_is_held_keeps_its_numbers():
+    claims = {"tokens": 20_000, "tokens_per_second": 500.0}
+    trained = pictured(*(record(f"peer-{n}", n % 3, **claims) for n in range(6)))
+    held = pictured(*(record(f"peer-{n}", n % 3, state="held", **claims) for n in range(6)))
+    assert (held.round, held.settled, held.loss, held.tokens) == (100, 95, 3.0, 40_000)
+    assert [(stage.states["held"], stage.peers) for stage in held.stages] == [(2, 2)] * 3
+    assert [stage.tokens_per_second for stage in held.stages] == [1000.0] * 3
+    assert held.weakest is not None
+    assert (trained.tokens, trained.round) == (held.tokens, held.round)
 
 
 def test_in_an_empty_swarm_nothing_is_known_and_nothing_breaks():

@@ -4,17 +4,20 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from swarm import Swarm, tiny_manifest
+from swarm import OWNER, Swarm, tiny_manifest
 
 from peers.claims import Claims
+from peers.observer.orders import Orders
 from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
 from peers.observer.walk import Walk, walk_seconds
 from peers.presence import Presence
 from peers.virtual_time import run
 from protocols.identity import Identity
+from protocols.orders import seal_order
 from protocols.peer_record import NO_STAGE
 from protocols.records import RECORD_SECONDS
+from swarmnet.orders import Order
 
 EYE = Identity.from_seed(b"the observer")
 PROMISED_SECONDS = 15.0
@@ -39,7 +42,10 @@ class Watched:
         self.sightings = Sightings(2)
         self.directory = swarm.network.directory(EYE.peer_id)
         note = lambda event, **fields: self.notes.append((event, fields))  # noqa: E731 - the event log
-        self.walk = Walk(swarm.signed.run_id, EYE.peer_id, self.directory, self.sightings, (), note)
+        self.orders = Orders(swarm.signed, note)
+        self.walk = Walk(
+            swarm.signed.run_id, EYE.peer_id, self.directory, self.sightings, self.orders, (), note
+        )
         walking = asyncio.create_task(self.walk.run())
         try:
             await swarm.until(lambda: self.states() == {"training": 4}, 60.0)
@@ -50,7 +56,12 @@ class Watched:
         await swarm.close()
 
     def picture(self):
-        return draw(self.sightings, self.swarm.signed, self.directory.now())
+        return draw(self.sightings, self.swarm.signed, self.directory.now(), self.orders.ordered)
+
+    async def order(self, order):
+        """Into the directory, as the owner does; peers find it there within a minute."""
+        run_id = self.swarm.signed.run_id
+        await self.directory.put_order(run_id, seal_order(OWNER, run_id, order).data, 5.0)
 
     def states(self):
         states = [row.state for row in self.picture().rows]
@@ -125,6 +136,34 @@ def test_peers_without_a_stage_and_paused_ones_are_shown_as_what_they_are():
             assert watched.peers() == [2, 2]
             announcing.cancel()
             await asyncio.gather(announcing, return_exceptions=True)
+
+    run(story())
+
+
+def test_a_run_that_its_owner_holds_looks_held_and_not_broken():
+    watched = Watched()
+
+    async def story():
+        async with watched.training() as swarm:
+            await swarm.until(lambda: watched.picture().tokens > 0 and watched.orders.ordered.asked_at, 60.0)
+            assert watched.picture().ordered.held is False
+            now = watched.directory.now()
+            await watched.order(Order(int(now * 1e6), "a look at the data", paused=True))
+            await swarm.until(lambda: watched.picture().ordered.held, 2 * walk_seconds(4))
+            pause = watched.picture().ordered.pause
+            assert (pause.since, pause.reason) == (pytest.approx(now), "a look at the data")
+            before = watched.picture()
+            await swarm.until(lambda: watched.states() == {"held": 4}, 100.0)
+            held = watched.picture()
+            assert watched.peers() == [2, 2], "who is held holds its stage"
+            assert held.weakest is not None
+            assert held.loss is not None
+            assert held.tokens >= before.tokens
+            assert held.round >= before.round
+            assert all(stage.tokens_per_second > 0 for stage in held.stages)
+            await watched.order(Order(int(watched.directory.now() * 1e6), "on it goes"))
+            await swarm.until(lambda: watched.picture().ordered.held is False, 2 * walk_seconds(4))
+            await swarm.until(lambda: watched.states() == {"training": 4}, 100.0)
 
     run(story())
 

@@ -45,13 +45,23 @@ def test_every_source_stands_under_its_kind_with_licence_size_and_date():
 
 
 def test_compute_and_energy_follow_from_rounds_and_say_what_was_assumed():
-    told = json.loads(as_json(facts(round=99, contributors=(Contributor("peer", "attic", 5),))))
+    rounds = (99,) * len(MANIFEST.stages)
+    told = json.loads(as_json(facts(rounds=rounds, contributors=(Contributor("peer", "attic", 5),))))
     compute = told["compute"]
     assert compute["tokens"] == 100 * MANIFEST.rounds.target_tokens
     assert compute["floating_point_operations"] == 6 * compute["parameters"] * compute["tokens"]
     assert compute["energy_kilowatt_hours"] > 0
     assert len(compute["assumptions"]) == 4
     assert told["contributors"] == [{"peer": "peer", "name": "attic", "tokens": 5, "signed": 0}]
+
+
+def test_a_stage_that_was_left_out_has_fewer_rounds_and_costs_less():
+    all_alike = facts(rounds=(99,) * len(MANIFEST.stages))
+    left_out = facts(rounds=(99, *(49,) * (len(MANIFEST.stages) - 2), 99))
+    assert left_out.tokens == all_alike.tokens, "the first stage sees all"
+    assert left_out.flops < all_alike.flops
+    assert left_out.round == 49
+    assert facts(rounds=(99, *(-1,) * (len(MANIFEST.stages) - 1))).tokens == 0, "not every stage is known"
 
 
 def test_what_the_creator_did_not_state_is_said_to_be_missing():
@@ -69,7 +79,7 @@ def test_what_a_run_has_trained_is_not_known_from_its_manifest_alone():
     text = as_markdown(facts())
     for what in ("Tokens", "Operations", "Energy"):
         assert f"- {what}: not known\n" in text
-    assert " in 100 settled rounds" in as_markdown(facts(round=99))
+    assert " in 100 settled rounds" in as_markdown(facts(rounds=(99,) * len(MANIFEST.stages)))
 
 
 # -- commands -----------------------------------------------------------------------------------------
@@ -111,7 +121,8 @@ def test_report_and_invite_print_what_they_made(published, tmp_path, capsys):
         (("invite", "{run}", "--peer", "Bob", "--key", "{key}"), "is no peer id"),
         (("order", "ban", "{run}", "Bob", "--key", "{key}"), "is no peer id"),
         (("order", "pause", "{run}", "--key", "{tmp}/none.key", "--bootstrap", "x"), "cannot read identity"),
-        (("order", "pause", "{run}", "--key", "{key}"), "needs a --bootstrap"),
+        (("order", "pause", "{run}", "--key", "{key}"), "name a way in: --bootstrap MULTIADDR; this machine"),
+        (("orders", "{run}"), "name a way in: --bootstrap MULTIADDR; this machine remembers no peer"),
         (("registry", "list"), "needs a --bootstrap"),
         (("registry", "list", "--bootstrap", "x"), "should look like"),
         (("join",), "name the run"),

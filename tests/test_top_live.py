@@ -4,10 +4,12 @@ import asyncio
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from swarm import Swarm, tiny_manifest
+from swarm import OWNER, TINY_MODEL, Swarm, sign, tiny_manifest
 
 from peers.control.server import Control
 from peers.control.socket_path import LONGEST_ANSWER_BYTES
@@ -17,11 +19,16 @@ from peers.top.picture import as_json, from_json
 from peers.top.records import QUIET_SECONDS, Watch, look
 from peers.top.story import Story
 from peers.top.view import picture_of, view
+from peers.top.visit import swarm as watch_swarm
 from peers.virtual_time import run
+from protocols.errors import Unreachable
 from protocols.identity import Identity
+from protocols.orders import seal_order
 from protocols.peer_record import PeerRecord
 from protocols.records import open_record, seal_record
+from swarmnet import orders
 from swarmnet.identifiers import RunId
+from swarmnet.orders import NO_ORDER, Order
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +136,7 @@ def test_looks_are_compared_who_came_went_moved_and_how_fast_it_trains():
     records = {a: record(one, later, tokens=4000, round=9, loss=2.0), b: record(other, later, **loft)}
     second = watch.take(records, later)
     assert second.tokens_per_second == pytest.approx(100.0)
-    assert (second.round, second.lag) == (9, 1)
+    assert (second.round, second.lag) == (9, 0), "each stage has rounds of its own"
     assert second.loss == pytest.approx(2.5)
     assert [(event.code, event.text) for event in second.events] == [
         ("record_new", "loft announces itself for stage 1")
@@ -144,6 +151,63 @@ def test_a_state_of_a_newer_version_is_shown_as_it_is():
     picture = Watch(manifest).take({one.peer_id: record(one, 1e9, state="dreaming", loss=None)}, 1e9)
     assert picture.peers[0].state == "dreaming"
     assert picture.loss is None
+
+
+def test_a_run_that_its_owner_holds_says_so_in_the_headline_and_why_among_the_events():
+    manifest, one, now = tiny_manifest((1,)), Identity.generate(), 1_700_000_000.0
+    watch, paused = Watch(manifest), orders.pause(Order(sequence=7), "a look at the data")
+    records = {one.peer_id: record(one, now, state="held", round=12)}
+    held = watch.take(records, now, paused)
+    assert (held.state, held.round, held.waits_for) == ("held", 12, ())
+    assert [(event.code, event.text) for event in held.events] == [
+        ("order", "by the owner's newest order: the run is paused (a look at the data)")
+    ]
+    assert watch.take(records, now + 5, paused).events == held.events, "told once"
+    resumed = Order(sequence=8, bans=(orders.Ban(one.peer_id, "noise"),))
+    after = watch.take(records, now + 10, resumed)
+    assert after.state == ""
+    assert after.events[-1].text.startswith("the owner orders: the run goes on; 12D3")
+    many = Order(sequence=9, bans=tuple(orders.Ban(f"peer-{number}", "") for number in range(300)))
+    assert len(watch.take(records, now + 15, many).events[-1].text) <= 200
+    assert watch.take(records, now + 20, NO_ORDER).events[-1].text.startswith("the owner orders: peer-0")
+
+
+class Told:
+    """A directory of one peer that is held, and of the owner's order, unless it is silent about that."""
+
+    def __init__(self, signed, order):
+        self.order, self.one, self.run_id = order, Identity.generate(), signed.run_id
+
+    def now(self):
+        return 1_700_000_000.0
+
+    async def look_up(self, run_id, stage, _deadline):
+        content = record(self.one, self.now(), state="held").record
+        sealed = seal_record(self.one, run_id, content, self.now())
+        return {self.one.peer_id: sealed} if stage == 0 else {}
+
+    async def get_order(self, *_):
+        if self.order is None:
+            raise Unreachable("the directory did not answer within 10 s")
+        return seal_order(OWNER, self.run_id, self.order)
+
+
+@pytest.mark.parametrize(
+    ("order", "headline"),
+    [
+        (Order(sequence=7, reason="a look at the data", paused=True), "as peers say   held"),
+        (Order(sequence=7), "as peers say"),
+        (None, "as peers say"),
+    ],
+)
+async def test_the_directory_is_asked_for_the_owners_order_and_need_not_answer(order, headline, capsys):
+    signed = sign(tiny_manifest((1,), model=replace(TINY_MODEL, layers=1)))
+    found = SimpleNamespace(signed=signed, directory=Told(signed, order))
+    await asyncio.wait_for(watch_swarm(Console(width=80), found), 20.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].rpartition(" ")[0].rstrip().endswith(headline)
+    why = [line for line in lines if "by the owner's newest order: the run is paused (a l" in line]
+    assert len(why) == bool(order and order.paused)
 
 
 # -- over the socket ----------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import prod
 from typing import Any
 
 from peers.archive.archive import Archive
@@ -41,8 +42,9 @@ class Facts:
     signed: SignedManifest
     order: Order
     made_at: datetime
-    round: int
-    """Newest settled round that is known, of the stage that is furthest behind; -1: none."""
+    rounds: tuple[int, ...]
+    """Newest settled round that is known of each stage; -1: none. Stages close their own rounds: where
+    microbatches leave stages out, those in the middle have fewer."""
     contributors: tuple[Contributor, ...]
     origin: str
     """Where the rounds and contributors come from, for people."""
@@ -52,36 +54,43 @@ class Facts:
         return self.signed.manifest
 
     @property
+    def round(self) -> int:
+        """Of the stage that is furthest behind; -1: not every stage has one."""
+        return min(self.rounds)
+
+    @property
     def parameters(self) -> int:
+        return sum(self._parameters())
+
+    def _parameters(self) -> list[int]:
+        """Of each stage."""
         manifest = self.manifest
         spans = map(manifest.span, range(len(manifest.stages)))
-        shapes = [shape for span in spans for shape in parameter_shapes(manifest.model, span).values()]
-        return sum(_product(shape) for shape in shapes)
+        return [sum(map(prod, parameter_shapes(manifest.model, span).values())) for span in spans]
+
+    def _tokens(self) -> list[int]:
+        """Trained on, by stage: every settled round holds about its target."""
+        return [(round + 1) * self.manifest.rounds.target_tokens for round in self.rounds]
 
     @property
     def tokens(self) -> int:
-        """Trained on: every settled round holds about its target."""
-        return (self.round + 1) * self.manifest.rounds.target_tokens
+        """Trained on: the first stage is on every way."""
+        return self._tokens()[0] if self.round >= 0 else 0
 
     @property
     def flops(self) -> int:
-        return FLOPS_PER_PARAMETER_AND_TOKEN * self.parameters * self.tokens
+        each = zip(self._parameters(), self._tokens(), strict=True)
+        return FLOPS_PER_PARAMETER_AND_TOKEN * sum(parameters * tokens for parameters, tokens in each)
 
     @property
     def kilowatt_hours(self) -> float:
         return self.flops / FLOPS_PER_JOULE * OVERHEAD / JOULES_PER_KILOWATT_HOUR
 
 
-def _product(shape: Sequence[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
-
-
 def from_manifest(signed: SignedManifest, order: Order, now_seconds: float) -> Facts:
     """Of a run of which nothing is archived."""
-    return Facts(signed, order, datetime.fromtimestamp(now_seconds, UTC), -1, (), "the manifest alone")
+    none = (-1,) * len(signed.manifest.stages)
+    return Facts(signed, order, datetime.fromtimestamp(now_seconds, UTC), none, (), "the manifest alone")
 
 
 def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -> Facts:
@@ -95,10 +104,10 @@ def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -
             raise ArchiveError(f"{archive.store.url}: its order is refused: {error}") from None
     stages = range(len(signed.manifest.stages))
     newest = [archive.newest(stage) for stage in stages]
-    rounds = [entries[0].round if entries else -1 for entries in newest]
+    rounds = tuple(entries[0].round if entries else -1 for entries in newest)
     contributors = sorted(map(_contributor, archive.contributors()), key=lambda one: (-one.tokens, one.peer))
     at = datetime.fromtimestamp(now_seconds, UTC)
-    return Facts(signed, order, at, min(rounds), tuple(contributors), f"the archive {archive.store.url}")
+    return Facts(signed, order, at, rounds, tuple(contributors), f"the archive {archive.store.url}")
 
 
 def _contributor(one: Mapping[str, Any]) -> Contributor:

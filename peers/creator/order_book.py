@@ -10,6 +10,7 @@ from peers.files import write_atomically
 from peers.run_file import SignedManifest
 from protocols.errors import WireError
 from protocols.orders import SignedOrder, open_order
+from protocols.transport import Directory
 from swarmnet.orders import NO_ORDER, Order
 
 Note = Callable[..., None]
@@ -39,6 +40,12 @@ class OrderBook:
         if self.held is not None and data == self.held.data:
             return False
         return self.accept(open_order(data, self.signed.run_id, self.signed.manifest.owner))
+
+    async def look_up(self, directory: Directory, deadline_seconds: float) -> None:
+        """Take what the directory has. Raises WireError if it does not answer."""
+        found = await directory.get_order(self.signed.run_id, self.signed.manifest.owner, deadline_seconds)
+        if found is not None:
+            self.accept(found)
 
     def accept(self, order: SignedOrder) -> bool:
         """A verified one."""

@@ -88,9 +88,10 @@ def _trained(facts: Facts) -> dict[str, float | None]:
 
 def _assumptions() -> list[str]:
     return [
-        "tokens: settled rounds times the run's target of tokens per round",
-        f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x parameters x tokens, all stages trained "
-        "on each token",
+        "tokens: settled rounds of the first stage, which every token visits, times the run's target of "
+        "tokens per round",
+        f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x parameters x tokens, of each stage by "
+        "its own settled rounds",
         f"energy: {assumptions.FLOPS_PER_JOULE:.0e} operations per joule, times {assumptions.OVERHEAD:g} for "
         "the rest of the machines; not measured",
         "contributors: tokens as their own signed records claim, not audited",

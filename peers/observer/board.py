@@ -18,6 +18,8 @@ SHOWN_PEERS = 100
 """Rows in one answer; the others are found by searching."""
 LONGEST_SEARCH = 100
 """Characters; longer ones than any name or peer id find nothing anyway."""
+SHOWN_SOURCES = 20
+"""Of the run's text; the others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Board:
         return msgspec.json.encode({
             "at": picture.at,
             "run": self._run(),
+            "order": picture.ordered.as_json(),
             "walked_at": self.walked_at,
             "round": picture.round,
             "settled": picture.settled,
@@ -100,6 +103,9 @@ class Board:
         manifest = self.signed.manifest
         return {
             "id": self.signed.run_id, "name": manifest.name, "owner": manifest.owner, "join": self.join,
-            "intended_use": manifest.intended_use, "contact": manifest.contact,
+            "access": manifest.access, "intended_use": manifest.intended_use, "contact": manifest.contact,
+            "sources": [{"name": source.name, "licence": source.licence, "origin": source.origin}
+                        for source in manifest.data.sources[:SHOWN_SOURCES]],
+            "more_sources": max(0, len(manifest.data.sources) - SHOWN_SOURCES),
             "layers": manifest.stages, "wire_version": manifest.wire_version, "observer": self.version,
         }  # fmt: skip

@@ -90,6 +90,16 @@ SHOWN = (
         lambda board, _: _known(board.picture.checkpoint.at if board.picture.checkpoint else None),
     ),
     Shown(
+        _gauge("swarm_held",
+               "1 if the run's owner has paused it, by the newest order that the observer found; else 0."),
+        lambda board, _: _known(board.picture.ordered.held),
+    ),
+    Shown(
+        _gauge("swarm_order_timestamp_seconds",
+               "When the run's owner signed the newest order that the observer found, Unix time in seconds."),
+        lambda board, _: _known(board.picture.ordered.given_at),
+    ),
+    Shown(
         _gauge("swarm_bootstrap_up", "1 if this bootstrap answers the observer, else 0.", Label("address")),
         lambda board, _: [((address,), up) for address, up in board.bootstraps.items()],
     ),

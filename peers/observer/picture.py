@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from statistics import median, median_high
 
+from peers.observer.orders import UNASKED, Ordered
 from peers.observer.sightings import Departure, Sighting, Sightings
 from peers.run_file import SignedManifest
 from peers.status import printable
@@ -23,6 +24,10 @@ ROLES = ("worker", "bootstrap", "observer", "archivist", "other")
 STATES = ("joining", "training", "serving", "held", "paused", "leaving", "other", "gone")
 """`joining` is also who connects; `serving`: a peer without a stage; `gone`: still in the directory, but it
 does not answer."""
+IN_STEP = ("training", "held")
+"""Who is held by the run's owner has the weights and the rounds of its group as before."""
+HOLDING = ("training", "joining", "held")
+"""Who holds a stage or is about to."""
 SHOWN_VERSIONS = 8
 MOST_CONTRIBUTORS = 20
 SHOWN_DEPARTURES = 20
@@ -65,7 +70,7 @@ class Stage:
     @property
     def peers(self) -> int:
         """That hold it or are about to."""
-        return self.states["training"] + self.states["joining"]
+        return sum(self.states[state] for state in HOLDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,8 @@ class Picture:
     departures: tuple[tuple[str, int], ...] = ()
     recent: tuple[Departure, ...] = ()
     left_out: int = 0
+    ordered: Ordered = UNASKED
+    """By the run's owner."""
 
     @property
     def peers(self) -> int:
@@ -109,10 +116,10 @@ class Picture:
         return sum(row.state != "gone" for row in self.rows)
 
 
-def draw(sightings: Sightings, signed: SignedManifest, now: float) -> Picture:
+def draw(sightings: Sightings, signed: SignedManifest, now: float, ordered: Ordered = UNASKED) -> Picture:
     manifest = signed.manifest
     here = list(sightings.here())
-    training = [known for known in here if state_of(known) == "training" and known.record.stage >= 0]
+    training = [known for known in here if state_of(known) in IN_STEP and known.record.stage >= 0]
     current = median_high(known.record.round for known in training) if training else None
     most = 2 * ((current or 0) + 2) * manifest.rounds.target_tokens  # Rounds overshoot, by less than that.
     losses = [known.record.loss for known in training if known.record.loss is not None]
@@ -138,6 +145,7 @@ def draw(sightings: Sightings, signed: SignedManifest, now: float) -> Picture:
         departures=tuple(sightings.departures.most_common()),
         recent=tuple(list(sightings.recent)[: -SHOWN_DEPARTURES - 1 : -1]),
         left_out=sightings.left_out,
+        ordered=ordered,
     )
 
 
@@ -172,9 +180,7 @@ def _order(row: Row) -> tuple[int, bool, float, str]:
 def _stage(stage: int, layers: int, peers: Iterable[Sighting]) -> Stage:
     held = [known for known in peers if known.record.stage == stage]
     states = Counter(state_of(known) for known in held)
-    speed = _capped_sum(
-        known.record.tokens_per_second for known in held if state_of(known) in ("training", "joining")
-    )
+    speed = _capped_sum(known.record.tokens_per_second for known in held if state_of(known) in HOLDING)
     return Stage(stage, layers, {state: states[state] for state in STATES}, speed)
 
 
@@ -190,7 +196,7 @@ def _weakest(here: Sequence[Sighting], signed: SignedManifest, now: float) -> in
     tokens = data.sequence_tokens * data.microbatch_sequences
     seen = []
     for known in here:
-        if state_of(known) in ("training", "joining"):
+        if state_of(known) in HOLDING:
             record, age = known.record, max(0.0, now - known.signed_at)
             rate = record.tokens_per_second / tokens
             seen.append((PeerId(record.peer), moving.Seen(record.stage, rate, record.moving_to, age)))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from peers.observer.orders import Orders
 from peers.observer.sightings import Miss, Sightings
 from peers.presence import OPERATION_SECONDS
 from peers.supervision import until_one_ends
@@ -46,6 +47,7 @@ class Walk:
         me: PeerId,
         directory: Directory,
         sightings: Sightings,
+        orders: Orders,
         bootstraps: Sequence[str],
         note: Note,
     ) -> None:
@@ -54,6 +56,7 @@ class Walk:
         self.me = me
         self.directory = directory
         self.sightings = sightings
+        self.orders = orders
         self.bootstraps: dict[str, bool] = dict.fromkeys(bootstraps, False)
         self.walked_at = 0.0
         """When the whole directory was last read; 0: not yet."""
@@ -81,7 +84,7 @@ class Walk:
             await asyncio.sleep(walk_seconds(len(self.sightings.peers)))
 
     async def walk(self) -> None:
-        """One look at all stages, one after the other."""
+        """One look at all stages, one after the other, and at what the run's owner has ordered."""
         complete = True
         for stage in (*range(self.sightings.stages), NO_STAGE):
             try:
@@ -94,6 +97,7 @@ class Walk:
         self.sightings.walked()
         if complete:
             self.walked_at = self.directory.now()
+        await self.orders.look(self.directory)
 
     async def _take(self, found: dict[PeerId, bytes]) -> None:
         for number, (peer, data) in enumerate(found.items()):

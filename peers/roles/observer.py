@@ -10,6 +10,7 @@ from peers.http import PageServer
 from peers.joining import find_manifest
 from peers.observer.board import Board
 from peers.observer.metrics import SwarmMetrics
+from peers.observer.orders import Orders
 from peers.observer.pages import pages
 from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
@@ -31,6 +32,7 @@ class ObserverRole(Role):
         self.process = process
         self.board: Board | None = None
         self.sightings: Sightings | None = None
+        self.orders: Orders | None = None
         self.metrics = SwarmMetrics(lambda: self.board, process.config.observer.series)
 
     async def run(self, network: Network) -> None:
@@ -53,6 +55,8 @@ class ObserverRole(Role):
         process, directory = self.process, network.directory
         if self.sightings is None:
             self.sightings = Sightings(len(signed.manifest.stages))
+        if self.orders is None:
+            self.orders = Orders(signed, process.log.record)
         if self.board is None:
             self.board = Board(signed, self._join_line(signed, network), version("swarmnet"))
         me = process.identity.peer_id
@@ -60,8 +64,9 @@ class ObserverRole(Role):
             signed, process.identity, network.transport, directory, version("swarmnet"), process.log.record
         )
         walk = Walk(
-            signed.run_id, me, directory, self.sightings, process.config.bootstrap, process.log.record
-        )
+            signed.run_id, me, directory, self.sightings, self.orders, process.config.bootstrap,
+            process.log.record,
+        )  # fmt: skip
         claims = Claims("serving", plain_name(process.config.name), "observer")
         await until_one_ends(
             walk=walk.run(),
@@ -74,7 +79,7 @@ class ObserverRole(Role):
         while True:
             now = network.directory.now()
             walk.sightings.look(now)
-            picture = draw(walk.sightings, signed, now)
+            picture = draw(walk.sightings, signed, now, walk.orders.ordered)
             self.board.show(picture, walk.walked_at, walk.bootstraps)
             self.process.report.status(Status(
                 "observing", round=picture.round, loss=picture.loss, tokens=picture.tokens,

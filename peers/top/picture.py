@@ -71,7 +71,7 @@ class Picture:
     round: int | None = None
     settled: int | None = None
     lag: int | None = None
-    """Rounds behind the newest that is known."""
+    """Rounds behind the newest that is known of the same stage: each stage has rounds of its own."""
     loss: float | None = None
     losses: tuple[float, ...] = ()
     """Oldest first."""
@@ -95,6 +95,15 @@ class Picture:
 
     def peers_of(self, stage: int) -> list[PeerSeen]:
         return [seen for seen in self.peers if seen.stage == stage]
+
+
+def lag_of(steps: Iterable[tuple[int, int]]) -> int | None:
+    """The most rounds that a peer is behind another of its stage, by the stages and rounds of all."""
+    newest: dict[int, int] = {}
+    steps = list(steps)
+    for stage, round in steps:
+        newest[stage] = max(round, newest.get(stage, round))
+    return max((newest[stage] - round for stage, round in steps), default=None)
 
 
 def as_json(picture: Picture) -> dict[str, Any]:

@@ -6,18 +6,21 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 
-from peers.top.picture import Happened, PeerSeen, Picture, curve
+from peers.top.picture import Happened, PeerSeen, Picture, curve, lag_of
 from peers.top.story import MOST_EVENTS, Curve
 from protocols.errors import WireError
 from protocols.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from protocols.transport import Directory
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.manifest import Manifest
+from swarmnet.orders import NO_ORDER, Order, told
 
 LOOK_UP_SECONDS = 10.0
 """Deadline of one look-up (as in presence.py)."""
 QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
 """A peer whose record is older has missed two announcements."""
+LONGEST_TEXT = 200
+"""Characters of an event; an order may name hundreds of bans."""
 
 
 async def look(directory: Directory, run: RunId, manifest: Manifest) -> dict[PeerId, SignedRecord]:
@@ -44,11 +47,13 @@ class Watch:
         self.losses = Curve()
         self.events: deque[Happened] = deque(maxlen=MOST_EVENTS)
         self._before: dict[PeerId, SignedRecord] = {}
+        self._order = NO_ORDER
         self._speeds: dict[PeerId, float] = {}
 
-    def take(self, records: Mapping[PeerId, SignedRecord], now: float) -> Picture:
-        """`now`: the swarm's time, Unix seconds."""
+    def take(self, records: Mapping[PeerId, SignedRecord], now: float, order: Order = NO_ORDER) -> Picture:
+        """`now`: the swarm's time, Unix seconds; `order`: the newest one of the run's owner that is known."""
         first = not self._before
+        self._hear(order, now, first)
         for peer, signed in records.items():
             self._compare(peer, self._before.get(peer), signed, now, first)
         for peer in self._before.keys() - records.keys():
@@ -61,6 +66,16 @@ class Watch:
         if losses:
             self.losses.add(now, sum(losses) / len(losses))
         return self._picture(records, now, sum(losses) / len(losses) if losses else None)
+
+    def _hear(self, order: Order, now: float, first: bool) -> None:
+        """In the words in which a peer tells it."""
+        if order.sequence <= self._order.sequence:
+            return
+        how = "by the owner's newest order" if first else "the owner orders"
+        reason = order.reason or "no reason given"
+        text = f"{how}: {'; '.join(told(self._order, order))} ({reason})"
+        self.events.append(Happened(now, "order", text[:LONGEST_TEXT]))
+        self._order = order
 
     def _compare(
         self, peer: PeerId, before: SignedRecord | None, signed: SignedRecord, now: float, first: bool
@@ -87,7 +102,8 @@ class Watch:
         peers = [self._seen(peer, signed, now) for peer, signed in records.items()]
         peers.sort(key=lambda seen: (seen.stage, seen.name, seen.peer))
         workers = [signed.record for signed in records.values() if signed.record.stage >= 0]
-        rounds = [record.round for record in workers if record.state in ("", "training")]
+        steps = [(record.stage, record.round) for record in workers
+                 if record.state in ("", "training", "held")]  # fmt: skip
         speeds = [
             self._speeds[peer]
             for peer, signed in records.items()
@@ -98,11 +114,12 @@ class Watch:
             source="the directory, as peers say",
             time=now,
             run=self.manifest.name,
+            state="held" if self._order.paused else "",
             stages=len(self.manifest.stages),
             peers=tuple(peers),
-            round=max(rounds, default=None),
+            round=max((round for _, round in steps), default=None),
             settled=max((record.settled for record in workers), default=None),
-            lag=max(rounds) - min(rounds) if rounds else None,
+            lag=lag_of(steps),
             loss=loss,
             losses=curve(self.losses.points),
             tokens=sum(record.tokens for record in workers if record.stage == 0),

@@ -12,7 +12,7 @@ from peers.errors import UserError
 from peers.event_log import Event
 from peers.plural import counted
 from peers.telling import short
-from peers.top.picture import Happened, Picture, curve, summed
+from peers.top.picture import Happened, Picture, curve, lag_of, summed
 from peers.top.story import Story
 
 EVENTS = "events.jsonl"
@@ -100,7 +100,8 @@ class Replay:
         peers = sorted((story.seen(now) for story in stories), key=lambda seen: (seen.stage, seen.name))
         origins = [story for story in stories if story.stage == 0] or stories
         losses = [story.loss for story in origins if story.loss is not None]
-        rounds = [seen.round for seen in peers if seen.round is not None and seen.state == "training"]
+        steps = [(seen.stage, seen.round) for seen in peers
+                 if seen.round is not None and seen.state == "training"]  # fmt: skip
         events = sorted((one for story in stories for one in story.events), key=lambda one: one.time)
         named = {short(story.peer): story.name for story in stories if story.peer}
         missing = {
@@ -113,9 +114,9 @@ class Replay:
             run=next((story.run for story in stories if story.run), ""),
             stages=max((seen.stage for seen in peers), default=-1) + 1,
             peers=tuple(peers),
-            round=max(rounds, default=None),
+            round=max((round for _, round in steps), default=None),
             settled=max((story.settled for story in stories if story.settled is not None), default=None),
-            lag=max(rounds) - min(rounds) if rounds else None,
+            lag=lag_of(steps),
             loss=sum(losses) / len(losses) if losses else None,
             losses=curve(point for story in origins for point in story.losses.points),
             tokens=sum(story.tokens for story in origins),

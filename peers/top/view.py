@@ -46,7 +46,8 @@ def picture_of(
         here=True,
     )
     peers = [own, *_neighbours(worker, worker.neighbourhood)]
-    newest = max((seen.round for seen in peers if seen.round is not None), default=None)
+    group = (seen.round for seen in peers if seen.stage == own.stage and seen.round is not None)
+    newest = max(group, default=None)
     return Picture(
         source=source,
         time=now,

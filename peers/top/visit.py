@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from rich.console import Console
 
+from peers.creator.order_book import OrderBook
 from peers.reaching import Reached
 from peers.top import screen
 from peers.top.keys import Keys
 from peers.top.picture import Picture
-from peers.top.records import Watch, look
+from peers.top.records import LOOK_UP_SECONDS, Watch, look
 from peers.top.show import FRAME_SECONDS, LEAVE, framed, live
 from protocols.errors import WireError
+from protocols.records import SignedRecord
+from swarmnet.identifiers import PeerId
 
 DIRECTORY_SECONDS = 5.0
 """How often the directory is asked; records change every 30 s, or when a peer's state does."""
@@ -39,11 +42,25 @@ async def swarm(console: Console, found: Reached) -> None:
 
 async def _looks(found: Reached) -> AsyncGenerator[Picture]:
     """Picture after picture; a directory that does not answer leaves the last one standing."""
-    watch, manifest = Watch(found.signed.manifest), found.signed.manifest
-    records = await look(found.directory, found.signed.run_id, manifest)
+    watch = Watch(found.signed.manifest)
+    book = OrderBook(found.signed, None, lambda *_, **__: None, lambda *_: None)
+    records = await _look(found, book)
     while True:
-        yield watch.take(records, found.directory.now())
+        yield watch.take(records, found.directory.now(), book.order)
         try:
-            records = await look(found.directory, found.signed.run_id, manifest)
+            records = await _look(found, book)
         except WireError:
             continue
+
+
+async def _look(found: Reached, book: OrderBook) -> dict[PeerId, SignedRecord]:
+    """Both at once: who only looks should not wait twice."""
+    records, _ = await asyncio.gather(
+        look(found.directory, found.signed.run_id, found.signed.manifest), _look_up_order(found, book)
+    )
+    return records
+
+
+async def _look_up_order(found: Reached, book: OrderBook) -> None:
+    with suppress(WireError):  # What was known before stands.
+        await book.look_up(found.directory, LOOK_UP_SECONDS)
