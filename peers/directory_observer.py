@@ -28,7 +28,7 @@ class DirectorySeen(Protocol):
     """What is read of a directory (DhtDirectory)."""
 
     @property
-    def clock_offset(self) -> float: ...
+    def measured_offset(self) -> float | None: ...
 
     @property
     def known_nodes(self) -> int: ...
@@ -68,7 +68,10 @@ class DirectoryObserver:
 
     def look(self) -> None:
         network, growth = self.network, self.growth
-        network.clock_offset.set(self.directory.clock_offset)
+        # As measured, not what is gone by: that is 0 as long as records of a wrong clock are still taken.
+        offset = self.directory.measured_offset
+        if offset is not None:
+            network.clock_offset.set(offset)
         network.nodes.set(self.directory.known_nodes)
         network.sent("directory").inc(growth.of("sent", self.directory.sent_bytes))
         network.received("directory").inc(growth.of("received", self.directory.received_bytes))

@@ -5,6 +5,7 @@ knows (load, temperature, power), where that is installed (extra `gpu`). What ca
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -15,6 +16,8 @@ from peers.metrics import Metrics
 LOOK_SECONDS = 5.0
 """The library takes its own means over up to a second; asking wakes a GPU that sleeps."""
 MILLIWATTS = 1000.0
+INSTALL = f"{sys.executable} -m pip install nvidia-ml-py"
+"""What brings NVIDIA's library (the extra `gpu`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +54,32 @@ class Nvml:
         )
 
 
-def nvml_of(device: torch.device) -> Nvml | None:
-    """None: NVIDIA's library is not there, or does not know this GPU."""
+class NotTold(Exception):
+    """NVIDIA's library cannot be asked about a GPU; the message says why, and what helps."""
+
+
+def in_library(device: torch.device) -> tuple[ModuleType, object]:
+    """NVIDIA's library, and what it calls the GPU that torch calls `device`. Raises NotTold."""
+    if torch.version.hip is not None:
+        raise NotTold("only NVIDIA's tell what runs on them")
     try:
         import pynvml
     except ImportError:
-        return None
+        raise NotTold(f"NVIDIA's library for Python is not installed; {INSTALL}") from None
     try:
         pynvml.nvmlInit()
         # By its name for life: CUDA_VISIBLE_DEVICES gives other numbers than the library's.
         uuid = torch.cuda.get_device_properties(device).uuid
-        return Nvml(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
-    except pynvml.NVMLError:
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except pynvml.NVMLError as error:
+        raise NotTold(f"NVIDIA's library does not know it ({error}); nvidia-smi says more") from None
+
+
+def nvml_of(device: torch.device) -> Nvml | None:
+    """None: NVIDIA's library is not there, or does not know this GPU."""
+    try:
+        return Nvml(*in_library(device))
+    except NotTold:
         return None
 
 

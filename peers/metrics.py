@@ -35,8 +35,8 @@ PHASES = ("none", "catching_up", "gathering", "contributing", "waiting", "settli
 STATES = ("connecting", "joining", "training", "held", "paused", "leaving")
 """What a worker can be at (`Worker.state`)."""
 
-PAUSES = ("user", "schedule", "idle", "battery", "limit", "owner", "other")
-"""Who or what can pause a peer."""
+PAUSES = ("user", "schedule", "idle", "battery", "owner", "other")
+"""Who or what can pause a peer; owner: it keeps its stage and begins nothing new (creator/obedience.py)."""
 
 
 class About:
@@ -230,7 +230,8 @@ class Network:
         )
         self.clock_offset = declare.gauge(
             "network_clock_offset_seconds",
-            "The swarm's clock minus this machine's, seconds; 0 while they differ by less than 3.",
+            "The swarm's clock minus this machine's, as others last told the time, seconds; above 3, either "
+            "way, this peer goes by the swarm's. 0 while nobody has told it.",
         )
         self.refused = declare.counters(
             "refused_total",

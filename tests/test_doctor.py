@@ -17,7 +17,7 @@ from peers.config.yaml_lines import Typed
 from peers.doctor import graphics, machine, stage
 from peers.doctor.graphics import AMD, NVIDIA, Graphics
 from peers.doctor.line import Line
-from peers.doctor.reachability import Addresses, judge
+from peers.doctor.reachability import Addresses, judge, no_bootstrap
 from peers.doctor.show import CHECKS, Report, wanted_checks
 from peers.doctor.stage import Memory
 from peers.doctor.swarm import verdicts
@@ -318,6 +318,25 @@ def test_a_check_that_does_not_exist_is_named_with_those_that_do():
 def test_every_check_is_in_the_documentation():
     text = (Path(__file__).parent.parent / "docs" / "doctor.md").read_text()
     assert [check for check in CHECKS if f"| {check} |" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("lan", "zeroconf", "neighbours", "fix"),
+    [
+        ("auto", True, True, "bootstrap: [MULTIADDR]"),
+        (True, True, True, "bootstrap: [MULTIADDR]"),
+        ("auto", False, False, f"{sys.executable} -m pip install zeroconf"),
+        (True, False, False, f"{sys.executable} -m pip install zeroconf"),
+        (False, True, False, "bootstrap: [MULTIADDR]"),
+        (False, False, False, "bootstrap: [MULTIADDR]"),
+    ],
+)
+def test_neighbours_are_promised_only_where_they_are_looked_for(lan, zeroconf, neighbours, fix):
+    line = no_bootstrap(lan, zeroconf)
+    assert line.level == "warn"
+    assert ("neighbours on the local network would find this peer" in line.text) == neighbours
+    assert fix in line.fix
+    assert ("zeroconf" in line.fix) == (bool(lan) and not zeroconf)
 
 
 # -- the command ------------------------------------------------------------------------------------------

@@ -1,15 +1,20 @@
 """What the doctor knows of a peer that runs: from its event log, also after that has moved."""
 
 import json
+import socket
 from types import SimpleNamespace
 
 import pytest
+from swarm import sign, tiny_manifest
+from test_doctor import command
 
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
 from peers.doctor.reachability import tcp_port
 from peers.doctor.swarm import Examination, logged_addresses
 from peers.event_log import EventLog, parts, read
+from peers.run_file import published_text
+from peers.state_lock import only_one
 
 
 def config(tmp_path, **keys):
@@ -89,3 +94,52 @@ def test_the_addresses_of_a_running_peer_are_those_since_its_last_start(tmp_path
     (tmp_path / "events.jsonl").write_text(text + event("listening", text=new) + '{"torn')
     assert logged_addresses(tmp_path, "12D3KooWme") == ["/ip4/8.8.4.4/tcp/2"]
     assert [tcp_port(each) for each in ("/ip4/1.1.1.1/tcp/7", "/ip4/1.1.1.1/udp/7/quic-v1", "")] == [7, 0, 0]
+
+
+# -- whom the command means ---------------------------------------------------------------------------
+
+
+def told(capsys, *arguments):
+    """The checks that a command told, by name."""
+    capsys.readouterr()
+    command(*arguments, "--json")
+    return {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+
+
+@pytest.fixture
+def states(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "swarmnet"
+
+
+def test_the_peer_that_runs_here_is_the_one_that_is_looked_at(states, capsys):
+    """Its own metrics port is not in its way; its folder will do as its name."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for name in ("one", "two"):
+            (states / name).mkdir(parents=True)
+        (states / "one/peer.yaml").write_text(
+            f"role: bootstrap\nstate: .\nmetrics: {{listen: '{address}'}}\n"
+        )
+        with only_one(states / "one"):
+            for arguments in ([], [states / "one"], [states / "one/peer.yaml"]):
+                metrics = told(capsys, *arguments, "--only", "metrics")["metrics"]
+                assert (metrics["level"], "by the running peer" in metrics["text"]) == ("ok", True)
+            with only_one(states / "two"):
+                assert command("--only", "metrics") == 2
+                assert "several peers run here" in capsys.readouterr().err
+        assert told(capsys, states / "one", "--only", "metrics")["metrics"]["level"] == "fail"
+        with only_one(states / "two"):
+            assert command("--only", "metrics") == 2
+        assert "there is no peer.yaml in it; name the file" in capsys.readouterr().err
+
+
+def test_a_run_is_remembered_in_the_folder_that_join_takes_for_it(states, capsys):
+    signed = sign(tiny_manifest())
+    file = states.parent / "demo.run.json"
+    file.write_text(published_text(signed))
+    for run in (file, signed.run_id):
+        disk = told(capsys, "--run", run, "--only", "disk")["disk"]
+        assert disk["data"]["state"] == str(states / signed.run_id[:16])

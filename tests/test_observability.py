@@ -119,8 +119,8 @@ def test_panels_do_not_lie_over_each_other():
 
 def test_alerts_name_series_that_exist_and_say_what_helps():
     wanted = {
-        "PeerStuck", "PeerAlone", "StageThin", "LossNotFinite", "RoundLag", "NoCheckpoint", "BootstrapDown",
-        "ClockOffset", "UpdatesRejected", "DiskLow", "DhtSplit", "PeerUnreachable",
+        "PeerStuck", "NoFirstRound", "PeerAlone", "StageThin", "LossNotFinite", "RoundLag", "NoCheckpoint",
+        "BootstrapDown", "ClockOffset", "UpdatesRejected", "DiskLow", "DhtSplit", "PeerUnreachable",
     }  # fmt: skip
     assert wanted <= {rule["alert"] for rule in alerts()}
     for rule in alerts():

@@ -1,8 +1,10 @@
 """scripts/setup on machines that lack something, and where there is nothing to do. Nothing is downloaded."""
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(path for path in [*(ROOT / "scripts").iterdir(), ROOT / ".ci/run"]
                  if path.is_file() and path.read_bytes().startswith(b"#!/bin/sh"))  # fmt: skip
+OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 NAMES = ("python", "python3", "python3.11", "python3.12", "python3.13")
 
 
@@ -22,7 +25,7 @@ def clone(tmp_path):
     return tmp_path / "clone"
 
 
-def run(clone, script, pythons):
+def run(clone, script, pythons, *arguments):
     """Run a script where each name of Python is the shell script `pythons`."""
     tools = clone.parent / "tools"
     tools.mkdir()
@@ -30,7 +33,7 @@ def run(clone, script, pythons):
         (tools / name).write_text(f"#!/bin/sh\n{pythons}\n")
         (tools / name).chmod(0o755)
     return subprocess.run(
-        [clone / "scripts" / script],
+        [clone / "scripts" / script, *arguments],
         env={"PATH": f"{tools}:/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -66,13 +69,52 @@ def test_without_venv_one_line_says_what_to_install(clone):
     assert not (clone / ".venv").exists()
 
 
-@pytest.mark.parametrize("stamp", [".installed", ".installed-test"])
-def test_an_installation_that_is_up_to_date_is_left_alone(clone, stamp):
+@pytest.mark.parametrize(
+    ("stamp", "extra", "code"),
+    [
+        (".installed", "", 0),
+        (".installed-test", "", 0),
+        (".installed-gpu", "gpu", 0),
+        (".installed-test", "gpu", 2),
+        (".installed", "test", 2),
+    ],
+)
+def test_an_installation_that_is_up_to_date_is_left_alone_and_an_extra_has_its_own_mark(
+    clone, stamp, extra, code
+):
     both = (clone / "pyproject.toml").read_bytes() + (clone / "scripts/requirements.lock").read_bytes()
     (clone / ".venv").mkdir()
     (clone / ".venv" / stamp).write_bytes(subprocess.run(["cksum"], input=both, capture_output=True).stdout)
-    done = run(clone, "setup", "exit 1")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run(clone, "setup", "exit 1", *filter(None, [extra]))
+    assert (done.returncode, done.stdout) == (code, "")
+    assert bool(done.stderr) is bool(code), "it sets out to install, and finds no Python"
+
+
+@pytest.mark.parametrize("extras", [["gpus"], ["lan", "gpus"], ["lan,gpus"]])
+def test_an_extra_that_is_none_is_named_with_those_that_there_are(clone, extras):
+    done = run(clone, "setup", "exit 1", *extras)
+    assert (done.returncode, done.stdout) == (2, "")
+    there = " ".join(OPTIONAL)
+    assert done.stderr == f"error: there is no extra 'gpus'; there are: {there} (README.md, Install)\n"
+
+
+@pytest.mark.parametrize("extras", [["gpu", "lan"], ["gpu,lan"], ["libp2p"]])
+def test_extras_are_installed_together_and_not_again(clone, extras):
+    python, asked = clone / ".venv/bin/python", clone / "asked"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@" >>{asked}\n')
+    python.chmod(0o755)
+    for _ in range(2):
+        assert run(clone, "setup", "exit 1", *extras).returncode == 0
+        shutil.rmtree(clone.parent / "tools")
+    installed = [line for line in asked.read_text().splitlines() if "--editable" in line]
+    assert len(installed) == 1
+    assert installed[0].endswith(f"--editable {clone}[{','.join(extras)}]")
+
+
+def test_the_readme_says_of_every_extra_what_it_is_for():
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert set(OPTIONAL) - {"test"} <= set(rows)
 
 
 def test_the_lock_pins_exact_versions_and_names_no_place():

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from random import Random
 
 from peers.archive.serving import Serving
+from peers.checkpoint import STATEMENT_BYTES
 from peers.clock import Clock
 from peers.creator.order_book import OrderBook
 from peers.presence import OPERATION_SECONDS
+from peers.reasons import REFUSALS
 from peers.state_path import StatePath
 from protocols.envelope import Kind, open_envelope, run_bytes
 from protocols.errors import WireError
@@ -32,6 +34,7 @@ from protocols.messages import (
 )
 from protocols.records import SignedRecord, open_record
 from protocols.transport import Body, Directory, Link, Transport
+from swarmnet.branches import START
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 from swarmnet.membership import Known
@@ -40,7 +43,6 @@ from swarmnet.settled_digests import ROUNDS_KEPT
 MOST_ASKED = 8
 """Peers of a stage that are asked at a time: two thirds of these must agree on a snapshot."""
 DIAL_SECONDS = 8.0
-STATEMENT_BYTES = 40
 
 
 class Surroundings:
@@ -77,7 +79,7 @@ class Surroundings:
     def roots(self) -> dict[PeerId, frozenset[tuple[int, bytes]]]:
         """What each peer has put its name to, as (round, digest)."""
         return {
-            peer: frozenset((round, payload[8:]) for round, (payload, _) in held.items())
+            peer: frozenset((round, payload[len(START) :]) for round, (payload, _) in held.items())
             for peer, held in self.statements.items()
         }
 
@@ -230,7 +232,8 @@ class Circle:
             if not isinstance(message, State) or message.stage == stage:
                 self.states[stage][1].message(peer, message, body)
         elif isinstance(message, Refuse):
-            self.note("refused_by", peer=peer, code="other", reason=message.reason[:200])
+            code = message.code if message.code in REFUSALS else "other"
+            self.note("refused_by", peer=peer, code=code, reason=message.reason[:200])
             self._drop(peer)
 
     def _asked(self, peer: PeerId, message: AskState | AskChunk) -> None:

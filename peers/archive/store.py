@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peers.errors import UserError
+from peers.extras import how_to_install
 from peers.files import write_atomically
 from peers.supervision import reason
 
@@ -93,7 +94,7 @@ class FsspecStore:
         try:
             import fsspec
         except ImportError:
-            raise ArchiveError(f"{url} needs the package fsspec: pip install 'swarmnet[archive]'") from None
+            raise ArchiveError(f"{url} needs the package fsspec: {how_to_install('archive')}") from None
         with _refusals(f"{url} cannot be opened"):
             self._files: Any
             self._files, self._root = fsspec.core.url_to_fs(url)

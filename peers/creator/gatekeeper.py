@@ -82,7 +82,7 @@ class Gatekeeper:
         if code == "banned":
             raise UserError(f"{reason}. Ask the owner: {self._contact()}")
         have = f"the key `invite`: {reason}" if self.invite else "this peer has none (key `invite`)"
-        ask = f"Ask the owner for one: {self._contact()}"
+        ask = f"Ask the owner for one for this peer, {me}: {self._contact()}"
         raise UserError(f"the run takes peers by invite only; {have}. {ask}")
 
     def _contact(self) -> str:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from peers.creator.exclusion import first_look
 from peers.creator.gatekeeper import Gatekeeper
 from peers.creator.order_book import OrderBook
 from peers.creator.upkeep import keep_forever
@@ -47,15 +48,9 @@ class Obedience:
 
     async def first_look(self, deadline_seconds: float) -> None:
         """Ask the directory once before anything starts. UserError if this peer is not to take part."""
-        directory, signed = self.worker.presence.directory, self.book.signed
-        try:
-            found = await directory.get_order(signed.run_id, signed.manifest.owner, deadline_seconds)
-        except WireError as error:
-            self.worker.note("order_unknown", reason=str(error))
-            found = None
-        if found is not None:
-            self.book.accept(found)
-        self.gatekeeper.check_self(self.worker.transport.peer)
+        worker, directory = self.worker, self.worker.presence.directory
+        me = worker.transport.peer
+        await first_look(self.book, self.gatekeeper, directory, me, deadline_seconds, worker.note)
         if self.book.order.sequence:
             now = "; ".join(told(NO_ORDER, self.book.order))
             self.worker.say("order", f"by the owner's newest order: {now}")

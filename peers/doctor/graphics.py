@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
@@ -34,6 +35,8 @@ class Graphics:
     """Of NVIDIA; None: not loaded."""
     nodes: bool = True
     """Whether /dev has the GPUs."""
+    library: bool = True
+    """Whether NVIDIA's library for Python is installed."""
 
 
 def look(
@@ -51,7 +54,7 @@ def look(
             devices.append((torch.cuda.get_device_name(index), free, total))
     return Graphics(
         str(torch.__version__), "", torch.version.cuda, torch.version.hip, tuple(devices), _vendors(pci),
-        _driver(proc), Path("/dev/nvidiactl").exists(),
+        _driver(proc), Path("/dev/nvidiactl").exists(), importlib.util.find_spec("pynvml") is not None,
     )  # fmt: skip
 
 
@@ -106,6 +109,15 @@ def judge(found: Graphics, wish: str) -> Line:
             "gpu", "fail", f"device is cuda, but {why}", fix or "set device: cpu in the peer file", data
         )
     return Line("gpu", "warn" if fix and wish != "cpu" else "ok", why, fix if wish != "cpu" else "", data)
+
+
+def unwatched(found: Graphics, wish: str, only_when_idle: bool) -> Line | None:
+    """Whoever computes on a GPU and is to make room for others there cannot see them; None: it can, or need
+    not."""
+    if not (only_when_idle and found.devices) or wish == "cpu" or found.library or found.rocm_build:
+        return None
+    text = "limits.only_when_idle sees no programs on the GPU: NVIDIA's library for Python is not installed"
+    return Line("gpu", "warn", text, f"{sys.executable} -m pip install nvidia-ml-py", {"library": False})
 
 
 def _why_none(found: Graphics) -> tuple[str, str]:

@@ -7,6 +7,7 @@ where only the own door does, something wrong is announced; where nothing does, 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -19,6 +20,21 @@ from protocols.multiaddr import is_circuit
 Verdict = Literal["reachable", "wrongly_announced", "firewalled", "unknown"]
 TRIED = ("reached", "refused", "silent", "no_way", "other_peer", "not_libp2p")
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+NAME_ONE = "bootstrap: [MULTIADDR] in the peer file; whoever published the run knows one"
+
+
+def no_bootstrap(lan: bool | Literal["auto"], zeroconf: bool) -> Line:
+    """None is named in the peer file. `lan`: its key; `zeroconf`: whether that is installed."""
+    if lan and zeroconf:
+        text = "no bootstrap is named: only neighbours on the local network would find this peer"
+        return Line("bootstrap", "warn", text, NAME_ONE)
+    alone = "only who is given its address would find this peer"
+    if not lan:
+        text = f"no bootstrap is named, and neighbours on the local network are not looked for (lan): {alone}"
+        return Line("bootstrap", "warn", text, NAME_ONE)
+    text = f"no bootstrap is named, and zeroconf, which finds neighbours, is not installed: {alone}"
+    fix = f"{NAME_ONE}; for neighbours on the local network: {sys.executable} -m pip install zeroconf"
+    return Line("bootstrap", "warn", text, fix)
 
 
 @dataclass(frozen=True, slots=True)

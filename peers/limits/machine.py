@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Protocol
 
 import psutil
+import torch
+
+from peers.gpu import NotTold, in_library
 
 
 class OtherUse:
@@ -53,14 +56,14 @@ class GpuUse(Protocol):
 
 
 class NoGpu:
-    """No GPU, or no driver library that could be asked."""
+    """No GPU that is gone by, or no library that could be asked."""
 
     def share(self) -> float | None:
         return None
 
 
 class Nvidia:
-    """Through NVIDIA's library (extra `gpu`)."""
+    """Through NVIDIA's library (extra `gpu`), of which `device` is one GPU."""
 
     def __init__(self, library: ModuleType, device: object) -> None:
         self.library, self.device = library, device
@@ -76,16 +79,13 @@ class Nvidia:
         return min(1.0, float(sum(others)) / 100.0)
 
 
-def gpu_use(wanted: bool) -> GpuUse:
-    """What can be asked about the first GPU, if this peer computes on one."""
-    if not wanted:
+def gpu_use(device: torch.device, wanted: bool, warn: Callable[[str], None]) -> GpuUse:
+    """What can be asked about the GPU on which this peer computes, if it does. `wanted`: whether that is gone
+    by; then `warn` is told why it cannot be asked, if so: who set `only_when_idle` counts on it."""
+    if not wanted or device.type != "cuda":
         return NoGpu()
     try:
-        import pynvml
-    except ImportError:
-        return NoGpu()
-    try:
-        pynvml.nvmlInit()
-        return Nvidia(pynvml, pynvml.nvmlDeviceGetHandleByIndex(0))
-    except pynvml.NVMLError:
+        return Nvidia(*in_library(device))
+    except NotTold as error:
+        warn(f"only_when_idle sees other programs on the processor only, not on the GPU: {error}")
         return NoGpu()

@@ -13,11 +13,12 @@ from peers.archive.circle import Circle
 from peers.archive.serving import Serving
 from peers.archive.store import open_store
 from peers.claims import Claims, plain_name
+from peers.creator.exclusion import first_look, until_excluded
 from peers.creator.gatekeeper import Gatekeeper
 from peers.creator.order_book import OrderBook
 from peers.creator.upkeep import keep_forever
 from peers.joining import find_manifest
-from peers.presence import Presence
+from peers.presence import OPERATION_SECONDS, Presence
 from peers.roles.role import Network, Process, Role
 from peers.status import Status
 from peers.supervision import until_one_ends
@@ -34,7 +35,7 @@ class ArchivistRole(Role):
         self.archived = False
 
     async def run(self, network: Network) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled. UserError if the run's owner does not let it take part, now or later."""
         process, config, directory = self.process, self.process.config, network.directory
         assert config.run is not None, "checked by PeerFile"
         archive = Archive(await asyncio.to_thread(open_store, config.archive))
@@ -46,7 +47,8 @@ class ArchivistRole(Role):
         presence = Presence(signed, process.identity, network.transport, directory, version("swarmnet"), note)
         claims = Claims("serving", plain_name(config.name), "archivist")
         record = partial(presence.record, NO_STAGE, claims)
-        gatekeeper = Gatekeeper(book, config.invite_bytes, directory.now)
+        gatekeeper, me = Gatekeeper(book, config.invite_bytes, directory.now), process.identity.peer_id
+        await first_look(book, gatekeeper, directory, me, OPERATION_SECONDS, note)
         serving = Serving(archive, signed, network.transport, gatekeeper, record, note)
         circle = Circle(book, network.transport, directory, config.invite_bytes, Random(), note, serving)
         rules = config.archiving
@@ -61,6 +63,7 @@ class ArchivistRole(Role):
             await until_one_ends(
                 archivist=archivist.run(),
                 orders=keep_forever(book, directory, note),
+                excluded=until_excluded(book, gatekeeper, me),
                 announce=presence.announce_forever(NO_STAGE, record),
                 status=self._show(archive),
             )
