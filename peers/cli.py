@@ -167,12 +167,20 @@ def config_check(
 
 def config_explain(
     file: Annotated[Path | None, typer.Argument(help="A peer file, to show what it sets.")] = None,
-    run: Annotated[bool, typer.Option("--run", help="A run file's keys instead.")] = False,
+    of_run: Annotated[bool, typer.Option("--run", help="A run file's keys instead.")] = False,
+    settings: run.Settings = None,
 ) -> None:
-    """Each key: type, default, meaning; with a peer file, the value it gets and from where."""
+    """Each key: type, default, meaning; with a peer file, the value that it gets."""
     from peers.config.explain import explain, explain_file
 
-    typer.echo(explain_file(file, os.environ) if file else explain("run" if run else "peer"), nl=False)
+    if file is None and settings:
+        raise UserError("--set changes what a peer file sets: name one, as in: config explain PEER.yaml")
+    text = (
+        explain_file(file, os.environ, run.overrides(settings))
+        if file is not None
+        else explain("run" if of_run else "peer")
+    )
+    typer.echo(text, nl=False)
 
 
 def version() -> None:

@@ -19,7 +19,7 @@ from peers.config.peer_file import PeerFile
 from peers.config.sibling_file import sibling_file
 from peers.control.server import Control, Request
 from peers.control.several import answers_of_all
-from peers.errors import as_user_errors
+from peers.errors import UserError, as_user_errors
 from peers.event_log import EventLog
 from peers.http import Exporter
 from peers.metrics import Metrics
@@ -35,6 +35,10 @@ from protocols.identity import Identity, IdentityError, load_or_create
 
 if TYPE_CHECKING:
     from peers.roles.siblings import Siblings
+
+
+OF_A_STAGE = ("pause", "resume", "checkpoint", "me")
+"""Words of the control socket that a worker answers (`roles/worker.py`)."""
 
 
 def role_of(process: Process) -> Role:
@@ -96,6 +100,8 @@ class Peer:
         self.process, self.processes = processes[0], processes
         self.log, self.metrics, self.say = self.process.log, self.process.metrics, self.process.say
         self.roles = [role_of(process) for process in processes]
+        for word in OF_A_STAGE if config.role != "worker" else ():
+            self.control.answers[word] = self._asked_for_a_stage
         if self.process.siblings is not None:
             from peers.roles.worker import WorkerRole
 
@@ -218,6 +224,12 @@ class Peer:
             "peer": self.process.identity.peer_id, "name": config.name, "role": config.role,
             "pid": os.getpid(), "ready": why_not is None, "why_not": why_not,
         }  # fmt: skip
+
+    async def _asked_for_a_stage(self, _request: Request) -> dict[str, Any]:
+        role = self.config.role
+        raise UserError(
+            f"this peer holds no stage ({role}): it neither pauses nor is counted; `swarmnet leave` ends it"
+        )
 
     async def _asked_to_leave(self, _request: Request) -> dict[str, Any]:
         self._leave()

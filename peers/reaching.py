@@ -20,6 +20,8 @@ from protocols.relays import circuits_through
 
 FIND_SECONDS = 60.0
 """For a bootstrap to answer and the manifest to come."""
+LOOK = "is the address right? swarmnet doctor --run RUN --bootstrap ADDRESS"
+"""What to do where that was too short."""
 
 Say = Callable[[str, str], None]
 
@@ -45,7 +47,7 @@ async def reaching(
                 async with asyncio.timeout(FIND_SECONDS):
                     signed = await find_manifest(run, directory, Path(folder) / "run.json", say)
             except TimeoutError:
-                raise NoAnswer(f"the run was not found within {FIND_SECONDS:g} s") from None
+                raise NoAnswer(f"the run was not found within {FIND_SECONDS:g} s; {LOOK}") from None
         yield Reached(signed, transport, directory)
 
 
@@ -66,7 +68,7 @@ async def entering(
                 async with asyncio.timeout(FIND_SECONDS):
                     await join_directory(directory, bootstraps, cache, say)
             except TimeoutError:
-                raise NoAnswer(f"nobody answered within {FIND_SECONDS:g} s") from None
+                raise NoAnswer(f"nobody answered within {FIND_SECONDS:g} s; {LOOK}") from None
             yield transport, directory
         finally:
             if directory is not None:

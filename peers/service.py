@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from peers.config.peer_file import PeerFile
 from peers.errors import UserError
 from peers.files import is_there, write_atomically
+from peers.state_lock import is_held
 
 COMMAND_SECONDS = 30.0
 """`systemctl stop` waits for the peer to leave politely; it is asked without waiting."""
@@ -29,6 +31,8 @@ class Service:
     text: str
     file: Path
     """The peer file."""
+    state: Path
+    """Folder of that peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ NoNewPrivileges=true
 [Install]
 WantedBy=default.target
 """
-    return Service(name, home / name, text, file.absolute())
+    return Service(name, home / name, text, file.absolute(), config.state)
 
 
 def other_file(service: Service) -> str | None:
@@ -108,6 +112,10 @@ def _refuse_other(service: Service, instead: str) -> None:
     other = other_file(service)
     if other is not None:
         raise UserError(f"{service.path} starts another peer ({other}), not {service.file}; {instead}")
+
+
+def _shell(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def _plain(text: str) -> str:
@@ -160,8 +168,14 @@ def user_manager_answers() -> bool:
 
 
 def install(service: Service) -> Done:
-    """Write the unit and start it where that can be done. UserError where another peer has it."""
+    """Write the unit and start it where that can be done. UserError where another peer has it, and where the
+    peer runs: its unit would end at the lock, with the exit code after which systemd does not try again."""
     _refuse_other(service, "give this peer another `name`")
+    if is_held(service.state):
+        raise UserError(
+            f"the peer of {service.state} runs: stop it first (swarmnet leave {_shell(service.state)}), "
+            f"then install: swarmnet service install {_shell(service.file)}"
+        )
     write_atomically(service.path, service.text.encode())
     told = [f"wrote    {service.path}"]
     commands = [["daemon-reload"], ["enable", "--now", "--no-block", service.name]]

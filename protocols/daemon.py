@@ -337,15 +337,15 @@ def check_ports(listen: Sequence[str]) -> None:
         kind = socket.SOCK_STREAM if parts[3] == "tcp" else socket.SOCK_DGRAM
         if not parts[4].isdigit() or int(parts[4]) > 65535:
             raise CannotStart(f"{address} has no valid port (0 to 65535)")
-        with socket.socket(family, kind) as probe:
-            if kind == socket.SOCK_STREAM:  # a port in TIME_WAIT is free; one that is listened on is not
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+        try:
+            with socket.socket(family, kind) as probe:
+                if kind == socket.SOCK_STREAM:  # a port in TIME_WAIT is free; one that is listened on is not
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((parts[2], int(parts[4])))
-            except PermissionError:
-                raise CannotStart(f"{address}: ports below 1024 need root; choose another port") from None
-            except OSError as error:
-                raise _explain(f"{error.strerror}: {address}", DaemonOptions(listen=(address,))) from None
+        except PermissionError:
+            raise CannotStart(f"{address}: ports below 1024 need root; choose another port") from None
+        except OSError as error:
+            raise _explain(f"{error.strerror}: {address}", DaemonOptions(listen=(address,))) from None
 
 
 def _explain(message: str, options: DaemonOptions) -> CannotStart:
@@ -354,6 +354,8 @@ def _explain(message: str, options: DaemonOptions) -> CannotStart:
     lower = message.lower()
     if "address already in use" in lower:
         return CannotStart(f"the port of {where} is taken; end what uses it, or choose another (0: any free)")
+    if "address family not supported" in lower:  # by the kernel, which always has IPv4
+        return CannotStart(f"this machine has no IPv6: take {where} out of listen")
     if "cannot assign requested address" in lower:
         return CannotStart(f"{where} is no address of this machine; /ip4/0.0.0.0/tcp/PORT means all")
     return CannotStart(f"p2pd does not start at {where}: {message.removeprefix('Daemon failed to start: ')}")

@@ -24,11 +24,14 @@ from peers import checkpoint
 from peers.run_file import SignedManifest, load_signed, published_text
 from peers.stage_part import real_part
 from peers.virtual_time import run as run_virtual
-from protocols.identity import Identity
+from protocols.identity import Identity, load
 from protocols.memory import Conditions
 from protocols.messages import Chunk
+from protocols.orders import seal_order
+from swarmnet import orders
 from swarmnet.branches import START
 from swarmnet.manifest import owner_statement
+from swarmnet.orders import NO_ORDER
 
 OWNER = Identity.from_seed(b"the owner of the run")
 LONGEST_SECONDS = 60.0
@@ -213,6 +216,19 @@ def test_a_folder_without_text_is_named(place):
         "run", peer_file(run="tiny.run.json", text={"python-stdlib": "empty"}),
         says=["empty holds no text", "put .txt or .jsonl files there"],
     )  # fmt: skip
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize(("role", "keys"), [("archivist", {"archive": "archive"}), ("worker", {})])
+def test_who_may_not_take_part_ends_with_the_reason_and_the_owners_contact(place, role, keys):
+    signed = publish(access="invite", contact="owner@example.org")
+    file = peer_file(role=role, run="tiny.run.json", **keys)
+    refused("run", file, says=["by invite only", "this peer has none (key `invite`)", "owner@example.org"])
+    me = load(Path("here/identity.key")).peer_id
+    order = replace(orders.ban(NO_ORDER, me, "fills disks"), sequence=1)
+    Path("here/order.bin").write_bytes(seal_order(OWNER, signed.run_id, order).data)
+    refused("run", file, says=["the run's owner has banned this peer: fills disks", "owner@example.org"])
+    assert not Path("archive").exists()
 
 
 @pytest.mark.loopback

@@ -12,6 +12,8 @@ from typed import typing
 
 from peers import cli
 from peers.config.peer_file import DemoOptions
+from peers.demo.show import run_demo
+from peers.errors import UserError
 from peers.run_file import load_signed
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -178,6 +180,22 @@ def test_explain_knows_every_key_and_shows_what_a_file_sets(swarmnet):
     assert "threads: 8\n" in swarmnet("config", "explain", CONFIGS / "lab-node.yaml")[1]
 
 
+def test_explain_takes_settings_as_check_does(swarmnet):
+    lab = CONFIGS / "lab-node.yaml"
+    assert "threads: 3\n" in swarmnet("config", "explain", lab, "--set", "threads=3")[1]
+    refused(swarmnet("config", "explain", "--set", "threads=3"), "config explain PEER.yaml")
+
+
+def test_a_run_file_and_a_published_run_are_told_from_a_peer_file(swarmnet, started):
+    publish(swarmnet)
+    refused(swarmnet("run", "tiny.run.json"), "is a published run, no peer file: swarmnet join tiny.run.json")
+    refused(swarmnet("join", "tiny.yaml"), "is a run file; publish it first: swarmnet publish tiny.yaml")
+    write("p.yaml", "role: bootstrap\n")
+    refused(swarmnet("join", "p.yaml"), "started with: swarmnet run p.yaml")
+    refused(swarmnet("join", "gone.yaml"), "neither a run id")
+    assert started == []
+
+
 def test_publishing_signs_and_says_how_to_join(swarmnet, tmp_path):
     code, out, _ = swarmnet("publish", write("tiny.yaml", "seed: 4\n"), "--bootstrap", BOOTSTRAP)
     assert code == 0
@@ -185,6 +203,7 @@ def test_publishing_signs_and_says_how_to_join(swarmnet, tmp_path):
     assert signed.manifest.seed == 4
     assert f"swarmnet join {signed.run_id} --bootstrap {BOOTSTRAP}" in out
     key = tmp_path / "home/.local/state/swarmnet/owner.key"
+    assert f"key    {key}: keep a copy elsewhere" in out
     assert key.stat().st_mode & 0o777 == 0o600
     again = swarmnet("publish", "tiny.yaml", "--out", "again.json")
     assert again[0] == 0
@@ -290,6 +309,13 @@ def test_the_demo_gets_what_was_asked_for(swarmnet, started):
         == 0
     )
     assert started == [DemoOptions(), DemoOptions(4, 2, 30.0, Path("r.json"), 7, None)]
+
+
+def test_a_demo_takes_what_its_help_says(swarmnet, started):
+    with pytest.raises(UserError, match="shorter than 10 seconds"):
+        run_demo(DemoOptions(seconds=9.9))
+    refused(swarmnet("demo", "--seconds", "9.9"), "10")
+    assert swarmnet("demo", "--seconds", "10")[0] == 0
 
 
 def test_a_demo_that_cannot_be_is_refused_before_it_starts(swarmnet, started):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peers.config.peer_file import ConfigError, MetricsFile, PeerFile, default_state, load
-from peers.config.quantities import byte_count, seconds
+from peers.config.quantities import byte_count, seconds, size_text
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 
@@ -49,6 +49,18 @@ def problems(typed, text, environment=None, overrides=None):
         (
             "role: bootstrap\nlimits:\n  upload: 1MB/s\n  memory: 1GiB\n",
             "4: limits.memory: is for workers; a bootstrap has no such limit, only limits.upload",
+        ),
+        (
+            "role: worker\nrun: RUN\nlimits:\n  memory: 8\n".replace("RUN", "ab" * 32),
+            "4: limits.memory: is 8 bytes; it must be at least 128MiB, such as 8GiB",
+        ),
+        (
+            "role: bootstrap\nlimits:\n  upload: 20\n",
+            "3: limits.upload: is 20 bytes per second; it must be at least 80kbit/s, such as 20Mbit/s",
+        ),
+        (
+            "role: bootstrap\ntext_limit: 5kB\n",
+            "2: text_limit: is 5000 bytes; it must be at least 64KiB, such as 64MiB",
         ),
         ("role: bootstrap\nthreads: 2.5\n", "2: threads: is 2.5; expected a whole number"),
         ("role: bootstrap\nthreads: true\n", "2: threads: is true; expected a whole number"),
@@ -97,7 +109,8 @@ def problems(typed, text, environment=None, overrides=None):
         ("name: attic\n", "1: run: is missing; a worker needs the run to train"),
         (
             "run: nowhere.json\n",
-            "1: run: 'nowhere.json' is neither a run id (64 hexadecimal digits) nor a published run file",
+            "1: run: 'nowhere.json' is neither a run id (64 hexadecimal digits) nor a published run file "
+            "({folder}/nowhere.json is not there; paths are relative to the peer file)",
         ),
         ("role: bootstrap\n\tname: x\n", "2: a tab where YAML wants spaces; indent with spaces"),
         ("- role\n", "1: is not a mapping; expected `key: value` lines"),
@@ -115,8 +128,8 @@ def problems(typed, text, environment=None, overrides=None):
         ("[" * 1500, "1: is nested too deeply"),
     ],
 )
-def test_every_mistake_is_one_line_with_its_place_and_what_would_be_right(typed, text, expected):
-    assert problems(typed, text) == [f"peer.yaml:{expected}"]
+def test_every_mistake_is_one_line_with_its_place_and_what_would_be_right(typed, tmp_path, text, expected):
+    assert problems(typed, text) == [f"peer.yaml:{expected.replace('{folder}', str(tmp_path))}"]
 
 
 @pytest.mark.parametrize(
@@ -222,6 +235,11 @@ def test_a_run_file_is_found_beside_the_peer_file(typed, tmp_path):
     assert typed(f"run: '{'a' * 64}'\n").run == "a" * 64
 
 
+def test_a_run_file_in_a_setting_is_looked_for_beside_the_peer_file_and_the_error_says_so(typed, tmp_path):
+    (problem,) = problems(typed, "role: worker\n", {}, {"run": "configs/demo.run.json"})
+    assert f"({tmp_path}/configs/demo.run.json is not there; paths are relative to the peer file)" in problem
+
+
 def test_yaml_is_the_one_of_2009(typed):
     config = typed("role: bootstrap\nname: no\ndrain_seconds: 1e1\nthreads: 0o17\n")
     assert (config.name, config.drain_seconds, config.threads) == ("no", 10.0, 15)
@@ -242,6 +260,11 @@ def test_durations(text, value):
 )
 def test_sizes(text, value):
     assert byte_count(text) == value
+
+
+@pytest.mark.parametrize("count", [1, 1000, 1024, 1 << 27, 3 << 29, 1 << 40])
+def test_a_size_that_is_said_can_be_typed(count):
+    assert byte_count(size_text(count).replace(" bytes", "B")) == count
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "1 fortnight", "1e3s", "nan"])

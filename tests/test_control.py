@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import socket
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -13,14 +15,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peers.commands import control as commands
+from peers.config.peer_file import check_typed
+from peers.config.yaml_lines import Typed
 from peers.control import server
 from peers.control.client import ask
 from peers.control.server import Control
 from peers.control.socket_path import LINE_BYTES, SOCKET_NAME, socket_path
 from peers.control.whom import state_of
 from peers.errors import UserError
+from peers.peer import Peer
 from peers.plural import counted
 from peers.state_lock import only_one
+from peers.status import open_report
+from protocols.identity import Identity
 
 
 async def echo(request):
@@ -152,29 +159,50 @@ async def test_an_answer_that_takes_too_long_is_said_on_both_sides(control, tmp_
         await asked(tmp_path, {"do": "never"})
 
 
+@pytest.mark.parametrize("role", ["bootstrap", "observer", "archivist"])
+async def test_a_peer_without_a_stage_says_so_to_whoever_asks_for_one(tmp_path, role):
+    keys = {"bootstrap": {}, "observer": {"run": "ab" * 32}, "archivist": {"run": "ab" * 32, "archive": "x"}}
+    typed = Typed("test", {"role": role, "state": str(tmp_path), **keys[role]})
+    report = open_report("line", io.StringIO(), time.time, "test")
+    peer = Peer(check_typed(typed, tmp_path, "test", {}), Identity.from_seed(b"me"), report)
+    try:
+        await peer.control.start()
+        for word in ("pause", "resume", "me"):
+            with pytest.raises(UserError, match=rf"holds no stage \({role}\).*swarmnet leave"):
+                await asked(tmp_path, {"do": word})
+        assert (await asked(tmp_path, {"do": "status"}))["role"] == role
+    finally:
+        await peer.control.close()
+        peer.log.close()
+        report.close()
+
+
 def test_whom_a_command_means(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("sys.platform", "linux")
     with pytest.raises(UserError, match="no peer seems to run below"):
-        state_of(None)
+        state_of(None, "me")
+    for command in ("pause", "top", "service install"):
+        with pytest.raises(UserError, match=rf"as in: swarmnet {command} FOLDER$"):
+            state_of(None, command)
     one, two = tmp_path / "swarmnet" / "one", tmp_path / "swarmnet" / "two"
     for state in (one, two):
         state.mkdir(parents=True)
         (state / SOCKET_NAME).touch()  # As a peer that was killed leaves it behind.
     (tmp_path / "swarmnet" / "owner.key").touch()
     with pytest.raises(UserError, match="no peer seems to run below"):
-        state_of(None)
+        state_of(None, "me")
     with contextlib.ExitStack() as alive:
         alive.enter_context(only_one(one))
-        assert state_of(None) == one
+        assert state_of(None, "me") == one
         alive.enter_context(only_one(two))
         with pytest.raises(UserError, match="several peers run here; name the state folder of one"):
-            state_of(None)
-    assert state_of(two) == two
+            state_of(None, "me")
+    assert state_of(two, "me") == two
     (tmp_path / "p.yaml").write_text("role: bootstrap\nstate: swarmnet/two\n")
-    assert state_of(tmp_path / "p.yaml") == two
+    assert state_of(tmp_path / "p.yaml", "me") == two
     with pytest.raises(UserError, match="no such folder or file"):
-        state_of(tmp_path / "nowhere")
+        state_of(tmp_path / "nowhere", "me")
 
 
 def test_what_a_peer_that_has_left_leaves_on_the_disk_is_named(tmp_path, capsys):

@@ -109,7 +109,7 @@ def test_an_own_tokenizer_travels_with_the_model(tmp_path: Path) -> None:
 def test_an_existing_folder_is_replaced_only_when_allowed(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     export(folder, LLAMA, stage_weights(LLAMA, (1, 1, 1)))
-    with pytest.raises(ExportError, match="exists already"):
+    with pytest.raises(ExportError, match="exists already: name another folder or add --replace"):
         export(folder, LLAMA, stage_weights(LLAMA, (3,)))
     assert len(list(folder.glob("*.safetensors"))) == 3
     export(folder, LLAMA, stage_weights(LLAMA, (3,)), replace=True)

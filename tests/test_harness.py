@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from peers.errors import UserError
+from peers.extras import how_to_install
 from peers.home.likelihood import Reader
 from peers.text import ByteTokenizer
 from swarmnet.manifest import ModelShape
@@ -152,7 +153,7 @@ metric_list: [{{metric: acc}}]
 
 
 def test_the_real_harness_runs_a_task_from_a_folder(reader, weights, tmp_path, monkeypatch):
-    pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'swarmnet[eval]'")
+    pytest.importorskip("lm_eval", reason=f"lm-eval is not installed: {how_to_install('eval')}")
     from peers.home.harness import run_tasks
 
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))

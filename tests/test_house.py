@@ -154,6 +154,13 @@ def _is_constant(assignment):
     return isinstance(target, ast.Name) and (target.id.strip("_").isupper() or target.id == "__all__")
 
 
+def test_an_extra_is_installed_from_this_checkout():
+    """By its name alone, pip would fetch another package that is called swarmnet."""
+    named = re.compile(r"swarmnet\[[a-z]")
+    paths = [path for path in EVERYTHING + TEXTS if path != Path(__file__)]
+    assert [name_of(path) for path in paths if named.search(text_of(path))] == []
+
+
 def test_no_path_of_somebodys_machine():
     lines = [
         f"{name_of(path)}:{number}: {line.strip()}"

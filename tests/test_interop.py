@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 
 from peers.demo.peers import DemoPeer, start
 from peers.demo.show import LOOPBACK
+from peers.extras import how_to_install
 from peers.run_file import publish
 from protocols.daemon import LOOPBACK as LOOPBACK_ONLY
 from protocols.daemon import Daemon
@@ -189,7 +190,7 @@ async def test_an_ordinary_hivemind_node_is_told_whether_it_can_be_called(tmp_pa
 @real_peers
 @pytest.mark.skipif(
     importlib.util.find_spec("libp2p") is None,
-    reason="libp2p is not installed: pip install 'swarmnet[libp2p]'",
+    reason=f"libp2p is not installed: {how_to_install('libp2p')}",
 )
 async def test_py_libp2p_identifies_and_pings_a_peer(swarm):
     code, out, errors = await output(sys.executable, str(HERE / "interop_libp2p.py"), swarm.peer.addresses[0])

@@ -16,6 +16,8 @@ from peers.fetching import fetch_run
 from peers.fitting import all_needs
 from peers.introduction import machine_line, run_line, swarm_line, traffic_line
 from peers.run_file import published_text
+from protocols.identity import load as load_identity
+from protocols.invites import invite_text, seal_invite
 from protocols.messages import PeerRecord
 from protocols.records import SignedRecord
 from swarmnet.traffic import contribution_bytes, traffic_of
@@ -78,6 +80,71 @@ def test_several_stages_are_asked_for_with_an_option_and_changed_with_it(swarmne
         assert code == 0
         assert started[-1].stages == stages
     assert "stages: 2" in (started[0].state / "peer.yaml").read_text(), "what a person may have edited stays"
+
+
+INVITES = [
+    invite_text(seal_invite(OWNER, SIGNED.run_id, None, expires, expires - 3600.0)) for expires in (2e9, 3e9)
+]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "invite: ''\n",
+        f'invite: "{INVITES[0]}"   # the old one\n',
+        "invite: >-\n  " + INVITES[0] + "\n",
+        "invite: ''",
+    ],
+)
+def test_an_invite_of_a_later_join_is_kept_and_all_else_in_the_file_is_as_it_was(
+    swarmnet, started, tmp_path, line  # noqa: F811
+):  # fmt: skip
+    (tmp_path / "a.json").write_text(published_text(SIGNED))
+    assert swarmnet("join", tmp_path / "a.json", "--state", "here")[0] == 0
+    file = started[0].state / "peer.yaml"
+    mine = file.read_text() + "\n# mine: keep\nlimits: {upload: 20Mbit/s}  # évening\n" + line
+    file.write_text(mine)
+    file.chmod(0o600)
+    code, _, err = swarmnet("join", tmp_path / "a.json", "--state", "here", "--invite", INVITES[1])
+    assert code == 0
+    assert f"wrote  the invite into {file}" in err
+    assert load(file).invite == started[-1].invite == INVITES[1]
+    written = file.read_text()
+    assert written.startswith(mine.removesuffix(line))
+    assert "# the old one" not in line or "   # the old one\n" in written
+    assert file.stat().st_mode & 0o777 == 0o600
+    code, _, err = swarmnet("join", tmp_path / "a.json", "--state", "here", "--invite", INVITES[1])
+    assert (code, file.read_text()) == (0, written)
+    assert "wrote" not in err
+
+
+def test_a_wrong_invite_and_a_file_of_another_shape_are_left_alone(swarmnet, started, tmp_path):  # noqa: F811
+    (tmp_path / "a.json").write_text(published_text(SIGNED))
+    assert swarmnet("join", tmp_path / "a.json", "--state", "here")[0] == 0
+    file = started[0].state / "peer.yaml"
+    again = ("join", tmp_path / "a.json", "--state", "here", "--invite")
+    for text, invite, words in (
+        (file.read_text(), "nonsense", "swarmnet invite"),
+        ("{run: run.json, state: .}\n", INVITES[0], "type in it: invite: "),
+    ):
+        file.write_text(text)
+        before = files_below(tmp_path)
+        refused(swarmnet(*again, invite), words)
+        assert (file.read_text(), files_below(tmp_path)) == (text, before)
+    assert len(started) == 1
+
+
+def test_a_peer_without_a_name_is_called_by_the_end_of_its_own_id(swarmnet, started, tmp_path):  # noqa: F811
+    (tmp_path / "a.json").write_text(published_text(SIGNED))
+    for state in ("here", "there"):
+        assert swarmnet("join", tmp_path / "a.json", "--state", state)[0] == 0
+    names = [config.name for config in started]
+    assert names == [load_identity(config.identity).peer_id[-6:] for config in started]
+    assert names[0] != names[1]
+    for options in (["--name", "attic"], ["--set", "name=attic"]):
+        assert swarmnet("join", tmp_path / "a.json", "--state", options[0][2:], *options)[0] == 0
+        assert started[-1].name == "attic"
 
 
 def test_a_file_url_is_joined_too(swarmnet, started, tmp_path):  # noqa: F811

@@ -18,6 +18,7 @@ from typed import typing
 
 from peers import checkpoint
 from peers.event_log import EventLog
+from peers.extras import how_to_install
 from peers.home import export as exporting
 from peers.home.card import card, plain
 from peers.home.facts import Facts, facts
@@ -287,7 +288,7 @@ def test_a_crowd_of_contributors_is_cut():
 
 
 def test_transformers_confirms_the_logits_before_it_says_done(states, swarmnet, tmp_path):
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'swarmnet[hf]'")
+    pytest.importorskip("transformers", reason=f"transformers is not installed: {how_to_install('hf')}")
     code, out, err = swarmnet("export", "--hf", "model", "--from", states, "--no-score")
     assert code == 0, err
     assert re.search(r"check  transformers 5\.\S+ computes the same for 64 tokens", out)
@@ -309,7 +310,7 @@ def test_transformers_confirms_the_logits_before_it_says_done(states, swarmnet, 
 def test_a_folder_that_is_not_the_model_is_not_left(
     states, swarmnet, tmp_path, monkeypatch, key, value, word
 ):
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'swarmnet[hf]'")
+    pytest.importorskip("transformers", reason=f"transformers is not installed: {how_to_install('hf')}")
     right = exporting._config
     monkeypatch.setattr(exporting, "_config", lambda shape: {**right(shape), "rope_theta": 1e4, key: value})
     monkeypatch.setattr(exporting, "_require_same", lambda folder, stages: None)

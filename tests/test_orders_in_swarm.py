@@ -233,7 +233,7 @@ def test_a_run_by_invite_takes_in_whom_the_owner_invited_and_nobody_else():
         await swarm.training()
         for name, shown in (("x", b""), ("y", invite("b")), ("z", invite("z", -1.0))):
             uninvited = swarm.start(name, 1, invite=shown)
-            with pytest.raises(UserError, match=r"by invite only.*owner@example\.org"):
+            with pytest.raises(UserError, match=rf"by invite only.*{uninvited.peer}.*owner@example\.org"):
                 await swarm.end_of(uninvited)
             uninvited.dead = True
         # One that does not check itself is refused by everybody, and is sent nothing.

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import re
@@ -87,6 +88,16 @@ async def test_an_address_that_cannot_be_listened_on_is_explained(start, address
     with pytest.raises(CannotStart, match=message) as raised:
         await start(DaemonOptions(listen=(address,), auto_nat=False, nat_port_map=False, relay=False))
     assert "\n" not in str(raised.value)
+
+
+def test_a_machine_without_ipv6_is_told_what_to_take_out(monkeypatch):
+    def socket_of(family, kind):
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(daemon_module.socket, "socket", socket_of)
+    for address in ("/ip6/::/tcp/31331", "/ip6/::/udp/31331/quic-v1"):
+        with pytest.raises(CannotStart, match=f"^this machine has no IPv6: take {address} out of listen$"):
+            daemon_module.check_ports([address])
 
 
 async def test_when_p2pd_dies_its_end_is_told_and_all_links_fail_at_once(start):

@@ -5,8 +5,9 @@ import asyncio
 from swarm import Swarm, tiny_manifest
 
 from peers.claims import Claims
+from peers.metrics import PAUSES
 from peers.presence import LOOK_SECONDS
-from peers.roles.pausing import Pausing
+from peers.roles.pausing import REASONS, Pausing
 from peers.virtual_time import run
 from protocols.peer_record import NO_STAGE
 from protocols.records import open_record
@@ -15,12 +16,17 @@ from protocols.records import open_record
 def test_a_peer_is_paused_while_any_reason_stands():
     pausing = Pausing()
     pausing.pause("user")
-    pausing.pause("owner", "the owner says: wait")
+    pausing.pause("idle", "a game runs")
     pausing.resume("user")
     pausing.resume("schedule")
-    assert pausing.texts == {"owner": "the owner says: wait"}
-    pausing.resume("owner")
+    assert pausing.texts == {"idle": "a game runs"}
+    pausing.resume("idle")
     assert not pausing
+
+
+def test_the_metrics_know_every_reason_and_none_that_cannot_be():
+    """The owner's order pauses the run, and no peer of it; other: what nobody has thought of."""
+    assert set(PAUSES) == {*REASONS, "owner", "other"}
 
 
 async def test_who_waits_for_a_pause_hears_that_it_was_taken_back():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 
+import pytest
 from swarm import OWNER, sign, tiny_manifest
 
+from peers import reaching
 from peers.creator.order_book import OrderBook
 from peers.creator.registry import runs
 from peers.creator.upkeep import keep
+from peers.errors import NoAnswer
+from peers.joining import PeerCache
 from peers.virtual_time import run
 from protocols.identity import Identity
 from protocols.listing import seal_listing
@@ -61,3 +66,37 @@ def test_upkeep_takes_the_newer_order_and_hands_on_the_own():
         assert lacks.held == has.held
 
     run(story())
+
+
+class Nobody:
+    """A transport and a directory that are there, and lead to nobody."""
+
+    daemon = None
+
+    @classmethod
+    async def start(cls, *_, **__):
+        return cls()
+
+    async def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("silent", "said"), [("join_directory", "nobody answered"), ("find_manifest", "the run was not found")]
+)
+async def test_where_nobody_answers_the_next_step_is_named(monkeypatch, tmp_path, silent, said):
+    async def never(*_):
+        await asyncio.Event().wait()
+
+    async def at_once(*_):
+        pass
+
+    for name in ("join_directory", "find_manifest"):
+        monkeypatch.setattr(reaching, name, never if name == silent else at_once)
+    for name in ("P2pdTransport", "DhtDirectory"):
+        monkeypatch.setattr(reaching, name, Nobody)
+    monkeypatch.setattr(reaching, "FIND_SECONDS", 0.05)
+    told = rf"{said} within 0.05 s; is the address right\? swarmnet doctor --run RUN --bootstrap ADDRESS"
+    with pytest.raises(NoAnswer, match=told):
+        async with reaching.reaching("ab" * 32, [], PeerCache(tmp_path / "peers.json"), lambda *_: None):
+            pass

@@ -9,6 +9,7 @@ from test_cli import refused, swarmnet  # noqa: F401 - a fixture
 from peers.config.peer_file import load
 from peers.errors import UserError
 from peers.service import service_of
+from peers.state_lock import only_one
 
 PEER = "role: bootstrap\nname: my peer\ndrain_seconds: 30\n"
 
@@ -131,6 +132,20 @@ def test_a_path_with_signs_that_systemd_reads_is_escaped(tmp_path):
     bad = tmp_path / "a\nExecStartPre=evil"
     with pytest.raises(UserError, match="move the peer file"):
         service_of(bad / "p.yaml", config, ["/usr/bin/swarmnet"], tmp_path)
+
+
+def test_a_peer_that_runs_is_to_be_stopped_first(swarmnet, systemctl, tmp_path):  # noqa: F811
+    """The unit would find the state folder locked, end with exit code 2 and never be started again."""
+    asked = systemctl(0)
+    (tmp_path / "p.yaml").write_text(PEER + "state: here\n")
+    with only_one(tmp_path / "here"):
+        refused(
+            swarmnet("service", "install", tmp_path / "p.yaml"),
+            f"the peer of {tmp_path}/here runs: stop it first (swarmnet leave {tmp_path}/here), then install",
+        )
+    assert not unit(tmp_path).exists()
+    assert not asked.exists()
+    assert swarmnet("service", "install", tmp_path / "p.yaml")[0] == 0
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

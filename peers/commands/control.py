@@ -32,7 +32,7 @@ LEAVE_SECONDS = 15.0
 
 def pause(where: Where = None) -> None:
     """Stop taking part and free the memory within seconds; the peer stays to be resumed."""
-    answer = ask(state_of(where), {"do": "pause"}, PAUSE_SECONDS)
+    answer = ask(state_of(where, "pause"), {"do": "pause"}, PAUSE_SECONDS)
     before, held = answer["bytes_before"] / 1e6, answer["bytes"] / 1e6
     typer.echo(
         f"paused after {answer['seconds']:.1f} s; memory {before:,.0f} MB -> {held:,.0f} MB; "
@@ -42,7 +42,7 @@ def pause(where: Where = None) -> None:
 
 def resume(where: Where = None) -> None:
     """Take part again after `swarmnet pause`."""
-    still = ask(state_of(where), {"do": "resume"}, ANSWER_SECONDS)["paused"]
+    still = ask(state_of(where, "resume"), {"do": "resume"}, ANSWER_SECONDS)["paused"]
     if not still:
         typer.echo("resumes: joins its stage again")
         return
@@ -56,7 +56,7 @@ def leave(
     forget: Annotated[bool, typer.Option("--forget", help="Name what stays on disk, to be removed.")] = False,
 ) -> None:
     """End a peer politely, as Ctrl+C does: what is under way is finished and handed over."""
-    state = state_of(where)
+    state = state_of(where, "leave")
     listens = runs(state)
     if not listens and is_held(state):
         raise UserError(f"the peer of {state} is just starting or ending; ask again in some seconds")
@@ -78,7 +78,7 @@ def me(
     """Am I counted? What this peer contributed, by the signed receipts of others."""
     from peers.contributed import from_disk, lines  # torch, by way of the receipts
 
-    state = state_of(where)
+    state = state_of(where, "me")
     found = ask(state, {"do": "me"}, ANSWER_SECONDS) if runs(state) else from_disk(state)
     typer.echo(json.dumps(found, indent=1) if as_json else "\n".join(lines(found)))
 

@@ -9,14 +9,20 @@ from typing import Annotated
 import typer
 
 from peers.commands.run import Bootstraps, Settings, overrides
-from peers.config.peer_file import PeerFile, check_typed, load
+from peers.config.peer_file import PeerFile, check_typed, load, run_id_of
 from peers.config.yaml_lines import Typed, overlay
-from peers.errors import UserError
+from peers.control.whom import peer_file_of, running_here
+from peers.errors import UserError, as_user_errors
+from peers.files import is_file
 
 
 def doctor(
     peer_file: Annotated[
-        Path | None, typer.Argument(metavar="[PEER.yaml]", help="The peer to look at, running or not.")
+        Path | None,
+        typer.Argument(
+            metavar="[STATE|PEER.yaml]",
+            help="The peer to look at, running or not. [default: the one that runs, else a newcomer]",
+        ),
     ] = None,
     run: Annotated[str | None, typer.Option(help="Without a peer file: the run, as for join.")] = None,
     bootstrap: Bootstraps = None,
@@ -29,14 +35,16 @@ def doctor(
     """What keeps this machine from taking part, each with the fix. Exit code 1 if something fails."""
     if peer_file is not None and (run is not None or bootstrap):
         raise UserError("either a peer file, or --run and --bootstrap; a peer file names both itself")
-    config = (
-        load(peer_file, os.environ, overrides(settings)) if peer_file else _newcomer(run, bootstrap, settings)
-    )
+    newcomer = run is not None or bool(bootstrap) or (peer_file is None and not running_here())
+    if newcomer:
+        config = _newcomer(run, bootstrap, settings)
+    else:
+        config = load(peer_file_of(peer_file, "doctor"), os.environ, overrides(settings))
     from peers.doctor.show import run_doctor, wanted_checks
 
     wanted_checks(only or ())
-    swarm = peer_file is not None or run is not None or bool(bootstrap)
-    must = peer_file is not None and config.role == "bootstrap"
+    swarm = not newcomer or run is not None or bool(bootstrap)
+    must = not newcomer and config.role == "bootstrap"
     raise typer.Exit(run_doctor(config, must_be_reached=must, swarm=swarm, only=only or (), as_json=json))
 
 
@@ -51,4 +59,18 @@ def _newcomer(run: str | None, bootstrap: list[str] | None, settings: list[str] 
         typed.data["role"] = "bootstrap"  # the one role that needs no run
     wanted = overrides(settings)
     overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in wanted.items()})
-    return check_typed(typed, Path().absolute(), (run or "newcomer")[:16], os.environ)
+    return check_typed(typed, Path().absolute(), _state_name(run), os.environ)
+
+
+def _state_name(run: str | None) -> str:
+    """Of the folder that `swarmnet join` takes for this run, where it has memories of it."""
+    if run is None:
+        return "newcomer"
+    if run_id_of(run):
+        return run[:16]
+    if not is_file(Path(run)):
+        raise UserError(f"--run {run}: is neither a run id (64 hexadecimal digits) nor a published run file")
+    from peers.run_file import RunFileError, load_signed
+
+    with as_user_errors(RunFileError):
+        return load_signed(Path(run)).run_id[:16]

@@ -12,13 +12,28 @@ import typer
 
 from peers.commands.run import Bootstraps, Settings, overrides, start
 from peers.config.peer_file import PeerFile, check_typed, default_state, load, run_id_of
+from peers.config.rewriting import set_key
 from peers.config.yaml_lines import Typed, overlay
-from peers.errors import UserError
-from peers.files import is_there, write_atomically
+from peers.errors import UserError, as_user_errors
+from peers.files import is_file, is_there, write_atomically
 from swarmnet.identifiers import RunId
 
 if TYPE_CHECKING:
     from peers.run_file import SignedManifest
+
+MEANINGS = {
+    "run": "what to take part in",
+    "state": "the folder of this file: identity, checkpoints, receipts",
+    "bootstrap": "whom to find the others through",
+    "stage": "auto: the one that needs a peer most",
+    "stages": "how many adjacent ones it holds",
+    "name": "shown on the swarm's page",
+    "archive": "where to start from if nobody trains",
+    "invite": "from the run's owner",
+}
+"""What stands above a key in the peer file that `join` writes."""
+NAME_CHARACTERS = 6
+"""Of a peer id's end: 38 thousand million different ones."""
 
 
 def join(
@@ -53,11 +68,17 @@ def join(
     wanted = overrides(settings)
     if is_there(file):
         given = {key: json.dumps(value) for key, value in data.items() if value not in ([], "auto")}
-        start(_again(file, run_id, {**given, **wanted}))
+        config = _again(file, run_id, {**given, **wanted})
+        if invite and set_key(file, "invite", invite, MEANINGS["invite"]):
+            typer.echo(f"wrote  the invite into {file}: it is shown at every start from now on", err=True)
+        start(config)
     data = {"run": run_id, "state": ".", **data}
     typed = Typed("join", dict(data), {(key,): f"--{key}" for key in data})
     overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in wanted.items()})
-    check_typed(typed, folder, name or run_id[:16], os.environ)
+    named = "name" in typed.data
+    config = check_typed(typed, folder, run_id[:16], os.environ)
+    if not named:
+        typed.data["name"] = _own_name(config)
     if signed is not None:
         write_atomically(folder / "run.json", published_text(signed).encode())
         typed.data["run"] = "run.json"
@@ -85,7 +106,19 @@ def _named(run: str | None, archive: str | None) -> SignedManifest | None:
             f"{_shortened(run)} is neither a run id (64 hexadecimal digits, lower case), nor a published run "
             "file, nor a URL of one; whoever published the run can tell you any of them"
         )
+    _refuse_unpublished(Path(run))
     return load_signed(Path(run))
+
+
+def _refuse_unpublished(path: Path) -> None:
+    """What is YAML is no published run; say what it is. Raises UserError."""
+    from peers.config.explain import is_run_file
+
+    if path.suffix not in (".yaml", ".yml") or not is_file(path):
+        return
+    if is_run_file(path):
+        raise UserError(f"{path} is a run file; publish it first: swarmnet publish {path}")
+    raise UserError(f"{path} is no published run; a peer file is started with: swarmnet run {path}")
 
 
 def _shortened(text: str) -> str:
@@ -101,6 +134,15 @@ def _archived(archive: str | None) -> SignedManifest:
     if archive is None:
         raise UserError("name the run: its id, its published file, or an archive of it (--from-archive)")
     return Archive(open_store(archive)).open()
+
+
+def _own_name(config: PeerFile) -> str:
+    """Tells the peers of a run apart and says nothing of who runs them: the end of the own peer id. Makes the
+    identity, as the first start would."""
+    from protocols.identity import IdentityError, load_or_create
+
+    with as_user_errors(IdentityError):
+        return load_or_create(config.identity).peer_id[-NAME_CHARACTERS:]
 
 
 def _plain(stage: str) -> int | str:
@@ -133,20 +175,10 @@ _OPTIONAL = """
 
 def peer_yaml(data: dict[str, object]) -> str:
     """A peer file for people: JSON's values are YAML's."""
-    meanings = {
-        "run": "what to take part in",
-        "state": "the folder of this file: identity, checkpoints, receipts",
-        "bootstrap": "whom to find the others through",
-        "stage": "auto: the one that needs a peer most",
-        "stages": "how many adjacent ones it holds",
-        "name": "shown on the swarm's page",
-        "archive": "where to start from if nobody trains",
-        "invite": "from the run's owner",
-    }
     lines = ["# Written by `swarmnet join`; yours to edit. All keys: swarmnet config explain"]
     for key, value in data.items():
-        if key in meanings:
-            lines.append(f"# {meanings[key]}")
+        if key in MEANINGS:
+            lines.append(f"# {MEANINGS[key]}")
         lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
     optional = _OPTIONAL if "limits" not in data else ""
     return "\n".join(lines) + "\n" + optional

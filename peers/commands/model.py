@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peers.errors import UserError, as_user_errors
+from peers.extras import how_to_install
 
 if TYPE_CHECKING:
     from peers.home.evaluate import Score
@@ -190,8 +191,9 @@ def _evaluate_tasks(source: Path | None, tasks: str, folder: Path | None, limit:
     if not names:
         raise UserError("--tasks names no task, as in --tasks arc_easy,piqa")
     if find_spec("lm_eval") is None:
-        raise UserError("--tasks needs lm-evaluation-harness, which is not installed: "
-                        "pip install 'swarmnet[eval]'")  # fmt: skip
+        raise UserError(
+            f"--tasks needs lm-evaluation-harness, which is not installed: {how_to_install('eval')}"
+        )
     from peers.home.harness import run_tasks
 
     with as_user_errors(ExportError, TextError):

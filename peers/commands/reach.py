@@ -33,5 +33,5 @@ def ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
     run_id = run_id_of(run) or load_signed(Path(run)).run_id
     cache = PeerCache(default_state(os.environ, sys.platform) / run_id[:16] / "peers.json")
     if not bootstraps and not cache.read():
-        raise UserError("--run needs a --bootstrap MULTIADDR: this machine remembers no peer of that run")
+        raise UserError("name a way in: --bootstrap MULTIADDR; this machine remembers no peer of that run")
     return cache

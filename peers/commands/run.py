@@ -69,11 +69,13 @@ def publish(
     _checked_bootstraps(bootstrap)
     runs.load_manifest(run_file, PeerId(""), wanted)  # no key is made for a file with mistakes in it
     with as_user_errors(IdentityError):
-        identity = load_or_create(key or default_state(os.environ, sys.platform) / "owner.key")
+        owner_key = (key or default_state(os.environ, sys.platform) / "owner.key").absolute()
+        identity = load_or_create(owner_key)
     signed, path = runs.publish(run_file, identity, out, wanted)
     line = " ".join(f"--bootstrap {address}" for address in bootstrap or ["MULTIADDR"])
     typer.echo(f"run    {signed.run_id}")
     typer.echo(f"owner  {signed.manifest.owner}")
+    typer.echo(f"key    {owner_key}: keep a copy elsewhere; without it nobody can give orders in this run")
     typer.echo(f"file   {path}")
     typer.echo(f"first  swarmnet join {path} {line}")
     typer.echo(f"join   swarmnet join {signed.run_id} {line}")
@@ -87,7 +89,7 @@ def _checked_bootstraps(bootstrap: Sequence[str] | None) -> None:
 def demo(
     peers: Annotated[int, typer.Option(min=1, max=64, help="Peers that train.")] = 6,
     stages: Annotated[int, typer.Option(min=1, max=64, help="Stages the model is cut in.")] = 3,
-    seconds: Annotated[float, typer.Option(min=5, max=86400, help="How long to train.")] = 90.0,
+    seconds: Annotated[float, typer.Option(min=10, max=86400, help="How long to train.")] = 90.0,
     report: Annotated[Path | None, typer.Option(help="Write the JSON report here.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Chooses weights, text and who is killed.")] = 0,
     keep: Annotated[Path | None, typer.Option(help="Keep the peers' folders here.")] = None,

@@ -11,27 +11,31 @@ import typer
 
 from peers import service as units
 from peers.config.peer_file import load
-from peers.control.whom import state_of
+from peers.control.whom import peer_file_of
 from peers.errors import UserError
+from peers.files import is_file
 
 PeerFileArgument = Annotated[
-    Path | None, typer.Argument(metavar="[PEER.yaml]", help="What to start. [default: of the peer that runs]")
+    Path | None,
+    typer.Argument(
+        metavar="[STATE|PEER.yaml]", help="A peer's folder or peer file. [default: the one that runs]"
+    ),
 ]
 
 
 def install(peer_file: PeerFileArgument = None) -> None:
     """Write a systemd user unit for a peer file, and start it."""
-    _tell(units.install(_service(peer_file)))
+    _tell(units.install(_service(peer_file, "install")))
 
 
 def uninstall(peer_file: PeerFileArgument = None) -> None:
     """Stop the unit and remove it. What the peer has on disk stays."""
-    _tell(units.uninstall(_service(peer_file)))
+    _tell(units.uninstall(_service(peer_file, "uninstall")))
 
 
 def status(peer_file: PeerFileArgument = None) -> None:
     """Say whether the unit is there and runs."""
-    for line in units.status(_service(peer_file)):
+    for line in units.status(_service(peer_file, "status")):
         typer.echo(line)
 
 
@@ -42,15 +46,13 @@ def _tell(done: units.Done) -> None:
         raise typer.Exit(1)
 
 
-def _service(peer_file: Path | None) -> units.Service:
+def _service(peer_file: Path | None, command: str) -> units.Service:
     """Nothing is written for a file with mistakes, or on a system without systemd."""
     units.needs_systemd()
-    file = peer_file if peer_file is not None else state_of(None) / "peer.yaml"
-    if file.is_dir():
-        file = file / "peer.yaml"
-    if not file.is_file():
+    file = peer_file_of(peer_file, f"service {command}")
+    if not is_file(file):
         raise UserError(
-            f"{file}: no such file; name the peer file, as in: swarmnet service install PEER.yaml"
+            f"{file}: no such file; name the peer file, as in: swarmnet service {command} PEER.yaml"
         )
     script = Path(sys.executable).with_name("swarmnet")
     program = [str(script)] if script.is_file() else [sys.executable, "-m", "peers.cli"]

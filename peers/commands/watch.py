@@ -49,7 +49,7 @@ def top(
     else:
         from peers.top.show import peer
 
-        peer(console, state_of(state))
+        peer(console, state_of(state, "top"))
 
 
 def _swarm(console: object, run: str, bootstraps: Sequence[str]) -> None:

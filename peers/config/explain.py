@@ -58,9 +58,9 @@ def explain(which: Literal["peer", "run"]) -> str:
     return "\n".join(text) + "\n"
 
 
-def explain_file(path: Path, environment: Mapping[str, str]) -> str:
+def explain_file(path: Path, environment: Mapping[str, str], overrides: Mapping[str, str]) -> str:
     """Every key of a peer file with the value it gets, and its meaning."""
-    config = load(path, environment)
+    config = load(path, environment, overrides)
     text = []
     for line in lines(PeerFile):
         value: object = config
@@ -78,14 +78,14 @@ def check_file(path: Path, environment: Mapping[str, str], overrides: Mapping[st
             raise ConfigError([f"--set: {path} is published and cannot be changed"])
         signed = load_signed(path)
         return f"{path}: ok, published run {signed.run_id} of {signed.manifest.owner}"
-    if _is_run_file(path):
+    if is_run_file(path):
         manifest = load_manifest(path, PeerId(""), overrides)
         return f"{path}: ok, run file of {manifest.name!r}, {len(manifest.stages)} stages"
     config = load(path, environment, overrides)
     return f"{path}: ok, peer file of {config.name!r}, role {config.role}"
 
 
-def _is_run_file(path: Path) -> bool:
+def is_run_file(path: Path) -> bool:
     """Whether more of the typed keys belong to a run file than to a peer file."""
     typed = set(read(path).data)
     run, peer = ({key.name for key in keys(cls)} for cls in (Manifest, PeerFile))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from peers.config.quantities import ByteCount, BytesPerSecond
+from peers.config.quantities import ByteCount, BytesPerSecond, at_least_bytes, at_least_rate
 from peers.config.schema import Shown
 from swarmnet.hours import Hours, parse
 
@@ -24,13 +24,17 @@ class LimitsFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    upload: Annotated[BytesPerSecond | None, Field(ge=10_000, json_schema_extra={"default": "no limit"})] = (
-        None
-    )
+    upload: Annotated[
+        BytesPerSecond | None,
+        at_least_rate(10_000, "20Mbit/s"),
+        Field(json_schema_extra={"default": "no limit"}),
+    ] = None
     """Most that this peer sends, all links together. Snapshots for newcomers are slowed down first, then
     activations; what keeps the swarm together and gradients go before both. The directory and what libp2p
     adds (about 3 %) come on top."""
-    memory: Annotated[ByteCount | None, Field(ge=1 << 27, json_schema_extra={"default": "no limit"})] = None
+    memory: Annotated[
+        ByteCount | None, at_least_bytes(1 << 27, "8GiB"), Field(json_schema_extra={"default": "no limit"})
+    ] = None
     """Most memory that this peer may take; of the GPU where it computes on one. A stage that needs more is
     refused before anything is fetched, and fewer microbatches are kept at a time where that makes it fit."""
     hours: Annotated[HoursText | None, Field(json_schema_extra={"default": "all day"})] = None

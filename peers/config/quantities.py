@@ -44,6 +44,37 @@ def byte_count(value: object) -> object:
     return round(float(match[1]) * unit)
 
 
+def size_text(count: int) -> str:
+    """Bytes as `byte_count` reads them, in the largest unit that divides them: 134217728 is 128MiB."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count and count % (1 << power) == 0:
+            return f"{count >> power}{unit}"
+    return f"{count} bytes"
+
+
+def at_least_bytes(least: int, example: str) -> AfterValidator:
+    """Whoever forgets the unit types a few bytes: the error speaks of bytes, and shows how to type a size."""
+
+    def check(value: int | None) -> int | None:
+        if value is not None and value < least:
+            raise ValueError(f"is {value} bytes; it must be at least {size_text(least)}, such as {example}")
+        return value
+
+    return AfterValidator(check)
+
+
+def at_least_rate(least: float, example: str) -> AfterValidator:
+    """See `at_least_bytes`; `least` in bytes per second, a multiple of 125."""
+
+    def check(value: float | None) -> float | None:
+        if value is not None and value < least:
+            shown = f"is {value:g} bytes per second; it must be at least {least * 8 / 1000:g}kbit/s"
+            raise ValueError(f"{shown}, such as {example}")
+        return value
+
+    return AfterValidator(check)
+
+
 def byte_rate(value: object) -> object:
     """Bytes per second from `20Mbit/s`, `2.5MB/s` or `1MiB/s`; anything else is left to be refused."""
     if not isinstance(value, str):

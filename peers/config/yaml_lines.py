@@ -88,6 +88,16 @@ def parse(text: str, origin: str) -> Typed:
     return typed
 
 
+def span(text: str, origin: str, key: str) -> tuple[int, int] | None:
+    """From where to where in `text` the value of an outermost key stands; None: it is not set. Raises
+    ConfigError."""
+    root = _compose(text, origin)
+    for key_node, value_node in root.value if isinstance(root, MappingNode) else ():
+        if key_node.value == key:
+            return int(value_node.start_mark.index), int(value_node.end_mark.index)
+    return None
+
+
 def parse_value(text: str, place: str) -> object:
     """One value as it would be typed after `key: `. Raises ConfigError."""
     root = _compose(text, place)

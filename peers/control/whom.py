@@ -11,11 +11,15 @@ from peers.errors import UserError
 from peers.files import is_file, is_folder
 from peers.state_lock import is_held
 
+PEER_FILE = "peer.yaml"
+"""As `swarmnet join` names it, in the state folder."""
 
-def state_of(where: Path | None) -> Path:
-    """The state folder that a person means. Raises UserError, with what to type instead."""
+
+def state_of(where: Path | None, command: str) -> Path:
+    """The state folder that a person means. Raises UserError, with what to type instead: `command` is what
+    was typed after `swarmnet`."""
     if where is None:
-        return _only_one(default_state(os.environ, sys.platform))
+        return _only_one(command)
     if is_folder(where):
         return where
     if is_file(where):
@@ -23,14 +27,34 @@ def state_of(where: Path | None) -> Path:
     raise UserError(f"{where}: no such folder or file; name a peer's state folder or its peer file")
 
 
-def _only_one(home: Path) -> Path:
-    running = sorted(path for path in home.glob("*/") if _lives(path))
+def peer_file_of(where: Path | None, command: str) -> Path:
+    """The peer file that a person means, by itself or by its folder. Raises UserError, see `state_of`."""
+    if where is not None and not is_folder(where):
+        return where
+    folder = where if where is not None else state_of(None, command)
+    file = folder / PEER_FILE
+    if not is_file(file):
+        raise UserError(
+            f"{folder}: there is no {PEER_FILE} in it; name the file that its peer was started with, as in: "
+            f"swarmnet {command} PEER.yaml"
+        )
+    return file
+
+
+def running_here() -> list[Path]:
+    """The state folders of this user's peers that run, of those that lie where this system keeps state."""
+    home = default_state(os.environ, sys.platform)
+    return sorted(path for path in home.glob("*/") if _lives(path))
+
+
+def _only_one(command: str) -> Path:
+    running = running_here()
     if len(running) == 1:
         return running[0]
     if not running:
         raise UserError(
-            f"no peer seems to run below {home}; name its state folder or its peer file, "
-            "as in: swarmnet me FOLDER"
+            f"no peer seems to run below {default_state(os.environ, sys.platform)}; name its state folder or "
+            f"its peer file, as in: swarmnet {command} FOLDER"
         )
     names = ", ".join(str(path) for path in running)
     raise UserError(f"several peers run here; name the state folder of one: {names}")

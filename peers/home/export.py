@@ -46,7 +46,7 @@ def export(
     """
     _require_complete(shape, stages)
     if folder.exists() and not replace:
-        raise ExportError(f"{folder} exists already: name another folder or allow to replace it")
+        raise ExportError(f"{folder} exists already: name another folder or add --replace")
     if tokenizer != "bytes" and not Path(tokenizer).is_file():
         raise ExportError(f"tokenizer {tokenizer} does not exist")
     try:

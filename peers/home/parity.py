@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peers.extras import how_to_install
 from peers.home.export import ExportError
 from peers.text import Tokenizer
 from swarmnet.manifest import ModelShape
@@ -45,7 +46,7 @@ def missing() -> str | None:
     """Why no comparison can be made, with what mends it; None: it can."""
     if importlib.util.find_spec("transformers") is not None:
         return None
-    return "transformers is not installed, so the logits were not checked: pip install 'swarmnet[hf]'"
+    return f"transformers is not installed, so the logits were not checked: {how_to_install('hf')}"
 
 
 def compare(folder: Path, weights: Mapping[str, Tensor], shape: ModelShape, tokenizer: Tokenizer) -> Parity:

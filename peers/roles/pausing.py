@@ -1,7 +1,8 @@
 """Why a worker is paused, and whoever waits for that to change.
 
 A reason is a word with a text for people. The peer is paused while any stands; each is taken back by whoever
-gave it: a person's pause outlasts the hours of the peer file, and the other way round.
+gave it: a person's pause outlasts the hours of the peer file, and the other way round. The owner's order to
+pause the run is none of them: its peers keep their stages in memory (creator/obedience.py).
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from typing import Literal
 
 from peers.supervision import until_one_ends
 
-Why = Literal["user", "schedule", "idle", "battery", "owner"]
+Why = Literal["user", "schedule", "idle", "battery"]
 REASONS: Mapping[Why, str] = {
     "user": "somebody here asked for it; `swarmnet resume` goes on",
     "schedule": "outside the hours that the peer file allows",
     "idle": "something else needs this machine",
     "battery": "this machine runs on its battery",
-    "owner": "the run's owner paused the run",
 }
 
 DRAIN_SECONDS = 1.5
