@@ -3,12 +3,13 @@
     scripts/soak pause [--width 512]
 
 Prints a JSON object: resident bytes of the peer before, while paused and after, seconds until they were free,
-and until it was in step again.
+and until it was in step again. Ends with 1 if its memory was not free within 5 s.
 """
 
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,7 +21,12 @@ from peers.control.client import ask
 from peers.demo.peers import start
 from peers.run_file import publish
 from protocols.identity import load_or_create
+from swarmnet.needs import PROCESS_BYTES
 
+PROMISED_SECONDS = 5.0
+"""From `swarmnet pause` to free memory."""
+MOST_BYTES = 1.2 * PROCESS_BYTES
+"""Resident in a peer that holds nothing of a stage."""
 RUN = """
 name: pause
 seed: 1
@@ -53,7 +59,7 @@ async def measure(folder: Path, width: int) -> dict[str, object]:
         settled = len(times(second.state, "settled"))
         await until(lambda: len(times(second.state, "settled")) > settled + 8, 600, "it settles rounds")
         return {
-            "width": width, "before_bytes": before, "paused_bytes": paused,
+            "width": width, "before_bytes": before, "answered_bytes": answer["bytes"], "paused_bytes": paused,
             "after_bytes": process.memory_info().rss, "free_seconds": answer["seconds"],
             "back_seconds": round(back, 1), "load": psutil.getloadavg()[0],
         }  # fmt: skip
@@ -66,4 +72,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=512)
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(asyncio.run(measure(Path(folder), parser.parse_args().width)), indent=1))
+        seen = asyncio.run(measure(Path(folder), parser.parse_args().width))
+    print(json.dumps(seen, indent=1))
+    if seen["free_seconds"] > PROMISED_SECONDS or seen["answered_bytes"] > MOST_BYTES:
+        sys.exit(
+            f"{seen['answered_bytes'] / 1e6:.0f} MB were in use after {seen['free_seconds']} s; promised are "
+            f"{MOST_BYTES / 1e6:.0f} MB after {PROMISED_SECONDS:g} s"
+        )

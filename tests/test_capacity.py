@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from peers.capacity import bound
 from peers.capacity.events import Events
-from peers.capacity.plan import Question, plan, stage_shares
+from peers.capacity.plan import BACKWARD_RATIO, JOIN_SECONDS, Question, plan, stage_shares
 from peers.capacity.report import render
 from peers.capacity.routing import HEADER, RULES, bench, draw, play
 from peers.capacity.routing import render as row
@@ -171,6 +172,50 @@ def test_churn_costs_and_more_churn_costs_more():
     kept = [plan(MANIFEST, Question(classes, churn=churn)) for churn in (0.0, 0.5, 5.0)]
     shares = [one.churned / one.tokens_per_second for one in kept]
     assert shares[0] == 1.0 > shares[1] > shares[2] > 0.9
+
+
+def test_what_a_death_costs_in_the_plan_is_what_it_costs_peers_that_are_killed():
+    """In seconds of the whole swarm, until somebody has joined instead.
+
+    The plan's arithmetic takes every stage to miss as many peers, as those of a large swarm do. In a small
+    one the stage that misses one holds up the others, and it may cost as many times more as there are stages.
+    """
+    manifest = Manifest("run", PeerId("owner"), stages=(1, 1, 1, 1), model=ModelShape(layers=4))
+    classes, churn = peer_classes("16x500tps@1000/1000"), 0.5
+    calm, churned = (plan(manifest, Question(classes, (0.01, 0.01), churn=rate)) for rate in (0.0, churn))
+    deaths_per_second = churn / 3600 * sum(calm.peers)
+    planned = (1 - churned.churned / calm.tokens_per_second) / deaths_per_second
+
+    tokens = manifest.data.microbatch_sequences * manifest.data.sequence_tokens
+    layout = Layout(
+        tuple(
+            PeerSpec(stage, count * tokens / capacity / (1 + BACKWARD_RATIO))
+            for stage, (count, capacity) in enumerate(zip(calm.peers, calm.capacity, strict=True))
+            for _ in range(count)
+        ),
+        near, Work(0),
+    )  # fmt: skip
+
+    def seen(victims: list[int]) -> float:
+        found = []
+        for seed in range(3):
+            swarm = Swarm(layout, Router, seed)
+            swarm.start()
+            swarm.run(30.0)
+            before = swarm.finished
+            swarm.run(60.0)
+            rate, before = (swarm.finished - before) / 30.0, swarm.finished
+            for peer in victims:
+                swarm.kill(peer)
+            swarm.run(60.0 + JOIN_SECONDS)
+            found.append(JOIN_SECONDS - (swarm.finished - before) / rate)
+        return fmean(found)
+
+    one_each = [peers[-1] for peers in layout.stages()]
+    assert abs(seen([])) < planned / 2, "what seeds do by themselves"
+    assert seen(one_each) / len(one_each) == pytest.approx(planned, rel=0.3)
+    for peer in one_each:
+        assert planned < seen([peer]) < len(one_each) * planned
 
 
 def test_too_few_peers_and_unmeasured_machines_are_said():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,40 @@ def test_the_image_is_made_of_what_is_there() -> None:
         "pyproject.toml",
     }
     assert all((CONFIGS.parent / path).exists() for paths in copied for path in paths)
+
+
+def test_the_image_takes_its_extras_from_a_build_argument_and_needs_no_compiler_by_default() -> None:
+    text = (CONFIGS / "Dockerfile").read_text()
+    found = re.search(r"^ARG EXTRAS=([\w,]+)$", text, re.MULTILINE)
+    assert found is not None
+    extras = set(found[1].split(","))
+    known = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"lan"} <= extras <= set(known) - {"libp2p"}, "that one is compiled"
+
+
+@pytest.mark.parametrize(
+    ("extras", "done"),
+    [
+        ("lan,gpu", ["pip install --no-cache-dir -c scripts/requirements.lock .[lan,gpu]"]),
+        ("", ["pip install --no-cache-dir -c scripts/requirements.lock ."]),
+        ("lan,libp2p", [
+            "apt-get update",
+            "apt-get install --yes --no-install-recommends build-essential libgmp-dev",
+            "pip install --no-cache-dir -c scripts/requirements.lock .[lan,libp2p]",
+        ]),
+    ],
+)  # fmt: skip
+def test_the_image_installs_them_and_a_compiler_where_that_is_needed(extras: str, done: list[str]) -> None:
+    text = (CONFIGS / "Dockerfile").read_text().replace("\\\n", "")
+    commands = re.findall(r"^RUN (.*)$", text, re.MULTILINE)
+    said = "".join(f'{name}() {{ echo "{name} $*"; }}\n' for name in ("pip", "apt_get", "useradd", "rm"))
+    script = said + "\n".join(commands).replace("apt-get", "apt_get")
+    ran = subprocess.run(
+        ["/bin/sh", "-eu", "-c", script], env={"EXTRAS": extras}, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = [line.replace("apt_get", "apt-get") for line in ran.stdout.splitlines()]
+    assert [line for line in lines if line.startswith(("pip", "apt-get"))] == done
 
 
 # Kubernetes.

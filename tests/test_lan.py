@@ -2,16 +2,17 @@
 
 import asyncio
 import contextlib
-import json
 import os
+import re
 import subprocess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_supervision import times, until
 from test_wan import without_network
 
-from peers import lan
+from peers import event_log, lan
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
 from peers.demo.peers import start
@@ -95,6 +96,14 @@ async def test_without_zeroconf_auto_goes_on_and_true_names_it(tmp_path, monkeyp
 
 # -- on a real local network: two namespaces and a cable ---------------------------------------------------
 
+RUN_OF_TWO_STAGES = """
+name: lan
+stages: [1, 1]
+model: {layers: 2, width: 32, heads: 2, key_value_heads: 2, head_width: 16, feed_forward: 64}
+data: {sequence_tokens: 64, microbatch_sequences: 2}
+rounds: {target_tokens: 256}
+"""
+
 
 def ip(*words):
     subprocess.run(["ip", *words], check=True, timeout=10, capture_output=True)
@@ -131,23 +140,35 @@ async def told(peer, beginning, seconds):
 @without_network
 @needs_zeroconf
 @pytest.mark.loopback
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_a_peer_without_a_bootstrap_finds_its_run_on_the_local_network(tmp_path):
-    (tmp_path / "run.yaml").write_text("name: lan\nstages: [1, 1]\nmodel: {width: 64, layers: 2}\n")
-    signed, _ = publish(
-        tmp_path / "run.yaml", load_or_create(tmp_path / "owner.key"), tmp_path / "run.json"
-    )
-    keys = {"role": "bootstrap", "relay": False, "nat": False, "log": "json", "metrics": {"listen": "off"}}
-    peers = []
+async def test_peers_without_a_bootstrap_find_their_run_on_the_local_network_and_train(tmp_path):
+    (tmp_path / "run.yaml").write_text(RUN_OF_TWO_STAGES)
+    signed, _ = publish(tmp_path / "run.yaml", load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    keys = {
+        "relay": False, "nat": False, "log": "json", "metrics": {"listen": "off"}, "drain_seconds": 2,
+        "checkpoint_seconds": 0,
+    }  # fmt: skip
+    # Whoever knows no more than the run's id has the manifest from whom it finds, too.
+    every = {
+        "boot": (0, {"role": "bootstrap", "run": "run.json"}),
+        "other-boot": (1, {"role": "bootstrap", "run": signed.run_id}),
+        "first": (0, {"role": "worker", "run": signed.run_id, "stage": 0}),
+        "last": (1, {"role": "worker", "run": signed.run_id, "stage": 1}),
+    }
+    peers = {}
     with cable() as places:
         try:
-            for number, run in enumerate(("run.json", signed.run_id)):
-                prefix = ["ip", "netns", "exec", places[number]]
-                peers.append(await start(tmp_path, f"peer-{number}", {**keys, "run": run}, prefix))
-                await peers[-1].until_listening()
-            assert await told(peers[1], "run lan:", 120)
+            for name, (place, more) in every.items():
+                prefix = ["ip", "netns", "exec", places[place]]
+                peers[name] = await start(tmp_path, name, {**keys, **more}, prefix)
+                await peers[name].until_listening()
+            assert await told(peers["other-boot"], "run lan:", 120)
+            for name in ("first", "last"):
+                await until(lambda state=peers[name].state: times(state, "committed"), 120, f"{name} trains")
         finally:
-            await asyncio.gather(*(peer.stop(5.0) for peer in peers))
-    said = [json.loads(line) for line in (tmp_path / "peer-1" / "events.jsonl").read_text().splitlines()]
-    joined = [line["text"] for line in said if line["event"] == "joined"]
-    assert joined == ["joined the swarm through 1 addresses on the local network"]
+            await asyncio.gather(*(peer.stop(10.0) for peer in peers.values()))
+    for name in ("other-boot", "first", "last"):
+        events = event_log.read(tmp_path / name / "events.jsonl")
+        joined = [event.fields["text"] for event in events if event.name == "joined"]
+        assert re.fullmatch(r"joined the swarm through [1-3] addresses on the local network", joined[0])

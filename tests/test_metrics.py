@@ -16,17 +16,39 @@ from peers.errors import UserError
 from peers.gpu import GpuWatch, nvml_of
 from peers.http import Exporter
 from peers.metrics import KINDS, Metrics
+from peers.observer.metrics import SHOWN
 from peers.reasons import REFUSALS
 from protocols import errors, messages
 
 UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks", "_nodes", "_peers", "_rounds",
-         "_celsius", "_watts", "_operations_per_second")  # fmt: skip
-COUNTS = ("stage", "ready", "round", "round_settled", "round_lag", "round_contributors", "peers",
-          "train_loss", "train_learning_rate", "stages", "state", "paused", "stages_missing",
-    "credit_contributions", "credit_tokens",
-          "network_subflows", "network_connections", "train_gradient_norm",
-          "train_momentum_norm", "round_phase", "network_reachable", "dht_split_suspected")  # fmt: skip
-"""Gauges that are an index, a number of things, or what their help says."""
+         "_celsius", "_watts", "_operations_per_second", "_tokens_per_second",
+         "_bytes_per_second")  # fmt: skip
+UNITLESS = {
+    # 1 or 0: is it so?
+    **dict.fromkeys(("ready", "state", "paused", "round_phase", "network_reachable", "dht_split_suspected",
+                     "swarm_held", "swarm_bootstrap_up", "swarm_peer_up"), "1 (if|for|while) .*"),
+    # Which one.
+    "stage": "Index of .*",
+    **dict.fromkeys(("round", "round_settled", "swarm_round"), ".*[Rr]ound.*, number.*"),
+    # How many, and of what.
+    "stages": "Stages of .*",
+    "stages_missing": "Stages without .*",
+    "round_lag": "Rounds behind .*",
+    "round_contributors": "Contributions in .*",
+    "peers": "Peers of .*",
+    "swarm_peer_versions": "Peers by .*",
+    "swarm_records_truncated": "Peers without .*",
+    "network_connections": "libp2p connections of .*",
+    "network_subflows": "Connections besides .*",
+    "credit_contributions": "Own contributions that .*",
+    **dict.fromkeys(("credit_tokens", "swarm_tokens", "swarm_peer_tokens"), "Tokens .*"),
+    # Of the model: nats per token, which Prometheus has no word for, a rate without a unit, and norms.
+    **dict.fromkeys(("train_loss", "swarm_loss"), "Loss.*, nats per token.*"),
+    "train_learning_rate": "Learning rate of .*",
+    **dict.fromkeys(("train_gradient_norm", "train_momentum_norm"), "2-norm of .*"),
+}  # fmt: skip
+"""Gauges without a unit, and how their help begins. A name ends in its base unit where there is one, is what
+Prometheus asks for; truth values, ordinals and numbers of things have none."""
 
 
 def everything():
@@ -35,17 +57,30 @@ def everything():
     return metrics.declared
 
 
+def shown_of_the_swarm():
+    return [shown.declared for shown in SHOWN]
+
+
 def test_names_have_the_prefix_and_their_unit_and_a_meaning():
-    for metric in everything():
+    for metric in (*everything(), *shown_of_the_swarm()):
         name = metric.name.removeprefix("swarmnet_")
         assert name != metric.name
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", name)
         assert (metric.kind == "counter") == name.endswith("_total"), name
-        assert metric.kind == "counter" or name.endswith(UNITS) or name in COUNTS, name
+        if metric.kind != "counter" and not name.endswith(UNITS):
+            assert name in UNITLESS, name
+            assert metric.kind == "gauge", name
+            assert re.fullmatch(UNITLESS[name], metric.help), name
         assert metric.help.endswith(".")
         for word in ("seconds", "bytes"):
             if name.removesuffix("_total").endswith(f"_{word}") and "timestamp" not in name:
                 assert word in metric.help.lower(), name
+
+
+def test_a_name_that_may_do_without_a_unit_is_one_that_there_is_and_has_none():
+    names = {metric.name.removeprefix("swarmnet_") for metric in (*everything(), *shown_of_the_swarm())}
+    assert UNITLESS.keys() <= names
+    assert not [name for name in UNITLESS if name.endswith(UNITS)]
 
 
 def test_no_label_is_a_peer_and_all_are_bounded_but_those_the_peer_says_of_itself():

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from pause_soak import PROMISED_SECONDS
 from test_supervision import QUIET, times, until
 
 from peers.control.client import ask
@@ -22,6 +23,9 @@ model: {layers: 1, width: 256, heads: 2, key_value_heads: 2, head_width: 128, fe
 data: {sequence_tokens: 16, microbatch_sequences: 1}
 rounds: {target_tokens: 64, settle_seconds: 2, snapshot_rounds: 4}
 """
+AMONG_OTHERS_SECONDS = 3 * PROMISED_SECONDS
+"""What is promised holds on a machine that has time for the peer, where `scripts/soak pause` asserts it. Here
+other tests run beside this one; a pause that takes three times as long waits for something."""
 
 
 @contextlib.asynccontextmanager
@@ -55,6 +59,8 @@ async def test_a_pause_frees_memory_and_is_seen_and_the_peer_comes_back_and_leav
         assert answer["paused"] == {"user": "somebody here asked for it; `swarmnet resume` goes on"}
         assert answer["bytes"] < answer["bytes_before"] - 20e6
         assert answer["bytes"] < 420e6, "torch and Python, and nothing of the stage"
+        print(f"free after {answer['seconds']} s")
+        assert answer["seconds"] < AMONG_OTHERS_SECONDS
         log = first.state / "events.jsonl"
 
         def parted():
@@ -91,6 +97,8 @@ async def test_a_pause_frees_memory_and_is_seen_and_the_peer_comes_back_and_leav
         try:
             answer = await asked(second, "pause")
             assert answer["bytes"] < 420e6, "whether or not its neighbours end their links"
+            print(f"free after {answer['seconds']} s, beside a frozen neighbour")
+            assert answer["seconds"] < AMONG_OTHERS_SECONDS
             await asked(second, "leave")
             await asyncio.wait_for(second.process.wait(), 20.0)
             assert second.process.returncode == 0

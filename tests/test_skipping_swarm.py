@@ -7,18 +7,25 @@ import pytest
 from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, tiny_manifest
 
 from peers.virtual_time import run
+from swarmnet.identifiers import MicrobatchId
 from swarmnet.manifest import Paths
 from swarmnet.paths import Header
+from swarmnet.ways import Ways
 
 ONE_EACH = {"a": 0, "b": 1, "c": 2, "d": 3}
 
 
 def play(
-    story: Callable[[Swarm], Awaitable[None]], paths: Paths, peers: dict[str, int] = ONE_EACH, seed: int = 0
+    story: Callable[[Swarm], Awaitable[None]],
+    paths: Paths,
+    peers: dict[str, int] = ONE_EACH,
+    seed: int = 0,
+    stub: bool = False,
 ) -> Swarm:
-    """Four stages of one layer."""
-    manifest = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4), paths=paths)
-    swarm = Swarm(manifest, seed)
+    """Stages of one layer."""
+    stages = 1 + max(peers.values())
+    manifest = tiny_manifest((1,) * stages, model=replace(TINY_MODEL, layers=stages), paths=paths)
+    swarm = Swarm(manifest, seed, stub=stub)
 
     async def whole() -> None:
         swarm.open()
@@ -49,12 +56,11 @@ def waiting(swarm: Swarm, name: str, since: float = 0.0) -> list[tuple[str, list
     ]
 
 
-@pytest.mark.parametrize("swaps", [0, 1])
-def test_every_microbatch_leaves_out_one_of_the_middle_stages_and_both_learn(swaps):
+def test_every_microbatch_leaves_out_one_of_the_middle_stages_and_both_learn():
     async def story(swarm: Swarm) -> None:
         await swarm.until(lambda: swarm.committed(0) >= 150, 120.0)
 
-    swarm = play(story, Paths(0.25, swaps))
+    swarm = play(story, Paths(0.25))
     first, upper, lower, last = (commits(swarm, name) for name in "abcd")
     assert first <= last
     assert not upper & lower, "a microbatch went through more stages than it had to"
@@ -63,6 +69,37 @@ def test_every_microbatch_leaves_out_one_of_the_middle_stages_and_both_learn(swa
     losses = swarm.losses(0)
     assert sum(losses[-20:]) < 0.9 * sum(losses[:20])
     assert not [note for note in swarm.notes if note.event == "refused"]
+
+
+@pytest.mark.parametrize("swaps", [1, 0])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_swap_is_made_only_where_it_is_allowed_and_nobody_has_told_anything_yet(monkeypatch, seed, swaps):
+    """Of four stages with one left out no path has a swap: that takes both of two stages in the middle, and
+    a third that could have been next instead. So five."""
+    paths: dict[MicrobatchId, tuple[int, ...]] = {}
+    arrive = Ways.arrive
+
+    def noted(ways: Ways, key: MicrobatchId, header: Header) -> None:
+        if ways.stage == ways.rules.last:
+            paths[key] = header.visited
+        arrive(ways, key, header)
+
+    monkeypatch.setattr(Ways, "arrive", noted)
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: swarm.committed(0) >= 100, 120.0)
+
+    names = "abcde"
+    peers = {name: stage for stage, name in enumerate(names)}
+    swarm = play(story, Paths(0.2, swaps), peers, seed, stub=True)
+    swapped = {key: path for key, path in paths.items() if list(path) != sorted(path)}
+    assert bool(swapped) == bool(swaps)
+    assert set(swapped.values()) <= {(0, 2, 1, 4)}, "any other could not be completed without a swap"
+    assert all(key.counter < 20 for key in swapped), "whoever asks ahead asks for no swap"
+    for key, path in swapped.items():
+        done = {stage for stage, name in enumerate(names) if tuple(key) in commits(swarm, name)}
+        assert done == set(path)
+    assert not swarm.of("refused")
 
 
 def test_without_skipping_every_microbatch_goes_through_every_stage():
