@@ -6,8 +6,8 @@ and what share of it real routing reaches is simulated. Of a large swarm a sampl
 peer in its proportion: a peer knows `KNOWN_BELOW` peers of the next stage however large that is, so what it
 sees is alike.
 
-What churn costs is arithmetic: a peer that leaves is missed until another has joined in its place, and what
-was under way at it is computed again elsewhere.
+What churn costs is arithmetic: a peer that leaves is missed by its stage, and so by all, until another has
+joined in its place, and what was under way at it is computed again elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+
+import torch
 
 from peers.capacity import bound
 from peers.capacity.speeds import PeerClass
@@ -43,6 +45,8 @@ LEAST_MICROBATCHES = 400
 JOIN_SECONDS = 10.0
 """From a newcomer's start to its first contribution, without the download: 6.8 s alone, 11.7 on a busy
 machine (docs/benchmarks/demo.md)."""
+SHARES = 4096
+"""Steps by which `thinnest_share` adds up: a large stage misses a few of thousands."""
 DAY = 86400.0
 WEIGHT_BYTES = 4
 
@@ -251,6 +255,19 @@ def _simulated(layout: Layout, question: Question, most: float) -> tuple[float, 
     return (swarm.finished - before) / measured, best
 
 
+def thinnest_share(capacity: Sequence[float], peers: Sequence[int], missing: Sequence[float]) -> float:
+    """What is left of the thinnest stage's capacity on average, while of each stage so many peers are missing
+    on average, by chance (Poisson). One that is missing holds up the whole swarm by its part of its stage;
+    those that are missing in several stages at once do so by no more than the worst of these."""
+    least = min(capacity)
+    left = torch.linspace(0.0, 1.0, SHARES + 1, dtype=torch.float64)
+    at_least = torch.ones_like(left)
+    for has, count, mean in zip(capacity, peers, missing, strict=True):
+        spared = torch.floor(count * (1.0 - left * least / has) + 1e-9)
+        at_least *= torch.special.gammaincc(spared + 1.0, torch.full_like(left, max(mean, 1e-12)))
+    return float(torch.trapezoid(at_least, left))
+
+
 def _kept(manifest: Manifest, question: Question, layout: Layout, rate: float) -> float:
     """The share of the speed that churn leaves."""
     if not question.churn:
@@ -260,11 +277,16 @@ def _kept(manifest: Manifest, question: Question, layout: Layout, rate: float) -
         layout_of(parameter_shapes(manifest.model, manifest.span(stage))).size
         for stage in range(len(manifest.stages))
     ]
-    missing = sum(JOIN_SECONDS + WEIGHT_BYTES * size[peer.stage] / peer.down for peer in layout.peers) / len(
-        layout.peers
+    missing = [
+        per_second * (JOIN_SECONDS + WEIGHT_BYTES * size[peer.stage] / peer.down) for peer in layout.peers
+    ]
+    capacity = layout.capacity()
+    present = thinnest_share(
+        [sum(capacity[peer] for peer in peers) for peers in layout.stages()],
+        [len(peers) for peers in layout.stages()],
+        [sum(missing[peer] for peer in peers) for peers in layout.stages()],
     )
-    present = 1.0 / (1.0 + per_second * missing)
-    path = sum(len(peers) / sum(layout.capacity()[p] for p in peers) for peers in layout.stages())
+    path = sum(len(peers) / sum(capacity[p] for p in peers) for peers in layout.stages())
     held = WINDOW * rate * (path + (len(layout.stages()) - 1) * sum(question.latency)) / len(layout.peers)
     lost = per_second * held * len(layout.peers) / rate
     return present * max(0.0, 1.0 - lost)

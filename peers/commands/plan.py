@@ -50,3 +50,8 @@ def plan(
         typer.echo(f"measured: a microbatch costs {each} ms of a core, by stage")
     question = Question(classes, (low, high), churn, tokens, cores, machine, slots, seed=seed)
     typer.echo(render(answer(manifest, question)))
+    if manifest.path_rules().skips:
+        typer.echo(
+            "\nThis run lets microbatches leave out stages. The plan counts them as if they visited all: the "
+            "stages between the first and the last have less to do than it says.",
+        )
