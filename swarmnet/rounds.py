@@ -286,12 +286,12 @@ class GroupRounds:
         self.gossip.changed(CALM_SECONDS)
 
     def _is_sealed(self, number: int) -> bool:
-        """Whether nothing new may be made for a round: sealed or settled here or at a neighbour."""
+        """Whether nothing new may be made for a round: sealed or settled here, or by half of the allies."""
         state = self.rounds.get(number)
         if number <= self.settled or (state is not None and state.sealed):
             return True
-        return any(
-            view.settled >= number or (number in view.sets and view.sets[number].sealed)
+        return self.agreement.is_half(
+            view.settled >= number or (number in view.sets and bool(view.sets[number].sealed))
             for view in self._allies.values()
         )
 
