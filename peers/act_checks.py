@@ -16,8 +16,10 @@ from swarmnet.ways import Ways
 LABEL_BYTES = 4
 
 
-def unfit_way(membership: Membership, ways: Ways, peer: PeerId, header: Header) -> Trouble | None:
-    """Why a microbatch may not come from this peer with this header."""
+def unfit_way(
+    membership: Membership, ways: Ways, peer: PeerId, origin: PeerId, header: Header
+) -> Trouble | None:
+    """Why a microbatch of this origin may not come from this peer with this header."""
     known = membership.peers.get(peer)
     beside = known is not None and known.stage != ways.stage and membership.concerns_us(known.stage)
     if ways.stage == 0 or known is None or not beside:
@@ -25,6 +27,8 @@ def unfit_way(membership: Membership, ways: Ways, peer: PeerId, header: Header) 
     if header.visited[-2:-1] != (known.stage,):
         reason = f"visited {list(header.visited[:8])}, and its sender holds stage {known.stage}"
         return Trouble("illegal_path", reason)
+    if known.stage == 0 and peer != origin:  # Else anybody could use up others' names.
+        return Trouble("illegal_path", "only its origin sends a microbatch from the first stage")
     try:
         ways.check(header)
     except IllegalPath as error:

@@ -192,7 +192,7 @@ class Ahead:
 
     def _ask(self, peer: PeerId, ask: Ask, serving: bool) -> None:
         key, header, now = MicrobatchId(PeerId(ask.origin), ask.counter), ask.path.header(), self.clock.time()
-        trouble = unfit_way(self.neighbourhood.membership, self.ways, peer, header)
+        trouble = unfit_way(self.neighbourhood.membership, self.ways, peer, key.origin, header)
         if trouble is not None:
             self.neighbourhood.refused(peer, trouble.code, trouble.reason)
             return

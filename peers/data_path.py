@@ -296,7 +296,8 @@ class DataPath:
     def _unfit(self, peer: PeerId, act: Act, body: bytes) -> Trouble | None:
         if act.stage != self.stage:
             return Trouble("wrong_stage", f"this peer takes microbatches for stage {self.stage} from above")
-        way = unfit_way(self.neighbourhood.membership, self.ways, peer, act.path.header())
+        members, origin = self.neighbourhood.membership, PeerId(act.origin)
+        way = unfit_way(members, self.ways, peer, origin, act.path.header())
         return way or unfit_body(self.manifest, act, body)
 
     def _grad(self, peer: PeerId, grad: Grad, body: bytes) -> None:
@@ -329,7 +330,7 @@ class DataPath:
         elif self.is_last:
             if kept is not None:
                 kept.answer, kept.loss_sum, kept.tokens = result.encoded, result.loss_sum, result.tokens
-                kept.seconds = seconds
+                kept.seconds, kept.output, kept.labels = seconds, b"", None
             self._measured(seconds)
             self._note_commit(key, result.loss_sum, result.tokens)
             self.ahead.done(key)

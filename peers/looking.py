@@ -33,8 +33,8 @@ class Looking:
                 continue
             answered.add(stage)
             found.update(records)
-            for record in records.values():
-                self.neighbourhood.learn(record)
+            for number, record in enumerate(records.values(), 1):
+                self.neighbourhood.learn(record, dial=number == len(records))
         if answered:
             self._compare(answered, found)
 

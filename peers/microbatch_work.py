@@ -112,7 +112,7 @@ class MicrobatchWork:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
         self._gathered(kept, finished.tokens)
         gradient = finished.hidden_gradient
-        encoded = b"" if gradient is None else self._encode("gradient", gradient)
+        encoded = b"" if gradient is None else self._encode_gradient(gradient)
         return Computed(encoded, kept.shape, finished.loss_sum, finished.tokens)
 
     def backward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
@@ -122,7 +122,7 @@ class MicrobatchWork:
         except (StageError, hidden.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
         self._gathered(kept, kept.tokens)
-        return Computed(b"" if gradient is None else self._encode("gradient", gradient), kept.shape)
+        return Computed(b"" if gradient is None else self._encode_gradient(gradient), kept.shape)
 
     def _gathered(self, kept: Bodies, tokens: int) -> None:
         self.gathered_tokens += tokens
@@ -133,6 +133,14 @@ class MicrobatchWork:
         encoded = hidden.encode(tensor, self.codec)
         self.codings.encoded(kind, began, tensor.numel(), len(encoded))
         return encoded
+
+    def _encode_gradient(self, gradient: Tensor) -> bytes:
+        """Always, for it is added here already: what is finite in fp32 may be beyond the end of bf16."""
+        try:
+            return self._encode("gradient", gradient)
+        except hidden.HiddenError:
+            most = torch.finfo(torch.bfloat16).max
+            return self._encode("gradient", gradient.clamp(-most, most))
 
     def _decode(self, kind: Coded, data: bytes, shape: tuple[int, int, int]) -> Tensor:
         began = perf_counter()

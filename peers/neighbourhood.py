@@ -131,15 +131,17 @@ class Neighbourhood:
 
     # -- links ----------------------------------------------------------------------------------------
 
-    def learn(self, data: bytes, teller: PeerId | None = None) -> PeerId | None:
+    def learn(self, data: bytes, teller: PeerId | None = None, dial: bool = True) -> PeerId | None:
         """A record from the directory or in the greeting of a peer; its peer if it is in order. Dials whom it
-        concerns."""
+        concerns, unless more records are to come."""
         try:
             signed = open_record(data, self.run_id)
         except WireError as error:
             self.traffic.refused[error.code] += 1
             return None
         self._learn(signed, data, signed.peer == teller)
+        if dial:
+            self._dial_due()
         return signed.peer
 
     def _learn(self, signed: SignedRecord, data: bytes, first_hand: bool) -> None:
@@ -154,7 +156,6 @@ class Neighbourhood:
         if before is not None and before.linked and before.stage != stage:
             # Its lanes are those of its old stage, where the rounds still count on it: begin anew.
             self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")
-        self._dial_due()
 
     def _dial_due(self) -> None:
         if self._closed or not self.record:
@@ -276,8 +277,9 @@ class Neighbourhood:
             case Beat():
                 self._beaten(peer, message)
             case Known(records):
-                for record in records[:RECORDS_TOLD]:
-                    self.learn(record)
+                for record in records[:RECORDS_TOLD]:  # Whom to dial takes long to find in a large group.
+                    self.learn(record, dial=False)
+                self._dial_due()
             case Bye(reason):
                 self._unlink(peer, GOODBYES.get(reason, "left"), f"left: {reason[:200]}", left=True)
             case Refuse(code, reason):

@@ -53,6 +53,8 @@ def encode(tensor: Tensor, codec: Codec) -> bytes:
         return values.view(torch.int16).numpy().tobytes()
     blocks = functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
     scale = blocks.abs().amax(dim=1, keepdim=True) / _STEPS
+    if not _is_finite(scale * _STEPS):  # Rounded up beyond the largest number.
+        raise HiddenError("a value is not finite in int8")
     steps = torch.round(blocks / scale.where(scale > 0, 1.0)).clamp_(-_STEPS, _STEPS)
     codes = steps.to(torch.int8).flatten()[: len(values)]
     return scale.numpy().tobytes() + codes.numpy().tobytes()

@@ -195,12 +195,26 @@ class Manifest:
     def run_id(self) -> RunId:
         return RunId(hashlib.sha256(self.canonical()).hexdigest())
 
+    @property
+    def body_bytes(self) -> int:
+        """Of a microbatch on its way: hidden states as hidden.encoded_bytes has them, and labels."""
+        data = self.data
+        tokens = data.microbatch_sequences * data.sequence_tokens
+        values = tokens * self.model.width
+        scales = 4 * -(-values // 64) if self.hidden_codec == "int8" else 0
+        return values * {"bf16": 2, "int8": 1, "fp32": 4}[self.hidden_codec] + scales + 4 * tokens
+
     def path_rules(self) -> Rules:
         return Rules.of(len(self.stages), self.paths.skip_ratio, self.paths.swaps)
 
     def span(self, stage: int) -> Span:
         first = sum(self.stages[:stage])
         return Span(first, first + self.stages[stage], stage == 0, stage == len(self.stages) - 1)
+
+
+MOST_BODY_BYTES = 32 << 20
+"""Two of them on their way fill a link: it keeps 64 MiB until they are acknowledged, and refuses more. A
+microbatch of 2,048 tokens of width 4096 takes 17 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +247,9 @@ def check(manifest: Manifest) -> None:
         (manifest.data.sequence_tokens > model.context, "data.sequence_tokens exceeds model.context"),
         (min(manifest.data.sequence_tokens, manifest.data.microbatch_sequences) < 1,
          "data: sequence_tokens and microbatch_sequences must be at least 1"),
+        (len(manifest.stages) > 1 and manifest.body_bytes > MOST_BODY_BYTES,
+         f"data: a microbatch takes {manifest.body_bytes:,} bytes from stage to stage, at most "
+         f"{MOST_BODY_BYTES:,} may be; fewer sequences in it, shorter ones, or a smaller hidden_codec"),
         (not manifest.data.sources, "data.sources is empty"),
         (any(source.bytes < 0 for source in manifest.data.sources), "data.sources: bytes cannot be negative"),
         (rounds.target_tokens < 1 or rounds.window < 1 or rounds.snapshot_rounds < 1,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
 from swarmnet.identifiers import PeerId
 
@@ -20,8 +21,9 @@ FULL_GROUP = 2 * RINGS + 1
 """Up to so many peers, everybody is linked to everybody: no more links than on the rings."""
 
 
+@lru_cache(maxsize=2 * 4096)
 def _positions(peer: PeerId) -> tuple[bytes, ...]:
-    """Where a peer stands on each ring."""
+    """Where a peer stands on each ring. Remembered: a group is laid out anew whenever somebody comes."""
     digest = hashlib.sha512(peer.encode()).digest()
     return tuple(digest[8 * ring : 8 * ring + 8] for ring in range(RINGS))
 

@@ -1,0 +1,89 @@
+"""What a peer computes of a microbatch, and what it keeps of it afterwards."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm import Swarm, tiny_manifest
+
+from peers.act_checks import unfit_way
+from peers.microbatch_work import Bodies, Computed, MicrobatchWork
+from peers.virtual_time import run
+from swarmnet import hidden
+from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.manifest import MOST_BODY_BYTES, Data, Manifest, ManifestError, ModelShape, check
+from swarmnet.membership import Membership
+from swarmnet.paths import begin, visit
+from swarmnet.ways import Ways
+
+KEY = MicrobatchId(PeerId("origin"), 1)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "fp32"])
+def test_a_gradient_beyond_the_codecs_end_is_sent_as_the_largest_there_is(codec):
+    largest = torch.finfo(torch.float32).max
+    gradient = torch.tensor([[[1.0, -largest, largest, 0.0]]])
+    stage = SimpleNamespace(backward=lambda key, below: gradient)
+    work = MicrobatchWork(tiny_manifest(hidden_codec=codec), 1, stage)
+    below = hidden.encode(torch.zeros(1, 1, 4), codec)
+    done = work.backward(KEY, Bodies(labels=None, output=b"", shape=(1, 1, 4), gradient=below, tokens=1))
+    assert isinstance(done, Computed), "it is added here already"
+    sent = hidden.decode(done.encoded, (1, 1, 4), codec)
+    assert torch.isfinite(sent).all()
+    assert sent[0, 0, 2] == pytest.approx(largest, rel=0.01)
+    assert sent[0, 0, 1] == -sent[0, 0, 2]
+
+
+def test_of_what_the_last_stage_has_done_only_the_answer_is_kept():
+    swarm = Swarm(tiny_manifest())
+
+    async def story() -> None:
+        swarm.open()
+        for name, stage in {"a": 0, "b": 1, "c": 2}.items():
+            swarm.start(name, stage, in_flight=2)
+        await swarm.until(lambda: swarm.committed(0) >= 10, 30.0)
+        data = swarm.members["c"].worker.data
+        done = [data.bodies[key] for key, job in data.pipeline.jobs.items() if job.phase == "done"]
+        assert done
+        assert all(not kept.output and kept.labels is None and kept.answer for kept in done)
+        await swarm.close()
+
+    run(story())
+
+
+def test_from_the_first_stage_only_its_origin_sends_a_microbatch():
+    manifest = tiny_manifest()
+    rules = manifest.path_rules()
+    origin, other = PeerId("origin"), PeerId("other")
+    membership = Membership(PeerId("me"), 1, None)
+    for name in (origin, other):
+        membership.recorded(name, 0, "worker", ("/x",), 1, b"record", 0.0)
+    ways, header = Ways(rules, 1, lambda stage: []), visit(begin(rules), 1, rules)
+    assert unfit_way(membership, ways, origin, origin, header) is None
+    assert unfit_way(membership, ways, other, origin, header).code == "illegal_path"
+
+
+@given(
+    st.integers(1, 5), st.integers(1, 70), st.sampled_from([2, 4, 66, 130]),
+    st.sampled_from(["bf16", "int8", "fp32"]),
+)  # fmt: skip
+def test_the_manifest_says_how_long_a_body_is(sequences, tokens, width, codec):
+    manifest = Manifest(
+        "run", PeerId("owner"), stages=(1, 1), hidden_codec=codec, model=ModelShape(layers=2, width=width),
+        data=Data(sequence_tokens=tokens, microbatch_sequences=sequences),
+    )  # fmt: skip
+    labels = 4 * sequences * tokens
+    assert manifest.body_bytes == hidden.encoded_bytes((sequences, tokens, width), codec) + labels
+
+
+def test_a_run_whose_microbatches_no_link_could_carry_is_refused():
+    model = ModelShape(layers=2, width=4096, context=4096)
+    data = Data(sequence_tokens=2048, microbatch_sequences=4)
+    large = Manifest("run", PeerId("owner"), stages=(1, 1), model=model, data=data)
+    assert large.body_bytes > MOST_BODY_BYTES
+    with pytest.raises(ManifestError, match="from stage to stage"):
+        check(large)
