@@ -141,7 +141,7 @@ class UpdatePath:
             self.note("undecided", ids=ids)
 
     def close(self) -> None:
-        self._closed = True
+        self._closed = self.work.closed = True
         self._timer.close()
         self.giving.close()
 

@@ -96,6 +96,8 @@ class UpdateWork:
         self.undecided = undecided
         self.own: OrderedDict[ContributionId, bytes] = OrderedDict()
         """Payloads of the own contributions: all that are undecided, and the newest OWN_BYTES_KEPT."""
+        self.closed = False
+        """The state is fetched anew: what is still queued is of a history that was given up."""
         self._ahead = False
         """Weights are published moved ahead by the own momentum."""
 
@@ -128,7 +130,8 @@ class UpdateWork:
                     self._ahead, stale = False, True
                 case SettleRound(round, references, chain):
                     result = Settled(round, self.replica.settle(round), chain, references)
-                    self.settled(result)
+                    if not self.closed:
+                        self.settled(result)
                     results.append(result)
                 case GiveBack(round, identity):
                     self.give_back(round, identity)

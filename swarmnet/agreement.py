@@ -58,14 +58,19 @@ class Agreement:
     def _named_most(self, number: int, state: RoundSet) -> bytes:
         """By the allies who have settled the round; empty where they tell no set of it any more."""
         told = [view.sets.get(number) for view in self.allies.values() if view.settled >= number]
-        named = Counter(entry.digest for entry in told if entry is not None)
-        return max(named, key=lambda digest: (named[digest], digest == state.digest, digest), default=b"")
+        named, held = Counter(entry.digest for entry in told if entry is not None), self._held(number, state)
+        return max(named, key=lambda digest: (named[digest], held[digest], digest), default=b"")
+
+    def _held(self, number: int, state: RoundSet) -> Counter[bytes]:
+        """By how many in sight each set of a round is held, this peer among them."""
+        told = [view.sets.get(number) for view in self.allies.values()]
+        return Counter([state.digest, *(entry.digest for entry in told if entry is not None)])
 
     def _outweighs(self, digest: bytes, number: int, state: RoundSet) -> bool:
-        """Whether not more peers in sight hold the set that is held here than this one."""
-        told = [view.sets.get(number) for view in self.allies.values()]
-        held = Counter(entry.digest for entry in told if entry is not None)
-        return held[digest] >= 1 + held[state.digest]
+        """Whether no other set of the round is held by more in sight. Not only the own one: somebody may have
+        given this peer alone what makes its set differ from that of all the others."""
+        held = self._held(number, state)
+        return held[digest] == max(held.values())
 
     def raise_levels(self, number: int, state: RoundSet, parted: bool) -> bool:
         """Of a closed round, the own contribution to which is made and of which nothing is being pulled; a
@@ -95,13 +100,18 @@ class Agreement:
     def sealed(self, number: int, state: RoundSet) -> int:
         """The level of "has sealed this very set" around this peer, who has: at level k + 1 everybody within
         k hops had it so when last heard, and nobody there makes more for it."""
-        level = self.hops + 1
+        level, with_us = self.hops + 1, 1
+        others = False
         for view in self.allies.values():
-            if view.in_step:
-                entry = view.sets.get(number)
-                agrees = entry is not None and entry.digest == state.digest
+            entry = view.sets.get(number)
+            agrees = entry is not None and entry.digest == state.digest
+            with_us += agrees and entry is not None and entry.sealed > 0
+            if view.in_step and view.settled >= number and not agrees:
+                others = True
+            elif view.in_step:
                 level = min(level, entry.sealed + 1 if agrees and entry is not None else 1)
-        return level
+        # Who has settled another set changes no more. Against most of those in sight it does not stand.
+        return 1 if others and 2 * with_us <= 1 + len(self.allies) else level
 
     def may_apply(self, number: int, state: RoundSet, now: float) -> bool:
         """A closed round: every contribution that is expected is in, or its deadline has passed."""

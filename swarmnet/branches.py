@@ -24,7 +24,7 @@ AHEAD_ROUNDS = 16
 """Well above what two halves of a group differ by in speed within the second that healing takes."""
 DIGEST_BYTES = 12
 """Of a set and of a chain. 8 would not do: who makes contributions at will finds two sets of one digest after
-2^32 tries, within a round; 2^48 are days of a GPU. 16 would not fit KEPT_LINKS into one message."""
+2^32 tries, within a round; 2^48 are hours of a GPU. 16 would not fit KEPT_LINKS into one message."""
 START = b"\0" * DIGEST_BYTES
 """Chain value before the first round."""
 

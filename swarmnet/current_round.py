@@ -37,10 +37,11 @@ class CurrentRound:
 
     def tokens_of_group(self) -> int:
         """Of a group that is not all in sight, what it has if the others do as those in sight. Tokens are
-        claims: nobody's count for more than half of a round, or one liar would close them all."""
-        most = self.rules.target_tokens // 2
+        claims: nobody's count for more than half of a round. That is enough to be followed by those who have
+        nothing, and not enough to close a round for the others."""
+        most = -(-self.rules.target_tokens // 2)
         if not self.all_in_sight:
-            most = most * (1 + len(self._allies)) // self.peers
+            most = -(-most * (1 + len(self._allies)) // self.peers)
         seen = self.tokens + sum(min(most, view.tokens_for(self.number)) for view in self._allies.values())
         return seen if self.all_in_sight else seen * self.peers // (1 + len(self._allies))
 

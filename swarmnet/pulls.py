@@ -58,6 +58,8 @@ class Pulls:
         """Contributions of a round that a neighbour was asked for."""
         self._pulls: dict[ContributionId, _Pull] = {}
         self._of_round: Counter[int] = Counter()
+        """Those that are not doubted."""
+        self._doubted: Counter[int] = Counter()
         self._due = float("inf")
         """No pull is due earlier."""
 
@@ -67,6 +69,10 @@ class Pulls:
     def of_round(self, round: int) -> bool:
         """Whether something of it is on its way, as far as that is credible."""
         return self._of_round[round] > 0
+
+    def under_way(self, round: int) -> bool:
+        """Whether something of it is asked for at all."""
+        return self._of_round[round] > 0 or self._doubted[round] > 0
 
     def offered(self, peer: PeerId, references: Iterable[Reference], now: float) -> list[Want]:
         """`peer` holds these, which we lack: ask for those that nobody was asked for yet, up to its share."""
@@ -152,16 +158,19 @@ class Pulls:
 
     def _doubt(self, pull: _Pull, doubted: bool) -> None:
         if pull.doubted != doubted:
+            before, after = (self._of_round, self._doubted) if doubted else (self._doubted, self._of_round)
+            _less(before, pull.reference.round)
+            after[pull.reference.round] += 1
             pull.doubted = doubted
-            self._count(pull.reference.round, -1 if doubted else 1)
-
-    def _count(self, round: int, more: int) -> None:
-        self._of_round[round] += more
-        if not self._of_round[round]:
-            del self._of_round[round]
 
     def _end(self, identity: ContributionId) -> None:
         pull = self._pulls.pop(identity)
-        self._doubt(pull, doubted=True)
+        _less(self._doubted if pull.doubted else self._of_round, pull.reference.round)
         if not self._pulls:
             self._due = float("inf")
+
+
+def _less(counts: Counter[int], round: int) -> None:
+    counts[round] -= 1
+    if not counts[round]:
+        del counts[round]

@@ -238,9 +238,10 @@ class GroupRounds:
             return
         self.gossip.knows(peer, references)
         self.offers.told(complete, references)
-        for number in [round for round in complete if round in self.rounds]:
+        for number in sorted(self.rounds.keys() & complete):
+            standing = self.agreement.standing(number, self.rounds[number], now)
             settled = {reference.id for reference in references if reference.round == number}
-            if self.agreement.standing(number, self.rounds[number], now) != set_digest(settled):
+            if standing is None or standing != set_digest(settled):
                 continue
             for maker in self.rounds[number].keep_only(settled):
                 self.dropped_late += 1
@@ -375,7 +376,7 @@ class GroupRounds:
         if now < self._differing_until:
             return
         for peer, view in self.neighbours.items():
-            if due := view.due(now, self.pulls.of_round):
+            if due := view.due(now, self.pulls.under_way):
                 self._effects.append(AskIds(peer, due))
         deadlines = (view.next_deadline() for view in self.neighbours.values())
         self._differing_until = min(deadlines, default=float("inf"))

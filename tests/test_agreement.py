@@ -119,16 +119,28 @@ def test_of_several_sets_that_were_settled_the_one_counts_that_most_name():
 
 
 def test_a_few_who_settled_are_joined_when_patience_is_over_where_no_more_hold_another_set():
-    ahead, elsewhere = told(settled=5, digest=OTHER), told(digest=b"a third one.")
-    assert standing(3.9, ahead, elsewhere, elsewhere) is None
-    assert standing(4.1, ahead, elsewhere, elsewhere) == OTHER
-    assert standing(7.1, ahead, elsewhere, elsewhere) is None, "its contributions cannot be had"
+    ahead = told(settled=5, digest=OTHER)
+    third, fourth = told(digest=b"a third one."), told(digest=b"a fourth one")
+    assert standing(3.9, ahead, third, fourth) is None
+    assert standing(4.1, ahead, third, fourth) == OTHER
+    assert standing(7.1, ahead, third, fourth) is None, "its contributions cannot be had"
     state = RoundSet(closed_at=0.0)
     state.seal(1.0)
-    agreement = Agreement(
-        RULES, {PeerId(name): view for name, view in zip("abc", (ahead, elsewhere, elsewhere), strict=True)}
-    )
-    assert agreement.patience_ends(5, state, applied=True) == 7.0
+    allies = {PeerId(name): view for name, view in zip("abc", (ahead, third, fourth), strict=True)}
+    assert Agreement(RULES, allies).patience_ends(5, state, applied=True) == 7.0
+
+
+def test_a_liar_gains_nothing_by_making_one_peers_set_another_one_than_that_of_all_others():
+    liar, honest = told(settled=5, digest=OTHER), told(1, 1, digest=b"what all hold")
+    assert standing(4.1, liar, honest, honest, honest) is None, "it holds what the liar gave it alone"
+
+
+def test_who_has_settled_another_set_holds_up_no_agreement_of_more_than_half():
+    ahead, same, late = told(settled=5, digest=OTHER), told(1, 1), told(0, 0)
+    assert settles(1.5, ahead, same, same)
+    assert not settles(1.5, ahead, same, late), "who has not sealed is waited for"
+    assert not settles(1.5, ahead, ahead, same), "half have it so"
+    assert not settles(1.5, ahead, ahead, same, same, told(1, 1, digest=OTHER))
 
 
 def test_a_neighbour_that_counts_the_same_set_differently_from_one_progress_to_the_next_does_no_harm():
