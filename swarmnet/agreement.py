@@ -38,7 +38,7 @@ class Agreement:
 
         Half of those in sight are believed at once. Fewer could be one liar, who would then decide alone what
         everybody settles: they are believed when patience has run out here, too, for as long again, and
-        unless more allies hold the set that is held here.
+        unless another set is held by more in sight.
         """
         if not self._settled_by_some(number):
             return None

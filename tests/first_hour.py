@@ -9,6 +9,7 @@ that does not show what it must ends the play with a non-zero exit code, and not
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import shutil
@@ -20,6 +21,8 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+
+from browser import Browser
 
 ROOT = Path(__file__).parent.parent
 BIN = ROOT / ".venv" / "bin"
@@ -185,7 +188,7 @@ class Play:
         hour.run([SWARMNET, "top", f"states/{self.workers[0]}"], 60)
         hour.run([SWARMNET, "top", "--run", str(self.run), "--bootstrap", self.bootstrap], 90)
         hour.until("the observer sees four workers", 60, lambda: counted_workers() == WORKERS)
-        photograph(hour, pictures / "observer.png", "1000,1180", "The observer's page with four workers:")
+        photograph(hour, pictures / "observer.png", "The observer's page with four workers:")
 
     def kill(self) -> tuple[str, str]:
         """(who was killed, who holds the same stage)."""
@@ -268,17 +271,20 @@ def counted_workers() -> int:
     return sum(int(stage["peers"]) for stage in stages)
 
 
-def photograph(hour: Hour, picture: Path, size: str, words: str) -> None:
-    browser = shutil.which("chromium")
-    if browser is None:
+async def _photograph(picture: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with Browser(Path(folder)) as browser:
+            await browser.look_like(1000, 800)
+            await browser.open("http://127.0.0.1:9420/")
+            await browser.until("document.querySelectorAll('tbody tr').length >= 4", 30.0)
+            await browser.picture(picture)
+
+
+def photograph(hour: Hour, picture: Path, words: str) -> None:
+    if shutil.which("chromium") is None:
         hour.tell("(No picture: chromium is not installed.)")
         return
-    subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={size}",
-         f"--screenshot={picture}",
-         "--virtual-time-budget=4000", "http://127.0.0.1:9420/"],
-        cwd=hour.folder, env=hour.environment, check=True, capture_output=True, timeout=90,
-    )  # fmt: skip
+    asyncio.run(_photograph(picture))
     hour.tell(words)
     hour.tell(f"![the observer's page](pictures/{picture.name})")
 
