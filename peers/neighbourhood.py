@@ -17,7 +17,7 @@ from peers.clock import Clock
 from peers.echoes import Echoes
 from peers.lanes import DIAL_SECONDS, Lanes, Traffic
 from peers.listener import Listener
-from peers.reasons import REFUSALS
+from peers.reasons import refusal
 from peers.strangers import Strangers
 from peers.timer import Timer
 from peers.timings import Timings
@@ -283,8 +283,7 @@ class Neighbourhood:
             case Bye(reason):
                 self._unlink(peer, GOODBYES.get(reason, "left"), f"left: {reason[:200]}", left=True)
             case Refuse(code, reason):
-                known_code = code if code in REFUSALS else "other"
-                self.note("refused_by", peer=peer, code=known_code, reason=reason[:200])
+                self.note("refused_by", peer=peer, code=refusal(code), reason=reason[:200])
                 self._unlink(peer, "refused_us", f"refused us: {code[:40]}")
             case _:
                 self.listener.message(peer, message, body)

@@ -67,6 +67,12 @@ REFUSALS = {
     "other": Reason("a code that this version does not know", VERSION),
 }
 
+
+def refusal(code: str) -> str:
+    """What another peer calls its refusal, if it is one of these codes; else `other`."""
+    return code if code in REFUSALS else "other"
+
+
 LINKS = {
     "gone": Reason("the other side ended or did not answer in time", NOTHING),
     "unreachable": Reason("no address of it answered", f"{DOCTOR} here; its owner the same"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from peers.checkpoint import state_digest
+from peers.checkpoint import STATEMENT_BYTES, state_digest
 from peers.neighbourhood import Neighbourhood
 from peers.run_file import SignedManifest
 from peers.snapshots import Weights
@@ -22,8 +22,6 @@ from swarmnet.branches import START
 from swarmnet.identifiers import PeerId
 from swarmnet.round_events import Resynchronise
 from swarmnet.settled_digests import Root, SettledDigests, Statement
-
-CHAIN_BYTES, DIGEST_BYTES = len(START), 32
 
 
 class SignedDigests:
@@ -116,11 +114,11 @@ class SignedDigests:
         return statement.round
 
     def _open(self, data: bytes) -> Statement:
-        envelope = open_envelope(data, self.run_id, Kind.SETTLED, CHAIN_BYTES + DIGEST_BYTES)
+        envelope = open_envelope(data, self.run_id, Kind.SETTLED, STATEMENT_BYTES)
         payload = bytes(envelope.payload)
-        if envelope.stage != self.stage or len(payload) != CHAIN_BYTES + DIGEST_BYTES:
+        if envelope.stage != self.stage or len(payload) != STATEMENT_BYTES:
             raise Malformed(f"a settled digest of stage {envelope.stage} with {len(payload)} bytes")
-        return Statement(envelope.sender, envelope.round, payload[:CHAIN_BYTES], payload[CHAIN_BYTES:])
+        return Statement(envelope.sender, envelope.round, payload[: len(START)], payload[len(START) :])
 
     def _keep(self, statement: Statement, data: bytes) -> None:
         self._signed[statement], self._statements[data] = data, statement

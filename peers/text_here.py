@@ -46,21 +46,19 @@ def missing_text(manifest: Manifest, config: PeerFile) -> str:
     return ""
 
 
-def never_held(manifest: Manifest, config: PeerFile) -> frozenset[int]:
-    """The stages that this machine cannot hold for want of text. A stage that a person typed is theirs to
-    choose, and so are as many as the run has."""
+def never_held(manifest: Manifest, config: PeerFile, missing: str) -> frozenset[int]:
+    """The stages that this machine cannot hold as text is `missing` (as `missing_text` says). A stage that
+    a person typed is theirs to choose, and so are as many as the run has."""
     chosen = config.stage != "auto" or config.stages >= len(manifest.stages)
-    return frozenset() if chosen or not missing_text(manifest, config) else frozenset({FIRST_STAGE})
+    return frozenset({FIRST_STAGE}) if missing and not chosen else frozenset()
 
 
 def read_text_here(manifest: Manifest, config: PeerFile, seed: int, withdrawn: frozenset[bytes]) -> Tensor:
     """Its tokens, without the documents that the owner has withdrawn. Raises UserError."""
-    if missing := missing_text(manifest, config):
-        raise UserError(missing)
     try:
         return load_corpus(
             text_here(manifest, config), manifest.model.vocabulary,
             longest_bytes=config.text_limit, seed=seed, withdrawn=withdrawn,
         )  # fmt: skip
     except TextError as error:
-        raise UserError(str(error)) from None
+        raise UserError(missing_text(manifest, config) or str(error)) from None

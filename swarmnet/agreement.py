@@ -100,16 +100,16 @@ class Agreement:
     def sealed(self, number: int, state: RoundSet) -> int:
         """The level of "has sealed this very set" around this peer, who has: at level k + 1 everybody within
         k hops had it so when last heard, and nobody there makes more for it."""
-        level, with_us = self.hops + 1, 1
-        others = False
+        level, with_us, others = self.hops + 1, 1, False
         for view in self.allies.values():
             entry = view.sets.get(number)
             agrees = entry is not None and entry.digest == state.digest
-            with_us += agrees and entry is not None and entry.sealed > 0
+            theirs = entry.sealed if entry is not None and agrees else 0
+            with_us += theirs > 0
             if view.in_step and view.settled >= number and not agrees:
                 others = True
             elif view.in_step:
-                level = min(level, entry.sealed + 1 if agrees and entry is not None else 1)
+                level = min(level, theirs + 1)
         # Who has settled another set changes no more. Against most of those in sight it does not stand.
         return 1 if others and 2 * with_us <= 1 + len(self.allies) else level
 
@@ -137,7 +137,7 @@ class Agreement:
     def patience_ends(self, number: int, state: RoundSet, applied: bool) -> float:
         """When time alone will let the round be applied, or settle if it is `applied`; infinite: never, it
         waits for the set that half of the group has settled."""
-        if self._settled_by_some(number) and self._settled_by_half(number):
+        if self._settled_by_half(number):
             return float("inf")
         if not applied:
             return state.closed_at + self.rules.deadline_seconds

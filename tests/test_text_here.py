@@ -51,7 +51,7 @@ def test_what_the_peer_file_says_where_it_is_is_read_there(manifest, peer, tmp_p
     (tmp_path / "here" / "book.txt").write_text("call me by my name")
     config = peer("text: {library: here}\n")
     assert missing_text(manifest, config) == ""
-    assert never_held(manifest, config) == frozenset()
+    assert never_held(manifest, config, missing_text(manifest, config)) == frozenset()
     assert bytes(read_text_here(manifest, config, 0, frozenset()).tolist()) == b"call me by my name"
 
 
@@ -69,7 +69,7 @@ def test_a_tokenizer_is_where_the_peer_file_says_and_named_where_it_is_missing(t
 
 
 def test_a_machine_without_the_text_takes_any_stage_but_the_first(manifest, peer):
-    never = never_held(manifest, peer())
+    never = never_held(manifest, peer(), missing_text(manifest, peer()))
     assert never == {0}
     rules = MoveRules((1.0, 1.0, 1.0), never=never)
     empty = View((0.0, 0.0, 0.0))
@@ -81,7 +81,7 @@ def test_a_machine_without_the_text_takes_any_stage_but_the_first(manifest, peer
 def test_a_machine_without_the_text_never_moves_to_the_first_stage(manifest, peer):
     view, me = View((0.0, 8.0, 2.0), peers=10, usual=1.0), PeerId("me")
     anybody = choose_move(view, me, 1, 1.0, MoveRules((1.0, 1.0, 1.0)), 0.0, Random(0))
-    without = MoveRules((1.0, 1.0, 1.0), never=never_held(manifest, peer()))
+    without = MoveRules((1.0, 1.0, 1.0), never=never_held(manifest, peer(), missing_text(manifest, peer())))
     assert anybody is not None
     assert anybody.target == 0
     moved = choose_move(view, me, 1, 1.0, without, 0.0, Random(0))
@@ -90,8 +90,10 @@ def test_a_machine_without_the_text_never_moves_to_the_first_stage(manifest, pee
 
 
 def test_a_stage_that_a_person_chose_is_held_or_fails_with_the_reason(manifest, peer):
-    assert never_held(manifest, peer("stage: 0\n")) == frozenset()
-    assert never_held(manifest, peer("stages: 3\n")) == frozenset(), "it would hold all there are"
+    missing = missing_text(manifest, peer())
+    assert missing
+    assert never_held(manifest, peer("stage: 0\n"), missing) == frozenset()
+    assert never_held(manifest, peer("stages: 3\n"), missing) == frozenset(), "it would hold all there are"
 
 
 def test_the_doctor_says_whether_the_text_is_here(manifest, peer):

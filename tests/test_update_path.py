@@ -54,16 +54,12 @@ class World:
         )  # fmt: skip
         for peer in (B, C):
             self.path.joined(peer)
-
-    def tells(self, peer: PeerId, settled: int = -1, sets=()) -> None:
-        self.path.message(peer, Progress(9, 0, [], settled, True, -1, START, list(sets)), b"")
+            self.path.message(peer, Progress(9, 0, [], -1, True, -1, START, []), b"")
 
 
 def test_a_body_that_left_the_set_enters_it_again_when_it_belongs_to_it_after_all():
     async def story() -> None:
         world = World()
-        for peer in (B, C):
-            world.tells(peer)
         world.path.message(B, Contribution(), DATA)
         assert world.path.rounds.rounds[0].held.keys() == {MAKER.peer_id}
         world.path.rounds.rounds[0].remove(MAKER.peer_id)  # As when others had settled the round without it.
@@ -80,8 +76,6 @@ def test_a_body_that_left_the_set_enters_it_again_when_it_belongs_to_it_after_al
 def test_names_of_contributions_of_another_size_are_refused(size):
     async def story() -> None:
         world = World()
-        for peer in (B, C):
-            world.tells(peer)
         world.path.message(B, Announce([WireReference(0, MAKER.peer_id, b"i" * 16, size)], []), b"")
         assert world.refused == [(B, "malformed")]
         assert not len(world.path.rounds.pulls)
@@ -96,8 +90,6 @@ def test_names_of_contributions_of_another_size_are_refused(size):
 def test_who_asks_for_one_round_many_times_is_told_once():
     async def story() -> None:
         world = World()
-        for peer in (B, C):
-            world.tells(peer)
         world.path.message(B, Contribution(), DATA)
         world.posted.clear()
         world.path.message(C, AskIds([0] * 256), b"")

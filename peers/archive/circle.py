@@ -16,7 +16,7 @@ from peers.checkpoint import STATEMENT_BYTES
 from peers.clock import Clock
 from peers.creator.order_book import OrderBook
 from peers.presence import OPERATION_SECONDS
-from peers.reasons import REFUSALS
+from peers.reasons import refusal
 from peers.state_path import StatePath
 from protocols.envelope import Kind, open_envelope, run_bytes
 from protocols.errors import WireError
@@ -232,8 +232,7 @@ class Circle:
             if not isinstance(message, State) or message.stage == stage:
                 self.states[stage][1].message(peer, message, body)
         elif isinstance(message, Refuse):
-            code = message.code if message.code in REFUSALS else "other"
-            self.note("refused_by", peer=peer, code=code, reason=message.reason[:200])
+            self.note("refused_by", peer=peer, code=refusal(message.code), reason=message.reason[:200])
             self._drop(peer)
 
     def _asked(self, peer: PeerId, message: AskState | AskChunk) -> None:

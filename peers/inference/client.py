@@ -20,7 +20,7 @@ from torch import Tensor
 from peers.errors import NoAnswer
 from peers.inference.forward_work import TOKEN_BYTES
 from peers.presence import OPERATION_SECONDS
-from peers.reasons import REFUSALS
+from peers.reasons import refusal
 from peers.run_file import SignedManifest
 from peers.timer import Timer
 from protocols.envelope import run_bytes
@@ -258,7 +258,7 @@ class SwarmClient:
                 pass  # A greeting, or what is not for visitors.
 
     def _turned_away(self, peer: PeerId, code: str, reason: str) -> None:
-        code = code if code in REFUSALS else "other"
+        code = refusal(code)
         reason = "".join(filter(str.isprintable, reason[:200]))
         if peer in self._links and not self._refused[code]:  # The others will say the same.
             self.say("turned_away", f"a peer does not speak to this visitor ({code}): {reason}")

@@ -98,13 +98,13 @@ class WorkerRole(Role):
         self.signed = signed = await find_run(process, network)
         process.known_as(signed.run_id, self.device.type)
         set_threads(config.threads)
-        self.never = await asyncio.to_thread(never_held, signed.manifest, config)
+        missing = await asyncio.to_thread(missing_text, signed.manifest, config)
+        self.never = never_held(signed.manifest, config, missing)
         watching = self.watch.run(own_processes(process, network))
         beside = [asyncio.create_task(watching, name="limits")]
         if process.number == 0:
             process.say("run", run_line(signed))
             if self.never:
-                missing = missing_text(signed.manifest, config)
                 process.say("no_text", f"takes any stage but the first: {missing}")
             beside.append(asyncio.create_task(self._introduce(signed, network), name="introduction"))
         if process.number == 0 and self.device.type == "cuda":
