@@ -33,8 +33,7 @@ class Looking:
                 continue
             answered.add(stage)
             found.update(records)
-            for number, record in enumerate(records.values(), 1):
-                self.neighbourhood.learn(record, dial=number == len(records))
+            self.neighbourhood.learn_all(records.values())
         if answered:
             self._compare(answered, found)
 

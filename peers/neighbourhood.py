@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from peers.admission import Admission, OpenToAll
@@ -131,27 +131,33 @@ class Neighbourhood:
 
     # -- links ----------------------------------------------------------------------------------------
 
-    def learn(self, data: bytes, teller: PeerId | None = None, dial: bool = True) -> PeerId | None:
-        """A record from the directory or in the greeting of a peer; its peer if it is in order. Dials whom it
-        concerns, unless more records are to come."""
+    def learn(self, data: bytes, teller: PeerId | None = None) -> PeerId | None:
+        """A record, maybe in its peer's own greeting; that peer if it is in order. Dials whom it concerns."""
+        peer = self._learn(data, teller)
+        self._dial_due()
+        return peer
+
+    def learn_all(self, records: Iterable[bytes], teller: PeerId | None = None) -> None:
+        for data in records:
+            self._learn(data, teller)
+        self._dial_due()  # Once: in a large group whom to dial takes long to find.
+
+    def _learn(self, data: bytes, teller: PeerId | None) -> PeerId | None:
         try:
             signed = open_record(data, self.run_id)
         except WireError as error:
             self.traffic.refused[error.code] += 1
             return None
-        self._learn(signed, data, signed.peer == teller)
-        if dial:
-            self._dial_due()
+        if not self.admission.shuns(signed.peer):
+            self._recorded(signed, data, teller)
         return signed.peer
 
-    def _learn(self, signed: SignedRecord, data: bytes, first_hand: bool) -> None:
+    def _recorded(self, signed: SignedRecord, data: bytes, teller: PeerId | None) -> None:
         record, before = signed.record, self.membership.peers.get(signed.peer)
-        if self.admission.shuns(signed.peer):
-            return
         stage = before.stage if before is not None else record.stage
         self.membership.recorded(
             signed.peer, record.stage, record.role, tuple(record.addresses), signed.sequence, data,
-            self.clock.time(), first_hand,
+            self.clock.time(), teller,
         )  # fmt: skip
         if before is not None and before.linked and before.stage != stage:
             # Its lanes are those of its old stage, where the rounds still count on it: begin anew.
@@ -192,7 +198,7 @@ class Neighbourhood:
             self.membership.linked(peer, self.clock.time())
             self.note("linked", peer=peer, stage=known.stage)
             self.listener.linked(peer, known.stage)
-            self._count()
+            self.listener.counted(self.membership.group_size())
             told = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
             self.post(peer, "group", Known(told))
             self._beat_to(peer)
@@ -211,9 +217,6 @@ class Neighbourhood:
             if attempt == 1 and not await self._unheard.speaks(peer, SILENT_SECONDS):
                 return "still_silent"
         return ""
-
-    def _count(self) -> None:
-        self.listener.counted(len(self.membership.group()))
 
     def _greeting(self) -> Hello:
         return Hello(WIRE_VERSION, run_bytes(self.run_id), self.record, self.admission.invite)
@@ -241,7 +244,7 @@ class Neighbourhood:
             self.departures[code] += 1
             self.note("unlinked", peer=peer, code=code, reason=reason or code, released=released)
             self.listener.unlinked(peer, reason or code, released)
-            self._count()
+            self.listener.counted(self.membership.group_size())
 
     def part_from(self, peer: PeerId, code: str, reason: str) -> None:
         """The owner no longer lets it in: tell it why and end its links."""
@@ -277,9 +280,7 @@ class Neighbourhood:
             case Beat():
                 self._beaten(peer, message)
             case Known(records):
-                for record in records[:RECORDS_TOLD]:  # Whom to dial takes long to find in a large group.
-                    self.learn(record, dial=False)
-                self._dial_due()
+                self.learn_all(records[:RECORDS_TOLD], peer)
             case Bye(reason):
                 self._unlink(peer, GOODBYES.get(reason, "left"), f"left: {reason[:200]}", left=True)
             case Refuse(code, reason):
@@ -337,7 +338,7 @@ class Neighbourhood:
         self._unheard.keep(self.membership.peers)
         for peer in self.membership.surplus(self.clock.time()):
             self._unlink(peer, "released")
-        self._count()
+        self.listener.counted(self.membership.group_size())
         self._dial_due()
 
     def _drop_silent(self) -> None:

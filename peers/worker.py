@@ -271,7 +271,7 @@ class Worker:
         self.digests.took_up(weights)
         self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
         update.start()
-        update.counted(len(self.neighbourhood.membership.group()))
+        update.counted(self.neighbourhood.membership.group_size())
         for peer in self.recovery.group():
             update.joined(peer)
         await self._in_step()

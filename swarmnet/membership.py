@@ -2,16 +2,18 @@
 
 A peer is *live* while its link to us or ours to it stands and something was heard of it within
 SILENT_SECONDS. A lost link or silence ends that at once; the record stays as an address to try again.
-Times in seconds on the caller's clock.
+Records cost nothing to make: whoever was heard is not displaced by those who were not, and how many records
+there are says little about how many peers there are. Times in seconds on the caller's clock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
 from swarmnet.identifiers import PeerId
-from swarmnet.neighbours import choose_neighbours, choose_some
+from swarmnet.neighbours import FULL_GROUP, choose_neighbours, choose_some, size_by_neighbours
 from swarmnet.patience import doubled
 
 BEAT_SECONDS = 1.0
@@ -57,6 +59,8 @@ class Known:
     wants_us: bool = False
     """It keeps its link to us."""
     unneeded_since: float = float("inf")
+    vouched: bool = False
+    """A linked peer told of it."""
     outdated: int = -1
     """Sequence of records that it has taken back itself: its clock was ahead when it signed them."""
 
@@ -64,6 +68,11 @@ class Known:
     def present(self) -> bool:
         """Not known to be gone."""
         return self.linked or self.failures < GONE_FAILURES
+
+    @property
+    def met(self) -> bool:
+        """Not only a record."""
+        return self.heard_at > float("-inf")
 
 
 class Membership:
@@ -83,11 +92,15 @@ class Membership:
 
     def recorded(
         self, peer: PeerId, stage: int, role: str, addresses: tuple[str, ...], sequence: int, record: bytes,
-        now: float, first_hand: bool = False,
+        now: float, teller: PeerId | None = None,
     ) -> bool:  # fmt: skip
-        """A verified record; True if it is news. An older sequence never replaces a newer one, but where the
-        peer itself says that it is in another stage or back (`first_hand`): its clock was set back since."""
-        known = self.peers.get(peer)
+        """A verified record, told by a peer or by the directory; True if it is news. An older sequence never
+        replaces a newer one, but where the peer itself says that it is in another stage or back: its clock
+        was set back since."""
+        known, first_hand = self.peers.get(peer), peer == teller
+        vouched = teller in self.peers and self.peers[teller].linked
+        if vouched and known is not None and not known.vouched:
+            known.vouched, self._wanted = True, None
         newest = known.sequence if known is not None else self._left.get(peer, -1)
         if peer == self.me or (known is not None and known.stage == stage and newest >= sequence):
             return False
@@ -97,7 +110,7 @@ class Membership:
         if known is None:
             if len(self.peers) >= MOST_PEERS and not self._make_room():
                 return False
-            known = self.peers[peer] = Known(stage, role, addresses, sequence, record, now)
+            known = self.peers[peer] = Known(stage, role, addresses, sequence, record, now, vouched=vouched)
         else:
             known.stage, known.role, known.addresses = stage, role, addresses
             known.sequence, known.record, known.recorded_at = sequence, record, now
@@ -108,6 +121,7 @@ class Membership:
     def heard(self, peer: PeerId, now: float) -> None:
         known = self.peers.get(peer)
         if known is not None:
+            self._met(known)
             known.heard_at = now
 
     def beat(
@@ -117,6 +131,7 @@ class Membership:
         known = self.peers.get(peer)
         if known is not None:
             known.moving_to, known.has_seen = moving_to, has_seen
+            self._met(known)
             if known.stage != stage:
                 self._wanted = None
             known.heard_at, known.stage, known.ready = now, stage, ready
@@ -168,19 +183,40 @@ class Membership:
         """Our own group and the stages that microbatches come from or go to."""
         return stage >= 0 and abs(stage - self.stage) <= self.reach
 
-    def group(self) -> list[PeerId]:
-        """The own group as far as known, this peer included, without those that seem gone."""
-        return [self.me, *self._present(self.stage)]
+    def group_size(self) -> int:
+        """Of the own group as far as known, this peer included, without those that seem gone. Of a large one
+        it is at most what those who were met speak for."""
+        present = self._present(self.stage)
+        met = [peer for peer in present if self.peers[peer].met]
+        if len(present) < FULL_GROUP:
+            return 1 + len(present)
+        return min(1 + len(present), max(1 + len(met), size_by_neighbours(self.me, met)))
 
     def wanted(self) -> frozenset[PeerId]:
-        """Whom this peer keeps links to: its neighbours in the group, and some of the stages next to it."""
+        """Whom this peer keeps links to: its neighbours in the group, and some of the stages next to it.
+
+        Chosen among all, then among those that linked peers told of or that were met, then among those that
+        were met. Where all records are true and all links stand, the three are the same."""
         if self._wanted is None:
-            wanted = choose_neighbours(self.me, self._present(self.stage))
-            for away in range(1, self.reach + 1):
-                for stage in (self.stage - away, self.stage + away):
-                    wanted |= choose_some(self.me, self._present(stage), MOST_ADJACENT)
+            wanted: frozenset[PeerId] = frozenset()
+            for trusted in (
+                lambda _: True,
+                lambda known: known.vouched or known.met,
+                lambda known: known.met,
+            ):
+                wanted |= self._chosen(trusted)
             self._wanted = wanted
         return self._wanted
+
+    def _chosen(self, trusted: Callable[[Known], bool]) -> frozenset[PeerId]:
+        def those(stage: int) -> list[PeerId]:
+            return [peer for peer in self._present(stage) if trusted(self.peers[peer])]
+
+        chosen = choose_neighbours(self.me, those(self.stage))
+        for away in range(1, self.reach + 1):
+            for stage in (self.stage - away, self.stage + away):
+                chosen |= choose_some(self.me, those(stage), MOST_ADJACENT)
+        return chosen
 
     def needs(self, peer: PeerId) -> bool:
         """Whether this peer or the other one keeps their link."""
@@ -239,12 +275,17 @@ class Membership:
                 del self.peers[peer]
                 self._wanted = None
 
+    def _met(self, known: Known) -> None:
+        if not known.met:
+            self._wanted = None
+
     def _make_room(self) -> bool:
-        unlinked = [(known.heard_at, known.recorded_at, peer) for peer, known in self.peers.items()
+        unlinked = [(known.heard_at, known.vouched, known.recorded_at, peer)
+                    for peer, known in self.peers.items()
                     if not known.linked and not known.dialing]  # fmt: skip
         if not unlinked:
             return False
-        del self.peers[min(unlinked)[2]]
+        del self.peers[min(unlinked)[-1]]
         self._wanted = None
         return True
 

@@ -19,6 +19,16 @@ from swarmnet.identifiers import PeerId
 RINGS = 5
 FULL_GROUP = 2 * RINGS + 1
 """Up to so many peers, everybody is linked to everybody: no more links than on the rings."""
+GAP_TAKEN = RINGS
+"""The how-many-smallest of the 2 * RINGS gaps to the neighbours speaks for the group's size: one that is
+large because a neighbour is not there does no harm, nor one that is small by chance."""
+SIZE_SLACK = 2.0
+"""A group may be so many times as large as this gap speaks for: 19 of 20 peers then allow for all of a group
+of 5 to 2,000 (counted)."""
+
+
+RING = 2**64
+"""Length of a ring: a place on it is eight bytes of a hash."""
 
 
 @lru_cache(maxsize=2 * 4096)
@@ -51,6 +61,23 @@ def choose_some(me: PeerId, others: Iterable[PeerId], most: int) -> frozenset[Pe
     if len(known) <= most:
         return frozenset(known)
     return frozenset(sorted(known, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[:most])
+
+
+def size_by_neighbours(me: PeerId, met: Iterable[PeerId]) -> int:
+    """How many peers the group has at most, this one included, by how near on the rings those stand that were
+    met. Of n peers the gaps are exponential with mean 1 / n; the expected k-th smallest of m such is
+    (1 / m + ... + 1 / (m - k + 1)) / n (Renyi, "On the theory of order statistics", 1953)."""
+    mine = [int.from_bytes(position) for position in _positions(me)]
+    places = [[int.from_bytes(position) for position in _positions(peer)] for peer in met]
+    if not places:
+        return 1
+    gaps = []
+    for ring in range(RINGS):
+        ahead = [(place[ring] - mine[ring]) % RING for place in places]
+        gaps += [min(ahead), min(RING - gap for gap in ahead)]
+    taken = max(1, sorted(gaps)[GAP_TAKEN - 1]) / RING
+    expected = sum(1 / (len(gaps) - smaller) for smaller in range(GAP_TAKEN))
+    return math.ceil(SIZE_SLACK * expected / taken)
 
 
 def links(peers: int) -> int:

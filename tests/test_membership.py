@@ -120,7 +120,7 @@ def test_at_first_hand_an_older_record_counts_for_a_peer_in_another_stage_and_to
 
 
 def first_hand(membership: Membership, peer: PeerId, stage: int, sequence: int) -> bool:
-    return membership.recorded(peer, stage, "worker", ("/x",), sequence, b"greeting", 0.0, True)
+    return membership.recorded(peer, stage, "worker", ("/x",), sequence, b"greeting", 0.0, peer)
 
 
 def test_events_about_peers_that_are_not_known_change_nothing():

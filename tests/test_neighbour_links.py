@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from swarmnet.identifiers import PeerId
 from swarmnet.membership import GONE_FAILURES, MOST_ADJACENT, RELEASE_SECONDS, Membership
-from swarmnet.neighbours import FULL_GROUP, RINGS
+from swarmnet.neighbours import FULL_GROUP, RINGS, choose_neighbours, size_by_neighbours
 
 ME = PeerId("me")
 
@@ -30,7 +32,6 @@ def test_a_small_group_is_dialled_whole_and_of_a_large_one_the_neighbours():
     large = group(100)
     assert set(large.to_dial(0.0)) == large.wanted()
     assert len(large.wanted()) <= 2 * RINGS
-    assert len(large.group()) == 101
 
 
 def test_of_a_large_stage_next_to_ours_some_are_dialled():
@@ -55,7 +56,6 @@ def test_the_place_of_a_neighbour_that_is_not_reached_is_taken_by_another():
         assert gone in membership.wanted()
         membership.unlinked(gone, float(attempt))
     assert gone not in membership.wanted()
-    assert gone not in membership.group()
     assert gone in membership.to_dial(100.0), "it is tried again: it may only have been cut off"
     membership.linked(gone, 101.0)
     assert gone in membership.wanted()
@@ -67,7 +67,8 @@ def test_a_link_that_neither_side_needs_is_released_after_a_while():
     membership.linked(early, 0.0)
     number = 5
     while early in membership.wanted():
-        meet(membership, f"peer {number}")
+        membership.linked(meet(membership, f"peer {number}"), 0.0)
+        membership.peers[PeerId(f"peer {number}")].wants_us = True
         number += 1
     known = membership.peers[early]
     known.wants_us = True
@@ -82,5 +83,63 @@ def test_a_link_that_neither_side_needs_is_released_after_a_while():
     assert membership.surplus(40.0 + RELEASE_SECONDS) == [early]
     membership.released(early)
     assert not known.linked
-    assert early in membership.group(), "it is there, only not a neighbour"
-    assert early not in membership.to_dial(100.0)
+    assert early not in membership.to_dial(100.0), "it is there, only not a neighbour"
+
+
+def linked_group(count: int, stage: int = 1) -> Membership:
+    """All neighbours of a group stand."""
+    membership = group(count, of=stage)
+    for peer in membership.wanted():
+        membership.linked(peer, 0.0)
+    assert membership.to_dial(0.0) == []
+    return membership
+
+
+@pytest.mark.parametrize("count", [4, 12, 60, 500])
+def test_records_of_peers_that_do_not_exist_displace_no_neighbour(count: int):
+    membership = linked_group(count)
+    neighbours = set(membership.wanted())
+    for number in range(2000):
+        meet(membership, f"nobody {number}")
+    assert neighbours < membership.wanted(), "they are tried, too"
+    assert membership.surplus(20.0) == membership.surplus(20.0 + RELEASE_SECONDS) == []
+
+
+def test_nor_the_linked_ones_of_the_stages_next_to_ours():
+    membership = linked_group(40, stage=2)
+    linked = set(membership.wanted())
+    assert len(linked) == MOST_ADJACENT
+    for number in range(2000):
+        meet(membership, f"nobody {number}", 2)
+    assert linked < membership.wanted()
+
+
+def test_a_newcomer_among_such_records_finds_those_that_a_linked_peer_tells_of():
+    membership = group(2000)
+    honest = meet(membership, "first")
+    membership.linked(honest, 0.0)
+    told = [PeerId(f"friend {number}") for number in range(5)]
+    for peer in told:
+        membership.recorded(peer, 1, "worker", ("/x",), 1, b"record", 0.0, honest)
+    assert {honest, *told} < membership.wanted()
+
+
+@pytest.mark.parametrize("count", [4, 12, 60, 500])
+def test_records_alone_make_no_group_large(count: int):
+    """The size decides how much others are taken to have brought to a round."""
+    membership = linked_group(count)
+    true = membership.group_size()
+    assert true == count + 1 if count < FULL_GROUP else 0.7 * count < true <= count + 1
+    for number in range(4096 - count):
+        meet(membership, f"nobody {number}")
+    assert true <= membership.group_size() < 6 * count
+
+
+def test_what_the_neighbours_speak_for_allows_for_the_whole_group():
+    chance = Random(7)
+    for count in (12, 60, 500):
+        enough = 0
+        for _ in range(100):
+            me, *others = (PeerId(f"{chance.random()}") for _ in range(count))
+            enough += size_by_neighbours(me, choose_neighbours(me, others)) >= count
+        assert enough >= 90, count
