@@ -16,6 +16,16 @@ from swarmnet.ways import Ways
 LABEL_BYTES = 4
 
 
+def unfit_act(
+    membership: Membership, ways: Ways, manifest: Manifest, peer: PeerId, act: Act, body: bytes
+) -> Trouble | None:
+    """Why it is not computed."""
+    if act.stage != ways.stage:
+        return Trouble("wrong_stage", f"this peer takes microbatches for stage {ways.stage} from above")
+    way = unfit_way(membership, ways, peer, PeerId(act.origin), act.path.header())
+    return way or unfit_body(manifest, act, body)
+
+
 def unfit_way(
     membership: Membership, ways: Ways, peer: PeerId, origin: PeerId, header: Header
 ) -> Trouble | None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peers.act_checks import unfit_body, unfit_way
+from peers.act_checks import unfit_act
 from peers.ahead import Ahead
 from peers.compute import BACKWARD, FORWARD, Compute
 from peers.microbatch_work import Bodies, Computed, MicrobatchWork, Trouble, memory_bytes
@@ -135,8 +135,14 @@ class DataPath:
 
     def feed(self, event: Event) -> None:
         """Give the pipeline an event and do what it says."""
-        for effect in self.pipeline.handle(event, self.clock.time()):
-            self._carry_out(effect)
+        events = [event]
+        while events:
+            for effect in self.pipeline.handle(events.pop(), self.clock.time()):
+                if isinstance(effect, SendAct):
+                    if not self._send_act(effect):  # There is no link: nothing would come back.
+                        events.append(NackArrived(effect.peer, effect.key, effect.attempt, "gone"))
+                else:
+                    self._carry_out(effect)
         self._timer.arm(self.pipeline.next_deadline())
 
     def pump(self) -> None:
@@ -193,15 +199,6 @@ class DataPath:
                 self.bodies[key].submitted_at = self.clock.time()
                 work = partial(self.work.backward, key, self.bodies[key])
                 self.compute.submit(BACKWARD, work, partial(self._backwarded, key))
-            case SendAct(key, peer, attempt, deadline):
-                kept = self.bodies[key]
-                if attempt > 1:
-                    job = self.pipeline.jobs[key]
-                    tried = sorted(job.tried.keys() - {peer})
-                    self.note("rerouted", code=job.rerouted, counter=key.counter, to=peer, tried=tried)
-                stage = self.neighbourhood.membership.peers[peer].stage
-                path = Path.of(self.ways.header_for(key, stage))
-                post(peer, "data", Act(*key, attempt, stage, deadline, kept.shape, path), kept.output)
             case SendGrad(key, peer, attempt):
                 kept = self.bodies[key]
                 if kept.arrived_at is not None:
@@ -229,6 +226,18 @@ class DataPath:
                 drop = partial(self.stage_compute.drop, key)
                 self.compute.submit(BACKWARD, drop, lambda _result, _seconds: None)
 
+    def _send_act(self, send: SendAct) -> bool:
+        key, peer, attempt = send.key, send.peer, send.attempt
+        kept = self.bodies[key]
+        if attempt > 1:
+            job = self.pipeline.jobs[key]
+            tried = sorted(job.tried.keys() - {peer})
+            self.note("rerouted", code=job.rerouted, counter=key.counter, to=peer, tried=tried)
+        stage = self.neighbourhood.membership.peers[peer].stage
+        path = Path.of(self.ways.header_for(key, stage))
+        act = Act(*key, attempt, stage, send.deadline_seconds, kept.shape, path)
+        return self.neighbourhood.post(peer, "data", act, kept.output)
+
     def _tell(self, peer: PeerId) -> None:
         """What this peer can do for one of the stage above."""
         credit = Credit(self.pipeline.grant(peer), self.service_seconds, self.compute.queued)
@@ -249,10 +258,10 @@ class DataPath:
                 code = code if code in NACK_CODES else "other"
                 self.note("nack", peer=peer, counter=counter, code=code, reason=reason[:200])
                 self.feed(NackArrived(peer, key, attempt, code))
-            case Cancel(origin, counter, _):
+            case Cancel(origin, counter, attempt):
                 key = MicrobatchId(PeerId(origin), counter)
                 self.ahead.given_back(peer, key)
-                self.feed(CancelArrived(peer, key))
+                self.feed(CancelArrived(peer, key, attempt))
             case Credit(slots, service_seconds, waiting):
                 self.router.told(peer, slots, service_seconds, waiting)
             case _:
@@ -267,7 +276,7 @@ class DataPath:
 
     def _act(self, peer: PeerId, act: Act, body: bytes) -> None:
         key = MicrobatchId(PeerId(act.origin), act.counter)
-        trouble = self._unfit(peer, act, body)
+        trouble = unfit_act(self.neighbourhood.membership, self.ways, self.manifest, peer, act, body)
         if trouble is not None or not self.serving:
             code, reason = (trouble.code, trouble.reason) if trouble else ("not_ready", "not in step yet")
             self.neighbourhood.post(peer, "data", Nack(*key, act.attempt, code, reason))
@@ -292,13 +301,6 @@ class DataPath:
             self.ways.forget(key)
         else:
             self.ahead.came(peer, key)
-
-    def _unfit(self, peer: PeerId, act: Act, body: bytes) -> Trouble | None:
-        if act.stage != self.stage:
-            return Trouble("wrong_stage", f"this peer takes microbatches for stage {self.stage} from above")
-        members, origin = self.neighbourhood.membership, PeerId(act.origin)
-        way = unfit_way(members, self.ways, peer, origin, act.path.header())
-        return way or unfit_body(self.manifest, act, body)
 
     def _grad(self, peer: PeerId, grad: Grad, body: bytes) -> None:
         key = MicrobatchId(PeerId(grad.origin), grad.counter)
@@ -384,7 +386,7 @@ class DataPath:
     def _failed(self, key: MicrobatchId, trouble: Trouble) -> None:
         code, reason = trouble.code, trouble.reason
         self.note("microbatch_failed", code=code, origin=key.origin, counter=key.counter, reason=reason)
-        self.feed(Failed(key, trouble.code, trouble.reason))
+        self.feed(Failed(key, code, reason, trouble.again))
 
     def _note_commit(self, key: MicrobatchId, loss_sum: float, tokens: int, **below: float) -> None:
         """`below`: seconds until the answer, what of them was compute and waiting for compute, and how many

@@ -75,6 +75,8 @@ class Trouble:
 
     code: str
     reason: str
+    again: bool = False
+    """Nothing is lost here: with another gradient from below it can be computed still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +120,12 @@ class MicrobatchWork:
     def backward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
         try:
             below = self._decode("gradient", kept.gradient, kept.shape)
+        except hidden.HiddenError as error:
+            return Trouble("malformed", str(error), again=True)
+        try:
             gradient = self.stage_compute.backward(key, below)
-        except (StageError, hidden.HiddenError) as error:
-            return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
+        except StageError as error:
+            return Trouble("not_finite", str(error))
         self._gathered(kept, kept.tokens)
         return Computed(b"" if gradient is None else self._encode_gradient(gradient), kept.shape)
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Literal
 
+from swarmnet.answer_times import AnswerTimes
 from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.job import Job
 from swarmnet.ledger import Ledger
 from swarmnet.pipeline_events import (
     ActArrived,
@@ -48,54 +48,21 @@ from swarmnet.pipeline_events import (
 )
 from swarmnet.router import Guide, Router
 
-FIRST_DEADLINE_SECONDS = 20.0
-"""Patience while nothing was measured yet: peers that start together answer their first ACT late."""
-SHORTEST_DEADLINE_SECONDS = 2.0
-"""Times the stages below: a hop must be able to give up and try another before the one above gives up."""
-DEADLINE_FACTOR = 5.0
-"""Patience in smoothed answer times. Answers scatter by about 2x on a loaded machine."""
 LEAST_SHARE = 0.5
 """Of the usual answer time: with less left than this another try would be computed in vain."""
-SLOWEST_FACTOR, SLOWEST_DECAY = 2.0, 0.98
-"""Answers through a slow peer are rare and take ten times the average: patience is twice the slowest lately,
-which is forgotten by half in 35 answers."""
 HOP_MARGIN = 0.9
 """What a hop leaves its successor of the time that it has itself."""
-LONGEST_EXPECTED_SECONDS = 30.0
-"""Of somebody who has not answered: patience is five times that. It may swallow all it is sent."""
 MOST_ATTEMPTS = 4
 RETRY_SECONDS = 0.1
 """How often a microbatch that nobody has room for is offered again."""
 HAS_IT = frozenset({"committed", "other_path"})
 """Refusals of a peer that is well: it did this microbatch before."""
+MOST_ASKERS = 4
+"""Wait for one answer: each is a peer that was tried and has not said that it gave up."""
+MOST_OVERTAKEN = 256
+"""Of those that never come; a word of 64 bytes each."""
 KEEP_SECONDS = 30.0
 """How long a committed microbatch's GRAD is kept for a repeated ACT."""
-
-Phase = Literal["door", "forward", "unrouted", "waiting", "backward", "done"]
-
-
-@dataclass(slots=True)
-class Job:
-    """One microbatch on this peer."""
-
-    phase: Phase
-    upstream: PeerId | None
-    """None: started here."""
-    attempt_above: int
-    deadline: float
-    next: PeerId | None = None
-    attempt: int = 0
-    failures: int = 0
-    cancelled: bool = False
-    """Nobody wants it any more, but it is being computed: what comes of that decides."""
-    sent_at: float = 0.0
-    next_deadline: float = float("inf")
-    tried: dict[PeerId, float] = field(default_factory=dict)
-    """Peers that it was sent to, and when first: an answer may be to that, whatever was sent since."""
-    rerouted: str = ""
-    """Why the peer that was tried last did not do it (peers/reasons.py)."""
-    retry_at: float = float("inf")
-    done_at: float = float("inf")
 
 
 class Pipeline:
@@ -123,10 +90,9 @@ class Pipeline:
         """Of these, those that came before there was memory for them: nothing but their input is kept."""
         self._kept: OrderedDict[MicrobatchId, Job] = OrderedDict()
         """Done, in the order in which they were."""
-        self.answer_seconds: float | None = None
-        """Smoothed time from sending an ACT to its GRAD."""
-        self.slowest_seconds = 0.0
-        """The longest of those lately."""
+        self._overtaken: OrderedDict[tuple[PeerId, MicrobatchId], int] = OrderedDict()
+        """Attempts that were called off before they came."""
+        self.answers = AnswerTimes(router, stages_below)
         self._effects: list[Effect] = []
 
     @property
@@ -136,7 +102,7 @@ class Pipeline:
     @property
     def started_here(self) -> int:
         """Microbatches of this origin that are not finished."""
-        return sum(job.upstream is None for job in self._open.values())
+        return sum(job.own for job in self._open.values())
 
     def has_room_ahead(self, now: float) -> bool:
         """Whether an origin may start one more: somebody would take it, and nothing waits for a route."""
@@ -151,8 +117,8 @@ class Pipeline:
         and its share of the free slots among all that have some."""
         taken: dict[PeerId, int] = {}
         for job in self._open.values():
-            if job.upstream is not None:
-                taken[job.upstream] = taken.get(job.upstream, 0) + 1
+            for asker in job.above:
+                taken[asker] = taken.get(asker, 0) + 1
         own = taken.get(peer, 0)
         free = self.slots - self.under_way
         return max(1, own + -(-free // max(1, len(taken) + (not own))))
@@ -167,15 +133,22 @@ class Pipeline:
         self._effects = []
         match event:
             case Start(key):
-                self._begin(key, Job("forward", None, 0, now + self._life()))
+                self._begin(
+                    key,
+                    Job(
+                        "forward",
+                        now + MOST_ATTEMPTS * self.answers.of_an_attempt(self.candidates(None)),
+                        own=True,
+                    ),
+                )
             case ActArrived():
                 self._act(event, now)
             case ForwardDone(key):
                 self._route(key, now)
             case LastDone(key) | BackwardDone(key):
                 self._committed(key, event.tokens, now)
-            case Failed(key, code, reason):
-                self._abandon(key, code, reason, now)
+            case Failed():
+                self._failed(event, now)
             case GradArrived(peer, key, _, path_seconds):
                 self._grad(peer, key, path_seconds, now)
             case BusyArrived(peer, key, attempt):
@@ -187,10 +160,8 @@ class Pipeline:
                     if code not in HAS_IT:
                         self.router.failed(peer, now)
                     self._reroute(key, code, now)
-            case CancelArrived(peer, key):
-                job = self.jobs.get(key)
-                if job is not None and job.upstream == peer and job.phase != "done":
-                    self._cancel(key)
+            case CancelArrived(peer, key, attempt):
+                self._called_off(peer, key, attempt)
             case PeerLost(peer):
                 self._lost(peer, now)
             case Tick():
@@ -215,8 +186,12 @@ class Pipeline:
     def _act(self, act: ActArrived, now: float) -> None:
         job = self.jobs.get(act.key)
         if job is not None:
-            # The sender asks again (its link broke, or the one above it re-routed): answer the newest.
-            job.upstream, job.attempt_above, job.cancelled = act.peer, act.attempt, False
+            # The sender asks again (its link broke), or another does (the one above them re-routed). Whoever
+            # asked before may still wait: nobody takes another's answer away.
+            if act.peer not in job.above and len(job.above) >= MOST_ASKERS:
+                self._effects.append(SendBusy(act.key, act.peer, act.attempt))
+                return
+            job.above[act.peer], job.cancelled = act.attempt, False
             if job.phase == "done":
                 self.ledger.repeated += 1
                 self._effects.append(SendGrad(act.key, act.peer, act.attempt))
@@ -227,7 +202,10 @@ class Pipeline:
             reason = "its gradient was added here and its answer is no longer kept"
             self._effects.append(SendNack(act.key, act.peer, act.attempt, "committed", reason))
             return
-        job = Job("forward", act.peer, act.attempt, now + act.deadline_seconds)
+        if self._overtaken.pop((act.peer, act.key), -1) >= act.attempt:
+            self.ledger.drop("cancelled")
+            return
+        job = Job("forward", now + act.deadline_seconds, above={act.peer: act.attempt})
         if self.under_way - len(self._door) < self.slots and not self._door:
             self._begin(act.key, job)
         elif self.guide is not None and self.guide.expects(act.key, act.peer):
@@ -255,7 +233,7 @@ class Pipeline:
             self.ledger.drop("cancelled")
             self._forget(key)
             return
-        hopeless = job.attempt > 0 and job.deadline - now < LEAST_SHARE * (self.answer_seconds or 0.0)
+        hopeless = job.attempt > 0 and job.deadline - now < LEAST_SHARE * (self.answers.usual or 0.0)
         if job.deadline <= now or hopeless or job.failures >= MOST_ATTEMPTS:
             self._abandon(key, "deadline", "no peer of the next stage did it in time", now)
             return
@@ -267,7 +245,7 @@ class Pipeline:
         if peer is None:
             job.phase, job.retry_at = "unrouted", now + RETRY_SECONDS
             return
-        patience = min(self._patience(peer), (job.deadline - now) * HOP_MARGIN)
+        patience = min(self.answers.patience(peer), (job.deadline - now) * HOP_MARGIN)
         job.phase, job.next, job.sent_at = "waiting", peer, now
         job.attempt += 1
         job.tried.setdefault(peer, now)
@@ -284,15 +262,13 @@ class Pipeline:
         took = now - job.tried[peer]
         if peer == job.next:
             self.router.answered(peer, path_seconds, took)
-            self.answer_seconds = (
-                took if self.answer_seconds is None else 0.9 * self.answer_seconds + 0.1 * took
-            )
-            self.slowest_seconds = max(took, SLOWEST_DECAY * self.slowest_seconds)
+            self.answers.took(took)
             self.router.ended(peer)
         elif job.phase == "waiting" and job.next is not None:
             self.router.ended(job.next)
             self._effects.append(SendCancel(key, job.next, job.attempt))
-        job.phase, job.next_deadline = "backward", float("inf")
+        job.phase, job.next, job.next_deadline = "backward", None, float("inf")
+        job.answered_by = peer
         self._effects.append(ComputeBackward(key))
         self._offer(now)
 
@@ -301,18 +277,42 @@ class Pipeline:
         self.ledger.commit(key, tokens)  # Also if it was cancelled while it was computed.
         job.phase, job.done_at = "done", now
         self._kept[key] = self._open.pop(key)
-        if job.upstream is None:
+        if job.own:
             self._forget(key)
         elif not job.cancelled:
-            self._effects.append(SendGrad(key, job.upstream, job.attempt_above))
+            self._effects += [SendGrad(key, peer, attempt) for peer, attempt in job.above.items()]
 
     def _lost(self, peer: PeerId, now: float) -> None:
         for key, job in list(self._open.items()):
             if job.phase == "waiting" and job.next == peer:
                 self._reroute(key, "gone", now)
-            elif job.upstream == peer:
-                self._cancel(key)
+            elif peer in job.above:
+                self._gone_above(key, job, peer)
         self.router.failed(peer, now)
+
+    def _called_off(self, peer: PeerId, key: MicrobatchId, attempt: int) -> None:
+        """That peer does not want the answer any more. Its word is short, and may overtake the body."""
+        job = self.jobs.get(key)
+        if job is None:
+            self._overtaken[peer, key] = attempt
+            if len(self._overtaken) > MOST_OVERTAKEN:
+                self._overtaken.popitem(last=False)
+        elif job.phase != "done" and job.above.get(peer, attempt + 1) <= attempt:
+            self._gone_above(key, job, peer)
+
+    def _gone_above(self, key: MicrobatchId, job: Job, peer: PeerId) -> None:
+        del job.above[peer]
+        if not job.above:
+            self._cancel(key)
+
+    def _failed(self, failed: Failed, now: float) -> None:
+        job = self.jobs[failed.key]
+        if job.answered_by is not None:
+            self.router.failed(job.answered_by, now)
+        if failed.again and not job.cancelled:
+            self._reroute(failed.key, failed.code, now)
+        else:
+            self._abandon(failed.key, failed.code, failed.reason, now)
 
     def _tick(self, now: float) -> None:
         for key, job in list(self._open.items()):
@@ -351,13 +351,14 @@ class Pipeline:
         else:
             job.failures += 1
         job.phase, job.next, job.next_deadline, job.rerouted = "unrouted", None, float("inf"), code
+        job.answered_by = None
         self._route(key, now)
 
     def _abandon(self, key: MicrobatchId, code: str, reason: str, now: float) -> None:
         job = self.jobs[key]
         self.ledger.drop(code)
-        if job.upstream is not None and not job.cancelled:
-            self._effects.append(SendNack(key, job.upstream, job.attempt_above, code, reason))
+        if not job.cancelled:
+            self._effects += [SendNack(key, peer, number, code, reason) for peer, number in job.above.items()]
         self._forget(key)
 
     def _cancel(self, key: MicrobatchId) -> None:
@@ -379,22 +380,3 @@ class Pipeline:
         for held in (self.jobs, self._open, self._kept, self._door):
             held.pop(key, None)
         self._effects.append(Forget(key))
-
-    def _life(self) -> float:
-        """How long a microbatch of this origin may take in all. Where all who may get it have become slow, it
-        is they who say how long: answers that are not waited for would never be learnt."""
-        known = [self.router.expected_seconds(peer) for peer in self.candidates(None)]
-        fastest = min((seconds or 0.0 for seconds in known), default=0.0)  # None: not tried yet.
-        return MOST_ATTEMPTS * max(self._patience(), DEADLINE_FACTOR * min(fastest, LONGEST_EXPECTED_SECONDS))
-
-    def _patience(self, peer: PeerId | None = None) -> float:
-        """How long to wait for GRAD before another peer is tried; a slow peer gets the time it needs."""
-        slow = self.router.expected_seconds(peer) if peer is not None else None
-        if self.answer_seconds is None or (peer is not None and slow is None):
-            return max(FIRST_DEADLINE_SECONDS, DEADLINE_FACTOR * min(slow or 0.0, LONGEST_EXPECTED_SECONDS))
-        expected = max(self.answer_seconds, slow or 0.0)
-        return max(
-            SHORTEST_DEADLINE_SECONDS * self.stages_below,
-            DEADLINE_FACTOR * expected,
-            SLOWEST_FACTOR * self.slowest_seconds,
-        )

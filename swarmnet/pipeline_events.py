@@ -52,6 +52,8 @@ class Failed:
     key: MicrobatchId
     code: str
     reason: str
+    again: bool = False
+    """The gradient that came was no good, and with another one it can be computed still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class NackArrived:
 class CancelArrived:
     peer: PeerId
     key: MicrobatchId
+    attempt: int
+    """The last one that is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarmnet.answer_times import FIRST_DEADLINE_SECONDS
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.ledger import Ledger
-from swarmnet.pipeline import FIRST_DEADLINE_SECONDS, KEEP_SECONDS, MOST_ATTEMPTS, RETRY_SECONDS, Pipeline
+from swarmnet.pipeline import KEEP_SECONDS, MOST_ATTEMPTS, RETRY_SECONDS, Pipeline
 from swarmnet.pipeline_events import (
     ActArrived,
     BackwardDone,
@@ -62,7 +63,7 @@ def test_a_microbatch_goes_down_and_comes_back_and_its_answer_is_kept_for_a_whil
     assert pipeline.handle(GradArrived(X, KEY, 1, 0.5), 2.0) == [ComputeBackward(KEY)]
     assert pipeline.handle(BackwardDone(KEY, 32), 3.0) == [SendGrad(KEY, UP, 1)]
     assert (pipeline.ledger.committed, pipeline.ledger.tokens, in_flight(pipeline)) == (1, 32, 0)
-    assert pipeline.answer_seconds == 1.0
+    assert pipeline.answers.usual == 1.0
     assert pipeline.handle(Tick(), 3.0 + KEEP_SECONDS) == [Forget(KEY)]
     assert not pipeline.jobs
 
@@ -81,7 +82,7 @@ def test_an_origin_forgets_its_microbatch_at_once_and_the_last_stage_answers_aft
 
 
 @pytest.mark.parametrize("phase", ["forward", "waiting", "unrouted", "backward", "done"])
-def test_a_repeated_act_moves_the_answer_to_who_asked_last_and_is_not_added_again(phase):
+def test_whoever_asks_again_gets_the_answer_as_well_and_it_is_not_added_again(phase):
     below = [X]
     pipeline = Pipeline(1, Router(Random(1)), lambda _key: below, 2, Ledger())
     pipeline.handle(ActArrived(UP, KEY, 1, 60.0), 0.0)
@@ -104,7 +105,8 @@ def test_a_repeated_act_moves_the_answer_to_who_asked_last_and_is_not_added_agai
         pipeline.handle(Tick(), 1.4)
     if phase != "done":
         pipeline.handle(GradArrived(X, KEY, 1, 0.1), 1.5)
-        assert pipeline.handle(BackwardDone(KEY, 32), 1.6) == [SendGrad(KEY, UP2, 5)]
+        both = [SendGrad(KEY, UP, 1), SendGrad(KEY, UP2, 5)]
+        assert pipeline.handle(BackwardDone(KEY, 32), 1.6) == both
     assert pipeline.ledger.committed == 1
 
 
@@ -164,8 +166,8 @@ def test_answers_and_refusals_of_strangers_and_of_old_attempts_change_nothing():
         GradArrived(stranger, KEY, 1, 0.1),
         BusyArrived(stranger, KEY, 1),
         NackArrived(act.peer, KEY, 0, "malformed"),
-        CancelArrived(stranger, KEY),
-        CancelArrived(UP, MicrobatchId(KEY.origin, 99)),
+        CancelArrived(stranger, KEY, 1),
+        CancelArrived(UP, MicrobatchId(KEY.origin, 99), 1),
         GradArrived(act.peer, MicrobatchId(KEY.origin, 99), 1, 0.1),
     ):
         assert pipeline.handle(event, 1.1) == [], event
@@ -199,7 +201,7 @@ def test_without_a_route_it_waits_and_goes_as_soon_as_there_is_one():
     assert isinstance(act, SendAct)
 
 
-@pytest.mark.parametrize("lost", [CancelArrived(UP, KEY), PeerLost(UP)])
+@pytest.mark.parametrize("lost", [CancelArrived(UP, KEY, 1), PeerLost(UP)])
 def test_cancelled_while_computing_forward_is_dropped_while_computing_backward_is_committed(lost):
     pipeline = machine(X)
     pipeline.handle(ActArrived(UP, KEY, 1, 60.0), 0.0)
@@ -216,7 +218,7 @@ def test_cancelled_while_computing_forward_is_dropped_while_computing_backward_i
 
 def test_cancelled_while_waiting_is_cancelled_below_too():
     pipeline, act = waiting(X)
-    assert pipeline.handle(CancelArrived(UP, KEY), 1.1) == [SendCancel(KEY, act.peer, 1), Forget(KEY)]
+    assert pipeline.handle(CancelArrived(UP, KEY, 1), 1.1) == [SendCancel(KEY, act.peer, 1), Forget(KEY)]
     assert in_flight(pipeline) == 0
 
 
@@ -260,7 +262,7 @@ def test_an_answer_to_an_earlier_try_took_the_time_since_that():
     while pipeline.jobs[KEY].phase == "unrouted":  # It is left alone for a moment.
         pipeline.handle(Tick(), again := pipeline.next_deadline())
     pipeline.handle(GradArrived(X, KEY, 1, 0.1), again + 0.5)
-    assert pipeline.answer_seconds == again + 0.5 - 1.0
+    assert pipeline.answers.usual == again + 0.5 - 1.0
 
 
 def test_deadlines_shorten_with_every_hop():
@@ -312,7 +314,7 @@ class World:
     def compute(self) -> None:
         kind, key = self.computing.pop(self.chance.randrange(len(self.computing)))
         if self.chance.random() < 0.15:
-            self.handle(Failed(key, "not_finite", "drawn"))
+            self.handle(Failed(key, "not_finite", "drawn", kind == "backward" and self.chance.random() < 0.5))
         elif kind == "backward":
             self.handle(BackwardDone(key, 32))
         else:
@@ -348,7 +350,7 @@ class World:
                         GradArrived(peer, known, attempt, 0.1),
                         BusyArrived(peer, known, attempt),
                         NackArrived(peer, known, attempt, "drawn"),
-                        CancelArrived(peer, known),
+                        CancelArrived(peer, known, attempt),
                         PeerLost(peer),
                         Tick(),
                     ]

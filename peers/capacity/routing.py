@@ -95,7 +95,7 @@ def play(seed: int, rule: str, slots: int = SLOTS, in_flight: int = MOST_IN_FLIG
     swarm.run(warm + measured)
     finished = swarm.finished - before
     origins = [peer for peer in swarm.peers if not peer.spec.stage]
-    answers = [peer.pipeline.answer_seconds or 0.0 for peer in origins]
+    answers = [peer.pipeline.answers.usual or 0.0 for peer in origins]
     ledgers = [peer.pipeline.ledger for peer in swarm.peers]
     again = sum(sum(ledger.rerouted.values()) for ledger in ledgers)
     return Played(

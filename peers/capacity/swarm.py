@@ -249,8 +249,8 @@ class SimulatedPeer:
                 swarm.tell(self, peer)
             case SendNack(key, peer, attempt, code, _):
                 swarm.send(self, peer, 0, NackArrived(self.id, key, attempt, code))
-            case SendCancel(key, peer, _):
-                swarm.send(self, peer, 0, CancelArrived(self.id, key))
+            case SendCancel(key, peer, attempt):
+                swarm.send(self, peer, 0, CancelArrived(self.id, key, attempt))
             case Forget(key):
                 self._spent.pop(key, None)
                 if key.origin == self.id:

@@ -1,0 +1,87 @@
+"""Who waits for a microbatch's answer, who called it off, and who is blamed for a bad one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.ledger import Ledger
+from swarmnet.pipeline import MOST_ASKERS, Pipeline
+from swarmnet.pipeline_events import (
+    ActArrived,
+    BackwardDone,
+    CancelArrived,
+    ComputeBackward,
+    ComputeForward,
+    Failed,
+    Forget,
+    ForwardDone,
+    GradArrived,
+    PeerLost,
+    SendAct,
+    SendBusy,
+    SendCancel,
+    SendGrad,
+    SendNack,
+)
+from swarmnet.router import Router
+
+UP, UP2, X, Y = (PeerId(name) for name in ("up", "up2", "x", "y"))
+KEY = MicrobatchId(PeerId("origin"), 7)
+
+
+def machine(*below: PeerId) -> Pipeline:
+    return Pipeline(1, Router(Random(1)), lambda _key: below, 2, Ledger())
+
+
+def waiting(*below: PeerId) -> tuple[Pipeline, SendAct]:
+    """A machine whose microbatch has just been sent down."""
+    pipeline = machine(*below)
+    pipeline.handle(ActArrived(UP, KEY, 1, 60.0), 0.0)
+    (act,) = pipeline.handle(ForwardDone(KEY), 1.0)
+    assert isinstance(act, SendAct)
+    return pipeline, act
+
+
+def test_an_asker_that_gives_up_takes_nothing_from_another():
+    pipeline, act = waiting(X)
+    pipeline.handle(ActArrived(UP2, KEY, 5, 60.0), 1.1)
+    assert pipeline.handle(CancelArrived(UP2, KEY, 4), 1.2) == [], "an older attempt"
+    assert pipeline.handle(CancelArrived(UP, KEY, 1), 1.2) == []
+    assert pipeline.handle(PeerLost(UP), 1.3) == []
+    assert pipeline.handle(CancelArrived(UP2, KEY, 5), 1.4) == [SendCancel(KEY, act.peer, 1), Forget(KEY)]
+
+
+def test_many_askers_take_the_answer_from_nobody_who_asked_before():
+    pipeline, _ = waiting(X)
+    for number in range(1, MOST_ASKERS):
+        assert pipeline.handle(ActArrived(PeerId(f"{number}"), KEY, 1, 60.0), 1.1) == []
+    assert pipeline.handle(ActArrived(UP2, KEY, 5, 60.0), 1.2) == [SendBusy(KEY, UP2, 5)]
+    assert UP in pipeline.jobs[KEY].above
+
+
+def test_a_word_that_overtakes_the_body_it_calls_off_saves_its_computation():
+    pipeline = machine(X)
+    assert pipeline.handle(CancelArrived(UP, KEY, 2), 0.0) == []
+    assert pipeline.handle(ActArrived(UP, KEY, 2, 60.0), 0.1) == []
+    assert not pipeline.jobs
+    assert pipeline.handle(ActArrived(UP, KEY, 3, 60.0), 0.2) == [ComputeForward(KEY)], "asked anew"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_gradient_that_is_no_good_is_blamed_on_who_sent_it_and_asked_of_another_where_that_helps(again):
+    pipeline, act = waiting(X, Y)
+    pipeline.handle(GradArrived(act.peer, KEY, 1, 0.1), 1.5)
+    effects = pipeline.handle(Failed(KEY, "malformed", "inf", again), 1.6)
+    assert not pipeline.router.is_usable(act.peer, 1.7)
+    if again:
+        (other,) = effects
+        assert isinstance(other, SendAct)
+        assert other.peer == ({X, Y} - {act.peer}).pop()
+        assert pipeline.ledger.rerouted == {"malformed": 1}
+        assert pipeline.handle(GradArrived(other.peer, KEY, 2, 0.1), 1.8) == [ComputeBackward(KEY)]
+        assert pipeline.handle(BackwardDone(KEY, 32), 1.9) == [SendGrad(KEY, UP, 1)]
+    else:
+        assert effects == [SendNack(KEY, UP, 1, "malformed", "inf"), Forget(KEY)]
