@@ -61,10 +61,16 @@ class Estimate:
     in_flight: int = 0
     slots: int = FIRST_SLOTS
     """How many it takes from us at a time (CREDIT)."""
+    earned: float = FIRST_SLOTS
+    """How many it is given at a time, by what it has answered: one more for each answer, half for a failure
+    (slow start, Jacobson 1988). Slots are a claim, and microbatches that are swallowed cost a deadline."""
     failures: int = 0
     refusals: int = 0
     """BUSY in a row."""
     blocked_until: float = 0.0
+
+    def has_room(self, now: float) -> bool:
+        return self.in_flight < min(self.slots, self.earned) and self.blocked_until <= now
 
 
 class Router:
@@ -84,7 +90,7 @@ class Router:
             (peer, estimate)
             for peer in candidates
             for estimate in (self._estimate(peer),)
-            if estimate.in_flight < estimate.slots and estimate.blocked_until <= now
+            if estimate.has_room(now)
         ]
         if avoid:
             usable = [entry for entry in usable if entry[0] not in avoid] or usable
@@ -106,7 +112,7 @@ class Router:
         """Whether anybody would take one more."""
         for peer in candidates:
             estimate = self.peers.get(peer)
-            if estimate is None or (estimate.in_flight < estimate.slots and estimate.blocked_until <= now):
+            if estimate is None or estimate.has_room(now):
                 return True
         return False
 
@@ -132,6 +138,7 @@ class Router:
             estimate.answer_seconds = known + SMOOTHING * (answer_seconds - known)
             estimate.path_seconds += SMOOTHING * (path_seconds - estimate.path_seconds)
         estimate.failures = estimate.refusals = 0
+        estimate.earned = min(MOST_SLOTS, estimate.earned + 1)
 
     def told(self, peer: PeerId, slots: int, compute_seconds: float, waiting: int) -> None:
         """What a peer that was sent something says of itself (CREDIT): how many it takes from us at a time,
@@ -167,6 +174,7 @@ class Router:
         pause = doubled(FIRST_BACK_OFF_SECONDS, estimate.failures, LONGEST_BACK_OFF_SECONDS)
         estimate.blocked_until = now + pause * self.chance.uniform(0.8, 1.2)
         estimate.failures += 1
+        estimate.earned = max(FIRST_SLOTS, estimate.earned / 2)
 
     def busy(self, peer: PeerId, now: float) -> None:
         """It is full, not broken: a short pause, longer if it goes on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,9 @@ from swarm import Swarm, tiny_manifest
 from peers.act_checks import unfit_way
 from peers.microbatch_work import Bodies, Computed, MicrobatchWork
 from peers.virtual_time import run
+from protocols.messages import Act
 from swarmnet import hidden
+from swarmnet.answer_times import FIRST_DEADLINE_SECONDS
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.manifest import MOST_BODY_BYTES, Data, Manifest, ManifestError, ModelShape, check
 from swarmnet.membership import Membership
@@ -50,6 +53,32 @@ def test_of_what_the_last_stage_has_done_only_the_answer_is_kept():
         done = [data.bodies[key] for key, job in data.pipeline.jobs.items() if job.phase == "done"]
         assert done
         assert all(not kept.output and kept.labels is None and kept.answer for kept in done)
+        await swarm.close()
+
+    run(story())
+
+
+def test_a_microbatch_for_which_there_is_no_link_goes_to_another_peer_at_once():
+    swarm = Swarm(tiny_manifest(stages=(1, 2)))
+
+    async def story() -> None:
+        swarm.open()
+        for name, stage in {"a": 0, "b": 1, "c": 1}.items():
+            swarm.start(name, stage, in_flight=2)
+        await swarm.until(lambda: swarm.committed(0) >= 10, 30.0)
+        sender, cut_off = swarm.members["a"].worker.neighbourhood, swarm.members["b"].peer
+        posted = sender.post
+
+        def post(peer, lane, message, body=b""):
+            return not (peer == cut_off and isinstance(message, Act)) and posted(peer, lane, message, body)
+
+        sender.post = post
+        clock = asyncio.get_running_loop().time
+        since = clock()
+        await swarm.until(lambda: swarm.committed(0) >= 40, 30.0)
+        again = [note for note in swarm.of("rerouted") if note.time >= since]
+        assert {note.fields["code"] for note in again} == {"gone"}
+        assert clock() - since < FIRST_DEADLINE_SECONDS / 2
         await swarm.close()
 
     run(story())

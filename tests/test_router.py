@@ -59,9 +59,7 @@ def test_a_distant_peer_gets_as_much_as_a_near_one_that_computes_as_fast():
     away = {A: 0.01, B: 0.4}
     free_at, coming = {A: 0.0, B: 0.0}, []
     for _ in range(600):
-        while len(coming) < 12:
-            peer = router.choose([A, B], now)
-            assert peer is not None
+        while len(coming) < 12 and (peer := router.choose([A, B], now)) is not None:
             router.sent(peer)
             free_at[peer] = max(now + away[peer] / 2, free_at[peer]) + 0.1
             heapq.heappush(coming, (free_at[peer] + away[peer] / 2, now, peer))
@@ -125,12 +123,40 @@ def test_credit_counts_from_those_that_were_sent_something_and_within_bounds():
         assert router.choose([A], 0.0) == A
         router.sent(A)
     assert router.choose([A], 0.0) is None
+    router.answered(A, 0.1, 0.2)
+    assert router.choose([A], 0.0) is None, "it takes no more"
     router.told(A, FIRST_SLOTS + 1, 0.0, 2**60)
     assert router.choose([A], 0.0) == A
     assert router.peers[A].compute_seconds is None
     router.told(A, 2**60, 0.5, 0)
     assert router.peers[A].slots == MOST_SLOTS
     assert router.peers[A].waiting < MOST_SLOTS
+
+
+def test_whoever_promises_much_is_sent_no_more_than_it_has_earned():
+    """By answers: a peer that swallows what it is sent costs one microbatch at a time."""
+    router = Router(Random(1))
+    meet(router, A, 1e-9, slots=MOST_SLOTS)
+    meet(router, B, 0.1)
+
+    def filled() -> int:
+        sent = 0
+        while router.choose([A], 0.0) == A:
+            router.sent(A)
+            sent += 1
+        for _ in range(sent):
+            router.ended(A)
+        return sent
+
+    assert filled() == FIRST_SLOTS
+    for answers in range(1, 9):
+        router.answered(A, 0.1, 0.2)
+        assert filled() == FIRST_SLOTS + answers
+    router.failed(A, -100.0)
+    assert filled() == 5, "half of nine, begun"
+    for _ in range(2 * MOST_SLOTS):
+        router.answered(A, 0.1, 0.2)
+    assert filled() == MOST_SLOTS
 
 
 def test_a_peer_that_fails_is_left_alone_for_a_while_that_doubles_until_it_answers():
@@ -181,6 +207,7 @@ def test_in_flight_is_never_negative_and_a_choice_always_has_room(happenings):
             assert (chosen is not None) == router.has_room([A, B, C], now)
             if chosen is not None:
                 assert router.peers[chosen].in_flight < router.peers[chosen].slots
+                assert router.peers[chosen].in_flight < router.peers[chosen].earned
                 assert router.peers[chosen].blocked_until <= now
                 router.sent(chosen)
         elif what == "e":
