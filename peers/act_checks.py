@@ -6,14 +6,12 @@ import numpy as np
 
 from peers.microbatch_work import Trouble
 from protocols.messages import Act
-from swarmnet import hidden
+from swarmnet.bodies import encoded_bytes
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Manifest
 from swarmnet.membership import Membership
 from swarmnet.paths import Header, IllegalPath
 from swarmnet.ways import Ways
-
-LABEL_BYTES = 4
 
 
 def unfit_act(
@@ -48,14 +46,12 @@ def unfit_way(
 
 def unfit_body(manifest: Manifest, act: Act, body: bytes) -> Trouble | None:
     """Why it cannot be computed."""
-    data, model = manifest.data, manifest.model
-    if act.shape != (data.microbatch_sequences, data.sequence_tokens, model.width):
+    if act.shape != manifest.hidden_shape:
         return Trouble("malformed", f"hidden states of shape {act.shape}")
-    split = hidden.encoded_bytes(act.shape, manifest.hidden_codec)
-    if len(body) != split + data.microbatch_sequences * data.sequence_tokens * LABEL_BYTES:
+    if len(body) != manifest.body_bytes:
         return Trouble("malformed", f"a body of {len(body)} bytes")
-    labels = np.frombuffer(body, np.int32, offset=split)
-    if labels.min() < 0 or labels.max() >= model.vocabulary:
+    labels = np.frombuffer(body, np.int32, offset=encoded_bytes(act.shape, manifest.hidden_codec))
+    if labels.min() < 0 or labels.max() >= manifest.model.vocabulary:
         # Else only the last stage would find it, and the honest peer that asked it would get the blame.
         return Trouble("malformed", "labels outside the vocabulary")
     if not 0.0 < act.deadline_seconds < 3600.0:

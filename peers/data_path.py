@@ -23,7 +23,7 @@ from peers.stage_part import StagePart
 from peers.timer import Timer
 from peers.timings import Timings
 from protocols.messages import Act, Busy, Cancel, Credit, Grad, Message, Nack, Path
-from swarmnet import hidden
+from swarmnet.bodies import encoded_bytes
 from swarmnet.flow import Flow, graphs_that_fit
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.ledger import Ledger
@@ -289,7 +289,7 @@ class DataPath:
             return
         if key not in self.pipeline.jobs:
             self.ways.arrive(key, act.path.header())
-            split = hidden.encoded_bytes(act.shape, self.manifest.hidden_codec)
+            split = encoded_bytes(act.shape, self.manifest.hidden_codec)
             labels = torch.from_numpy(np.frombuffer(body, np.int32, offset=split).astype(np.int64))
             self.bodies[key] = Bodies(
                 labels=labels.view(act.shape[:2]), output=body[:split], shape=act.shape,
@@ -306,7 +306,7 @@ class DataPath:
         key = MicrobatchId(PeerId(grad.origin), grad.counter)
         kept = self.bodies.get(key)
         if kept is not None and self.pipeline.expects_answer(key, peer):
-            size = hidden.encoded_bytes(kept.shape, self.manifest.hidden_codec)
+            size = encoded_bytes(kept.shape, self.manifest.hidden_codec)
             tokens = kept.shape[0] * kept.shape[1]
             if grad.shape != kept.shape or len(body) != size or grad.tokens != tokens:
                 reason = f"a gradient of {len(body)} bytes, {grad.tokens} tokens"

@@ -13,29 +13,18 @@ values. Nothing is trusted: `decode` refuses a wrong length and what decodes to 
 from __future__ import annotations
 
 from math import isfinite, prod
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-Codec = Literal["fp32", "bf16", "int8"]
+from swarmnet.bodies import BLOCK, Codec, encoded_bytes
 
-BLOCK = 64
-"""Values that share an int8 scale: 4 bytes per 64 cost 6%, and one outlier spoils few neighbours."""
 _STEPS = 127
 
 
 class HiddenError(ValueError):
     """These bytes are no hidden states of the expected shape, or these values cannot be sent."""
-
-
-def encoded_bytes(shape: tuple[int, ...], codec: Codec) -> int:
-    """Length of what `encode` makes of a tensor of `shape`, in bytes."""
-    values = prod(shape)
-    if codec == "int8":
-        return values + 4 * -(-values // BLOCK)
-    return values * (4 if codec == "fp32" else 2)
 
 
 def encode(tensor: Tensor, codec: Codec) -> bytes:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from math import cos, pi
 from typing import Literal
 
+from swarmnet.bodies import LABEL_BYTES, Codec, encoded_bytes
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.paths import Rules
 
@@ -171,7 +172,7 @@ class Manifest:
     """Decides the initial weights and which text is read when."""
     stages: tuple[int, ...] = (2, 1, 1)
     """Decoder layers per stage."""
-    hidden_codec: Literal["bf16", "int8", "fp32"] = "bf16"
+    hidden_codec: Codec = "bf16"
     """How hidden states and their gradients travel: 2, about 1, or 4 bytes per number."""
     wire_version: int = WIRE_VERSION
     """Version of the messages that all peers of the run speak."""
@@ -196,13 +197,18 @@ class Manifest:
         return RunId(hashlib.sha256(self.canonical()).hexdigest())
 
     @property
+    def microbatch_tokens(self) -> int:
+        return self.data.microbatch_sequences * self.data.sequence_tokens
+
+    @property
+    def hidden_shape(self) -> tuple[int, int, int]:
+        """[B, T, D] of a microbatch between two stages."""
+        return self.data.microbatch_sequences, self.data.sequence_tokens, self.model.width
+
+    @property
     def body_bytes(self) -> int:
-        """Of a microbatch on its way: hidden states as hidden.encoded_bytes has them, and labels."""
-        data = self.data
-        tokens = data.microbatch_sequences * data.sequence_tokens
-        values = tokens * self.model.width
-        scales = 4 * -(-values // 64) if self.hidden_codec == "int8" else 0
-        return values * {"bf16": 2, "int8": 1, "fp32": 4}[self.hidden_codec] + scales + 4 * tokens
+        """Of a microbatch on its way down."""
+        return encoded_bytes(self.hidden_shape, self.hidden_codec) + LABEL_BYTES * self.microbatch_tokens
 
     def path_rules(self) -> Rules:
         return Rules.of(len(self.stages), self.paths.skip_ratio, self.paths.swaps)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from swarmnet.hidden import encoded_bytes
+from swarmnet.bodies import LABEL_BYTES, encoded_bytes
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest
 from swarmnet.parameters import parameter_shapes
 
-LABEL_BYTES = 4
 CHUNK = 4096
 """Coefficients that the votes of a contribution are counted by (swarmnet/votes.py)."""
 MONTH_SECONDS = 30 * 86400
@@ -29,10 +28,7 @@ def traffic_of(manifest: Manifest, stage: int, tokens_per_second: float, group: 
 
     Hidden states with labels go down, gradients come up; each contribution reaches and leaves a peer about
     once."""
-    data, model = manifest.data, manifest.model
-    shape = (data.microbatch_sequences, data.sequence_tokens, model.width)
-    tokens = data.microbatch_sequences * data.sequence_tokens
-    gradient = encoded_bytes(shape, manifest.hidden_codec) / tokens
+    gradient = encoded_bytes(manifest.hidden_shape, manifest.hidden_codec) / manifest.microbatch_tokens
     activation = gradient + LABEL_BYTES
     above, below = stage > 0, stage < len(manifest.stages) - 1
     rounds_per_second = tokens_per_second * group / manifest.rounds.target_tokens

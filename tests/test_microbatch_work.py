@@ -17,6 +17,7 @@ from peers.virtual_time import run
 from protocols.messages import Act
 from swarmnet import hidden
 from swarmnet.answer_times import FIRST_DEADLINE_SECONDS
+from swarmnet.bodies import encoded_bytes
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.manifest import MOST_BODY_BYTES, Data, Manifest, ManifestError, ModelShape, check
 from swarmnet.membership import Membership
@@ -106,7 +107,7 @@ def test_the_manifest_says_how_long_a_body_is(sequences, tokens, width, codec):
         data=Data(sequence_tokens=tokens, microbatch_sequences=sequences),
     )  # fmt: skip
     labels = 4 * sequences * tokens
-    assert manifest.body_bytes == hidden.encoded_bytes((sequences, tokens, width), codec) + labels
+    assert manifest.body_bytes == encoded_bytes((sequences, tokens, width), codec) + labels
 
 
 def test_a_run_whose_microbatches_no_link_could_carry_is_refused():

@@ -30,7 +30,7 @@ DRAIN_SECONDS = 3.0
 
 def measured(manifest: Manifest) -> Measured:
     """Takes about 40 s per swarm, two of them."""
-    tokens = manifest.data.microbatch_sequences * manifest.data.sequence_tokens
+    tokens = manifest.microbatch_tokens
     found = []
     for each in (1, 2):
         with tempfile.TemporaryDirectory(prefix="swarmnet-plan-") as folder:

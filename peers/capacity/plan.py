@@ -26,7 +26,7 @@ from peers.demo.report import contribution_bytes
 from peers.errors import UserError
 from protocols.frames import wire_bytes
 from protocols.messages import Act, encode
-from swarmnet import hidden
+from swarmnet.bodies import encoded_bytes
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest
 from swarmnet.parameters import EMBEDDING, parameter_shapes
@@ -119,7 +119,7 @@ def stage_shares(manifest: Manifest) -> tuple[float, ...]:
 
 def plan(manifest: Manifest, question: Question) -> Answer:
     """Raises UserError where there are too few peers."""
-    tokens = manifest.data.microbatch_sequences * manifest.data.sequence_tokens
+    tokens = manifest.microbatch_tokens
     placed = _placed(manifest, question, tokens)
     whole = _layout(manifest, question, placed)
     capacity, stages = whole.capacity(), whole.stages()
@@ -202,10 +202,8 @@ def _sample(placed: Sequence[PeerSpec], wanted: int) -> list[PeerSpec]:
 
 
 def _layout(manifest: Manifest, question: Question, peers: Sequence[PeerSpec]) -> Layout:
-    data = manifest.data
-    shape = (data.microbatch_sequences, data.sequence_tokens, manifest.model.width)
-    labels = 4 * data.microbatch_sequences * data.sequence_tokens
-    body = hidden.encoded_bytes(shape, manifest.hidden_codec) + labels // 2  # They go down, not up.
+    shape = manifest.hidden_shape
+    body = (manifest.body_bytes + encoded_bytes(shape, manifest.hidden_codec)) // 2  # Labels go down only.
     header = len(encode(Act("x" * 52, 10**6, 1, 1, 10.0, shape)))
     return Layout(tuple(peers), _latency(question), Work(wire_bytes(header, body), BACKWARD_RATIO),
                   cores=question.cores)  # fmt: skip

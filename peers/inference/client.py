@@ -29,6 +29,7 @@ from protocols.messages import AskForward, Declined, Forwarded, Hello, Lane, Mes
 from protocols.records import SignedRecord, open_record
 from protocols.transport import Directory, Link, Transport
 from swarmnet import hidden
+from swarmnet.bodies import Codec
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 from swarmnet.requests import (
@@ -110,7 +111,7 @@ class SwarmClient:
         self.say = say
         self.exact = exact
         self.invite = invite
-        self.codec: hidden.Codec = "fp32" if exact else self.manifest.hidden_codec
+        self.codec: Codec = "fp32" if exact else self.manifest.hidden_codec
         self.sent_bytes = self.received_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._requests = Requests(self.manifest.path_rules(), chance, self._loop.time())

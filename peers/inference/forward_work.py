@@ -21,6 +21,7 @@ from peers.snapshots import Snapshots, units_of
 from peers.stage_part import StagePart
 from protocols.messages import AskForward
 from swarmnet import hidden
+from swarmnet.bodies import Codec, encoded_bytes
 from swarmnet.fixed_point import to_floats
 from swarmnet.manifest import Manifest
 from swarmnet.model import forward, scaled
@@ -54,7 +55,7 @@ class ForwardWork:
         """Length of the body of an honest request."""
         tokens = ask.sequences * ask.tokens * TOKEN_BYTES
         shape = (ask.sequences, ask.tokens, self.manifest.model.width)
-        inputs = tokens if self.span.has_embedding else hidden.encoded_bytes(shape, self._codec(ask))
+        inputs = tokens if self.span.has_embedding else encoded_bytes(shape, self._codec(ask))
         return inputs + (tokens if ask.scores and self.span.has_head else 0)
 
     def run(self, ask: AskForward, body: bytes) -> Answer | Trouble:
@@ -84,7 +85,7 @@ class ForwardWork:
         """Free the weights; they are made ready again when somebody asks."""
         self._versions.clear()
 
-    def _codec(self, ask: AskForward) -> hidden.Codec:
+    def _codec(self, ask: AskForward) -> Codec:
         return "fp32" if ask.exact else self.manifest.hidden_codec
 
     def _inputs(self, ask: AskForward, body: bytes) -> tuple[Tensor, Tensor | None]:
