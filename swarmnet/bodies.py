@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Literal
 
-Codec = Literal["fp32", "bf16", "int8"]
+Codec = Literal["bf16", "int8", "fp32"]
 BLOCK = 64
 """Values that share an int8 scale: 4 bytes per 64 cost 6%, and one outlier spoils few neighbours."""
 LABEL_BYTES = 4

@@ -73,14 +73,19 @@ def test_a_score_says_on_which_text_it_was_taken(swarmnet, tmp_path):
     [
         (["generate", "--from", "nowhere"], "nowhere: no checkpoint is there"),
         (["export", "--hf", "model"], "no checkpoint is there"),
-        (["evaluate", "--from", "state", "--eval-text", "nowhere.txt"], "nowhere.txt"),
+        (["evaluate", "--from", "state", "--eval-text", "nowhere.txt"], "text nowhere.txt does not exist"),
+        (["export", "--hf", "model", "--from", "state", "--eval-text", "nowhere.txt"],
+         "text nowhere.txt does not exist"),
+        (["export", "--hf", "model", "--from", "state", "--eval-text", "."], "folder . holds no text"),
+        (["export", "--hf", "model", "--from", "state", "--eval-text", "a.txt", "--no-score"],
+         "--no-score asks for no score: give one"),
         (["generate", "--from", "state", "--tokens", "0"], "--tokens"),
         (["generate", "--from", "state", "--temperature", "-1"], "--temperature"),
         (["generate", "--from", "state", "one", "two"], "several at once are for --run"),
         (["generate", "--from", "state", "--run", "run.json"], "give one of them"),
         (["evaluate", "--from", "state", "--bootstrap", "/ip4/1.2.3.4/tcp/1"], "--bootstrap is for --run"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_done_is_one_line_and_writes_nothing(swarmnet, tmp_path, arguments, word):
     code, out, err = swarmnet(*arguments)
     assert (code, out, len(err.splitlines())) == (2, "", 1)

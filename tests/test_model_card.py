@@ -22,6 +22,7 @@ from peers.extras import how_to_install
 from peers.home import export as exporting
 from peers.home.card import card, plain
 from peers.home.facts import Facts, facts
+from peers.text import held_out_text
 from protocols.envelope import Kind, seal
 from protocols.identity import Identity
 from protocols.receipts import seal_receipt
@@ -256,6 +257,32 @@ def test_the_card_of_an_export_says_what_the_model_is(states, swarmnet, tmp_path
         assert text in page
     manifest = (tmp_path / "model" / "swarmnet-manifest.json").read_bytes()
     assert hashlib.sha256(manifest).hexdigest() == RUN
+
+
+def test_a_model_is_scored_on_the_text_that_was_named_and_the_card_says_which(
+    states, swarmnet, tmp_path, monkeypatch, without_transformers
+):
+    text = b"It was a dark and stormy night. " * 20
+    (tmp_path / "a *dark* night.txt").write_bytes(text)
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path / "gone")})
+    monkeypatch.setattr("peers.text.held_out_text", held_out_text)
+    code, _, err = swarmnet("export", "--hf", "model", "--from", states)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "none of the held-out modules is in" in err
+    assert "give a text to score: --eval-text FILE" in err
+    assert not (tmp_path / "model").exists()
+    chosen = ("--eval-text", "a *dark* night.txt")
+    code, out, err = swarmnet("export", "--hf", "model", "--from", states, *chosen)
+    assert code == 0, err
+    scored = re.search(r"score  ([\d.]+) bits per byte of a \*dark\* night.txt", out)
+    page = (tmp_path / "model" / "README.md").read_text()
+    assert f"{scored[1]} bits per byte, perplexity" in page
+    digest = hashlib.sha256(text).hexdigest()
+    assert f"on 640 bytes of a \\*dark\\* night.txt (SHA-256 `{digest}`, windows of 32 tokens)" in page
+    assert "Whoever wrote this chose that text" in page
+    told = swarmnet("evaluate", "--from", states, *chosen)[1]
+    assert told.startswith(f"{scored[1]} bits per byte over 640 bytes")
+    assert f"text sha256 {digest}, window 32 tokens" in told
 
 
 def test_a_run_that_skips_says_by_how_much_its_middle_is_scaled(tmp_path):

@@ -92,6 +92,8 @@ def test_what_lies_in_another_users_folder_is_said_to_be_closed(swarmnet, starte
     refused(swarmnet("join", RUN, "--state", closed), f"{closed}/peer.yaml: cannot be looked at")
     refused(swarmnet("me", closed / "x"), shut)
     refused(swarmnet("report", closed / "x"), shut)
+    refused(swarmnet("evaluate", "--eval-text", closed / "x"), shut)
+    refused(swarmnet("export", "--hf", "model", "--eval-text", closed / "x"), shut)
     refused(
         swarmnet("config", "check", write("p.yaml", f"threads: 1\nrun: {closed}/x\n")),
         "p.yaml:2: run: ",

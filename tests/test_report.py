@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from swarm import OWNER, sign, tiny_manifest
 
 from peers.cli import main
-from peers.creator.facts import Contributor, Facts, from_manifest
+from peers.creator.facts import Contributor, Facts, from_directory, from_manifest
 from peers.creator.report import KINDS, as_json, as_markdown
 from peers.run_file import published_text
+from peers.virtual_time import run
+from protocols.errors import Unreachable
+from protocols.identity import Identity
+from protocols.memory import MemoryNetwork
+from protocols.messages import PeerRecord
+from protocols.orders import seal_order
+from protocols.peer_record import NO_STAGE
+from protocols.records import seal_record
 from swarmnet.manifest import Data, Source
 from swarmnet.orders import Order, Withdrawal
 
@@ -82,6 +93,89 @@ def test_what_a_run_has_trained_is_not_known_from_its_manifest_alone():
     assert " in 100 settled rounds" in as_markdown(facts(rounds=(99,) * len(MANIFEST.stages)))
 
 
+# -- of a live run ------------------------------------------------------------------------------------
+
+
+async def announce(network: MemoryNetwork, name: str, stage: int, **claims) -> str:
+    """A peer of the run that says this of itself; its id."""
+    identity = Identity.from_seed(name.encode())
+    network.transport(identity.peer_id)
+    directory, role = network.directory(identity.peer_id), claims.pop("role", "worker")
+    record = PeerRecord(identity.peer_id, stage, role, [], 0, 0.0, "0", name=name,
+                        **{"state": "training", **claims})  # fmt: skip
+    sealed = seal_record(identity, SIGNED.run_id, record, directory.now())
+    await directory.announce(SIGNED.run_id, stage, sealed, 1.0)
+    return identity.peer_id
+
+
+async def a_live_run(network: MemoryNetwork) -> list[str]:
+    """Five peers of three stages and an archivist, and an order; the peers of stage 0."""
+    told = [("one", 0, 9, 500), ("two | <b>", 0, 10, 700), ("liar", 0, 2**31, 10**15),
+            ("three", 1, 8, 400), ("four", 2, 12, 0)]  # fmt: skip
+    peers = [
+        await announce(network, name, stage, settled=settled, tokens=tokens)
+        for name, stage, settled, tokens in told
+    ]
+    await announce(network, "new", 1, state="joining", settled=-1)
+    await announce(network, "keeper", NO_STAGE, state="serving", role="archivist")
+    order = Order(sequence=7_000_000, withdrawn=(Withdrawal("cd" * 32, "a name in it"),))
+    await network.directory(OWNER.peer_id).put_order(
+        SIGNED.run_id, seal_order(OWNER, SIGNED.run_id, order).data, 1.0
+    )
+    return peers[:3]
+
+
+def test_a_live_run_is_told_by_what_its_peers_say_of_themselves():
+    async def story():
+        network = MemoryNetwork()
+        await asyncio.sleep(1000.0)
+        one, two, liar = await a_live_run(network)
+        await asyncio.sleep(60.0)
+        found = await from_directory(SIGNED, network.directory("reader"))
+        assert found.rounds == (10, 8, 12), "the middle one of a stage, and of those who train"
+        first, second, third, fourth = found.contributors
+        assert first == Contributor(liar, "liar", 10**15, None)
+        assert second == Contributor(two, "two | <b>", 700, None)
+        assert third == Contributor(one, "one", 500, None)
+        assert fourth.name == "three"
+        assert found.made_at.timestamp() == 1060.0
+
+        text = as_markdown(found)
+        assert (
+            "from the run's directory as it was on 1970-01-01 00:17:40 UTC: what 7 peers (stage 0: 3, stage "
+            "1: 2, stage 2: 1, without a stage: 1) said of themselves in signed records, each at most 120 s "
+            "old, and the newest order of the run's owner of 1970-01-01 00:00:07 UTC.\n"
+        ) in text
+        assert "| peer | name | tokens, as it says itself | checkpoints signed |" in text
+        assert f"| `{two}` | two   &lt;b> | 700 | not known |" in text
+        assert "`" + "cd" * 32 + "`: a name in it" in text
+        assert "Assumed: settled rounds: of each stage what the middle one of its peers says" in text
+        assert "who had left or paused is missing" in text
+        told = json.loads(as_json(found))
+        assert told["contributors"][0]["signed"] is None
+        assert told["compute"]["tokens"] == 11 * MANIFEST.rounds.target_tokens
+
+        await asyncio.sleep(120.0)
+        gone = await from_directory(SIGNED, network.directory("reader"))
+        assert (gone.round, gone.contributors) == (-1, ()), "their records have run out"
+        assert "what 0 peers (stage 0: 0, " in as_markdown(gone)
+        assert "No contributors are known." in as_markdown(gone)
+
+    run(story())
+
+
+def test_of_two_peers_of_a_stage_the_one_that_claims_less_counts():
+    async def story():
+        network = MemoryNetwork()
+        for number, settled in enumerate((40, 7)):
+            await announce(network, f"peer {number}", 0, settled=settled)
+        found = await from_directory(SIGNED, network.directory("reader"))
+        assert found.rounds == (7, -1, -1)
+        assert found.origin.endswith("the newest order of the run's owner (none was found)")
+
+    run(story())
+
+
 # -- commands -----------------------------------------------------------------------------------------
 
 
@@ -112,11 +206,58 @@ def test_report_and_invite_print_what_they_made(published, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("swarmnet-invite-1.")
 
 
+ADDRESS = "/ip4/127.0.0.1/tcp/31330/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+
+
+@pytest.fixture
+def reached(monkeypatch, tmp_path):
+    """The directory that a visitor of the run reaches; lists by what it came there."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "states"))
+    network, ways = MemoryNetwork(), []
+    found = SimpleNamespace(signed=SIGNED, directory=network.directory("reader"), network=network, ways=ways)
+
+    @asynccontextmanager
+    async def reaching(run, bootstraps, cache, say):
+        ways.append((run, bootstraps))
+        await a_live_run(network)
+        yield found
+
+    monkeypatch.setattr("peers.reaching.reaching", reaching)
+    return found
+
+
+@pytest.mark.parametrize("how", ["id", "file"])
+def test_the_report_of_a_live_run_needs_its_id_and_a_way_in(published, reached, tmp_path, capsys, how):
+    run = SIGNED.run_id if how == "id" else str(published[0])
+    out = tmp_path / "report.json"
+    assert swarmnet("report", run, "--bootstrap", ADDRESS, "--json", "--out", out) == 0
+    assert reached.ways == [(run, [ADDRESS])]
+    told = json.loads(out.read_text())
+    assert told["from"].startswith("the run's directory as it was on ")
+    assert len(told["contributors"]) == 4
+    assert told["processing"]["withdrawn_documents"] == [{"document": "cd" * 32, "reason": "a name in it"}]
+
+
+def test_a_directory_that_falls_silent_makes_no_report(reached, tmp_path, capsys, monkeypatch):
+    async def silent(*_):
+        raise Unreachable("the directory did not answer within 10 s")
+
+    monkeypatch.setattr(reached.directory, "get_order", silent)
+    out = tmp_path / "report.md"
+    assert swarmnet("report", SIGNED.run_id, "--bootstrap", ADDRESS, "--out", out) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: the directory did not answer within 10 s; a report needs every stage")
+    assert len(said.splitlines()) == 1
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
         (("report", "{tmp}/nowhere"), "is no archive"),
-        (("report", "ab" * 32), "needs the published run file"),
+        (("report", "ab" * 32), "name a way in: --bootstrap MULTIADDR; this machine remembers no peer"),
+        (("report", "ab" * 32, "--bootstrap", "x"), "should look like"),
+        (("report", "{tmp}", "--bootstrap", ADDRESS), "neither a run id nor a published run file"),
         (("invite", "{run}", "--key", "{key}"), "say whom it is for"),
         (("invite", "{run}", "--peer", "Bob", "--key", "{key}"), "is no peer id"),
         (("order", "ban", "{run}", "Bob", "--key", "{key}"), "is no peer id"),

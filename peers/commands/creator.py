@@ -17,6 +17,7 @@ from peers.config.peer_file import default_state, run_id_of
 from peers.errors import UserError, as_user_errors
 
 if TYPE_CHECKING:
+    from peers.creator.facts import Facts
     from peers.run_file import SignedManifest
     from swarmnet.identifiers import PeerId
     from swarmnet.orders import Order
@@ -247,8 +248,13 @@ def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
 
 def report(
     run: Annotated[
-        str, typer.Argument(metavar="RUN|ARCHIVE", help="A published run file, an archive's folder or URL.")
+        str,
+        typer.Argument(
+            metavar="RUN|ARCHIVE",
+            help="A published run file, an archive's folder or URL, or, with --bootstrap, a run id.",
+        ),
     ],
+    bootstrap: Bootstraps = None,
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="Write it there.")] = None,
 ) -> None:
@@ -262,11 +268,14 @@ def report(
     from peers.run_file import load_signed
     from swarmnet.orders import NO_ORDER
 
-    if run_id_of(run):
+    if run_id_of(run) or (bootstrap and is_file(Path(run))):
+        facts = _of_live_run(run, bootstrap or [])
+    elif bootstrap:
         raise UserError(
-            "a report needs the published run file (`swarmnet registry show` prints it) or an archive"
+            f"{run}: neither a run id nor a published run file, and --bootstrap is for the report of a live "
+            "run; an archive's report needs none"
         )
-    if is_file(Path(run)):
+    elif is_file(Path(run)):
         facts = from_manifest(load_signed(Path(run)), NO_ORDER, time.time())
     else:
         archive = Archive(open_store(run))
@@ -277,6 +286,25 @@ def report(
     else:
         write_atomically(out, text.encode())
         typer.echo(f"wrote  {out}", err=True)
+
+
+def _of_live_run(run: str, bootstraps: list[str]) -> Facts:
+    from peers.commands.reach import NOT_REACHED, say, ways_in
+    from peers.creator.facts import from_directory
+    from peers.reaching import reaching
+    from protocols.errors import WireError
+
+    cache = ways_in(run, bootstraps)
+
+    async def whole() -> Facts:
+        async with reaching(run, bootstraps, cache, say) as found:
+            try:
+                return await from_directory(found.signed, found.directory)
+            except WireError as error:
+                raise UserError(f"{error}; a report needs every stage and the orders: ask again") from None
+
+    with as_user_errors(*NOT_REACHED):
+        return asyncio.run(whole())
 
 
 def _states() -> Path:

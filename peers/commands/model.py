@@ -31,6 +31,7 @@ InviteText = Annotated[
 Temperature = Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")]
 TopK = Annotated[int, typer.Option(min=0, help="Only among the likeliest so many tokens; 0: among all.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")]
+EvalText = Annotated[Path | None, typer.Option(help="A text. [default: held-out modules]")]
 DEFAULT_WINDOW = 128
 """Tokens, where nobody knows how long the sequences were that a model was trained on."""
 
@@ -42,6 +43,7 @@ def export(
     score: Annotated[
         bool, typer.Option("--score/--no-score", help="Score it on held-out text for the model card.")
     ] = True,
+    eval_text: EvalText = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face model with a model card, checked against transformers."""
     from peers import checkpoint
@@ -51,22 +53,25 @@ def export(
     from peers.home.export import MANIFEST_FILE, ExportError
     from peers.home.export import export as write
     from peers.home.facts import facts
-    from peers.text import TextError, held_out_text, open_tokenizer
+    from peers.text import TextError, open_tokenizer
 
+    if eval_text is not None and not score:
+        raise UserError("--eval-text names a text to score on and --no-score asks for no score: give one")
     with as_user_errors(ExportError, TextError):
+        text = _text_to_score(eval_text) if score else None
         model = checkpoint.newest(source)
         manifest, shape = model.manifest, model.manifest.model
         weights = model.whole()
         tokenizer = open_tokenizer(manifest.data.tokenizer, shape.vocabulary)
         known = facts(source, manifest)
         window = manifest.data.sequence_tokens
-        scored = score_weights(weights, shape, held_out_text(), tokenizer, window=window) if score else None
+        scored = score_weights(weights, shape, text, tokenizer, window=window) if text is not None else None
         unchecked = parity.missing()
 
         def finish(folder: Path) -> None:
             compared = None if unchecked else parity.compare(folder, weights, shape, tokenizer)
             (folder / MANIFEST_FILE).write_bytes(manifest.canonical())
-            page = card(manifest, known, scored, compared, hf)
+            page = card(manifest, known, scored, compared, hf, eval_text)
             (folder / "README.md").write_text(page, encoding="utf-8")
             if compared is not None:
                 typer.echo(
@@ -80,7 +85,8 @@ def export(
     if unchecked:
         typer.echo(f"warning: {unchecked}", err=True)
     if scored is not None:
-        typer.echo(f"score  {scored.bits_per_byte:.4f} bits per byte of held-out text")
+        of = "held-out text" if eval_text is None else eval_text
+        typer.echo(f"score  {scored.bits_per_byte:.4f} bits per byte of {of}")
     typer.echo(f"wrote  {hf}  (run {manifest.run_id()}, round {model.round})")
 
 
@@ -133,7 +139,7 @@ def evaluate(
     run: Run = None,
     bootstrap: Bootstraps = None,
     invite: InviteText = None,
-    eval_text: Annotated[Path | None, typer.Option(help="A text. [default: held-out modules]")] = None,
+    eval_text: EvalText = None,
     tasks: Annotated[
         str | None,
         typer.Option(help="Tasks of lm-evaluation-harness instead of a text, with commas between them."),
@@ -147,7 +153,7 @@ def evaluate(
     from peers.home.evaluate import score_weights
     from peers.home.export import ExportError
     from peers.home.held import held
-    from peers.text import TextError, held_out_text, read_text
+    from peers.text import TextError
 
     live = asks_peers(source, run, bootstrap, invite)
     if tasks is None and (tasks_folder is not None or limit is not None):
@@ -159,7 +165,7 @@ def evaluate(
         _evaluate_tasks(source, tasks, tasks_folder, limit)
         return
     with as_user_errors(ExportError, TextError):
-        text = held_out_text() if eval_text is None else read_text(str(eval_text))
+        text = _text_to_score(eval_text)
         if live:
             from peers.commands.visit import evaluate as through_swarm
 
@@ -170,6 +176,20 @@ def evaluate(
             window = model.window or DEFAULT_WINDOW
             score = score_weights(model.weights, model.shape, text, model.tokenizer, window=window)
     _print_score(score)
+
+
+def _text_to_score(chosen: Path | None) -> bytes:
+    """Raises TextError where there is none, UserError where nobody may look."""
+    from peers.files import is_there
+    from peers.text import TextError, held_out_text, read_text
+
+    if chosen is not None:
+        is_there(chosen)
+        return read_text(str(chosen))
+    try:
+        return held_out_text()
+    except TextError as error:
+        raise TextError(f"{error}: --eval-text FILE") from None
 
 
 def _print_score(score: Score) -> None:

@@ -1,18 +1,28 @@
-"""What a report on a run's training content is made of, gathered from its manifest and an archive."""
+"""What a report on a run's training content is made of: from its manifest, an archive, or the live swarm."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import prod
+from statistics import median_low
 from typing import Any
 
 from peers.archive.archive import Archive
 from peers.archive.store import ArchiveError
+from peers.creator.order_book import OrderBook
+from peers.observer.picture import IN_STEP
+from peers.plural import counted
 from peers.run_file import SignedManifest
+from peers.top.records import LOOK_UP_SECONDS, look
 from protocols.errors import WireError
 from protocols.orders import open_order
+from protocols.peer_record import NO_STAGE, PeerRecord
+from protocols.records import RECORD_SECONDS
+from protocols.transport import Directory
 from swarmnet.manifest import Manifest
 from swarmnet.orders import NO_ORDER, Order
 from swarmnet.parameters import parameter_shapes
@@ -25,6 +35,13 @@ that is about 2e10 useful operations per joule. Processors are below it."""
 OVERHEAD = 1.5
 """Assumed: of the whole machine and the network, per joule of the computing part."""
 JOULES_PER_KILOWATT_HOUR = 3.6e6
+OF_RECORDS = (
+    "settled rounds: of each stage what the middle one of its peers says of itself (of two the lower); no "
+    "weights were looked at, nor who has signed them",
+    "contributors: who was in the directory then, each with what it has counted since it last started or "
+    "changed its stage; who had left or paused is missing (an archive remembers them)",
+)
+"""What is assumed where nothing but peers' own records is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +50,8 @@ class Contributor:
     name: str
     tokens: int
     """By its own records."""
-    signed: int = 0
-    """Archived checkpoints whose weights it has signed."""
+    signed: int | None = 0
+    """Archived checkpoints whose weights it has signed; None: no archive was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +65,8 @@ class Facts:
     contributors: tuple[Contributor, ...]
     origin: str
     """Where the rounds and contributors come from, for people."""
+    assumed: tuple[str, ...] = ()
+    """What is assumed of them besides what every report assumes, for people."""
 
     @property
     def manifest(self) -> Manifest:
@@ -108,6 +127,46 @@ def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -
     contributors = sorted(map(_contributor, archive.contributors()), key=lambda one: (-one.tokens, one.peer))
     at = datetime.fromtimestamp(now_seconds, UTC)
     return Facts(signed, order, at, rounds, tuple(contributors), f"the archive {archive.store.url}")
+
+
+async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
+    """Of a run whose peers are there now: one look at all stages and at the owner's newest order. Raises
+    WireError where the directory does not answer."""
+    records = await look(directory, signed.run_id, signed.manifest)
+    book = OrderBook(signed, None, lambda *_, **__: None, lambda *_: None)
+    await book.look_up(directory, LOOK_UP_SECONDS)
+    now = directory.now()
+    told = [one.record for one in records.values()]
+    rounds = tuple(_settled(told, stage) for stage in range(len(signed.manifest.stages)))
+    contributors = [
+        Contributor(record.peer, record.name, record.tokens, None) for record in told if record.tokens > 0
+    ]
+    contributors.sort(key=lambda one: (-one.tokens, one.peer))
+    origin = _origin(Counter(record.stage for record in told), len(rounds), book.order, now)
+    at = datetime.fromtimestamp(now, UTC)
+    return Facts(signed, book.order, at, rounds, tuple(contributors), origin, OF_RECORDS)
+
+
+def _settled(records: Iterable[PeerRecord], stage: int) -> int:
+    """Newest settled round of a stage by the middle one of those who are in step; -1: nobody says one."""
+    said = [record.settled for record in records if record.stage == stage and record.state in IN_STEP]
+    return median_low(said) if said else -1
+
+
+def _origin(peers: Mapping[int, int], stages: int, order: Order, now_seconds: float) -> str:
+    """`peers`: how many by stage."""
+    by_stage = ", ".join(f"stage {stage}: {peers.get(stage, 0)}" for stage in range(stages))
+    who = f"{counted(sum(peers.values()), 'peer')} ({by_stage}, without a stage: {peers.get(NO_STAGE, 0)})"
+    given = f"of {_moment(order.sequence / 1e6)}" if order.sequence else "(none was found)"
+    return (
+        f"the run's directory as it was on {_moment(now_seconds)}: what {who} said of themselves in signed "
+        f"records, each at most {RECORD_SECONDS:g} s old, and the newest order of the run's owner {given}"
+    )
+
+
+def _moment(seconds: float) -> str:
+    """Since 1970."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def _contributor(one: Mapping[str, Any]) -> Contributor:

@@ -68,7 +68,7 @@ def summary(facts: Facts) -> dict[str, Any]:
         "compute": {
             "parameters": facts.parameters,
             **_trained(facts),
-            "assumptions": _assumptions(),
+            "assumptions": [*_assumptions(), *facts.assumed],
         },
         "contributors": [asdict(one) for one in facts.contributors],
         "bans": len(order.bans),
@@ -188,10 +188,14 @@ def _contributors(contributors: list[dict[str, Any]]) -> list[str]:
     if not contributors:
         return ["No contributors are known."]
     rows = [
-        f"| `{one['peer']}` | {_plain(one['name']).replace('|', ' ')} | {one['tokens']:,} | {one['signed']} |"
+        f"| `{one['peer']}` | {_plain(one['name']).replace('|', ' ')} | {one['tokens']:,} | {_signed(one)} |"
         for one in contributors
     ]
-    return ["| peer | name | tokens | checkpoints signed |", "|---|---|---|---|", *rows]
+    return ["| peer | name | tokens, as it says itself | checkpoints signed |", "|---|---|---|---|", *rows]
+
+
+def _signed(contributor: dict[str, Any]) -> str:
+    return "not known" if contributor["signed"] is None else str(contributor["signed"])
 
 
 def _plain(text: str) -> str:

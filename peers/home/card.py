@@ -24,8 +24,15 @@ MOST_CONTRIBUTORS = 200
 """Named in a card; how many more there are is said."""
 
 
-def card(manifest: Manifest, facts: Facts, score: Score | None, parity: Parity | None, folder: Path) -> str:
-    """README.md of the export in `folder`."""
+def card(
+    manifest: Manifest,
+    facts: Facts,
+    score: Score | None,
+    parity: Parity | None,
+    folder: Path,
+    text: Path | None = None,
+) -> str:
+    """README.md of the export in `folder`. `text`: what it was scored on; None: the held-out modules."""
     return "\n".join(
         [
             *_head(manifest),
@@ -49,7 +56,7 @@ def card(manifest: Manifest, facts: Facts, score: Score | None, parity: Parity |
             "",
             "## Score",
             "",
-            *_score(score),
+            *_score(score, text),
             "",
             "## Check",
             "",
@@ -132,14 +139,18 @@ def _number(count: int) -> str:
     return f"{count:,}" if count else "-"
 
 
-def _score(score: Score | None) -> list[str]:
+def _score(score: Score | None, text: Path | None) -> list[str]:
     if score is None:
         return ["Not scored."]
-    return [
+    told = "held-out text" if text is None else plain(text.absolute().name)
+    lines = [
         f"{score.bits_per_byte:.4f} bits per byte, perplexity {score.perplexity:.4f} per token, on "
-        f"{score.bytes:,} bytes of held-out text (SHA-256 `{score.sha256}`, windows of {score.window} "
+        f"{score.bytes:,} bytes of {told} (SHA-256 `{score.sha256}`, windows of {score.window} "
         "tokens). Scores compare only where both are equal."
     ]
+    if text is not None:
+        lines += ["", "Whoever wrote this chose that text; that none of it was trained on is their word."]
+    return lines
 
 
 def _check(parity: Parity | None) -> list[str]:
