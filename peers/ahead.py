@@ -12,7 +12,7 @@ from peers.act_checks import unfit_way
 from peers.compute import Compute
 from peers.neighbourhood import Neighbourhood
 from peers.timer import Timer
-from protocols.messages import Ask, Cancel, Held, Message, Path, Place, Prospect
+from protocols.messages import NO_ATTEMPT, Ask, Cancel, Held, Message, Path, Place, Prospect
 from protocols.scouting_messages import MOST_BOOKINGS, MOST_COSTS, Booked, Cost
 from swarmnet.bookings import Booking, Load, that_counts
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -226,7 +226,7 @@ class Ahead:
         quest = self.scouting.answered(peer, key, question, start if taken else None)
         if quest is None:
             if taken:
-                self.neighbourhood.post(peer, "data", Cancel(*key, question))
+                self.neighbourhood.post(peer, "data", Cancel(*key, NO_ATTEMPT))
         elif not taken:
             self._seek(key)
         else:
@@ -263,7 +263,7 @@ class Ahead:
     def _give_back(self, key: MicrobatchId, quest: Quest) -> None:
         for peer in {quest.asked, quest.granted} - {None}:
             assert peer is not None
-            self.neighbourhood.post(peer, "data", Cancel(*key, quest.question))
+            self.neighbourhood.post(peer, "data", Cancel(*key, NO_ATTEMPT))
         quest.asked = quest.granted = None
 
     # -- telling --------------------------------------------------------------------------------------

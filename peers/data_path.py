@@ -22,7 +22,7 @@ from peers.neighbourhood import Neighbourhood
 from peers.stage_part import StagePart
 from peers.timer import Timer
 from peers.timings import Timings
-from protocols.messages import Act, Busy, Cancel, Credit, Grad, Message, Nack, Path
+from protocols.messages import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Message, Nack, Path
 from swarmnet.bodies import encoded_bytes
 from swarmnet.flow import Flow, graphs_that_fit
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -138,11 +138,10 @@ class DataPath:
         events = [event]
         while events:
             for effect in self.pipeline.handle(events.pop(), self.clock.time()):
-                if isinstance(effect, SendAct):
-                    if not self._send_act(effect):  # There is no link: nothing would come back.
-                        events.append(NackArrived(effect.peer, effect.key, effect.attempt, "gone"))
-                else:
+                if not isinstance(effect, SendAct):
                     self._carry_out(effect)
+                elif not self._send_act(effect):  # No link, or too much waits on it: nothing would come.
+                    events.append(BusyArrived(effect.peer, effect.key, effect.attempt))
         self._timer.arm(self.pipeline.next_deadline())
 
     def pump(self) -> None:
@@ -227,21 +226,20 @@ class DataPath:
                 self.compute.submit(BACKWARD, drop, lambda _result, _seconds: None)
 
     def _send_act(self, send: SendAct) -> bool:
-        key, peer, attempt = send.key, send.peer, send.attempt
-        kept = self.bodies[key]
+        key, peer, attempt, kept = send.key, send.peer, send.attempt, self.bodies[send.key]
         if attempt > 1:
             job = self.pipeline.jobs[key]
-            tried = sorted(job.tried.keys() - {peer})
-            self.note("rerouted", code=job.rerouted, counter=key.counter, to=peer, tried=tried)
+            others = sorted(job.tried.keys() - {peer})
+            self.note("rerouted", code=job.rerouted, counter=key.counter, to=peer, tried=others)
         stage = self.neighbourhood.membership.peers[peer].stage
-        path = Path.of(self.ways.header_for(key, stage))
-        act = Act(*key, attempt, stage, send.deadline_seconds, kept.shape, path)
+        way = Path.of(self.ways.header_for(key, stage))
+        act = Act(*key, attempt, stage, send.deadline_seconds, kept.shape, way)
         return self.neighbourhood.post(peer, "data", act, kept.output)
 
     def _tell(self, peer: PeerId) -> None:
         """What this peer can do for one of the stage above."""
-        credit = Credit(self.pipeline.grant(peer), self.service_seconds, self.compute.queued)
-        self.neighbourhood.post(peer, "data", credit)
+        slots = self.pipeline.grant(peer)
+        self.neighbourhood.post(peer, "data", Credit(slots, self.service_seconds, self.compute.queued))
 
     # -- messages -------------------------------------------------------------------------------------
 
@@ -261,7 +259,8 @@ class DataPath:
             case Cancel(origin, counter, attempt):
                 key = MicrobatchId(PeerId(origin), counter)
                 self.ahead.given_back(peer, key)
-                self.feed(CancelArrived(peer, key, attempt))
+                if attempt != NO_ATTEMPT:
+                    self.feed(CancelArrived(peer, key, attempt))
             case Credit(slots, service_seconds, waiting):
                 self.router.told(peer, slots, service_seconds, waiting)
             case _:
@@ -296,10 +295,11 @@ class DataPath:
                 arrived_at=self.clock.time(),
             )  # fmt: skip
         self.feed(ActArrived(peer, key, act.attempt, act.deadline_seconds))
-        if key not in self.pipeline.jobs:
+        job = self.pipeline.jobs.get(key)
+        if job is None:
             self.bodies.pop(key, None)  # Refused: busy, or known.
             self.ways.forget(key)
-        else:
+        elif peer in job.above:
             self.ahead.came(peer, key)
 
     def _grad(self, peer: PeerId, grad: Grad, body: bytes) -> None:

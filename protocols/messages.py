@@ -161,12 +161,17 @@ class Nack(Message, frozen=True, tag=13):
     reason: Reason
 
 
+NO_ATTEMPT = 0
+"""Attempts are counted from 1."""
+
+
 class Cancel(Message, frozen=True, tag=14):
     """The sender no longer wants it."""
 
     origin: Name
     counter: Number
     attempt: Number
+    """The newest that is not wanted; NO_ATTEMPT: the place that was booked for it (scouting_messages)."""
 
 
 class Credit(Message, frozen=True, tag=15):

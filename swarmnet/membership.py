@@ -2,7 +2,7 @@
 
 A peer is *live* while its link to us or ours to it stands and something was heard of it within
 SILENT_SECONDS. A lost link or silence ends that at once; the record stays as an address to try again.
-Records cost nothing to make: whoever was heard is not displaced by those who were not, and how many records
+Records cost nothing to make: whoever was reached is not displaced by those who were not, and how many records
 there are says little about how many peers there are. Times in seconds on the caller's clock.
 """
 
@@ -30,6 +30,8 @@ GONE_FAILURES = 2
 RELEASE_SECONDS = 10.0
 """A link that neither side needs any more is kept so long: until records have settled and what was on its way
 over it has arrived."""
+MOST_TELLERS = 4
+"""Kept of each peer: one of them that was reached is enough."""
 MOST_PEERS = 4096
 """Keys cost nothing to make: beyond this many, whoever is not linked and was met longest ago is forgotten."""
 
@@ -59,8 +61,10 @@ class Known:
     wants_us: bool = False
     """It keeps its link to us."""
     unneeded_since: float = float("inf")
-    vouched: bool = False
-    """A linked peer told of it."""
+    reached: bool = False
+    """It was linked, if only once: not only a record, or a key that greets."""
+    tellers: tuple[PeerId, ...] = ()
+    """Some of the peers that told of it."""
     outdated: int = -1
     """Sequence of records that it has taken back itself: its clock was ahead when it signed them."""
 
@@ -68,11 +72,6 @@ class Known:
     def present(self) -> bool:
         """Not known to be gone."""
         return self.linked or self.failures < GONE_FAILURES
-
-    @property
-    def met(self) -> bool:
-        """Not only a record."""
-        return self.heard_at > float("-inf")
 
 
 class Membership:
@@ -98,9 +97,8 @@ class Membership:
         replaces a newer one, but where the peer itself says that it is in another stage or back: its clock
         was set back since."""
         known, first_hand = self.peers.get(peer), peer == teller
-        vouched = teller in self.peers and self.peers[teller].linked
-        if vouched and known is not None and not known.vouched:
-            known.vouched, self._wanted = True, None
+        if known is not None and teller is not None:
+            self._told_by(known, teller)
         newest = known.sequence if known is not None else self._left.get(peer, -1)
         if peer == self.me or (known is not None and known.stage == stage and newest >= sequence):
             return False
@@ -110,7 +108,9 @@ class Membership:
         if known is None:
             if len(self.peers) >= MOST_PEERS and not self._make_room():
                 return False
-            known = self.peers[peer] = Known(stage, role, addresses, sequence, record, now, vouched=vouched)
+            known = self.peers[peer] = Known(stage, role, addresses, sequence, record, now)
+            if teller is not None:
+                self._told_by(known, teller)
         else:
             known.stage, known.role, known.addresses = stage, role, addresses
             known.sequence, known.record, known.recorded_at = sequence, record, now
@@ -121,7 +121,6 @@ class Membership:
     def heard(self, peer: PeerId, now: float) -> None:
         known = self.peers.get(peer)
         if known is not None:
-            self._met(known)
             known.heard_at = now
 
     def beat(
@@ -131,7 +130,6 @@ class Membership:
         known = self.peers.get(peer)
         if known is not None:
             known.moving_to, known.has_seen = moving_to, has_seen
-            self._met(known)
             if known.stage != stage:
                 self._wanted = None
             known.heard_at, known.stage, known.ready = now, stage, ready
@@ -144,7 +142,7 @@ class Membership:
 
     def linked(self, peer: PeerId, now: float) -> None:
         known = self.peers[peer]
-        known.linked, known.failures, known.heard_at = True, 0, now
+        known.linked, known.reached, known.failures, known.heard_at = True, True, 0, now
         known.unneeded_since = float("inf")
         self._wanted = None
 
@@ -184,26 +182,24 @@ class Membership:
         return stage >= 0 and abs(stage - self.stage) <= self.reach
 
     def group_size(self) -> int:
-        """Of the own group as far as known, this peer included, without those that seem gone. Of a large one
-        it is at most what those who were met speak for."""
+        """Of the own group as far as known, this peer included, without those that seem gone. A group that is
+        not linked whole is at most as large as those who were reached speak for; all of it count hops alike,
+        within one, or levels (agreement.py) would not add up."""
         present = self._present(self.stage)
-        met = [peer for peer in present if self.peers[peer].met]
         if len(present) < FULL_GROUP:
             return 1 + len(present)
-        return min(1 + len(present), max(1 + len(met), size_by_neighbours(self.me, met)))
+        reached = [peer for peer in present if self.peers[peer].reached]
+        spoken_for = max(FULL_GROUP + 1, 1 + len(reached), size_by_neighbours(self.me, reached))
+        return min(1 + len(present), spoken_for)
 
     def wanted(self) -> frozenset[PeerId]:
         """Whom this peer keeps links to: its neighbours in the group, and some of the stages next to it.
 
-        Chosen among all, then among those that linked peers told of or that were met, then among those that
-        were met. Where all records are true and all links stand, the three are the same."""
+        Chosen among all, then among those that were reached or that one of these tells of, then among those
+        that were reached. Where all records are true and all links stand, the three are the same."""
         if self._wanted is None:
             wanted: frozenset[PeerId] = frozenset()
-            for trusted in (
-                lambda _: True,
-                lambda known: known.vouched or known.met,
-                lambda known: known.met,
-            ):
+            for trusted in (lambda _: True, self._vouched, lambda known: known.reached):
                 wanted |= self._chosen(trusted)
             self._wanted = wanted
         return self._wanted
@@ -275,12 +271,19 @@ class Membership:
                 del self.peers[peer]
                 self._wanted = None
 
-    def _met(self, known: Known) -> None:
-        if not known.met:
+    def _told_by(self, known: Known, teller: PeerId) -> None:
+        if teller not in known.tellers and len(known.tellers) < MOST_TELLERS:
+            known.tellers += (teller,)
             self._wanted = None
 
+    def _vouched(self, known: Known) -> bool:
+        """Whether it was reached, or somebody who was tells of it."""
+        return known.reached or any(
+            teller in self.peers and self.peers[teller].reached for teller in known.tellers
+        )
+
     def _make_room(self) -> bool:
-        unlinked = [(known.heard_at, known.vouched, known.recorded_at, peer)
+        unlinked = [(known.reached, known.heard_at, self._vouched(known), known.recorded_at, peer)
                     for peer, known in self.peers.items()
                     if not known.linked and not known.dialing]  # fmt: skip
         if not unlinked:
@@ -290,6 +293,7 @@ class Membership:
         return True
 
     def records(self, most: int) -> list[bytes]:
-        """Records to tell a newcomer: those heard last come first."""
-        newest = sorted(self.peers.values(), key=lambda known: -known.heard_at)
+        """Records to tell a newcomer, of peers that were reached: those heard last come first."""
+        reached = (known for known in self.peers.values() if known.reached)
+        newest = sorted(reached, key=lambda known: -known.heard_at)
         return [known.record for known in newest if known.record][:most]

@@ -63,12 +63,12 @@ def choose_some(me: PeerId, others: Iterable[PeerId], most: int) -> frozenset[Pe
     return frozenset(sorted(known, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[:most])
 
 
-def size_by_neighbours(me: PeerId, met: Iterable[PeerId]) -> int:
+def size_by_neighbours(me: PeerId, reached: Iterable[PeerId]) -> int:
     """How many peers the group has at most, this one included, by how near on the rings those stand that were
-    met. Of n peers the gaps are exponential with mean 1 / n; the expected k-th smallest of m such is
+    reached. Of n peers the gaps are exponential with mean 1 / n; the expected k-th smallest of m such is
     (1 / m + ... + 1 / (m - k + 1)) / n (Renyi, "On the theory of order statistics", 1953)."""
     mine = [int.from_bytes(position) for position in _positions(me)]
-    places = [[int.from_bytes(position) for position in _positions(peer)] for peer in met]
+    places = [[int.from_bytes(position) for position in _positions(peer)] for peer in reached]
     if not places:
         return 1
     gaps = []

@@ -55,8 +55,8 @@ HOP_MARGIN = 0.9
 MOST_ATTEMPTS = 4
 RETRY_SECONDS = 0.1
 """How often a microbatch that nobody has room for is offered again."""
-HAS_IT = frozenset({"committed", "other_path"})
-"""Refusals of a peer that is well: it did this microbatch before."""
+HAS_IT = frozenset({"committed", "other_path", "cancelled"})
+"""Refusals of a peer that is well: it did this microbatch before, or was told that it need not."""
 MOST_ASKERS = 4
 """Wait for one answer: each is a peer that was tried and has not said that it gave up."""
 MOST_OVERTAKEN = 256
@@ -126,7 +126,9 @@ class Pipeline:
     def expects_answer(self, key: MicrobatchId, peer: PeerId) -> bool:
         """Whether a GRAD of this microbatch from this peer would be taken."""
         job = self.jobs.get(key)
-        return job is not None and job.phase in ("waiting", "unrouted") and peer in job.tried
+        if job is None or job.phase not in ("waiting", "unrouted"):
+            return False
+        return peer in job.tried and peer not in job.spoilt
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take an event; return what must be done, in order."""
@@ -185,25 +187,17 @@ class Pipeline:
 
     def _act(self, act: ActArrived, now: float) -> None:
         job = self.jobs.get(act.key)
+        if self._overtaken.pop((act.peer, act.key), 0) >= act.attempt:
+            # An answer all the same: the asker may have begun anew and count its attempts from one again.
+            reason = "this attempt was called off before it came"
+            self._effects.append(SendNack(act.key, act.peer, act.attempt, "cancelled", reason))
+            return
         if job is not None:
-            # The sender asks again (its link broke), or another does (the one above them re-routed). Whoever
-            # asked before may still wait: nobody takes another's answer away.
-            if act.peer not in job.above and len(job.above) >= MOST_ASKERS:
-                self._effects.append(SendBusy(act.key, act.peer, act.attempt))
-                return
-            job.above[act.peer], job.cancelled = act.attempt, False
-            if job.phase == "done":
-                self.ledger.repeated += 1
-                self._effects.append(SendGrad(act.key, act.peer, act.attempt))
-            else:
-                job.deadline = max(job.deadline, now + act.deadline_seconds)
+            self._asked_again(job, act, now)
             return
         if self.ledger.is_committed(act.key):
             reason = "its gradient was added here and its answer is no longer kept"
             self._effects.append(SendNack(act.key, act.peer, act.attempt, "committed", reason))
-            return
-        if self._overtaken.pop((act.peer, act.key), -1) >= act.attempt:
-            self.ledger.drop("cancelled")
             return
         job = Job("forward", now + act.deadline_seconds, above={act.peer: act.attempt})
         if self.under_way - len(self._door) < self.slots and not self._door:
@@ -214,6 +208,19 @@ class Pipeline:
         else:
             self.ledger.refused += 1
             self._effects.append(SendBusy(act.key, act.peer, act.attempt))
+
+    def _asked_again(self, job: Job, act: ActArrived, now: float) -> None:
+        """The sender asks again (its link broke), or another does (the one above them re-routed). Whoever
+        asked before may still wait: nobody takes another's answer away."""
+        if job.phase == "done":
+            self.ledger.repeated += 1
+            self._effects.append(SendGrad(act.key, act.peer, act.attempt))
+        elif act.peer not in job.above and len(job.above) >= MOST_ASKERS:
+            self._effects.append(SendBusy(act.key, act.peer, act.attempt))
+        else:
+            job.above[act.peer] = max(act.attempt, job.above.get(act.peer, 0))
+            job.cancelled = False
+            job.deadline = max(job.deadline, now + act.deadline_seconds)
 
     def _admit(self, now: float) -> None:
         """Begin those at the door, first come first served, as long as there is memory."""
@@ -261,8 +268,7 @@ class Pipeline:
         job = self.jobs[key]
         took = now - job.tried[peer]
         if peer == job.next:
-            self.router.answered(peer, path_seconds, took)
-            self.answers.took(took)
+            job.answer = (path_seconds, took)
             self.router.ended(peer)
         elif job.phase == "waiting" and job.next is not None:
             self.router.ended(job.next)
@@ -275,6 +281,9 @@ class Pipeline:
     def _committed(self, key: MicrobatchId, tokens: int, now: float) -> None:
         job = self.jobs[key]
         self.ledger.commit(key, tokens)  # Also if it was cancelled while it was computed.
+        if job.answered_by is not None and job.answer is not None:
+            self.router.answered(job.answered_by, *job.answer)
+            self.answers.took(job.answer[1])
         job.phase, job.done_at = "done", now
         self._kept[key] = self._open.pop(key)
         if job.own:
@@ -293,11 +302,11 @@ class Pipeline:
     def _called_off(self, peer: PeerId, key: MicrobatchId, attempt: int) -> None:
         """That peer does not want the answer any more. Its word is short, and may overtake the body."""
         job = self.jobs.get(key)
-        if job is None:
+        if job is None or job.above.get(peer, 0) < attempt:
             self._overtaken[peer, key] = attempt
             if len(self._overtaken) > MOST_OVERTAKEN:
                 self._overtaken.popitem(last=False)
-        elif job.phase != "done" and job.above.get(peer, attempt + 1) <= attempt:
+        if job is not None and job.phase != "done" and job.above.get(peer, attempt + 1) <= attempt:
             self._gone_above(key, job, peer)
 
     def _gone_above(self, key: MicrobatchId, job: Job, peer: PeerId) -> None:
@@ -307,8 +316,9 @@ class Pipeline:
 
     def _failed(self, failed: Failed, now: float) -> None:
         job = self.jobs[failed.key]
-        if job.answered_by is not None:
+        if failed.again and job.answered_by is not None:  # Else it may be what came from above.
             self.router.failed(job.answered_by, now)
+            job.spoilt.add(job.answered_by)
         if failed.again and not job.cancelled:
             self._reroute(failed.key, failed.code, now)
         else:
@@ -351,7 +361,7 @@ class Pipeline:
         else:
             job.failures += 1
         job.phase, job.next, job.next_deadline, job.rerouted = "unrouted", None, float("inf"), code
-        job.answered_by = None
+        job.answered_by = job.answer = None
         self._route(key, now)
 
     def _abandon(self, key: MicrobatchId, code: str, reason: str, now: float) -> None:

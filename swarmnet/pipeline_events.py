@@ -133,7 +133,7 @@ class SendAct:
 
 @dataclass(frozen=True, slots=True)
 class SendGrad:
-    """The kept answer, to whoever asked last."""
+    """The kept answer, to one who asked."""
 
     key: MicrobatchId
     peer: PeerId

@@ -62,8 +62,11 @@ class Estimate:
     slots: int = FIRST_SLOTS
     """How many it takes from us at a time (CREDIT)."""
     earned: float = FIRST_SLOTS
-    """How many it is given at a time, by what it has answered: one more for each answer, half for a failure
-    (slow start, Jacobson 1988). Slots are a claim, and microbatches that are swallowed cost a deadline."""
+    """How many it is given at a time, by what it has answered: one more for each answer while it has half of
+    them, and half as many after a failure (slow start, Jacobson 1988). Slots are a claim, and microbatches
+    that are swallowed cost a deadline."""
+    peak: int = 0
+    """The most in flight since its last answer."""
     failures: int = 0
     refusals: int = 0
     """BUSY in a row."""
@@ -124,6 +127,7 @@ class Router:
     def sent(self, peer: PeerId) -> None:
         estimate = self._estimate(peer)
         estimate.in_flight += 1
+        estimate.peak = max(estimate.peak, estimate.in_flight)
         cost = self._cost(estimate, self._cost_of_unknown())
         self.clock = max(self.clock, estimate.clock)
         estimate.clock = max(estimate.clock, self.clock - CATCH_UP * cost) + cost
@@ -138,7 +142,9 @@ class Router:
             estimate.answer_seconds = known + SMOOTHING * (answer_seconds - known)
             estimate.path_seconds += SMOOTHING * (path_seconds - estimate.path_seconds)
         estimate.failures = estimate.refusals = 0
-        estimate.earned = min(MOST_SLOTS, estimate.earned + 1)
+        if 2 * estimate.peak >= estimate.earned:
+            estimate.earned = min(MOST_SLOTS, estimate.earned + 1)
+        estimate.peak = estimate.in_flight
 
     def told(self, peer: PeerId, slots: int, compute_seconds: float, waiting: int) -> None:
         """What a peer that was sent something says of itself (CREDIT): how many it takes from us at a time,
@@ -171,10 +177,11 @@ class Router:
     def failed(self, peer: PeerId, now: float) -> None:
         """It refused, was lost or missed a deadline: leave it alone for a while that doubles."""
         estimate = self._estimate(peer)
+        if estimate.blocked_until <= now:  # One failure, however many microbatches it meets.
+            estimate.earned = max(FIRST_SLOTS, estimate.earned / 2)
         pause = doubled(FIRST_BACK_OFF_SECONDS, estimate.failures, LONGEST_BACK_OFF_SECONDS)
         estimate.blocked_until = now + pause * self.chance.uniform(0.8, 1.2)
         estimate.failures += 1
-        estimate.earned = max(FIRST_SLOTS, estimate.earned / 2)
 
     def busy(self, peer: PeerId, now: float) -> None:
         """It is full, not broken: a short pause, longer if it goes on."""

@@ -164,7 +164,10 @@ def test_newcomers_are_told_of_those_heard_last_first():
     membership = members()
     for number in range(5):
         record(membership, PeerId(f"p{number}"))
-        membership.heard(PeerId(f"p{number}"), float(number))
+        membership.linked(PeerId(f"p{number}"), float(number))
+    record(membership, A)
+    membership.heard(A, 9.0)
+    assert len(membership.records(9)) == 5, "of the one that only greets nothing is told"
     assert membership.records(2) == [b"record of p4", b"record of p3"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from swarmnet.identifiers import PeerId
 from swarmnet.membership import GONE_FAILURES, MOST_ADJACENT, RELEASE_SECONDS, Membership
-from swarmnet.neighbours import FULL_GROUP, RINGS, choose_neighbours, size_by_neighbours
+from swarmnet.neighbours import FULL_GROUP, RINGS, choose_neighbours, hops, size_by_neighbours
 
 ME = PeerId("me")
 
@@ -114,25 +114,47 @@ def test_nor_the_linked_ones_of_the_stages_next_to_ours():
     assert linked < membership.wanted()
 
 
-def test_a_newcomer_among_such_records_finds_those_that_a_linked_peer_tells_of():
+@pytest.mark.parametrize("told_first", [True, False])
+def test_a_newcomer_among_such_records_finds_those_that_a_peer_it_has_reached_tells_of(told_first: bool):
     membership = group(2000)
     honest = meet(membership, "first")
-    membership.linked(honest, 0.0)
     told = [PeerId(f"friend {number}") for number in range(5)]
-    for peer in told:
-        membership.recorded(peer, 1, "worker", ("/x",), 1, b"record", 0.0, honest)
+    for happening in ("told", "linked") if told_first else ("linked", "told"):
+        if happening == "linked":
+            membership.linked(honest, 0.0)
+        for peer in told if happening == "told" else ():
+            membership.recorded(peer, 1, "worker", ("/x",), 1, b"record", 0.0, honest)
     assert {honest, *told} < membership.wanted()
 
 
-@pytest.mark.parametrize("count", [4, 12, 60, 500])
-def test_records_alone_make_no_group_large(count: int):
-    """The size decides how much others are taken to have brought to a round."""
-    membership = linked_group(count)
-    true = membership.group_size()
-    assert true == count + 1 if count < FULL_GROUP else 0.7 * count < true <= count + 1
-    for number in range(4096 - count):
-        meet(membership, f"nobody {number}")
-    assert true <= membership.group_size() < 6 * count
+def test_keys_that_only_greet_displace_nobody():
+    membership = linked_group(60)
+    neighbours = set(membership.wanted())
+    for number in range(2000):
+        membership.heard(meet(membership, f"greeter {number}"), 1.0)
+    assert neighbours < membership.wanted()
+    assert membership.group_size() < 6 * 60
+
+
+@pytest.mark.parametrize("count", [4, 9, 10, 11, 12, 14, 20, 60, 500])
+@pytest.mark.parametrize("false_records", [0, 3000])
+def test_all_of_a_group_count_its_hops_alike_within_one(count: int, false_records: int):
+    """Else levels (swarmnet/agreement.py) never add up, and every round waits for its patience."""
+    peers = [PeerId(f"{Random(count + number).random()}") for number in range(1, 1 + count)]
+    counted = []
+    for me in peers[:60]:
+        membership = Membership(me, 1, Random(1))
+        for number in range(count):
+            membership.recorded(peers[number], 1, "worker", ("/x",), 1, b"record", 0.0)
+        for peer in membership.wanted():
+            membership.linked(peer, 0.0)
+        for number in range(false_records):
+            meet(membership, f"nobody {number}")
+        counted.append(membership.group_size())
+        if false_records == 0 and count <= FULL_GROUP:
+            assert counted[-1] == count
+    assert max(map(hops, counted)) - min(map(hops, counted)) <= 1
+    assert max(counted) < 12 * count
 
 
 def test_what_the_neighbours_speak_for_allows_for_the_whole_group():

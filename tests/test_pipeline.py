@@ -262,6 +262,7 @@ def test_an_answer_to_an_earlier_try_took_the_time_since_that():
     while pipeline.jobs[KEY].phase == "unrouted":  # It is left alone for a moment.
         pipeline.handle(Tick(), again := pipeline.next_deadline())
     pipeline.handle(GradArrived(X, KEY, 1, 0.1), again + 0.5)
+    pipeline.handle(BackwardDone(KEY, 32), again + 0.6)
     assert pipeline.answers.usual == again + 0.5 - 1.0
 
 

@@ -139,9 +139,9 @@ def test_whoever_promises_much_is_sent_no_more_than_it_has_earned():
     meet(router, A, 1e-9, slots=MOST_SLOTS)
     meet(router, B, 0.1)
 
-    def filled() -> int:
+    def filled(now: float = 0.0) -> int:
         sent = 0
-        while router.choose([A], 0.0) == A:
+        while router.choose([A], now) == A:
             router.sent(A)
             sent += 1
         for _ in range(sent):
@@ -152,11 +152,18 @@ def test_whoever_promises_much_is_sent_no_more_than_it_has_earned():
     for answers in range(1, 9):
         router.answered(A, 0.1, 0.2)
         assert filled() == FIRST_SLOTS + answers
-    router.failed(A, -100.0)
-    assert filled() == 5, "half of nine, begun"
-    for _ in range(2 * MOST_SLOTS):
+    for _ in range(9):
+        router.failed(A, 100.0)
+    assert filled(200.0) == 5, "half of nine, begun: one failure, however many it meets"
+    for _ in range(100):
+        router.sent(A)
+        router.ended(A)
         router.answered(A, 0.1, 0.2)
-    assert filled() == MOST_SLOTS
+    assert filled(200.0) == 6, "one at a time earns no more than one"
+    for _ in range(2 * MOST_SLOTS):
+        filled(200.0)
+        router.answered(A, 0.1, 0.2)
+    assert filled(200.0) == MOST_SLOTS
 
 
 def test_a_peer_that_fails_is_left_alone_for_a_while_that_doubles_until_it_answers():
