@@ -18,6 +18,7 @@ from prometheus_client import (
 
 from peers.codec_counts import CODED
 from peers.declaring import FAST, ROUNDS, SLOW, Declare, Declared, Label, Sometimes, only, table
+from peers.keeping_metrics import Archive, Relay, State
 from peers.machine_metrics import GPU, PEAK, ComputeSeconds
 from peers.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.reasons import ROUNDS as ROUND_ENDS
@@ -291,26 +292,6 @@ class Network:
         self.daemon_restarts = declare.counter("daemon_restarts_total", "Restarts of p2pd after it died.")
 
 
-class State:
-    """Snapshots and checkpoints."""
-
-    def __init__(self, declare: Declare) -> None:
-        self.fetched = declare.gauge("state_fetched_bytes", "Bytes fetched so far of the newest state.")
-        self.size = declare.gauge("state_size_bytes", "Bytes of the settled weights of this stage.")
-        self.chunks_refused = declare.counter(
-            "state_chunks_refused_total", "Chunks of state whose hash was wrong; they are fetched again."
-        )
-        self.saved = declare.gauge(
-            "checkpoint_last_success_timestamp_seconds",
-            "When the newest checkpoint was written, Unix time in seconds.",
-        )
-        self.checkpoint_size = declare.gauge("checkpoint_size_bytes", "Bytes of the newest checkpoint.")
-        self.duration = declare.histograms(
-            "checkpoint_duration_seconds", "Writing, reading or fetching a checkpoint, seconds.", SLOW,
-            Label("operation", ("save", "load", "fetch")),
-        )  # fmt: skip
-
-
 class Inference:
     """What visitors ask for."""
 
@@ -351,6 +332,8 @@ class Metrics:
         self.microbatches = Microbatches(declare)
         self.network = Network(declare)
         self.state = State(declare)
+        self.archive = Archive(declare)
+        self.relay = Relay(declare)
         self.inference = Inference(declare)
         self.credit = Credit(declare)
         self.gpu = Sometimes(declare, GPU)
@@ -379,12 +362,14 @@ def document() -> str:
     lines = [
         "# Metrics",
         "",
-        "Made by `scripts/docs` from peers/metrics.py and peers/machine_metrics.py; do not edit.",
+        "Made by `scripts/docs` from peers/metrics.py, peers/machine_metrics.py and",
+        "peers/keeping_metrics.py; do not edit.",
         "",
         "A peer serves these at `/metrics`, on 127.0.0.1:9410 unless its file says otherwise, with the",
         "`process_*` and `python_gc_*` of prometheus-client beside them. Labels with a fixed set of values",
         "have all their series from the start; a value outside the set is counted as `other`. A process that",
-        "holds several stages serves all of these for each, with a label `stage` besides.",
+        "holds several stages serves all of these for each, with a label `stage` besides. Of an archive's",
+        "stages only its archivist has series, for each stage of the run from when the archive is open.",
         "",
     ]
     metrics = Metrics(process=False)

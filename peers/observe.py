@@ -257,6 +257,8 @@ class Observer:
 
     def _state(self, worker: Worker) -> None:
         state, states, disk = self.metrics.state, worker.states, worker.disk
+        settings = worker.settings
+        state.interval.set(settings.checkpoint_seconds if settings.checkpoints is not None else 0.0)
         if states is not None:
             state.fetched.set(states.fetched_bytes)
             state.size.set(states.state_bytes)
@@ -305,8 +307,6 @@ def _state_of(known: Known, now: float) -> str:
     if now - known.heard_at > 2 * BEAT_SECONDS:
         return "suspect"
     return "active" if known.ready else "joining"
-
-
 
 
 def ledger_fields(ledger: Ledger) -> dict[str, object]:

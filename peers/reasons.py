@@ -174,6 +174,33 @@ REQUESTS = {
     "not_finite": REROUTES["not_finite"],
 }
 
+ARCHIVING = {
+    "no_peer": Reason("the directory names nobody of the stage", "hold it: `swarmnet join RUN --stage N`"),
+    "not_reached": Reason("none of its peers could be dialled", f"{DOCTOR} here; their owners the same"),
+    "directory_silent": MOVES["directory_silent"],
+    "no_agreement": Reason(
+        "its peers did not say what they have, agree on no snapshot, or gave none whole",
+        f"passes in a new run; else {TOP}: is the stage in step?",
+    ),
+    "not_signed": Reason("nobody had signed these weights when they were fetched", NOTHING),
+    "deadline": Reason("its snapshot was not there after 15 minutes", f"{DOCTOR}: its line"),
+    "index_full": Reason("the archive's index is full", "less `archiving.newest`, more `archiving.every`"),
+    "not_written": Reason("the archive could not be written", "look at the room and the rights there"),
+    "not_given_back": Reason("the archive did not give back what was written", "another disk or store"),
+}
+
+RELAYING = {
+    "slots_full": Reason("all slots are taken", "another bootstrap"),
+    "address_full": Reason("its IP address has as many slots as one may have", NOTHING),
+    "circuits_full": Reason("all circuits are open", "another bootstrap"),
+    "peer_full": Reason("it, or whom it asked for, has as many open as one peer may have", NOTHING),
+    "streams_full": Reason("too many ask at once", "another bootstrap"),
+    "no_slot": Reason("whom it asked for has no slot here", "passes when records are fresh"),
+    "not_reached": Reason("whom it asked for did not take the circuit", NOTHING),
+    "relayed": Reason("it asked through a circuit", NOTHING),
+    "malformed": REFUSALS["malformed"],
+}
+
 AREAS = (
     Area("A neighbour is gone", ("unlinked", "departed"), "departures_total", DEPARTURES),
     Area("Refused", ("refused", "refused_by"), "refused_total", REFUSALS),
@@ -189,6 +216,8 @@ AREAS = (
     Area("Waiting", ("waiting", "waiting_over"), "stages_missing", WAITS),
     Area("The peer ended", ("stopped", "fault"), "", ENDS),
     Area("A visitor's request", (), "inference_requests_total", REQUESTS),
+    Area("A stage was not archived", ("archiving_failed",), "archive_failures_total", ARCHIVING),
+    Area("A relay gave no slot or circuit", (), "relay_refused_total", RELAYING),
 )  # fmt: skip
 
 _BY_EVENT = {event: area for area in AREAS for event in area.events}

@@ -63,6 +63,12 @@ STREAMS, STREAMS_PER_PEER = CIRCUITS + 64, CIRCUITS_PER_PEER + 4
 WRITE_SECONDS = 30.0
 """The other side is connected and reads nothing."""
 _READ_BYTES = 64 * 1024
+_STATUS = {
+    "slots_full": REFUSED, "address_full": REFUSED, "relayed": REFUSED, "no_slot": NO_RESERVATION,
+    "circuits_full": LIMIT_EXCEEDED, "peer_full": LIMIT_EXCEEDED, "not_reached": CONNECTION_FAILED,
+    "malformed": MALFORMED,
+}  # fmt: skip
+"""What an asker is told, by why it gets nothing (peers/reasons.py, RELAYING)."""
 
 
 class OpensStreams(Protocol):
@@ -82,6 +88,8 @@ class RelayService:
         """What all links of this process may send together, circuits among them; None: no limit."""
         self.carried_bytes = 0
         """Through circuits, both ways together."""
+        self.refused: Counter[str] = Counter()
+        """Slots and circuits that were asked for and not given, by code (`_STATUS`, `streams_full`)."""
         self._slots: dict[PeerId, tuple[float, IP | None]] = {}
         """By whom: until when, and from where."""
         self._ends: Counter[PeerId] = Counter()
@@ -108,8 +116,8 @@ class RelayService:
     ) -> None:
         """Serve one stream to its end."""
         task, peer = asyncio.current_task(), PeerId(info.peer_id.to_base58())
-        full = len(self._open) >= STREAMS or self._streams[peer] >= STREAMS_PER_PEER
-        if task is None or full:
+        if task is None or len(self._open) >= STREAMS or self._streams[peer] >= STREAMS_PER_PEER:
+            self.refused["streams_full" if len(self._open) >= STREAMS else "peer_full"] += 1
             writer.transport.abort()
             return
         self._open[task] = writer
@@ -132,42 +140,48 @@ class RelayService:
             ask = await read_fields(reader)
             kind = number_in(ask, 1)
             if is_circuit(seen):  # A circuit through a circuit would be carried twice.
-                answer = {1: HOP_STATUS, 5: REFUSED}
+                answer = self._refusal("relayed")
             elif kind == HOP_RESERVE:
                 answer = self._reserve(peer, observed_ip(seen))
             elif kind == HOP_CONNECT:
-                status = await self._connect(peer, peer_in(ask), reader, writer)
-                if status == OK:
+                code = await self._connect(peer, peer_in(ask), reader, writer)
+                if not code:
                     return
-                answer = {1: HOP_STATUS, 5: status}
+                answer = self._refusal(code)
             else:
                 raise Malformed("neither RESERVE nor CONNECT")
         except Malformed:
-            answer = {1: HOP_STATUS, 5: MALFORMED}
+            answer = self._refusal("malformed")
         writer.write(encode(answer))
         async with asyncio.timeout(STEP_SECONDS):
             await reader.read(1)  # The asker ends it: our end could overtake the answer.
+
+    def _refusal(self, code: str) -> Fields:
+        self.refused[code] += 1
+        return {1: HOP_STATUS, 5: _STATUS[code]}
 
     def _reserve(self, peer: PeerId, ip: IP | None) -> Fields:
         now = self._now()
         if peer not in self._slots:
             self._slots = {one: slot for one, slot in self._slots.items() if slot[0] > now}
-            from_there = sum(other == ip for _, other in self._slots.values())
-            if len(self._slots) >= SLOTS or from_there >= SLOTS_PER_IP:
-                return {1: HOP_STATUS, 5: REFUSED}
+            if len(self._slots) >= SLOTS:
+                return self._refusal("slots_full")
+            if sum(other == ip for _, other in self._slots.values()) >= SLOTS_PER_IP:
+                return self._refusal("address_full")
         self._slots[peer] = (now + SLOT_SECONDS, ip)
         return {1: HOP_STATUS, 3: {1: int(now + SLOT_SECONDS)}, 4: NO_LIMIT, 5: OK}
 
     async def _connect(
         self, source: PeerId, target: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> int:
-        """Carry a circuit to its end, and OK; or at once why there is none."""
+    ) -> str:
+        """Carry a circuit to its end, and the empty string; or at once why there is none."""
         until, _ = self._slots.get(target, (0.0, None))
         if until <= self._now() or source == target:
-            return NO_RESERVATION
-        busy = max(self._ends[source], self._ends[target])
-        if self.circuits >= CIRCUITS or busy >= CIRCUITS_PER_PEER:
-            return LIMIT_EXCEEDED
+            return "no_slot"
+        if self.circuits >= CIRCUITS:
+            return "circuits_full"
+        if max(self._ends[source], self._ends[target]) >= CIRCUITS_PER_PEER:
+            return "peer_full"
         self._ends.update((source, target))
         far: asyncio.StreamWriter | None = None
         try:
@@ -176,12 +190,12 @@ class RelayService:
                 far.write(encode({1: STOP_CONNECT, 2: peer_field(source), 3: NO_LIMIT}))
                 told = await read_fields(far_reader)
             except (WireError, *DAEMON_ERRORS):
-                return CONNECTION_FAILED
+                return "not_reached"
             if number_in(told, 1) != STOP_STATUS or number_in(told, 4) != OK:
-                return CONNECTION_FAILED
+                return "not_reached"
             writer.write(encode({1: HOP_STATUS, 4: NO_LIMIT, 5: OK}))
             await self._carry(reader, writer, far_reader, far)
-            return OK
+            return ""
         finally:
             if far is not None:
                 far.close()

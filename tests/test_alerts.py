@@ -8,11 +8,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 RULES = Path(__file__).parent.parent / "configs" / "observability" / "alerts.yml"
 PEER = '{instance="a"}'
 STEP = f"swarmnet_train_last_step_timestamp_seconds{PEER}"
 CLOCK = f"swarmnet_network_clock_offset_seconds{PEER}"
+SAVED = f"swarmnet_checkpoint_last_success_timestamp_seconds{PEER}"
+EVERY = f"swarmnet_checkpoint_interval_seconds{PEER}"
+ARCHIVED = 'swarmnet_archive_last_success_timestamp_seconds{instance="a",stage="1"}'
+LOOKS = f"swarmnet_archive_interval_seconds{PEER}"
 pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 
 
@@ -27,15 +32,20 @@ def each(*spans):
 
 def fires(folder, alert, series, minutes):
     """At which of these minutes the alert fires. `series`: promtool's values by name."""
-    return [minute for minute in minutes if _fires(folder / "test.yml", alert, series, minute)]
+    rules = YAML(typ="safe").load(RULES.read_text())["groups"]
+    asked = [rule for group in rules for rule in group["rules"] if rule["alert"] == alert]
+    assert len(asked) == 1, alert
+    (folder / "rule.yml").write_text(json.dumps({"groups": [{"name": "one", "rules": asked}]}))
+    return [minute for minute in minutes if _fires(folder, alert, series, minute)]
 
 
-def _fires(file, alert, series, minute):
+def _fires(folder, alert, series, minute):
+    file = folder / "test.yml"
     asked = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'
     once = {"expr": asked, "eval_time": f"{minute}m", "exp_samples": [{"labels": "{}", "value": 1}]}
     given = [{"series": name, "values": values} for name, values in series.items()]
     file.write_text(json.dumps({
-        "rule_files": [str(RULES)], "evaluation_interval": "15s",
+        "rule_files": ["rule.yml"], "evaluation_interval": "15s",
         "tests": [{"interval": "1m", "input_series": given, "promql_expr_test": [once]}],
     }))  # fmt: skip
     done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, timeout=60)
@@ -102,3 +112,98 @@ def test_a_clock_that_is_off_is_an_alert_before_records_are_refused_for_it(tmp_p
 @pytest.mark.parametrize("offset", ["0", "1.4", "-1.4"])
 def test_a_clock_that_is_off_by_no_more_than_lines_are_slow_is_none(tmp_path, offset):
     assert fires(tmp_path, "ClockOffset", {CLOCK: each((offset, 30))}, (7, 20)) == []
+
+
+# -- checkpoints ----------------------------------------------------------------------------------------
+
+LATE = "_x200"
+"""Not there yet for 200 minutes: a peer whose checkpoint is from minute 0 would have an old one by then."""
+
+
+def late_peer(every, saved, minutes=400):
+    """A peer that begins at minute 200."""
+    return {
+        state("training"): f"{LATE} {each((1, minutes))}", EVERY: f"{LATE} {each((every, minutes))}",
+        SAVED: f"{LATE} {saved}",
+    }  # fmt: skip
+
+
+def every_so_many(minutes, first, last):
+    """A checkpoint every so many minutes, from one minute to another."""
+    return " ".join(each((at * 60, minutes)) for at in range(first, last, minutes))
+
+
+def test_a_fresh_peer_is_not_without_a_checkpoint_before_it_can_have_one(tmp_path):
+    series = late_peer(3600, f"{each((0, 60))} {every_so_many(60, 260, 600)}")
+    for alert in ("NoCheckpoint", "NoFirstCheckpoint"):
+        assert fires(tmp_path, alert, series, (201, 229, 231, 259, 261, 300, 500)) == [], alert
+
+
+def test_a_peer_that_never_writes_a_checkpoint_is_noticed_after_two_hours(tmp_path):
+    series = late_peer(300, each((0, 400)))
+    assert fires(tmp_path, "NoFirstCheckpoint", series, (231, 300, 319, 321, 590)) == [321, 590]
+    assert fires(tmp_path, "NoCheckpoint", series, (231, 321, 590)) == []
+
+
+def test_a_peer_that_writes_no_more_checkpoints_is_noticed(tmp_path):
+    series = late_peer(300, f"{each((0, 5))} {every_so_many(5, 205, 260)} {each((15300, 345))}")
+    # The newest is from minute 255: two hours, the time of three, and half an hour.
+    assert fires(tmp_path, "NoCheckpoint", series, (300, 400, 419, 421, 590)) == [421, 590]
+    assert fires(tmp_path, "NoFirstCheckpoint", series, (400, 421, 590)) == []
+
+
+@pytest.mark.parametrize("every", [0, 4 * 3600])
+def test_whose_file_asks_for_rare_checkpoints_or_none_is_left_in_peace(tmp_path, every):
+    saved = each((0, 400)) if every == 0 else f"{each((0, 240))} {each((440 * 60, 160))}"
+    for alert in ("NoCheckpoint", "NoFirstCheckpoint"):
+        assert fires(tmp_path, alert, late_peer(every, saved), (231, 321, 439, 500, 590)) == [], alert
+
+
+def test_who_was_held_for_hours_gets_time_for_a_checkpoint(tmp_path):
+    series = {
+        state("training"): each((1, 60), (0, 240), (1, 200)), EVERY: each((300, 500)),
+        SAVED: f"{each((3600, 305))} {every_so_many(5, 305, 500)}",
+    }  # fmt: skip
+    assert fires(tmp_path, "NoCheckpoint", series, (100, 250, 301, 304, 310, 400)) == []
+
+
+def test_a_stage_that_trains_is_no_word_for_one_whose_checkpoint_is_old_because_it_joins(tmp_path):
+    series = {EVERY: each((300, 300))}
+    for stage, (training, saved) in {"0": (1, every_so_many(5, 0, 300)), "1": (0, each((60, 300)))}.items():
+        of_stage = f',stage="{stage}"'
+        series[state("training", of_stage)] = each((training, 300))
+        for name, values in (("last_success_timestamp", saved), ("interval", each((300, 300)))):
+            series[f'swarmnet_checkpoint_{name}_seconds{{instance="a"{of_stage}}}'] = values
+    assert fires(tmp_path, "NoCheckpoint", series, (200, 299)) == []
+
+
+# -- archives -------------------------------------------------------------------------------------------
+
+
+def test_an_archive_whose_looks_succeed_is_no_alert_though_the_run_is_held_and_none_is_newer(tmp_path):
+    """A look succeeds that finds nothing newer: the time of the newest checkpoint may stand still."""
+    newest = 'swarmnet_archive_newest_timestamp_seconds{instance="a",stage="1"}'
+    series = {ARCHIVED: every_so_many(10, 0, 600), LOOKS: each((600, 600)), newest: each((60, 600))}
+    assert fires(tmp_path, "ArchiveStandsStill", series, (10, 130, 300, 590)) == []
+
+
+def test_an_archive_into_which_nothing_of_a_stage_comes_any_more_is_noticed(tmp_path):
+    series = {
+        ARCHIVED: f"{every_so_many(10, 0, 100)} {each((5400, 400))}", LOOKS: each((600, 500)),
+        ARCHIVED.replace('"1"', '"0"'): every_so_many(10, 0, 500),
+    }  # fmt: skip
+    # It last succeeded at minute 90: three looks, and two hours.
+    assert fires(tmp_path, "ArchiveStandsStill", series, (100, 200, 239, 242, 490)) == [242, 490]
+
+
+def test_an_archive_that_is_looked_at_rarely_has_as_many_looks(tmp_path):
+    series = {ARCHIVED: f"{each((60, 300))} {every_so_many(300, 300, 1200)}", LOOKS: each((18000, 1200))}
+    assert fires(tmp_path, "ArchiveStandsStill", series, (250, 299, 700, 1190)) == []
+
+
+def test_a_new_archive_gets_time_and_one_into_which_nothing_ever_comes_is_noticed(tmp_path):
+    begins = {LOOKS: f"{LATE} {each((600, 400))}"}
+    good = {**begins, ARCHIVED: f"{LATE} {each((0, 60))} {every_so_many(10, 260, 600)}"}
+    assert fires(tmp_path, "ArchiveStandsStill", good, (201, 259, 261, 330, 590)) == []
+    bad = {**begins, ARCHIVED: f"{LATE} {each((0, 400))}"}
+    assert fires(tmp_path, "ArchiveStandsStill", bad, (231, 319, 321, 590)) == [321, 590]

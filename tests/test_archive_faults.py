@@ -178,11 +178,12 @@ async def test_who_fetches_chunks_over_carriers_is_not_let_go_for_its_silence(tm
     monkeypatch.setattr(serving, "IDLE_SECONDS", 0.2)
     began = asyncio.get_running_loop().time()
     while asyncio.get_running_loop().time() < began + 0.4:
-        desk.serving.gave(STAGE)
+        desk.serving.gave(STAGE, 7)
         desk.serving._beat()
         await asyncio.sleep(0.01)
     assert len(desk.serving.served()) == 1
-    desk.serving.gave(STAGE + 1)
+    assert desk.serving.served_bytes[STAGE] >= 7
+    desk.serving.gave(STAGE + 1, 7)
     async with asyncio.timeout(5.0):
         while desk.serving.served():
             desk.serving._beat()

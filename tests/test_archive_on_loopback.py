@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,7 @@ def newest(archive: Path) -> dict[int, int]:
 
 
 async def the_owner_acts(scene: Scene, run_id: str, bootstrap: str) -> None:
-    """The run is in the registry, and an order reaches it."""
+    """The run is in the registry, an order reaches it, and whoever has only its id gets a report."""
     run, key = scene.folder / "run.json", scene.folder / "owner.key"
     assert run_id in await scene.swarmnet("registry", "list", "--bootstrap", bootstrap)
     told = await scene.swarmnet(
@@ -88,15 +89,26 @@ async def the_owner_acts(scene: Scene, run_id: str, bootstrap: str) -> None:
     )  # fmt: skip
     assert "told   " in told
     assert "told   0" not in told
+    report = json.loads(await scene.swarmnet("report", run_id, "--bootstrap", bootstrap, "--json"))
+    assert "what 3 peers (stage 0: 1, stage 1: 1, without a stage: 1) said of themselves" in report["from"]
+    assert_named(report)
+    workers = {peer.peer_id for peer in scene.peers if peer.name.startswith("old-")}
+    assert {one["peer"] for one in report["contributors"]} <= workers
+    assert {one["signed"] for one in report["contributors"]} <= {None}
+
+
+def assert_named(report: dict[str, Any]) -> None:
+    """Its sources and what was withdrawn."""
+    assert [source["name"] for source in report["sources"]] == ["first", "second"]
+    assert report["processing"]["withdrawn_documents"] == [
+        {"document": "ab" * 32, "reason": "its author asked"}
+    ]
 
 
 def the_report_names_everything(place: Path) -> None:
     archive = Archive(open_store(str(place)))
     report = summary(from_archive(archive, archive.open(), time.time()))
-    assert [source["name"] for source in report["sources"]] == ["first", "second"]
-    assert report["processing"]["withdrawn_documents"] == [
-        {"document": "ab" * 32, "reason": "its author asked"}
-    ]
+    assert_named(report)
     assert report["compute"]["tokens"] > 0
     assert {one["signed"] > 0 for one in report["contributors"]} == {True}
 

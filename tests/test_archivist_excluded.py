@@ -16,6 +16,7 @@ from test_archive import MANIFEST, SLOW, archived, trained
 
 from peers.archive.archivist import Policy
 from peers.errors import UserError
+from peers.metrics import Metrics
 from peers.roles.archivist import ArchivistRole
 from peers.run_file import published_text
 from peers.virtual_time import run
@@ -58,6 +59,7 @@ class Running:
         process = SimpleNamespace(
             config=config, identity=ARCHIVIST, log=log, report=SimpleNamespace(status=lambda status: None),
             say=lambda event, text, **_: self.said.append(text), known_as=lambda run: None,
+            metrics=Metrics(process=False),
         )  # fmt: skip
         me = ARCHIVIST.peer_id
         self.network = SimpleNamespace(
@@ -81,9 +83,7 @@ def test_who_is_banned_before_it_begins_opens_nothing(tmp_path):
     async def story():
         swarm = Swarm(replace(MANIFEST, contact="owner@example.org"))
         swarm.open()
-        await swarm.network.directory(OWNER.peer_id).put_order(
-            swarm.signed.run_id, ban(swarm).data, 1.0
-        )
+        await swarm.network.directory(OWNER.peer_id).put_order(swarm.signed.run_id, ban(swarm).data, 1.0)
         running = Running(swarm, tmp_path)
         with pytest.raises(UserError, match=BANNED):
             await running.end(1.0)

@@ -29,7 +29,7 @@ UNITLESS = {
                      "swarm_held", "swarm_bootstrap_up", "swarm_peer_up"), "1 (if|for|while) .*"),
     # Which one.
     "stage": "Index of .*",
-    **dict.fromkeys(("round", "round_settled", "swarm_round"), ".*[Rr]ound.*, number.*"),
+    **dict.fromkeys(("round", "round_settled", "swarm_round", "archive_round"), ".*[Rr]ound.*, number.*"),
     # How many, and of what.
     "stages": "Stages of .*",
     "stages_missing": "Stages without .*",
@@ -40,6 +40,8 @@ UNITLESS = {
     "swarm_records_truncated": "Peers without .*",
     "network_connections": "libp2p connections of .*",
     "network_subflows": "Connections besides .*",
+    "relay_circuits": "Circuits through .*",
+    "archive_checkpoints": "Checkpoints kept.*",
     "credit_contributions": "Own contributions that .*",
     **dict.fromkeys(("credit_tokens", "swarm_tokens", "swarm_peer_tokens"), "Tokens .*"),
     # Of the model: nats per token, which Prometheus has no word for, a rate without a unit, and norms.
@@ -84,9 +86,12 @@ def test_a_name_that_may_do_without_a_unit_is_one_that_there_is_and_has_none():
 
 
 def test_no_label_is_a_peer_and_all_are_bounded_but_those_the_peer_says_of_itself():
+    """The stages of an archive are those of the run's manifest."""
     for metric in everything():
         for label in metric.labels:
-            assert label.values or metric.name in ("swarmnet_peer_info", "swarmnet_build_info")
+            of_an_archive = label.name == "stage" and metric.name.startswith("swarmnet_archive_")
+            itself = metric.name in ("swarmnet_peer_info", "swarmnet_build_info")
+            assert label.values or itself or of_an_archive
             assert label.name != "peer" or metric.name == "swarmnet_peer_info"
 
 

@@ -121,6 +121,7 @@ def test_alerts_name_series_that_exist_and_say_what_helps():
     wanted = {
         "PeerStuck", "NoFirstRound", "PeerAlone", "StageThin", "LossNotFinite", "RoundLag", "NoCheckpoint",
         "BootstrapDown", "ClockOffset", "UpdatesRejected", "DiskLow", "DhtSplit", "PeerUnreachable",
+        "NoFirstCheckpoint", "ArchiveStandsStill",
     }  # fmt: skip
     assert wanted <= {rule["alert"] for rule in alerts()}
     for rule in alerts():
@@ -170,7 +171,7 @@ def get(url, seconds=10.0):
 
 
 class Watched:
-    """A worker for each of two stages, an observer, and a Prometheus that scrapes all three."""
+    """A worker for each of two stages, an archivist, an observer, and a Prometheus that scrapes all four."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -210,7 +211,9 @@ class Watched:
         first = await self.peer("peer-0", stage=0, **common)
         other = await self.peer("peer-1", stage=1, bootstrap=first.addresses, **common)
         pattern = r"metrics at http://([\d.:]+)/metrics"
-        self.metrics = [await self.said(peer, pattern) for peer in (first, other)]
+        keeps = {"archive": str(self.folder / "archive"), "archiving": {"seconds": 1.0}}
+        archivist = await self.peer("archivist", role="archivist", bootstrap=first.addresses, **keeps)
+        self.metrics = [await self.said(peer, pattern) for peer in (first, other, archivist)]
         shows = {"listen": "127.0.0.1:0", "targets": self.metrics[1:]}
         observer = await self.peer("observer", role="observer", bootstrap=first.addresses, observer=shows)
         self.page = await self.said(observer, r"http://([\d.:]+)(?!.*/metrics)")
@@ -330,7 +333,7 @@ async def test_every_expression_of_every_panel_and_alert_finds_data_in_a_running
         assert {
             target["scrapeUrl"]: target["lastError"] for target in targets if target["health"] != "up"
         } == {}
-        assert len(targets) == 3, "a worker, the other by the observer's /sd, and the observer"
+        assert len(targets) == 4, "a worker, two others by the observer's /sd, and the observer"
         await top_shows_it(watched)
         for address in (*watched.metrics, watched.page):
             assert linted(await asyncio.to_thread(get, f"http://{address}/metrics")) == "", address

@@ -31,6 +31,12 @@ OF_FAULTS = {"train_nonfinite_total", "refused_total", "state_chunks_refused_tot
 """A swarm in which nobody lies or breaks has none; each is made to move below."""
 OF_SLOW_LINES = {"network_subflows", "network_messages_repeated_total"}
 """A line in memory carries all that there is."""
+OF_OTHER_ROLES = {
+    "archive_round", "archive_newest_timestamp_seconds", "archive_last_success_timestamp_seconds",
+    "archive_size_bytes", "archive_checkpoints", "archive_failures_total", "archive_served_bytes_total",
+    "archive_interval_seconds", "relay_circuits", "relay_refused_total", "relay_carried_bytes_total",
+}  # fmt: skip
+"""Of archivists and of bootstraps: tests/test_role_metrics.py."""
 OF_VISITORS = {"inference_requests_total", "inference_compute_seconds_total"}
 
 
@@ -70,9 +76,7 @@ class Watched(Swarm):
         silent = Silent()
         observer = self.observers[name] = Observer(member.worker, metrics, silent, silent)
         counted = member.worker.presence.directory
-        directory = DirectoryObserver(
-            counted, seen(measured_offset=None, known_nodes=3), metrics
-        )
+        directory = DirectoryObserver(counted, seen(measured_offset=None, known_nodes=3), metrics)
         self.watching += [self.loop.create_task(part.run()) for part in (observer, directory)]
         return member
 
@@ -118,7 +122,7 @@ async def lively(swarm, folder):
     await swarm.until(lambda: swarm.of("saved", "b"), 30.0)
     await swarm.leave("b")
     await swarm.members["b"].worker.transport.close()
-    swarm.start("b", 0, checkpoints=folder / "b")
+    swarm.start("b", 0, checkpoints=folder / "b", checkpoint_seconds=300.0)
     await swarm.until(lambda: len(swarm.of("in_step", "b")) > 1, 30.0)
     await swarm.during(10.0)
     await swarm.stop_watching()
@@ -149,7 +153,7 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
     _, series = watched
     names = {one.split()[0] for of_peer in series.values() for one in of_peer}
     declared = {metric.name.removeprefix("swarmnet_") for metric in Metrics(process=False).declared}
-    assert declared - names == OF_THE_PROCESS | OF_FAULTS | OF_SLOW_LINES | OF_VISITORS
+    assert declared - names == OF_THE_PROCESS | OF_FAULTS | OF_SLOW_LINES | OF_VISITORS | OF_OTHER_ROLES
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
         ("microbatch_duration_seconds", "forward backward", "cdg"),
         ("microbatch_duration_seconds", "backward", "ef"),
         ("microbatches_total", "committed", "abcdefg"),
-        ("microbatches_total", "rerouted late_answers", "d"),
+        ("microbatches_total", "rerouted", "d"),
         ("departures_total", "connection_lost left", "a"),
         ("state", "training", "adefg"),
         ("stage_peers", "", "abdefg"),
@@ -195,6 +199,7 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
         ("round_corrections_total", "", "e"),
         ("updates_total", "accepted", "abcdefg"),
         ("checkpoint_duration_seconds", "save load", "b"),
+        ("checkpoint_interval_seconds", "", "b"),
         ("checkpoint_duration_seconds", "fetch", "g"),
         ("state_fetched_bytes", "", "g"),
     ],

@@ -27,7 +27,13 @@ INDEX, RUN, ORDER, CONTRIBUTORS = "archive.json", "run.json", "order.bin", "cont
 FORMAT = 1
 INDEX_LIMIT = 64 * 1024 * 1024
 """Of the index, for readers and writers alike: an entry that 64 peers have signed takes 4 KB."""
+_FAR = 1 << 63
+"""Above any length in bytes and any time in seconds."""
 _NAME = re.compile(r"stage-(\d{1,5})-round-(\d{8,10})\.safetensors")
+
+
+class IndexFull(ArchiveError):
+    """No reader would take an index with one checkpoint more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +146,11 @@ class Archive:
         self.store.write(CONTRIBUTORS, json.dumps(contributors, indent=1, ensure_ascii=False).encode())
 
     def _index(self, entries: tuple[Entry, ...]) -> bytes:
-        """Raises ArchiveError for one that no reader would take: what is archived must stay readable."""
+        """Raises IndexFull for one that no reader would take: what is archived must stay readable."""
         content = {"format": FORMAT, "checkpoints": [asdict(entry) for entry in entries]}
         data = json.dumps(content, indent=1).encode()
         if len(data) > INDEX_LIMIT:
-            raise ArchiveError(
+            raise IndexFull(
                 f"{self.store.url}/{INDEX} is full: {len(entries)} checkpoints take {len(data)} bytes, of at "
                 f"most {INDEX_LIMIT}; what is archived stays, but nothing is added: keep fewer "
                 "(archiving.newest, archiving.every) or archive to another place"
@@ -181,4 +187,6 @@ def _entry(content: dict[str, Any]) -> Entry:
     found = _NAME.fullmatch(entry.name)
     if found is None or (int(found[1]), int(found[2])) != (entry.stage, entry.round):
         raise ValueError(f"an entry named {entry.name!r}")
+    if not (0 <= entry.bytes < _FAR and 0 <= entry.archived < _FAR):
+        raise ValueError(f"{entry.name} has {entry.bytes} bytes, archived at {entry.archived}")
     return entry

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from peers import checkpoint
-from peers.archive.archive import Archive, Entry, entry_name
+from peers.archive.archive import Archive, Entry, IndexFull, entry_name
 from peers.archive.circle import Circle, Surroundings
 from peers.archive.store import ArchiveError, sha256
 from peers.creator.order_book import OrderBook
@@ -43,6 +43,35 @@ class Policy:
     """As in retention.kept."""
 
 
+class NotArchived(Exception):
+    """Why a stage is not archived this time."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        """`code`: one of reasons.ARCHIVING."""
+        super().__init__(reason)
+        self.code = code
+
+
+Failure = NotArchived | WireError | NoState | UserError | TimeoutError
+
+
+def code_of(error: Failure) -> str:
+    """Which of reasons.ARCHIVING it is: of what is raised elsewhere, by where it can be raised."""
+    match error:
+        case NotArchived():
+            return error.code
+        case WireError():
+            return "directory_silent"
+        case NoState():
+            return "no_agreement"
+        case IndexFull():
+            return "index_full"
+        case UserError():
+            return "not_written"
+        case _:
+            return "deadline"
+
+
 class Archivist:
     def __init__(
         self,
@@ -64,6 +93,10 @@ class Archivist:
         self.contributions = Contributions()
         self.signed: Counter[str] = Counter()
         """How many archived checkpoints a peer has signed: that it held them is proven."""
+        self.failures: Counter[tuple[int, str]] = Counter()
+        """By stage and code, since the start."""
+        self.succeeded: dict[int, float] = {}
+        """Stage -> when it was last archived, or had nothing newer; swarm time, seconds since 1970."""
         self._records: dict[PeerId, PeerRecord] = {}
         self._layouts: dict[int, Layout] = {}
         for stage in range(len(self.manifest.stages)):
@@ -94,16 +127,13 @@ class Archivist:
             await asyncio.sleep(self.policy.seconds)
 
     async def once(self) -> None:
-        try:
-            await self._prune()  # First too: a full archive has room again once less of it is to stay.
-        except UserError as error:
-            self.say("archive", str(error))
+        await self._prune()  # First too: a full archive has room again once less of it is to stay.
         for stage in self._layouts:
             try:
                 await self._stage(stage)
-            except (WireError, NoState, UserError, TimeoutError) as error:
-                self.note("archiving_failed", stage=stage, reason=str(error))
-                self.say("archive", f"stage {stage} is not archived this time: {error or 'it took too long'}")
+                self.succeeded[stage] = self.circle.directory.now()
+            except (NotArchived, WireError, NoState, UserError, TimeoutError) as error:
+                self._failed(stage, error)
             finally:
                 self.circle.part(stage)
         try:
@@ -111,11 +141,21 @@ class Archivist:
         except UserError as error:
             self.say("archive", str(error))
 
+    def _failed(self, stage: int, error: Failure) -> None:
+        code = code_of(error)
+        self.failures[stage, code] += 1
+        self.note("archiving_failed", stage=stage, code=code, reason=str(error))
+        self.say("archive", f"stage {stage} is not archived this time: {error or 'it took too long'}")
+
     async def _stage(self, stage: int) -> None:
+        """Return when the archive has the newest that the stage's peers offer. Raises a `Failure`."""
         around, path = self.circle.states[stage]
-        self._count(await self.circle.gather(stage))
+        records = await self.circle.gather(stage)
+        self._count(records)
+        if not records.keys() - self.circle.serving.served():
+            raise NotArchived("no_peer", "no peer of it is there")
         if not around.peers:
-            raise NoState("no peer of it is there")
+            raise NotArchived("not_reached", "none of its peers is reached")
         newest = self.archive.newest(stage)
         enough = newest[0].round if newest else -1
         async with asyncio.timeout(FETCH_SECONDS):
@@ -125,7 +165,8 @@ class Archivist:
         digest = await asyncio.to_thread(checkpoint.state_digest, weights.settled_round, weights.units)
         signed = around.signed(weights.settled_round, weights.chain + digest)
         if not signed:
-            raise NoState(f"nobody has signed the weights of round {weights.settled_round} yet")
+            reason = f"nobody has signed the weights of round {weights.settled_round} yet"
+            raise NotArchived("not_signed", reason)
         now = self.circle.directory.now()
         entry = await asyncio.to_thread(self._write, stage, weights, signed, now)
         self.signed.update(entry.signers)
@@ -135,11 +176,14 @@ class Archivist:
         await self._prune()
 
     async def _prune(self) -> None:
-        """Raises ArchiveError."""
+        """What the store refuses is said; what was to be archived is there all the same."""
         interval = self.manifest.rounds.snapshot_rounds
         prune = partial(self.archive.prune, interval, self.policy.newest, self.policy.every)
-        for gone in await asyncio.to_thread(prune):
-            self.note("pruned", stage=gone.stage, round=gone.round)
+        try:
+            for gone in await asyncio.to_thread(prune):
+                self.note("pruned", stage=gone.stage, round=gone.round)
+        except UserError as error:
+            self.say("archive", str(error))
 
     def _write(self, stage: int, weights: Weights, signed: dict[PeerId, bytes], now: float) -> Entry:
         data = checkpoint.content(
@@ -151,8 +195,10 @@ class Archivist:
             tuple(sorted(signed)), now,
         )  # fmt: skip
         self.archive.put(entry, data)
-        if self.archive.checkpoint(entry) != data:  # Read back: a store that keeps nothing is found here.
-            raise ArchiveError(f"{self.archive.store.url} does not give back what was written")
+        try:  # Read back: a store that keeps nothing is found here.
+            self.archive.checkpoint(entry)
+        except ArchiveError as error:
+            raise NotArchived("not_given_back", str(error)) from None
         return entry
 
     # -- who has contributed --------------------------------------------------------------------------
@@ -187,7 +233,9 @@ class Archivist:
             tokens.setdefault(peer, {})[str(stage)] = count
         contributors = [
             {
-                "peer": peer, "name": self.contributions.names.get(peer, ""), "tokens": counts,
+                "peer": peer,
+                "name": self.contributions.names.get(peer, ""),
+                "tokens": counts,
                 "signed": self.signed[peer],
             }
             for peer, counts in tokens.items()

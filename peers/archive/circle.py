@@ -142,7 +142,7 @@ class Circle:
         for stage, (_, path) in self.states.items():
             chunk = path.chunk(digest, index)
             if chunk is not None:
-                self.serving.gave(stage)
+                self.serving.gave(stage, len(chunk))
                 return chunk
         return None
 

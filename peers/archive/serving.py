@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from protocols.messages import (
     AskState,
     Beat,
     Bye,
+    Chunk,
     Hello,
     Message,
     Refuse,
@@ -78,6 +80,8 @@ class Serving:
         self.note = note
         self.snapshots: dict[int, tuple[Snapshots, Layout]] = {}
         """By stage."""
+        self.served_bytes: Counter[int] = Counter()
+        """Of chunks that were handed to connections, by stage."""
         self._statements: dict[int, list[bytes]] = {}
         """What peers have signed of the weights that are held of a stage."""
         self._newest: dict[int, int] = {}
@@ -206,6 +210,9 @@ class Serving:
             newcomer.link.post(message, body)
         except WireError as error:
             self.note("answer_failed", peer=peer, code=error.code, reason=str(error))
+            return
+        if isinstance(message, Chunk):
+            self.served_bytes[newcomer.stage] += len(body)
 
     def asked(self, peer: PeerId, message: AskState | AskChunk) -> bool:
         """A newcomer asks for something: whether there is an answer now. If not, or if the archive has newer
@@ -222,9 +229,10 @@ class Serving:
         # Who is half through with older weights gets the rest of them: a chunk is not asked for again.
         return bool(snapshots.held) and isinstance(message, AskChunk)
 
-    def gave(self, stage: int) -> None:
-        """A chunk went to whoever asked on a carrier's connection, which says no name: whoever of that stage
-        is here may be fetching."""
+    def gave(self, stage: int, size: int) -> None:
+        """A chunk of so many bytes went to whoever asked on a carrier's connection, which says no name:
+        whoever of that stage is here may be fetching."""
+        self.served_bytes[stage] += size
         for newcomer in self._newcomers.values():
             if newcomer.stage == stage:
                 newcomer.asked_at = self._loop.time()

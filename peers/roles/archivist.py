@@ -8,6 +8,7 @@ from importlib.metadata import version
 from random import Random
 
 from peers.archive.archive import Archive
+from peers.archive.archive_observer import ArchiveObserver
 from peers.archive.archivist import Archivist, Policy
 from peers.archive.circle import Circle
 from peers.archive.serving import Serving
@@ -65,18 +66,23 @@ class ArchivistRole(Role):
                 orders=keep_forever(book, directory, note),
                 excluded=until_excluded(book, gatekeeper, me),
                 announce=presence.announce_forever(NO_STAGE, record),
-                status=self._show(archive),
+                status=self._show(archivist),
             )
         finally:
             circle.close()
 
-    async def _show(self, archive: Archive) -> None:
-        while True:
-            self.archived = bool(archive.entries)
-            newest = max((entry.round for entry in archive.entries), default=-1)
-            self.process.report.status(Status("archiving", round=newest))
-            self.process.log.flush()
-            await asyncio.sleep(LOOK_SECONDS)
+    async def _show(self, archivist: Archivist) -> None:
+        observer, archive = ArchiveObserver(archivist, self.process.metrics), archivist.archive
+        try:
+            while True:
+                observer.look()
+                self.archived = bool(archive.entries)
+                newest = max((entry.round for entry in archive.entries), default=-1)
+                self.process.report.status(Status("archiving", round=newest))
+                self.process.log.flush()
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            observer.look()  # The next session's archivist counts from 0.
 
     def not_ready(self) -> str | None:
         return None if self.archived else "has archived nothing yet"

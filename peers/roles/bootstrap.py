@@ -9,6 +9,7 @@ import time
 from peers.creator.order_book import OrderBook
 from peers.creator.upkeep import keep
 from peers.joining import find_manifest
+from peers.relay_observer import RelayObserver
 from peers.roles.role import Network, Process, Role
 from peers.run_file import SignedManifest
 from peers.status import Status
@@ -18,7 +19,7 @@ MANIFEST_SECONDS = 60.0
 """How often a bootstrap with a run stores its manifest, the owner's order and the registry's entry again;
 they live 600 s in the directory."""
 LOOK_SECONDS = 5.0
-"""How often a bootstrap says how many nodes it knows."""
+"""How often a bootstrap says how many nodes it knows, and what it carries."""
 
 
 class Bootstrap(Role):
@@ -40,6 +41,16 @@ class Bootstrap(Role):
         book = None
         if signed is not None:
             book = OrderBook(signed, process.config.state / "order.bin", process.log.record, process.say)
+        circuits = RelayObserver(network.transport.circuits, process.metrics)
+        try:
+            await self._stay(network, signed, book, circuits)
+        finally:
+            circuits.end()
+
+    async def _stay(
+        self, network: Network, signed: SignedManifest | None, book: OrderBook | None, circuits: RelayObserver
+    ) -> None:
+        process, directory = self.process, network.directory
         put_at, carried = float("-inf"), 0
         while True:
             if signed is not None and time.monotonic() >= put_at + MANIFEST_SECONDS:
@@ -49,6 +60,7 @@ class Bootstrap(Role):
                 if book is not None:
                     await keep(book, directory, process.log.record)
             process.report.status(Status("bootstrap", swarm_peers=network.dht.known_nodes))
+            circuits.look()
             carries = network.transport.circuits
             if carries.carried_bytes != carried:
                 carried = carries.carried_bytes

@@ -1,0 +1,47 @@
+"""What an archivist counts and keeps, as metrics."""
+
+from __future__ import annotations
+
+from peers.archive.archive import Entry
+from peers.archive.archivist import Archivist
+from peers.growth import Growth
+from peers.metrics import Metrics
+
+
+class ArchiveObserver:
+    """Of one archivist, whose archive is open: its series appear with this."""
+
+    def __init__(self, archivist: Archivist, metrics: Metrics) -> None:
+        self.archivist, self.metrics = archivist, metrics.archive
+        self.stages = len(archivist.manifest.stages)
+        self.growth = Growth()
+        self._seen: tuple[Entry, ...] | None = None
+        self.metrics.show(self.stages)
+        self.metrics.interval.set(archivist.policy.seconds)
+
+    def look(self) -> None:
+        """Update the metrics."""
+        metrics, growth, archivist = self.metrics, self.growth, self.archivist
+        entries = archivist.archive.entries
+        if entries is not self._seen:  # It is replaced as a whole, now and then.
+            self._seen = entries
+            self._kept(entries)
+        for stage, at in archivist.succeeded.items():
+            metrics.succeeded(str(stage)).set(at)
+        for (stage, reason), count in archivist.failures.items():
+            metrics.failures(str(stage), reason).inc(growth.of(f"failures {stage}", count, reason))
+        for stage, count in archivist.circle.serving.served_bytes.items():
+            metrics.served(str(stage)).inc(growth.of("served", count, str(stage)))
+
+    def _kept(self, entries: tuple[Entry, ...]) -> None:
+        """As the archive's index says."""
+        of_stage: dict[int, list[Entry]] = {stage: [] for stage in range(self.stages)}
+        for entry in entries:
+            of_stage.get(entry.stage, []).append(entry)  # Another one's index may name more stages.
+        for stage, kept in of_stage.items():
+            newest = max(kept, key=lambda entry: entry.round, default=None)
+            name, metrics = str(stage), self.metrics
+            metrics.round(name).set(newest.round if newest is not None else -1)
+            metrics.written(name).set(newest.archived if newest is not None else 0.0)
+            metrics.bytes(name).set(sum(entry.bytes for entry in kept))
+            metrics.checkpoints(name).set(len(kept))
