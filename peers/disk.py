@@ -10,6 +10,7 @@ from typing import Protocol
 
 from peers import checkpoint
 from peers.compute import UPDATE, Compute
+from peers.kept_chunks import KeptChunks
 from peers.run_file import SignedManifest
 from peers.snapshots import Snapshots, Weights
 from peers.stage_part import StagePart
@@ -18,6 +19,8 @@ from swarmnet.branches import START
 from swarmnet.round_events import Sets
 
 LOOK_SECONDS = 1.0
+DOWNLOAD = "download"
+"""The folder beside the checkpoints."""
 
 
 def aligned(snapshot_rounds: int, wanted_rounds: float) -> int:
@@ -64,6 +67,8 @@ class Disk:
         self.say = say
         self.digests = digests
         self.sets = sets
+        self.chunks = KeptChunks(None if folder is None else folder / DOWNLOAD, say)
+        """Of a state that is being fetched."""
         self.saved: tuple[Path, int] | None = None
         """The newest checkpoint's file and round."""
         self.saved_bytes = 0

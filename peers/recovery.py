@@ -53,6 +53,7 @@ class Recovery:
         """The newest of them, until this peer has begun."""
         self.keepers = Keepers(presence, neighbourhood, neighbourhood.membership.stage)
         states.vouched = self.keepers.vouched
+        states.kept = disk.chunks
         self.compute = compute
         self.leaving = leaving
         self.note = note
@@ -70,7 +71,14 @@ class Recovery:
     async def weights(self, update: UpdatePath | None, wish: Callable[[], Resynchronise | None]) -> Weights:
         """The newest that the group offers, else what this peer has itself. `wish`: why the state is
         fetched anew, as it is known by then; after a fork only from those of the history that stands, and not
-        on top of the own one."""
+        on top of the own one. What is on disk of a download is removed, unless this peer leaves before it has
+        any weights: then it goes on with that when it is started again."""
+        found = await self._weights(update, wish)
+        if not self.leaving.is_set():
+            await self.disk.chunks.remove()
+        return found
+
+    async def _weights(self, update: UpdatePath | None, wish: Callable[[], Resynchronise | None]) -> Weights:
         own = self._first() if update is None else await self._settled(update)
         clock = self.neighbourhood.clock
         until, agreed_until = clock.time() + PATIENCE_SECONDS, clock.time() + AGREE_SECONDS
@@ -98,7 +106,8 @@ class Recovery:
             if weights is None:  # From the seed on, the sets of the history that stands are there.
                 self._forget_after(-1)
                 return self.disk.first_weights()
-            self.note("fetched", round=weights.settled_round, bytes=self.states.fetched_bytes)
+            bytes_now = self.states.fetched_bytes - self.states.kept_bytes
+            self.note("fetched", round=weights.settled_round, bytes=bytes_now)
             # Of a history that was given up the weights after this very round are others, too.
             self._forget_after(weights.settled_round - (forked or self._holds_another(weights)))
             self.states.snapshots.hold(weights)

@@ -17,6 +17,7 @@ import msgspec
 
 from peers.checkpoint import state_digest
 from peers.clock import Clock
+from peers.kept_chunks import Download, KeptChunks
 from peers.reasons import HOLDERS
 from peers.snapshots import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Standing, Weights, units_of
 from peers.status import amount
@@ -113,7 +114,12 @@ class StatePath:
         """To which roots peers have put their names (signed_digests.py)."""
         self.vouched: Callable[[PeerId, SnapshotRoot], bool] = lambda peer, root: True
         """Whether a peer may offer this root (peers/archive/keepers.py)."""
+        self.kept = KeptChunks(None, say)
+        """What a restart of this peer does not lose of a download."""
         self.fetched_bytes = 0
+        """Of the newest state, with those that were fetched before this peer was restarted."""
+        self.kept_bytes = 0
+        """Of these, the latter."""
         self.chunks_refused = 0
         """Chunks whose hash was wrong."""
         self.timings = Timings()
@@ -122,7 +128,7 @@ class StatePath:
         self._offered = asyncio.Event()
         self._fetch: SnapshotFetch | None = None
         self._root: SnapshotRoot | None = None
-        self._data = bytearray()
+        self._download: Download | None = None
         self._fetched = asyncio.Event()
         self._carriers: Carries | None = None
         self._timer = Timer(self._tick, self.clock)
@@ -192,7 +198,12 @@ class StatePath:
         named = {
             peer: [(root.round, root.digest) for root in offered] for peer, offered in roots.items()
         }  # fmt: skip
-        chosen = choose_root(named, self.signed()) if begun else self._choose_disk(named)
+        if begun:  # What is gone on with must be news here, and everybody must have the sets after it.
+            first = max(have + 1, *(offer.oldest_set - 1 for offer in begun.values()))
+            usable = [root for offered in roots.values() for root in offered if root.round >= first]
+            chosen = choose_root(named, self.signed(), await self.kept.worth_resuming(usable))
+        else:
+            chosen = self._choose_disk(named)
         if chosen is None and apart:
             chosen = self._choose_disk(named)
         if chosen is None and begun:
@@ -258,14 +269,16 @@ class StatePath:
         hashes = max(lists, key=lists.count)
         holders = [peer for peer, root in naming.items() if tuple(root.chunks) == hashes]
         root = self._root = naming[holders[0]]
-        self._data, self.fetched_bytes = bytearray(root.size), 0
+        download = self._download = Download(self.kept, hashes, root.size)
+        here = await download.resume()
+        self.kept_bytes = self.fetched_bytes = sum(len(download.part(index)) for index in here)
         self._fetched.clear()
-        carriers = self._carriers = await self._open_carriers(root.size)
+        carriers = self._carriers = await self._open_carriers(root.size - self.kept_bytes)
         at_once = carriers.lanes_per_holder if carriers is not None else ASKED_AT_ONCE
-        self._fetch = SnapshotFetch(hashes, holders, at_once)
+        self._fetch = SnapshotFetch(hashes, holders, at_once, here)
         began = self.clock.time()
-        self.note("fetching", round=root.round, size=root.size, holders=len(holders))
-        size = amount(root.size)
+        self.note("fetching", round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
+        size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if here else "")
         self.say("weights", f"fetches the weights of round {root.round}: {size}, holders: {len(holders)}")
         try:
             self._do(self._fetch.start(self.clock.time()))
@@ -276,12 +289,14 @@ class StatePath:
                 self._ask_others(self._fetch)
         finally:
             fetch, self._fetch, self._root, self._carriers = self._fetch, None, None, None
+            self._download = None
             if carriers is not None:
                 await carriers.close()
-        stuck = fetch.stuck
-        if stuck:
+            await download.close()
+        if fetch.stuck:
             raise NoState(f"all {len(holders)} holders of the snapshot of round {root.round} failed")
-        units = units_of(bytes(self._data))
+        await self.kept.remove()
+        units = units_of(bytes(download.data))
         if state_digest(root.round, units) != root.digest:
             raise NoState(f"the chunks of the snapshot of round {root.round} do not make up its digest")
         self.timings.add("fetch", self.clock.time() - began)
@@ -322,8 +337,8 @@ class StatePath:
         return snapshot.chunk(index) if snapshot is not None and held else None
 
     def _arrived(self, peer: PeerId, digest: bytes, index: int, body: bytes) -> None:
-        fetch, root = self._fetch, self._root
-        if fetch is None or root is None or digest != root.digest:
+        fetch, root, download = self._fetch, self._root, self._download
+        if fetch is None or root is None or download is None or digest != root.digest:
             return
         received = hashlib.sha256(body).digest()
         self.chunks_refused += not 0 <= index < len(root.chunks) or received != root.chunks[index]
@@ -335,8 +350,10 @@ class StatePath:
             return
         wanted, effects = fetch.chunk(peer, index, received, self.clock.time())
         if wanted:
-            self._data[index * size : index * size + len(body)] = body
+            download.put(index, body)
             self.fetched_bytes += len(body)
+            if fetch.missing:
+                download.keep(index)
         self._do(effects)
 
     def _tick(self) -> None:

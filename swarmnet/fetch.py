@@ -25,6 +25,9 @@ STALL_SECONDS = 2.5
 """A holder without progress for so long is dropped: three seconds are allowed from its last sign."""
 AGREEMENT = 2 / 3
 """The share of the asked peers that must name a snapshot (docs/design.md, state)."""
+WORTH_RESUMING = 1 / 2
+"""The share of a state that must be here already for it to be fetched in the place of a newer one. Less does
+not pay: the sets that follow it are forgotten `snapshot_rounds` sooner, and then all is fetched anew."""
 
 
 def chunk_bytes(size: int) -> int:
@@ -36,13 +39,21 @@ def chunk_bytes(size: int) -> int:
 
 
 def choose_root(
-    offers: Mapping[PeerId, Collection[Root]], signed: Mapping[PeerId, Collection[Root]] | None = None
+    offers: Mapping[PeerId, Collection[Root]],
+    signed: Mapping[PeerId, Collection[Root]] | None = None,
+    resumed: Collection[Root] = (),
 ) -> Root | None:
     """The newest root that somebody offers and enough of the peers name; None: no agreement. `signed`: what
-    peers have put their names to before, though they may hold it no more; who offers nothing has no voice."""
+    peers have put their names to before, though they may hold it no more; who offers nothing has no voice.
+    `resumed`: those whose download is worth going on with come first."""
     named = _named(offers, signed or {})
     agreed = [root for root, peers in named.items() if len(peers) >= AGREEMENT * len(offers)]
-    return max(agreed, default=None)
+    return max(agreed, key=lambda root: (root in resumed, root), default=None)
+
+
+def worth_resuming(here_bytes: int, size: int) -> bool:
+    """Whether to go on with a state of `size` bytes, so many of them here, though a newer one is offered."""
+    return here_bytes >= WORTH_RESUMING * size
 
 
 def choose_restart(
@@ -95,11 +106,16 @@ class SnapshotFetch:
     """One snapshot on its way. `missing` is empty when all is here; `stuck` when no holder is left."""
 
     def __init__(
-        self, hashes: Sequence[bytes], holders: Sequence[PeerId], asked_at_once: int = ASKED_AT_ONCE
+        self,
+        hashes: Sequence[bytes],
+        holders: Sequence[PeerId],
+        asked_at_once: int = ASKED_AT_ONCE,
+        here: Collection[int] = (),
     ) -> None:
+        """`here`: the chunks that need not be asked for."""
         self.asked_at_once = asked_at_once
         self.hashes = tuple(hashes)
-        self.missing = set(range(len(hashes)))
+        self.missing = set(range(len(hashes))).difference(here)
         self.holders = {peer: _Holder() for peer in holders}
         self.dropped: set[PeerId] = set()
 

@@ -24,6 +24,7 @@ from swarmnet.fetch import (
     SnapshotFetch,
     choose_root,
     chunk_bytes,
+    worth_resuming,
 )
 from swarmnet.identifiers import PeerId
 
@@ -131,6 +132,27 @@ def test_chunks_of_strangers_are_judged_by_their_hash():
 )
 def test_the_newest_root_that_two_thirds_name_is_taken(offers, chosen):
     assert choose_root(offers) == chosen
+
+
+def test_an_older_root_is_taken_if_it_is_worth_resuming_and_as_many_name_it():
+    both, older = [(15, b"n"), (7, b"x")], [(7, b"x")]
+    assert choose_root({A: both, B: both, C: both}, resumed={(7, b"x")}) == (7, b"x")
+    assert choose_root({A: both, B: both, C: both}, resumed={(15, b"n"), (7, b"x")}) == (15, b"n")
+    assert choose_root({A: both, B: [(15, b"n")], C: [(15, b"n")]}, resumed={(7, b"x")}) == (15, b"n")
+    assert choose_root({A: older, B: older}, resumed={(3, b"gone")}) == (7, b"x")
+    assert worth_resuming(50, 100)
+    assert not worth_resuming(49, 100)
+
+
+def test_what_is_here_is_not_asked_for():
+    fetch = SnapshotFetch(hashes(6), [A, B], asked_at_once=2, here={0, 3, 4, 99})
+    assert [ask.index for ask in asks(fetch.start(0.0))] == [1, 2, 5]
+    assert not fetch.chunk(A, 3, fetch.hashes[3], 0.1)[0], "it is not wanted again"
+    for index in (1, 2, 5):
+        assert fetch.chunk(B, index, fetch.hashes[index], 0.2)[0]
+    assert not fetch.missing
+    whole = SnapshotFetch(hashes(2), [A], here={0, 1})
+    assert (whole.start(0.0), whole.missing, whole.stuck) == ([], set(), False)
 
 
 @settings(max_examples=150, deadline=None)

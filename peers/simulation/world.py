@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from contextvars import copy_context
@@ -183,8 +184,7 @@ class World:
         identity = Identity.from_seed(f"{self.seed} {name}".encode()[:32])
         folder = self.disk / name
         if not keep_disk and folder.exists():
-            for path in folder.iterdir():
-                path.unlink()
+            shutil.rmtree(folder)
         gate, beside = Gate(), self.members.get(self.siblings.get(name, ""))
         if beside is not None and beside.life == life:
             gate = beside.gate

@@ -1,0 +1,274 @@
+"""A newcomer that is killed in the middle of its download comes back: whole workers in memory, on a virtual
+clock, with a state of random weights in 64 chunks, at lines that take seconds for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from swarm import Member, Note, Swarm, shared_rounds, tiny_manifest
+from torch import Tensor
+
+from peers import state_path
+from peers.virtual_time import run
+from protocols.memory import Conditions
+from swarmnet.manifest import Rounds
+
+STATE_BYTES, CHUNK_BYTES = 1 << 17, 2048
+THIN = Conditions(latency_seconds=0.02, bytes_per_second=16_000)
+WIDE = Conditions(latency_seconds=0.02)
+SNAPSHOT_ROUNDS = 8
+RULES = Rounds(
+    target_tokens=2048, longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0,
+    snapshot_rounds=SNAPSHOT_ROUNDS,
+)  # fmt: skip
+OTHERS = ("a", "b", "c")
+
+
+@pytest.fixture(autouse=True)
+def many_chunks(monkeypatch):
+    monkeypatch.setattr("swarmnet.fetch.SMALLEST_CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr("peers.simulation.stub.SIZE", STATE_BYTES // 4)
+
+
+def play(story: Callable[[Swarm], Awaitable[None]]) -> Swarm:
+    """Three peers that have settled more rounds than contributions are kept for, then the story."""
+    swarm = Swarm(tiny_manifest((3,), rounds=RULES), stub=True)
+
+    async def whole() -> None:
+        swarm.open()
+        for name in OTHERS:
+            swarm.start(name, 0, in_flight=2)
+        await swarm.until(lambda: settled(swarm) >= 4 * SNAPSHOT_ROUNDS, 60.0)
+        await story(swarm)
+        await swarm.close()
+
+    run(whole())
+    assert shared_rounds(swarm) > 0
+    return swarm
+
+
+def settled(swarm: Swarm) -> int:
+    rounds = swarm.rounds()
+    return min(rounds[name][1] if name in rounds else -1 for name in OTHERS)
+
+
+def newest(swarm: Swarm) -> int:
+    return min(swarm.members[name].worker.snapshots.newest_round() for name in OTHERS)
+
+
+def comes(swarm: Swarm, folder: Path | None) -> Member:
+    member = swarm.start("d", 0, checkpoints=folder, in_flight=2)
+    lines(swarm, THIN)
+    return member
+
+
+def lines(swarm: Swarm, conditions: Conditions) -> None:
+    """To the newcomer."""
+    for name in OTHERS:
+        swarm.network.set(swarm.members[name].peer, swarm.members["d"].peer, conditions)
+
+
+async def killed_at(swarm: Swarm, folder: Path | None, share: float) -> tuple[int, int]:
+    """The newcomer fetches so much of the state, and dies; of which round, and how many bytes it got."""
+    member = comes(swarm, folder)
+    before = len(swarm.of("fetching", "d"))
+    await swarm.until(lambda: len(swarm.of("fetching", "d")) > before, 20.0)
+    states = member.worker.states
+    await swarm.until(lambda: states.fetched_bytes >= share * STATE_BYTES, 60.0)
+    assert states.fetched_bytes < STATE_BYTES
+    await swarm.crash("d")
+    return swarm.of("fetching", "d")[-1].fields["round"], states.fetched_bytes - states.kept_bytes
+
+
+async def in_step(swarm: Swarm) -> None:
+    """The newcomer fetches the state, and what the group has settled since then at better lines."""
+    await swarm.until(lambda: swarm.of("fetched", "d"), 60.0)
+    lines(swarm, WIDE)
+    await swarm.until(lambda: swarm.of("in_step", "d"), 60.0)
+
+
+def received(member: Member) -> int:
+    """What came over the lines of snapshots, framing included."""
+    return member.worker.neighbourhood.traffic.received["snapshot"]
+
+
+def chunks_in(folder: Path) -> int:
+    return len(list((folder / "download").iterdir()))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
+def test_a_newcomer_that_is_killed_in_its_download_comes_back_and_fetches_only_the_rest(tmp_path, share):
+    async def story(swarm: Swarm) -> None:
+        round, first = await killed_at(swarm, tmp_path, share)
+        assert chunks_in(tmp_path) * CHUNK_BYTES == first, "what has come is on disk"
+        member = comes(swarm, tmp_path)
+        await in_step(swarm)
+        began, (fetched,) = swarm.of("fetching", "d")[-1].fields, swarm.of("fetched", "d")
+        assert (began["round"], began["kept"]) == (round, first)
+        assert fetched.fields["round"] == round
+        assert fetched.fields["bytes"] == STATE_BYTES - first
+        assert member.worker.states.fetched_bytes == STATE_BYTES, "for the metrics it is whole"
+        assert STATE_BYTES - first < received(member)
+        if share > 0.5:  # With the roots of all holders, and what two of them were asked for at the end.
+            assert received(member) < STATE_BYTES
+        assert not (tmp_path / "download").exists(), "nothing is left of it"
+        told = [text for event, text in member.said if event == "weights"]
+        assert "of it on disk" in told[0]
+        await swarm.until(lambda: swarm.rounds()["d"][1] > round + 2 * SNAPSHOT_ROUNDS, 60.0)
+
+    swarm = play(story)
+    digests = swarm.digests(0)
+    assert len(digests["d"].keys() & digests["a"].keys()) > SNAPSHOT_ROUNDS
+
+
+def test_it_may_be_killed_again_and_again(tmp_path):
+    async def story(swarm: Swarm) -> None:
+        parts = [(await killed_at(swarm, tmp_path, share))[1] for share in (0.3, 0.5, 0.7)]
+        comes(swarm, tmp_path)
+        await in_step(swarm)
+        notes = swarm.of("fetching", "d")
+        assert len({note.fields["round"] for note in notes}) == 1
+        assert [note.fields["kept"] for note in notes] == [sum(parts[:count]) for count in range(4)]
+        assert swarm.of("fetched", "d")[-1].fields["bytes"] == STATE_BYTES - sum(parts)
+
+    play(story)
+
+
+def test_where_all_holders_fail_it_goes_on_when_they_are_back(tmp_path):
+    async def story(swarm: Swarm) -> None:
+        member = comes(swarm, tmp_path)
+        await swarm.until(lambda: swarm.of("fetching", "d"), 20.0)
+        await swarm.until(lambda: member.worker.states.fetched_bytes > STATE_BYTES // 2, 60.0)
+        first = member.worker.states.fetched_bytes
+        swarm.network.partition([member.peer], [swarm.members[name].peer for name in OTHERS])
+        await swarm.until(lambda: "no_weights" in dict(member.said), 20.0)
+        swarm.network.heal()
+        await in_step(swarm)
+        again = swarm.of("fetching", "d")[-1].fields
+        assert again["kept"] >= first
+        assert swarm.of("fetched", "d")[-1].fields["bytes"] == STATE_BYTES - again["kept"]
+
+    play(story)
+
+
+def test_of_chunks_that_do_not_make_up_the_state_none_is_believed_again(tmp_path, monkeypatch):
+    true, made = state_path.state_digest, []
+
+    def wrong_once(round: int, units: Tensor) -> bytes:
+        made.append(round)
+        return b"other weights" if len(made) == 1 else true(round, units)
+
+    async def story(swarm: Swarm) -> None:
+        monkeypatch.setattr(state_path, "state_digest", wrong_once)
+        member = comes(swarm, tmp_path)
+        await in_step(swarm)
+        assert [note.fields["kept"] for note in swarm.of("fetching", "d")] == [0, 0]
+        assert any("do not make up its digest" in text for _, text in member.said)
+
+    play(story)
+
+
+def test_without_its_disk_it_begins_anew():
+    async def story(swarm: Swarm) -> None:
+        await killed_at(swarm, None, 0.6)
+        comes(swarm, None)
+        await in_step(swarm)
+        assert swarm.of("fetched", "d")[-1].fields["bytes"] == STATE_BYTES
+
+    play(story)
+
+
+@pytest.mark.parametrize(("share", "goes_on"), [(0.7, True), (0.2, False)])
+def test_where_a_newer_state_is_offered_meanwhile_an_older_one_is_gone_on_with_if_half_of_it_is_here(
+    tmp_path, share, goes_on
+):
+    async def story(swarm: Swarm) -> None:
+        round, first = await killed_at(swarm, tmp_path, share)
+        await swarm.until(lambda: newest(swarm) > round, 30.0)
+        assert newest(swarm) == round + SNAPSHOT_ROUNDS, "its older one is the other that holders still name"
+        comes(swarm, tmp_path)
+        await in_step(swarm)
+        (fetched,) = swarm.of("fetched", "d")
+        if goes_on:
+            assert fetched.fields == {"round": round, "bytes": STATE_BYTES - first}
+        else:
+            assert fetched.fields == {"round": round + SNAPSHOT_ROUNDS, "bytes": STATE_BYTES}
+        assert not swarm.of("resynchronise", "d")
+        assert not (tmp_path / "download").exists()
+
+    play(story)
+
+
+def test_a_state_that_nobody_holds_any_more_is_not_waited_for(tmp_path):
+    async def story(swarm: Swarm) -> None:
+        round, _ = await killed_at(swarm, tmp_path, 0.9)
+        await swarm.until(lambda: newest(swarm) > round + SNAPSHOT_ROUNDS, 60.0)
+        comes(swarm, tmp_path)
+        await in_step(swarm)
+        assert swarm.of("fetched", "d")[-1].fields["round"] > round + SNAPSHOT_ROUNDS
+        assert not (tmp_path / "download").exists()
+
+    play(story)
+
+
+def test_chunks_that_were_damaged_meanwhile_are_fetched_again(tmp_path):
+    async def story(swarm: Swarm) -> None:
+        round, first = await killed_at(swarm, tmp_path, 0.7)
+        paths = sorted((tmp_path / "download").iterdir())
+        for path, data in zip(paths, (b"", b"x" * CHUNK_BYTES, b"x" * 2 * CHUNK_BYTES), strict=False):
+            path.write_bytes(data)
+        member = comes(swarm, tmp_path)
+        await in_step(swarm)
+        (fetched,) = swarm.of("fetched", "d")
+        assert fetched.fields == {"round": round, "bytes": STATE_BYTES - first + 3 * CHUNK_BYTES}
+        assert not [event for event, _ in member.said if event == "holder"], "that was nobody's fault"
+
+    play(story)
+
+
+def test_on_a_full_disk_the_download_is_done_in_memory_and_it_is_said_once(tmp_path, monkeypatch):
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def story(swarm: Swarm) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_bytes", full)
+            member = comes(swarm, tmp_path)
+            await in_step(swarm)
+        assert swarm.of("fetched", "d")[-1].fields["bytes"] == STATE_BYTES
+        told = [text for event, text in member.said if event == "chunks_not_kept"]
+        assert len(told) == 1
+        assert "No space left on device" in told[0]
+        assert list(tmp_path.iterdir()) == []
+
+    play(story)
+
+
+def test_a_peer_that_begins_from_something_else_keeps_nothing_of_the_download(tmp_path):
+    async def story(swarm: Swarm) -> None:
+        await killed_at(swarm, tmp_path, 0.6)
+        for name in OTHERS:
+            await swarm.crash(name)
+        await swarm.during(1.0)
+        swarm.start("d", 0, checkpoints=tmp_path)
+        await swarm.until(lambda: "d" in swarm.rounds(), 30.0)
+        assert not swarm.of("fetched", "d")
+        assert not (tmp_path / "download").exists()
+
+    play(story)
+
+
+def test_the_same_seed_plays_the_same_story(tmp_path):
+    def notes(folder: Path) -> list[Note]:
+        async def story(swarm: Swarm) -> None:
+            await killed_at(swarm, folder, 0.6)
+            comes(swarm, folder)
+            await in_step(swarm)
+
+        return play(story).notes
+
+    assert notes(tmp_path / "first") == notes(tmp_path / "second")
