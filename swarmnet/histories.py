@@ -59,7 +59,7 @@ class Histories:
             theirs = SettledSet(entry.count, entry.digest)
             if theirs != mine:
                 view.relation, view.fork = "forked", Fork(number, mine, theirs)
-                view.differs_since.clear()
+                view.compare_anew()
                 del self.allies[peer]
 
     def progress(self, event: ProgressArrived, now: float) -> list[Effect]:
@@ -82,7 +82,7 @@ class Histories:
         if self._out_of_reach(view, now) and (effects := self._far_behind(view.settled, now)):
             return effects
         if view.relation == "forked":
-            view.differs_since.clear()
+            view.compare_anew()
             return self._fork(event.peer, view, now)
         return []
 

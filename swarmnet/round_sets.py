@@ -160,6 +160,10 @@ class NeighbourView:
                 since[number] = self.differs_since[number] if pair == self._compared.get(number) else now
         self.differs_since, self._compared = since, compared
 
+    def compare_anew(self) -> None:
+        """Its sets are of another history than ours: no difference counts."""
+        self.differs_since, self._compared = {}, {}
+
     def due(self, now: float, pulling: Callable[[int], bool]) -> tuple[int, ...]:
         """The rounds whose ids are to be asked for now; they are due again after as long. Not those of which
         contributions are on their way (`pulling`)."""

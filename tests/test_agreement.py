@@ -153,3 +153,14 @@ def test_a_neighbour_that_counts_the_same_set_differently_from_one_progress_to_t
     assert view.due(10.1, lambda _: False) == ()
     view.compare(rounds, 10.2)
     assert view.due(10.4, lambda _: False) == (5,)
+
+
+def test_a_neighbour_that_forks_and_comes_back_with_the_set_it_had_is_compared_anew():
+    view, rounds = told(digest=OTHER), {5: RoundSet()}
+    view.sets = {5: OpenSet(5, 0, 0, 3, OTHER)}
+    view.compare(rounds, 0.0)
+    view.compare_anew()
+    assert view.due(1.0, lambda _: False) == ()
+    view.compare(rounds, 1.0)
+    assert view.due(1.0, lambda _: False) == ()
+    assert view.due(2.0, lambda _: False) == (5,)
