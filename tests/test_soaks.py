@@ -6,11 +6,14 @@ from statistics import fmean
 
 import pytest
 import torch
+import wan_holder
 from moving_soak import SLOWNESS, STORIES, best_assignment
 from quality_soak import MIDDLE, STAGES, quality, scored
 
 from peers.checkpoint import Model
 from peers.home.evaluate import score_weights
+from peers.state_path import StatePath
+from protocols.chunks import ChunkService
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Data, Manifest, ModelShape, Paths
 from swarmnet.model import scaled
@@ -89,3 +92,10 @@ def test_the_best_assignment_leaves_no_stage_with_less_than_any_other_would(name
         for stage in range(3):
             assert least({**best, number: stage}) <= least(best)
     assert least(best) > least({number: story.stages[number] for number in best})
+
+
+def test_the_holder_that_is_no_use_takes_the_place_of_what_a_holder_serves_with():
+    """It is a program of its own, which only a soak starts: a new name would be noticed there."""
+    assert wan_holder.honest is StatePath.chunk
+    assert callable(StatePath._serve)
+    assert callable(ChunkService.accept)

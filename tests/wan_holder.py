@@ -11,7 +11,7 @@ from peers import cli
 from peers.state_path import StatePath
 from protocols.chunks import ChunkService
 
-honest = StatePath._chunk
+honest = StatePath.chunk
 
 
 def lie(states, digest, index):
@@ -26,7 +26,7 @@ async def stall(service, info, reader, writer):
 if __name__ == "__main__":
     what, _, _, _, *arguments = sys.argv[1:]
     if what == "lies":
-        StatePath._chunk = lie
+        StatePath.chunk = lie
     else:
         ChunkService.accept = stall
         StatePath._serve = lambda *_: None
