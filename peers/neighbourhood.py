@@ -206,8 +206,8 @@ class Neighbourhood:
     async def _open_lanes(self, peer: PeerId, stage: int) -> str:
         """To a peer of that stage; why not, if it was not reached. It may have closed its own while we waited
         for a word of it, and ours ended with them."""
-        if self.admission.by_invite and peer not in self._greeted:
-            self._unheard.await_word(peer)  # Its greeting tells whether it may be here.
+        if peer not in self._greeted:  # Its greeting tells whether it may be here, and that it is.
+            self._unheard.await_word(peer)
         next_to_ours = stage >= 0 and stage != self.membership.stage
         lanes: Sequence[Lane] = ("group", "data") if next_to_ours else ("group",)
         for attempt in (1, 2):

@@ -88,7 +88,12 @@ class Recovery:
             wanted = self.group() if given_up is None else given_up.peers
             group = [peer for peer in self.group() if peer in wanted]
             keepers = self._keepers(group) if update is None and clock.time() < until else []
-            if not group and not keepers:
+            alone = not group and not keepers
+            others = update is None and self.neighbourhood.membership.others_may_be_there()
+            if alone and others and clock.time() < until:
+                await asyncio.sleep(AGAIN_SECONDS)  # To begin without them would be a second history.
+                continue
+            if alone:
                 if own.settled_round < 0 and update is None:
                     self.say("weights", "no other peer of this stage is there: starts from the run's seed")
                 return own

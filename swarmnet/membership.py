@@ -201,6 +201,9 @@ class Membership:
             wanted: frozenset[PeerId] = frozenset()
             for trusted in (lambda _: True, self._vouched, lambda known: known.reached):
                 wanted |= self._chosen(trusted)
+            group = self._present(self.stage)
+            if not any(self.peers[peer].linked for peer in group):  # Whoever leads into the group will do.
+                wanted |= choose_some(self.me, group, MOST_ADJACENT)
             self._wanted = wanted
         return self._wanted
 
@@ -213,6 +216,10 @@ class Membership:
             for stage in (self.stage - away, self.stage + away):
                 chosen |= choose_some(self.me, those(stage), MOST_ADJACENT)
         return chosen
+
+    def others_may_be_there(self) -> bool:
+        """Whether a record tells of somebody in the own group who is not known to be gone."""
+        return bool(self._present(self.stage))
 
     def needs(self, peer: PeerId) -> bool:
         """Whether this peer or the other one keeps their link."""

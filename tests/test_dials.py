@@ -124,7 +124,8 @@ def test_who_greets_from_another_stage_than_it_was_linked_in_is_linked_anew(sign
         pair = Pair()
         pair.other.record = pair.record(0, signed_at)
         pair.me.learn(pair.other.record)
-        await asyncio.sleep(0.12)
+        while not pair.notices.seen:
+            await asyncio.sleep(0.01)
         assert pair.notices.seen == [0]
         pair.other.record = pair.record(1, 100.0)
         await asyncio.sleep(10.0)

@@ -31,7 +31,12 @@ def test_a_small_group_is_dialled_whole_and_of_a_large_one_the_neighbours():
     assert len(group(FULL_GROUP - 1).to_dial(0.0)) == FULL_GROUP - 1
     large = group(100)
     assert set(large.to_dial(0.0)) == large.wanted()
-    assert len(large.wanted()) <= 2 * RINGS
+    neighbours = choose_neighbours(ME, large.peers)
+    assert neighbours < large.wanted()
+    assert len(large.wanted()) <= 2 * RINGS + MOST_ADJACENT, "whoever leads into the group will do"
+    large.linked(min(neighbours), 0.0)
+    assert large.wanted() == neighbours
+    assert len(neighbours) <= 2 * RINGS
 
 
 def test_of_a_large_stage_next_to_ours_some_are_dialled():
@@ -89,7 +94,8 @@ def test_a_link_that_neither_side_needs_is_released_after_a_while():
 def linked_group(count: int, stage: int = 1) -> Membership:
     """All neighbours of a group stand."""
     membership = group(count, of=stage)
-    for peer in membership.wanted():
+    chosen = choose_neighbours(ME, membership.peers) if stage == membership.stage else membership.wanted()
+    for peer in chosen:
         membership.linked(peer, 0.0)
     assert membership.to_dial(0.0) == []
     return membership
@@ -146,7 +152,7 @@ def test_all_of_a_group_count_its_hops_alike_within_one(count: int, false_record
         membership = Membership(me, 1, Random(1))
         for number in range(count):
             membership.recorded(peers[number], 1, "worker", ("/x",), 1, b"record", 0.0)
-        for peer in membership.wanted():
+        for peer in choose_neighbours(me, membership.peers):
             membership.linked(peer, 0.0)
         for number in range(false_records):
             meet(membership, f"nobody {number}")
