@@ -4,13 +4,18 @@ from collections import Counter
 from types import SimpleNamespace
 
 import torch
+from swarm import Swarm, shared_rounds, tiny_manifest
 from wan_liar import LIES, joins
 
 from peers.snapshots import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Weights
 from peers.state_path import StatePath
+from peers.virtual_time import run
 from protocols.identity import Identity
+from protocols.peer_record import PeerRecord
+from protocols.records import seal_record
 from swarmnet.identifiers import RunId
 from swarmnet.manifest import Rounds
+from swarmnet.neighbours import choose_neighbours
 
 
 def test_ten_of_ten_joins_against_a_lying_holder_end_with_the_honest_digest():
@@ -30,3 +35,41 @@ def test_a_snapshot_that_is_being_fetched_is_kept_while_newer_ones_are_made():
     assert [snapshot.root.round for snapshot in snapshots.held] == [5, 4, 1]
     path = SimpleNamespace(snapshots=snapshots, settled_now=lambda: NOT_BEGUN)
     assert len(StatePath._state(path).roots) == SNAPSHOTS_KEPT, "of large ones three do not fit in a header"
+
+
+class Mute:
+    """Takes links and messages, and says nothing: as libp2p does for a process that is stopped."""
+
+    def received(self, *arguments):
+        pass
+
+    lost = refused = received
+
+
+def test_a_newcomer_whose_neighbours_are_all_mute_begins_no_second_history():
+    """Their records are more than a peer's neighbours are, and those who train are none of these."""
+    swarm = Swarm(tiny_manifest(stages=(1, 2)))
+
+    async def story():
+        swarm.open()
+        for name, stage in {"a": 0, "b": 1, "c": 1}.items():
+            swarm.start(name, stage, in_flight=1)
+        await swarm.until(lambda: swarm.rounds().get("b", (0, -1))[1] >= 24, 120.0)
+        newcomer = Identity.from_seed(b"newcomer").peer_id
+        honest = [swarm.members[name].peer for name in "bc"]
+        run_id, mute, number = swarm.signed.run_id, [], 0
+        while len(mute) < 30 or set(honest) & choose_neighbours(newcomer, [*honest, *mute]):
+            identity = Identity.from_seed(f"mute {number}".encode())
+            number += 1
+            mute.append(identity.peer_id)
+            swarm.network.transport(identity.peer_id).listen(Mute())
+            record = PeerRecord(identity.peer_id, 1, "worker", [f"/memory/{identity.peer_id}"], 0, 0.0, "")
+            directory = swarm.network.directory(identity.peer_id)
+            await directory.announce(run_id, 1, seal_record(identity, run_id, record, directory.now()), 5.0)
+        swarm.start("newcomer", 1)
+        await swarm.until(lambda: swarm.of("settled", "newcomer"), 120.0)
+        assert swarm.of("fetched", "newcomer")
+        await swarm.close()
+
+    run(story())
+    assert shared_rounds(swarm) > 0
