@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -59,12 +60,15 @@ class Noticing(Nobody):
     def __init__(self, stage: int) -> None:
         self.stage = stage
         self.seen: list[int | str] = []
+        self.then: Callable[[], None] = lambda: None
+        """What happens when the neighbour is linked."""
 
     def load(self) -> Load:
         return Load(self.stage, True, 1, 0.1, 0)
 
     def linked(self, peer: PeerId, stage: int) -> None:
         self.seen.append(stage)
+        self.then()
 
     def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
         assert not released
@@ -123,11 +127,8 @@ def test_who_greets_from_another_stage_than_it_was_linked_in_is_linked_anew(sign
     async def main() -> None:
         pair = Pair()
         pair.other.record = pair.record(0, signed_at)
+        pair.notices.then = lambda: setattr(pair.other, "record", pair.record(1, 100.0))
         pair.me.learn(pair.other.record)
-        while not pair.notices.seen:
-            await asyncio.sleep(0.01)
-        assert pair.notices.seen == [0]
-        pair.other.record = pair.record(1, 100.0)
         await asyncio.sleep(10.0)
         assert pair.works()
         assert pair.notices.seen == [0, "unlinked", 1]
