@@ -196,7 +196,7 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
         ("rounds_total", "completed", "abcdefg"),
         ("rounds_total", "replayed", "g"),
         ("rounds_total", "deadline", "e"),
-        ("round_corrections_total", "", "e"),
+        ("round_corrections_total", "", "bg"),
         ("updates_total", "accepted", "abcdefg"),
         ("checkpoint_duration_seconds", "save load", "b"),
         ("checkpoint_interval_seconds", "", "b"),
