@@ -43,10 +43,10 @@ def graph_bytes(manifest: Manifest, stage: int) -> int:
     """About what a stage keeps of a microbatch from its forward to its backward pass (float32).
 
     Within 2 % of what autograd was seen to keep for three shapes, with and without `qk_norm`."""
-    model, data = manifest.model, manifest.data
+    model = manifest.model
     heads = (model.heads + model.key_value_heads) * model.head_width * (2 if model.qk_norm else 1)
     per_token = 6 * model.width + 2 * heads + 4 * model.feed_forward
-    return 4 * data.microbatch_sequences * data.sequence_tokens * manifest.stages[stage] * per_token
+    return 4 * manifest.microbatch_tokens * manifest.stages[stage] * per_token
 
 
 def graphs_that_fit(manifest: Manifest, stage: int, memory_bytes: int) -> int:

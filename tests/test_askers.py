@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
+from microbatches import KEY, UP, UP2, X, Y, machine, waiting
 
-from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.ledger import Ledger
-from swarmnet.pipeline import MOST_ASKERS, Pipeline
+from swarmnet.identifiers import PeerId
+from swarmnet.pipeline import MOST_ASKERS
 from swarmnet.pipeline_events import (
     ActArrived,
     BackwardDone,
@@ -17,7 +15,6 @@ from swarmnet.pipeline_events import (
     ComputeForward,
     Failed,
     Forget,
-    ForwardDone,
     GradArrived,
     NackArrived,
     PeerLost,
@@ -27,23 +24,6 @@ from swarmnet.pipeline_events import (
     SendGrad,
     SendNack,
 )
-from swarmnet.router import Router
-
-UP, UP2, X, Y = (PeerId(name) for name in ("up", "up2", "x", "y"))
-KEY = MicrobatchId(PeerId("origin"), 7)
-
-
-def machine(*below: PeerId) -> Pipeline:
-    return Pipeline(1, Router(Random(1)), lambda _key: below, 2, Ledger())
-
-
-def waiting(*below: PeerId) -> tuple[Pipeline, SendAct]:
-    """A machine whose microbatch has just been sent down."""
-    pipeline = machine(*below)
-    pipeline.handle(ActArrived(UP, KEY, 1, 60.0), 0.0)
-    (act,) = pipeline.handle(ForwardDone(KEY), 1.0)
-    assert isinstance(act, SendAct)
-    return pipeline, act
 
 
 def test_an_asker_that_gives_up_takes_nothing_from_another():

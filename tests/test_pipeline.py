@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from microbatches import KEY, UP, UP2, X, Y, machine, waiting
 
 from swarmnet.answer_times import FIRST_DEADLINE_SECONDS
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -35,22 +36,6 @@ from swarmnet.pipeline_events import (
     Tick,
 )
 from swarmnet.router import Router
-
-UP, UP2, X, Y = (PeerId(name) for name in ("up", "up2", "x", "y"))
-KEY = MicrobatchId(PeerId("origin"), 7)
-
-
-def machine(*below: PeerId, stages_below: int = 1, slots: int = 2) -> Pipeline:
-    return Pipeline(stages_below, Router(Random(1)), lambda _key: below, slots, Ledger())
-
-
-def waiting(*below: PeerId) -> tuple[Pipeline, SendAct]:
-    """A machine whose microbatch has just been sent down."""
-    pipeline = machine(*below)
-    assert pipeline.handle(ActArrived(UP, KEY, 1, 60.0), 0.0) == [ComputeForward(KEY)]
-    (act,) = pipeline.handle(ForwardDone(KEY), 1.0)
-    assert isinstance(act, SendAct)
-    return pipeline, act
 
 
 def in_flight(pipeline: Pipeline) -> int:

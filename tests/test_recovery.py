@@ -64,7 +64,10 @@ def starting(ready: bool, folder: Path | None = None) -> tuple[Recovery, Apart]:
         membership.beat(name, 0, ready, 5, 0.1, 0.0)
     clock = SimpleNamespace(time=asyncio.get_running_loop().time)
     around = SimpleNamespace(membership=membership, clock=clock, known=lambda: membership.peers)
-    nothing = lambda *_, **__: None  # noqa: E731
+
+    def nothing(*_, **__):
+        pass
+
     disk = SimpleNamespace(
         restored=list, first_weights=lambda: Weights(None, -1, START), forget_after=lambda round: None,
         chunks=KeptChunks(folder, nothing),

@@ -94,14 +94,14 @@ class Inference:
         self._next()
 
     def _unfit(self, ask: AskForward, body: bytes) -> Trouble | None:
-        data, model = self.manifest.data, self.manifest.model
+        model = self.manifest.model
         if ask.stage != self.stage:
             return Trouble(WRONG_STAGE, f"this peer holds stage {self.stage}")
         if not self._rules.shortest <= ask.path <= self._rules.stages:
             fit = f"{self._rules.shortest} to {self._rules.stages}"
             return Trouble(MALFORMED, f"a path of {ask.path} stages; this run has {fit}")
         size = ask.sequences * ask.tokens
-        most = data.microbatch_sequences * data.sequence_tokens
+        most = self.manifest.microbatch_tokens
         if not 0 < size <= most or ask.tokens > model.context:
             return Trouble(MALFORMED, f"{ask.sequences} x {ask.tokens} tokens; at most {most} are taken")
         if self.is_last and not ask.scores and ask.sequences > MOST_SEQUENCES:

@@ -110,9 +110,8 @@ class StubCompute:
     """`Computes` that counts microbatches; hidden states are zeros of the manifest's shape."""
 
     def __init__(self, manifest: Manifest) -> None:
-        data = manifest.data
-        self._hidden = torch.zeros(data.microbatch_sequences, data.sequence_tokens, manifest.model.width)
-        self._tokens = data.microbatch_sequences * data.sequence_tokens
+        self._hidden = torch.zeros(manifest.hidden_shape)
+        self._tokens = manifest.microbatch_tokens
         self._open: set[Hashable] = set()
         self._gathered = 0
 

@@ -1,0 +1,27 @@
+"""A pipeline with one microbatch, on hand-set time, for the tests of what becomes of it."""
+
+from __future__ import annotations
+
+from random import Random
+
+from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.ledger import Ledger
+from swarmnet.pipeline import Pipeline
+from swarmnet.pipeline_events import ActArrived, ComputeForward, ForwardDone, SendAct
+from swarmnet.router import Router
+
+UP, UP2, X, Y = (PeerId(name) for name in ("up", "up2", "x", "y"))
+KEY = MicrobatchId(PeerId("origin"), 7)
+
+
+def machine(*below: PeerId, stages_below: int = 1, slots: int = 2) -> Pipeline:
+    return Pipeline(stages_below, Router(Random(1)), lambda _key: below, slots, Ledger())
+
+
+def waiting(*below: PeerId) -> tuple[Pipeline, SendAct]:
+    """A machine whose microbatch has just been sent down."""
+    pipeline = machine(*below)
+    assert pipeline.handle(ActArrived(UP, KEY, 1, 60.0), 0.0) == [ComputeForward(KEY)]
+    (act,) = pipeline.handle(ForwardDone(KEY), 1.0)
+    assert isinstance(act, SendAct)
+    return pipeline, act
