@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,12 +20,13 @@ from torch import Tensor
 from peers.errors import UserError
 from peers.files import write_atomically
 from peers.run_file import parse
-from swarmnet.branches import START
+from swarmnet.branches import START, Earlier
 from swarmnet.fixed_point import UNIT, to_floats, to_units
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.layout import Layout, layout_of
 from swarmnet.manifest import Manifest
 from swarmnet.model import scaled
+from swarmnet.offers import NOTHING_PAST, Past
 from swarmnet.parameters import parameter_shapes
 from swarmnet.round_events import Reference, Sets
 
@@ -56,8 +57,8 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     signed: tuple[bytes, ...] = ()
     """What peers of the group have signed of the weights after that round (signed_digests.py)."""
-    sets: Sets = field(default_factory=dict)
-    """The newest settled sets up to that round, as far as its writer knew them (swarmnet/offers.py)."""
+    past: Past = NOTHING_PAST
+    """What its writer knew of the rounds up to that one."""
 
     def units(self, layout: Layout) -> Tensor:
         """int32 [layout.size]. Raises CheckpointError if tensors are missing or shaped otherwise."""
@@ -78,11 +79,11 @@ def state_digest(round: int, units: Tensor) -> bytes:
 
 def write(
     folder: Path, manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
-    signed: Sequence[bytes] = (), sets: Sets | None = None,
+    signed: Sequence[bytes] = (), past: Past = NOTHING_PAST,
 ) -> Path:  # fmt: skip
     """Write `stage-S-round-R.safetensors` and keep the stage's newest KEPT. DiskError."""
     path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
-    write_atomically(path, content(manifest, stage, round, chain, units, layout, signed, sets))
+    write_atomically(path, content(manifest, stage, round, chain, units, layout, signed, past))
     for old in [*files(folder, stage)[KEPT:], *folder.glob(".stage-*.part")]:
         old.unlink()  # The latter were left by writers that were killed.
     return path
@@ -90,7 +91,7 @@ def write(
 
 def content(
     manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
-    signed: Sequence[bytes] = (), sets: Sets | None = None,
+    signed: Sequence[bytes] = (), past: Past = NOTHING_PAST,
 ) -> bytes:  # fmt: skip
     """What a checkpoint file holds."""
     tensors = {}
@@ -109,7 +110,8 @@ def content(
         "digest": state_digest(round, units).hex(),
         "chain": chain.hex(),
         "signed": " ".join(data.hex() for data in signed),
-        "sets": _written(sets or {}),
+        "sets": _written(past.sets),
+        "earlier": msgspec.json.encode(past.earlier).decode(),
     }
     metadata["content"] = _content(metadata, tensors)
     data: bytes = save(tensors, metadata)
@@ -128,7 +130,10 @@ def read(path: Path) -> Checkpoint:
             RunId(metadata["run"]), metadata["manifest"], int(metadata["stage"]), int(metadata["round"]),
             bytes.fromhex(metadata["digest"]), bytes.fromhex(metadata["chain"]), tensors,
             tuple(bytes.fromhex(data) for data in metadata.get("signed", "").split()),
-            _sets(metadata.get("sets", "{}")),
+            Past(
+                _sets(metadata.get("sets", "{}")),
+                msgspec.json.decode(metadata.get("earlier", "null"), type=Earlier | None),
+            ),
         )  # fmt: skip
     except (SafetensorError, OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} is no checkpoint that can be used ({error})") from None
@@ -214,9 +219,7 @@ class Model:
         that fit so long a path (Rules.branch_scale)."""
         visited = [stage for stage in range(len(self.stages)) if stage not in without]
         rules = self.manifest.path_rules()
-        return tuple(
-            scaled(self.stages[stage], rules.branch_scale(stage, len(visited))) for stage in visited
-        )
+        return tuple(scaled(self.stages[stage], rules.branch_scale(stage, len(visited))) for stage in visited)
 
     def whole(self) -> dict[str, Tensor]:
         """All weights of the unsplit model, by their global names."""

@@ -16,7 +16,7 @@ from peers.snapshots import Snapshots, Weights
 from peers.stage_part import StagePart
 from peers.timings import Timings
 from swarmnet.branches import START
-from swarmnet.round_events import Sets
+from swarmnet.offers import Past
 
 LOOK_SECONDS = 1.0
 DOWNLOAD = "download"
@@ -55,9 +55,9 @@ class Disk:
         note: Callable[..., None],
         say: Callable[[str, str], None],
         digests: KeepsStatements,
-        sets: Callable[[int], Sets],
+        past: Callable[[int], Past],
     ) -> None:
-        """`sets(round)`: those that settled up to there, as far as they are known."""
+        """`past(round)`: what is known of the rounds up to there."""
         self.folder = folder
         self.signed = signed
         self.stage = stage
@@ -66,7 +66,7 @@ class Disk:
         self.note = note
         self.say = say
         self.digests = digests
-        self.sets = sets
+        self.past = past
         self.chunks = KeptChunks(None if folder is None else folder / DOWNLOAD, say)
         """Of a state that is being fetched."""
         self.saved: tuple[Path, int] | None = None
@@ -92,7 +92,7 @@ class Disk:
             self.say("restored", f"has the weights of round {round} in its own checkpoint")
             if self.saved is None:
                 self.saved, self.saved_bytes = (path, round), path.stat().st_size
-            found.append(Weights(units, round, held.chain, held.sets))
+            found.append(Weights(units, round, held.chain, held.past))
         return found
 
     def forget_after(self, round: int) -> None:
@@ -143,7 +143,7 @@ class Disk:
         try:
             path = await asyncio.to_thread(
                 checkpoint.write, self.folder, manifest, self.stage, round, weights.chain, weights.units,
-                self.part.layout, self.digests.of_round(round), self.sets(round),
+                self.part.layout, self.digests.of_round(round), self.past(round),
             )  # fmt: skip
         except checkpoint.DiskError as error:
             self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")

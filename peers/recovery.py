@@ -15,7 +15,8 @@ from peers.snapshots import Weights
 from peers.state_path import NoState, StatePath
 from peers.update_path import UpdatePath
 from swarmnet.identifiers import PeerId
-from swarmnet.round_events import Resynchronise, Sets
+from swarmnet.offers import NOTHING_PAST, Past
+from swarmnet.round_events import Resynchronise
 
 AGAIN_SECONDS = 1.0
 """Between two attempts to get the state from the group."""
@@ -47,7 +48,7 @@ class Recovery:
         self.disk = disk
         self.states = states
         self.neighbourhood = neighbourhood
-        self._sets: dict[tuple[int, bytes], Sets] = {}
+        self._pasts: dict[tuple[int, bytes], Past] = {}
         """By round and chain value, of the histories that the own checkpoints are of."""
         self._own: Weights | None = None
         """The newest of them, until this peer has begun."""
@@ -116,7 +117,9 @@ class Recovery:
             # Of a history that was given up the weights after this very round are others, too.
             self._forget_after(weights.settled_round - (forked or self._holds_another(weights)))
             self.states.snapshots.hold(weights)
-            return replace(weights, sets=self._sets.get((weights.settled_round, weights.chain), {}))
+            return replace(
+                weights, past=self._pasts.get((weights.settled_round, weights.chain), NOTHING_PAST)
+            )
         return own
 
     def _holds_another(self, weights: Weights) -> bool:
@@ -143,7 +146,7 @@ class Recovery:
         """Read the own checkpoints, which are served to others from then on. Before anybody can ask: where a
         whole group starts again, a disk that is not read yet counts as an empty one."""
         restored = self.disk.restored()
-        self._sets = {(weights.settled_round, weights.chain): weights.sets for weights in restored}
+        self._pasts = {(weights.settled_round, weights.chain): weights.past for weights in restored}
         for weights in restored:
             self.states.snapshots.hold(weights)
         self._own = restored[0] if restored else None

@@ -18,7 +18,7 @@ from protocols.messages import SnapshotRoot
 from swarmnet.fetch import chunk_bytes
 from swarmnet.identifiers import RunId
 from swarmnet.manifest import Rounds
-from swarmnet.round_events import Sets
+from swarmnet.offers import Past
 
 SNAPSHOTS_KEPT = 2
 """A newcomer may still fetch the older one while the group makes the next. What was asked for last is kept
@@ -48,8 +48,8 @@ class Weights:
     settled_round: int
     chain: bytes
     """The value of the chain of settled sets there."""
-    sets: Sets = field(default_factory=dict)
-    """The newest of them, where they are from the own disk."""
+    past: Past = field(default_factory=Past)
+    """What is known of the rounds up to there, where they are from the own disk."""
 
 
 def units_of(data: bytes) -> Tensor:

@@ -40,7 +40,7 @@ from swarmnet.branches import START, SettledSet
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Manifest
 from swarmnet.method import ContributionError
-from swarmnet.offers import Offers
+from swarmnet.offers import Offers, Past
 from swarmnet.round_events import (
     AddContribution,
     Announced,
@@ -89,12 +89,12 @@ class UpdatePath:
         work: UpdateWork,
         compute: Compute,
         neighbourhood: Neighbourhood,
-        chain_value: bytes,
+        weights: Weights,
         offers: Offers,
         resynchronise: Callable[[Resynchronise], None],
         note: Callable[..., None],
     ) -> None:
-        """Goes on after `work.replica.settled_round`, where the chain of settled sets has `chain_value`.
+        """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
         `resynchronise` is called when only the whole state can help."""
         self.manifest = manifest
         self.work = work
@@ -105,7 +105,13 @@ class UpdatePath:
         self.clock = neighbourhood.clock
         self.me = neighbourhood.transport.peer
         self.rounds = GroupRounds(
-            manifest.rounds, self.me, work.replica.settled_round, self.clock.time(), chain_value, offers
+            manifest.rounds,
+            self.me,
+            weights.settled_round,
+            self.clock.time(),
+            weights.chain,
+            offers,
+            weights.past.earlier,
         )
         self.stored: dict[ContributionId, _Stored] = {}
         self.outcomes: dict[str, int] = {}
@@ -134,6 +140,10 @@ class UpdatePath:
         chain = self.rounds.chain.at(replica.settled_round)
         assert chain is not None, "the chain runs ahead of the replica, never behind"
         return Weights(replica.settled_units().cpu(), replica.settled_round, chain)
+
+    def past(self, until: int) -> Past:
+        """What is known of the rounds up to `until`, for a later life."""
+        return Past(self.rounds.offers.known(until), self.rounds.chain.earlier(until))
 
     def note_undecided(self) -> None:
         """For the log's readers, at the end: of these own contributions it is open what becomes of them."""

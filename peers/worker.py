@@ -43,9 +43,9 @@ from peers.update_work import Settled, UpdateWork
 from protocols.identity import Identity
 from protocols.transport import Directory, Transport
 from swarmnet.membership import Membership
-from swarmnet.offers import Offers
+from swarmnet.offers import NOTHING_PAST, Offers, Past
 from swarmnet.replica import Replica
-from swarmnet.round_events import Resynchronise, Sets
+from swarmnet.round_events import Resynchronise
 
 MEET_SECONDS = 3.0
 """How long a newcomer waits for links to the peers that it knows of."""
@@ -175,7 +175,7 @@ class Worker:
         )  # fmt: skip
         self.disk = Disk(
             self.settings.checkpoints, self.signed, self.stage, self.part, self.compute, self.note, self.say,
-            self.digests, self._sets,
+            self.digests, self._past,
         )  # fmt: skip
         self.snapshots = Snapshots(self.identity, self.signed.run_id, self.stage, manifest.rounds)
         self.states = StatePath(
@@ -259,10 +259,10 @@ class Worker:
             work.own = old.work.own
             if given_up is not None:
                 offers.replaced(given_up, old.rounds.histories, weights.settled_round, weights.chain)
-        offers.restored(weights.sets)
+        offers.restored(weights.past.sets)
         offers.jumped(weights.settled_round)
         update = self.update = UpdatePath(
-            self.manifest, work, self.compute, self.neighbourhood, weights.chain, offers, self._resynchronise,
+            self.manifest, work, self.compute, self.neighbourhood, weights, offers, self._resynchronise,
             self.note,
         )  # fmt: skip
         rounds = update.rounds
@@ -276,8 +276,8 @@ class Worker:
             update.joined(peer)
         await self._in_step()
 
-    def _sets(self, until: int) -> Sets:
-        return self.update.rounds.offers.known(until) if self.update is not None else {}
+    def _past(self, until: int) -> Past:
+        return self.update.past(until) if self.update is not None else NOTHING_PAST
 
     async def _in_step(self) -> None:
         """Wait until everything that the group has settled is applied here, then serve."""

@@ -17,9 +17,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 KEPT_LINKS = 4096
 """So far back a fork can be traced to its first round; 15 bytes each in a message."""
+REMEMBERED_ROUNDS = 1024
+"""Of the own history, over a restart: 41 KB of a checkpoint. Disks of one group are hardly so far apart."""
 AHEAD_ROUNDS = 16
 """Well above what two halves of a group differ by in speed within the second that healing takes."""
 DIGEST_BYTES = 12
@@ -42,14 +45,29 @@ def link(before: bytes, settled: SettledSet) -> bytes:
     return hashlib.sha256(before + settled.count.to_bytes(4, "big") + settled.digest).digest()[:DIGEST_BYTES]
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Settled sets one after another up to some round, as an earlier life of a peer knew them."""
+
+    before: bytes
+    """The chain's value before the first of them."""
+    sets: tuple[SettledSet, ...]
+
+
 class Chain:
     """A history from some round on (a newcomer does not know what was before its snapshot)."""
 
-    def __init__(self, round: int = -1, value: bytes = START) -> None:
-        """Starts after `round`, where the chain has `value`."""
+    def __init__(self, round: int = -1, value: bytes = START, earlier: Earlier | None = None) -> None:
+        """Starts after `round`, where the chain has `value`. What is remembered of `earlier` rounds serves to
+        compare histories, if it leads to that value."""
+        self.start = round
+        """Of later rounds alone it is known what their sets hold."""
         self.base = round
         self.values = [value]
         self.sets: list[SettledSet] = []
+        values = [] if earlier is None else list(accumulate(earlier.sets, link, initial=earlier.before))
+        if earlier is not None and values[-1] == value:
+            self.base, self.values, self.sets = round - len(earlier.sets), values, list(earlier.sets)
 
     @property
     def round(self) -> int:
@@ -75,6 +93,13 @@ class Chain:
     def settled(self, round: int) -> SettledSet | None:
         index = round - self.base - 1
         return self.sets[index] if 0 <= index < len(self.sets) else None
+
+    def earlier(self, until: int) -> Earlier | None:
+        """The newest sets up to `until`, for a later life; None if that round is not known."""
+        first = max(self.base, until - REMEMBERED_ROUNDS) + 1
+        before = self.at(first - 1)
+        known = before is not None and self.at(until) is not None
+        return Earlier(before, tuple(self.part(first, until))) if known and before is not None else None
 
     def part(self, first: int, last: int) -> list[SettledSet]:
         """The sets of the rounds first..last, as far as they are known without a gap from `first`."""
@@ -102,6 +127,11 @@ def first_difference(chain: Chain, first: int, theirs: Sequence[SettledSet]) -> 
     return None
 
 
+def is_majority(supporters: int, in_sight: int, all_in_sight: bool) -> bool:
+    """Whether so many decide where two histories are weighed (the first of the rules above)."""
+    return supporters > (in_sight / 2 if all_in_sight else in_sight * 2 / 3)
+
+
 def theirs_stands(
     fork: Fork, my_settled: int, their_settled: int, my_supporters: int, their_supporters: int, in_sight: int,
     all_in_sight: bool = True,
@@ -109,10 +139,9 @@ def theirs_stands(
     """Whether this peer must give up its own branch (the rule at the top of this file).
 
     `supporters` count the peers in sight on each branch, this one included in its own; `in_sight` all."""
-    majority = in_sight / 2 if all_in_sight else in_sight * 2 / 3
-    if my_supporters > majority:
+    if is_majority(my_supporters, in_sight, all_in_sight):
         return False
-    if their_supporters > majority:
+    if is_majority(their_supporters, in_sight, all_in_sight):
         return True
     if abs(my_settled - their_settled) > AHEAD_ROUNDS:
         return their_settled > my_settled

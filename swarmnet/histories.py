@@ -12,6 +12,7 @@ from swarmnet.branches import (
     Fork,
     SettledSet,
     first_difference,
+    is_majority,
     link,
     theirs_stands,
 )
@@ -116,7 +117,7 @@ class Histories:
         """After which round our Progress tells sets: early enough for the slowest neighbour that can still
         catch up by them."""
         slowest = min((view.settled for view in self.neighbours.values()), default=self.chain.round)
-        oldest = max(self.chain.base, self.chain.round - kept_rounds(self.rules))
+        oldest = max(self.chain.start, self.chain.base, self.chain.round - kept_rounds(self.rules))
         anchor = max(oldest, min(self.chain.round, slowest))
         return anchor, self.chain.at(anchor) or START
 
@@ -167,7 +168,11 @@ class Histories:
         undecided = len(self.allies) - mine
         if undecided and 2 * most <= in_sight + undecided and now < view.forked_since + LISTEN_SECONDS:
             return []  # They may be on our side already, and the other side hears it before us.
-        if not theirs_stands(
+        if view.settled < self.chain.start:
+            # It hears of no fork yet, only that this peer is far ahead, and comes if half of its group is.
+            if not is_majority(len(others), in_sight, self.all_in_sight):
+                return []
+        elif not theirs_stands(
             fork, self.chain.round, view.settled, 1 + mine, len(others), in_sight, self.all_in_sight
         ):
             return []

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from swarmnet.branches import Earlier
 from swarmnet.histories import Histories
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
@@ -42,6 +43,19 @@ LEARN_ASKS = 10
 """Times they are asked for."""
 MOST_REFERENCES = 16384
 """Of settled sets remembered, for those who ask: about 2 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a peer leaves to its later life of the rounds up to one."""
+
+    sets: Sets = field(default_factory=dict)
+    """The newest settled ones that it knows."""
+    earlier: Earlier | None = None
+    """The chain of its history, farther back."""
+
+
+NOTHING_PAST = Past()
 
 
 @dataclass(slots=True)

@@ -132,7 +132,11 @@ class NeighbourView:
         if mine is None or shared < anchor_round:
             return
         if links[shared] == mine:
-            self.relation, self.fork = "same", None
+            # Nobody can catch up with what is only remembered: no ally until it is as far by other ways.
+            if shared >= chain.start:
+                self.relation, self.fork = "same", None
+            elif self.relation == "forked":
+                self.relation, self.fork = "unknown", None
             return
         if self.relation != "forked":
             self.fork = None

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from swarmnet.agreement import Agreement
-from swarmnet.branches import START, Chain, SettledSet
+from swarmnet.branches import START, Chain, Earlier, SettledSet
 from swarmnet.current_round import CurrentRound
 from swarmnet.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
 from swarmnet.histories import Histories
@@ -73,14 +73,14 @@ class GroupRounds:
 
     def __init__(
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
-        offers: Offers | None = None,
+        offers: Offers | None = None, earlier: Earlier | None = None,
     ) -> None:  # fmt: skip
         """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`, with what
-        this peer had offered before."""
+        this peer had offered before and remembers of `earlier` sets."""
         self.rules = rules
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
-        self.histories = Histories(rules, Chain(settled, chain_value), self.neighbours, now)
+        self.histories = Histories(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
         self.agreement = Agreement(rules, self._allies)
         self.applied = settled
         self.open_round = CurrentRound(rules, settled + 1, self._allies, now)

@@ -152,8 +152,7 @@ class Play:
         return self.hour.written(command)
 
     def worker(self, name: str) -> str:
-        # They stay where they are: one that had just moved away would leave the killed one's stage empty.
-        return self.start(name, "demo-peer.yaml", self.way_in, "checkpoint_seconds=5", "moves=false")
+        return self.start(name, "demo-peer.yaml", self.way_in, "checkpoint_seconds=5")
 
     @property
     def way_in(self) -> str:
@@ -168,6 +167,7 @@ class Play:
         hour.tell("The bootstrap prints the line with which others join:")
         hour.show(command, text_of(hour, "bootstrap"))
         self.start("observer", "observer.yaml", self.way_in, "metrics.listen=off")
+        hour.until("the observer's page answers", 60, answers)
 
     def train(self) -> None:
         hour = self.hour
@@ -175,6 +175,8 @@ class Play:
         for name in self.workers:
             command = self.worker(name)
         hour.until("all four train", 180, lambda: all(trains(hour, name) for name in self.workers))
+        # Begun in the same second they may draw the same stages: then one moves to the stage without anybody.
+        hour.until("every stage has somebody who trains", 180, every_stage_is_held)
         hour.show(command, text_of(hour, self.workers[-1]))
         time.sleep(self.train_seconds)  # Training is what is waited for: the model is to be taken home.
 
@@ -194,7 +196,9 @@ class Play:
         """(who was killed, who holds the same stage)."""
         hour = self.hour
         hour.title("One worker is killed: the others go on, its stage thins on the page")
-        victim, survivor = of_one_stage(hour, self.workers)
+        pair = hour.until("two workers hold the same stage", 60, of_one_stage)
+        assert isinstance(pair, list)
+        victim, survivor = pair
         rounds = newest_round(hour, survivor)
         hour.running[victim].send_signal(signal.SIGKILL)
         killed = time.monotonic()
@@ -251,17 +255,34 @@ def newest_round(hour: Hour, name: str) -> int:
     return int(str(rounds[-1])) if rounds else -1
 
 
-def of_one_stage(hour: Hour, names: list[str]) -> tuple[str, str]:
-    """Two workers that hold the same stage."""
-    held: dict[int, str] = {}
-    for name in names:
-        stage = [line["stage"] for line in hour.said(name) if line["event"] == "status" and "stage" in line][
-            -1
-        ]
-        if int(str(stage)) in held:
-            return name, held[int(str(stage))]
-        held[int(str(stage))] = name
-    raise Failed("no two workers hold the same stage")
+def answers() -> bool:
+    """Whether the observer's page does."""
+    try:
+        page(OBSERVED)
+    except OSError:
+        return False
+    return True
+
+
+def holders() -> list[list[str]]:
+    """Of each stage, the workers that train it, as the observer's page shows them."""
+    seen = page(OBSERVED)
+    stages, rows = seen["stages"], seen["rows"]
+    assert isinstance(stages, list)
+    assert isinstance(rows, list)
+    return [
+        [str(row["name"]) for row in rows if row["stage"] == stage["stage"] and row["state"] == "training"]
+        for stage in stages
+    ]
+
+
+def every_stage_is_held() -> bool:
+    return all(holders())
+
+
+def of_one_stage() -> list[str]:
+    """Two workers that hold the same stage; empty if there are none."""
+    return next((names[:2] for names in holders() if len(names) > 1), [])
 
 
 def counted_workers() -> int:

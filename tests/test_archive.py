@@ -32,6 +32,7 @@ from peers.run_file import published_text
 from peers.virtual_time import run
 from protocols.identity import Identity
 from protocols.orders import seal_order
+from swarmnet.offers import NOTHING_PAST, Past
 from swarmnet.orders import Order
 from swarmnet.retention import kept
 
@@ -309,10 +310,10 @@ def open_archive(place: str) -> Archive:
     return archive
 
 
-@pytest.mark.parametrize(("added", "sets", "reason"), [
-    (1, {}, "nobody has signed its weights"), (0, {0: ()}, "names settled sets"),
+@pytest.mark.parametrize(("added", "past", "reason"), [
+    (1, NOTHING_PAST, "nobody has signed its weights"), (0, Past({0: ()}), "names settled sets"),
 ])  # fmt: skip
-def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path, added, sets, reason):
+def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path, added, past, reason):
     place = tmp_path / "archive"
 
     async def story():
@@ -328,7 +329,7 @@ def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path, added, set
         units = found.units(layout)
         units[0] += added
         forged = checkpoint.content(
-            MANIFEST, 0, held.round, found.chain, units, layout, found.signed, sets
+            MANIFEST, 0, held.round, found.chain, units, layout, found.signed, past
         )  # fmt: skip
         archive.put(replace(held, bytes=len(forged), sha256=sha256(forged)), forged)
         for name in swarm.living():

@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.branches import KEPT_LINKS, Chain, Fork, SettledSet, first_difference, theirs_stands
+from swarmnet.branches import (
+    KEPT_LINKS,
+    REMEMBERED_ROUNDS,
+    Chain,
+    Earlier,
+    Fork,
+    SettledSet,
+    first_difference,
+    theirs_stands,
+)
 
 sets = st.builds(SettledSet, st.integers(0, 20), st.binary(min_size=8, max_size=8))
 
@@ -69,3 +78,27 @@ def test_a_long_chain_forgets_its_beginning_and_keeps_its_value() -> None:
     assert resumed.value == long.value
     assert long.part(long.round - 1, long.round + 5) == whole[-2:]
     assert long.part(0, 5) == []
+
+
+def test_what_an_earlier_life_knew_counts_if_it_leads_to_the_chains_value() -> None:
+    whole = Chain()
+    for number in range(REMEMBERED_ROUNDS + 50):
+        whole.append(SettledSet(number % 5, number.to_bytes(8, "big")))
+    at = whole.round - 3
+    value, earlier = whole.at(at), whole.earlier(at)
+    assert value is not None
+    assert earlier is not None
+    assert len(earlier.sets) == REMEMBERED_ROUNDS
+    resumed = Chain(at, value, earlier)
+    resumed.append(whole.part(at + 1, at + 1)[0])
+    assert (resumed.round, resumed.start) == (at + 1, at)
+    assert all(resumed.at(round) == whole.at(round) for round in range(at - REMEMBERED_ROUNDS, at + 2))
+    assert resumed.at(at - REMEMBERED_ROUNDS - 1) is None
+    assert resumed.earlier(at + 1) == whole.earlier(at + 1)
+    for false in (
+        Earlier(earlier.before, earlier.sets[1:]),
+        Earlier(value, earlier.sets),
+        Earlier(value[1:], ()),
+    ):
+        assert Chain(at, value, false).at(at - 1) is None
+    assert whole.earlier(whole.round + 1) is None

@@ -17,9 +17,11 @@ from swarm import tiny_manifest
 
 from peers import checkpoint
 from peers.checkpoint import CheckpointError
+from swarmnet.branches import DIGEST_BYTES, Earlier, SettledSet
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.layout import Layout, layout_of
 from swarmnet.model import initial_units
+from swarmnet.offers import NOTHING_PAST, Past
 from swarmnet.parameters import parameter_shapes
 from swarmnet.round_events import Reference
 
@@ -68,12 +70,15 @@ def test_what_was_written_is_read_and_the_newest_two_are_kept(tmp_path):
     assert usable(tmp_path) == (99_999_999, [])
 
 
-def test_settled_sets_are_kept_beside_the_weights(tmp_path):
+def test_what_is_known_of_the_rounds_before_is_kept_beside_the_weights(tmp_path):
     id_ = ContributionId(bytes(range(16)))
     sets = {3: (Reference(3, PeerId("12D3KooW"), id_, 100), Reference(3, PeerId("x"), id_, 7)), 4: ()}
-    path = checkpoint.write(tmp_path, MANIFEST, STAGE, 5, CHAIN, units(5), layout(), sets=sets)
-    assert checkpoint.read(path).sets == sets
-    assert checkpoint.read(write(tmp_path, 6)).sets == {}
+    past = Past(
+        sets, Earlier(bytes(DIGEST_BYTES), (SettledSet(2, b"twelve bytes"), SettledSet(0, b"twelve more.")))
+    )
+    path = checkpoint.write(tmp_path, MANIFEST, STAGE, 5, CHAIN, units(5), layout(), past=past)
+    assert checkpoint.read(path).past == past
+    assert checkpoint.read(write(tmp_path, 6)).past == NOTHING_PAST
 
 
 def test_a_file_whose_sets_are_none_is_refused(tmp_path, monkeypatch):

@@ -25,6 +25,13 @@ def chain(branch: str, last: int, fork: int) -> Chain:
     return found
 
 
+def restarted(earlier: Chain, at: int) -> Chain:
+    """What a peer that has started again from its disk knows of the history that it had."""
+    value = earlier.at(at)
+    assert value is not None
+    return Chain(at, value, earlier.earlier(at))
+
+
 def told(peer: PeerId, their: Chain, anchor: int) -> ProgressArrived:
     value = their.at(anchor)
     assert value is not None
@@ -32,9 +39,7 @@ def told(peer: PeerId, their: Chain, anchor: int) -> ProgressArrived:
         OpenSet(round, 1, 1, entry.count, entry.digest)
         for round, entry in enumerate(their.part(anchor + 1, their.round), start=anchor + 1)
     )
-    return ProgressArrived(
-        peer, their.round + 1, 0, frozenset(), their.round, True, anchor, value, sets
-    )
+    return ProgressArrived(peer, their.round + 1, 0, frozenset(), their.round, True, anchor, value, sets)
 
 
 def of(mine: Chain, *peers: PeerId) -> Histories:
@@ -128,6 +133,35 @@ def test_who_may_still_take_up_either_history_does_not_go_on_with_the_sets_of_bo
     fork = histories.neighbours[NEW].fork
     assert fork is not None
     assert (fork.round, fork.exact) == (20, True)
+
+
+def test_who_started_again_sees_at_once_that_the_others_began_farther_back():
+    mine = restarted(chain("m", 15, 8), 15)
+    mine.append(settled("m", 16))
+    theirs = chain("t", 8, 8)
+    histories = of(mine, OLD, NEW)
+    assert not wishes(histories.progress(told(OLD, theirs, 7), 9.0)), "one of three: it stays where it is"
+    (wish,) = wishes(histories.progress(told(NEW, theirs, 7), 9.0))
+    assert set(wish.peers) == {OLD, NEW}
+    assert (wish.fork_round, wish.exact) == (8, True)
+
+
+def test_of_two_halves_the_one_that_started_farther_back_comes_to_the_other():
+    mine, theirs = restarted(chain("m", 15, 8), 15), chain("t", 9, 8)
+    here, there = of(mine, OLD), of(theirs, NEW)
+    assert not any(wishes(here.progress(told(OLD, theirs, 7), at)) for at in (9.0, 99.0))
+    assert not wishes(there.progress(told(NEW, mine, 15), 9.0)), "it may only not know where we are"
+    assert wishes(there.progress(told(NEW, mine, 15), 99.0))
+
+
+def test_nobody_is_an_ally_by_what_is_only_remembered():
+    mine, theirs = restarted(chain("m", 15, 16), 15), chain("m", 7, 16)
+    histories = of(mine, OLD)
+    assert histories.progress(told(OLD, theirs, 5), 9.0) == []
+    assert not histories.allies, "the sets after the seventh round are not here: it would wait for them"
+    assert histories.anchor()[0] == 15
+    histories.progress(told(OLD, chain("m", 15, 16), 10), 9.0)
+    assert set(histories.allies) == {OLD}
 
 
 def test_newcomers_without_weights_do_not_hold_up_who_is_out_of_reach():

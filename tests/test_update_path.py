@@ -10,6 +10,7 @@ import pytest
 from swarm import tiny_manifest
 
 from peers import update_work
+from peers.snapshots import Weights
 from peers.update_path import UpdatePath
 from peers.update_work import UpdateWork
 from peers.virtual_time import run
@@ -49,8 +50,8 @@ class World:
         )  # fmt: skip
         compute = SimpleNamespace(submit=lambda kind, job, done: self.done.extend(job.args[0]))
         self.path = UpdatePath(
-            manifest, work, compute, around, START, Offers(manifest.rounds), lambda wish: None,
-            lambda *_, **__: None,
+            manifest, work, compute, around, Weights(None, -1, START), Offers(manifest.rounds),
+            lambda wish: None, lambda *_, **__: None,
         )  # fmt: skip
         for peer in (B, C):
             self.path.joined(peer)

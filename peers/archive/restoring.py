@@ -22,6 +22,7 @@ from protocols.envelope import Kind, open_envelope
 from protocols.errors import WireError
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import Layout
+from swarmnet.offers import NOTHING_PAST
 
 
 def signers(checkpoint: Checkpoint) -> set[PeerId]:
@@ -84,7 +85,7 @@ class Restoring:
             by = signers(held)
             if held.round != entry.round or not by:
                 raise ArchiveError(f"{archive.store.url}/{entry.name}: nobody has signed its weights")
-            if held.sets:  # Told on, they would decide what became of others' contributions.
+            if held.past != NOTHING_PAST:  # Told on, they would decide what became of others' contributions.
                 raise ArchiveError(f"{archive.store.url}/{entry.name}: names settled sets, signed by nobody")
             beside.replace(folder / entry.name)
         except OSError as error:
