@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from freezing import freeze, frozen
 from on_p2pd import transports
 from test_transport_contract import DEADLINE, Listener
 
@@ -197,18 +198,14 @@ async def test_a_peer_that_moved_is_found_though_the_hint_is_old(start):
 
 async def test_an_open_ends_at_its_deadline_when_the_peer_is_frozen(start):
     a, b = await start(), await start()
-    os.kill(b.daemon.pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(PeerGone, match="no answer within"):
-            await a.open(b.peer, "data", 0.3, b.addresses)
-    finally:
-        os.kill(b.daemon.pid, signal.SIGCONT)
+    with frozen(b.daemon.pid), pytest.raises(PeerGone, match="no answer within"):
+        await a.open(b.peer, "data", 0.3, b.addresses)
 
 
 async def test_a_frozen_p2pd_is_killed_at_close(start, monkeypatch):
     monkeypatch.setattr(daemon_module, "STOP_SECONDS", 0.2)
     a = await start()
-    os.kill(a.daemon.pid, signal.SIGSTOP)
+    freeze(a.daemon.pid)
     await a.close()
     with pytest.raises(ProcessLookupError):
         os.kill(a.daemon.pid, 0)

@@ -8,6 +8,7 @@ import signal
 import socket
 
 import pytest
+from freezing import freeze
 from hypothesis import given
 from hypothesis import strategies as st
 from on_p2pd import transports
@@ -328,7 +329,7 @@ async def test_a_subflow_delivers_in_its_owners_name_and_ends_with_the_link(star
 async def test_a_killed_carrier_loses_no_message_and_another_one_takes_its_place(start, monkeypatch):
     a, b = await start(), await start()
     link = await grown(a, b)
-    os.kill(b.daemon.pid, signal.SIGSTOP)  # So that nothing is acknowledged.
+    freeze(b.daemon.pid)  # So that nothing is acknowledged.
     for counter in range(1, 11):
         link.post(act(counter), bytes(100_000))
     (carrier,) = a._dialer._carriers.running

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from freezing import frozen
 
 from protocols import p2pd
 from protocols.daemon import LOOPBACK
@@ -123,14 +124,8 @@ class P2pdWorld:
     def kill(self, transport):
         os.kill(transport.daemon.pid, signal.SIGKILL)
 
-    @contextlib.contextmanager
     def frozen(self, transport):
-        os.kill(transport.daemon.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # the test may have killed it
-                os.kill(transport.daemon.pid, signal.SIGCONT)
+        return frozen(transport.daemon.pid)
 
     async def end(self):
         for writer in self._writers:
