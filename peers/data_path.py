@@ -192,7 +192,7 @@ class DataPath:
             case ComputeForward(key):
                 self.ahead.begins(key)
                 self.bodies[key].submitted_at = self.clock.time()
-                work = partial(self.work.forward, key, self.bodies[key])
+                work = partial(self.work.forward, key, self.bodies[key], self.ways.branch_scale(key))
                 self.compute.submit(FORWARD, work, partial(self._forwarded, key))
             case ComputeBackward(key):
                 self.bodies[key].submitted_at = self.clock.time()

@@ -99,14 +99,15 @@ class MicrobatchWork:
         self.timings = Timings()
         self.codings = CodecCounts(self.timings, "activation", "gradient")
 
-    def forward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
+    def forward(self, key: MicrobatchId, kept: Bodies, branch_scale: float = 1.0) -> Computed | Trouble:
+        """`branch_scale` (StageCompute.forward) is of middle stages alone: for the last one it is 1."""
         kept.weights_at = self.applied_rounds
         try:
             inputs = kept.inputs
             if inputs is None:
                 inputs = self._decode("activation", kept.output, kept.shape)
             if not self.is_last:
-                output_BTD = self.stage_compute.forward(key, inputs)
+                output_BTD = self.stage_compute.forward(key, inputs, branch_scale)
                 return Computed(self._encode("activation", output_BTD), _shape(output_BTD))
             assert kept.labels is not None, "the last stage got its labels with the ACT"
             finished = self.stage_compute.finish(key, inputs, kept.labels)

@@ -270,6 +270,7 @@ class Worker:
         update.settled, update.made = self._heard_settled, self.receipts.made
         self.digests.took_up(weights)
         self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
+        self.data.ways.round = lambda: rounds.current
         update.start()
         update.counted(self.neighbourhood.membership.group_size())
         for peer in self.recovery.group():

@@ -131,6 +131,9 @@ class Paths:
     never left out, and one between them must stay."""
     swaps: int = 0
     """How often a microbatch may go back to the stage before the furthest it has reached."""
+    whole_rounds: int = 0
+    """Rounds of the first stage, from the run's beginning, in which microbatches leave nothing out: the whole
+    model is better for it. A quarter of `sync.decay_rounds` is worth most of what can be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +214,8 @@ class Manifest:
         return encoded_bytes(self.hidden_shape, self.hidden_codec) + LABEL_BYTES * self.microbatch_tokens
 
     def path_rules(self) -> Rules:
-        return Rules.of(len(self.stages), self.paths.skip_ratio, self.paths.swaps)
+        paths = self.paths
+        return Rules.of(len(self.stages), paths.skip_ratio, paths.swaps, paths.whole_rounds)
 
     def span(self, stage: int) -> Span:
         first = sum(self.stages[:stage])
@@ -266,6 +270,9 @@ def check(manifest: Manifest) -> None:
         (manifest.path_rules().trains_no_middle,
          f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages lets every microbatch "
          "leave out all between the first and the last, so nobody would train them"),
+        (paths.whole_rounds < 0, f"paths.whole_rounds is {paths.whole_rounds}; it cannot be negative"),
+        (paths.whole_rounds > 0 and not manifest.path_rules().most_skipped,
+         "paths.whole_rounds: without paths.skip_ratio every round is whole"),
         (not 0 <= paths.swaps <= len(manifest.stages),
          f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages"),
         (paths.swaps > 0 and len(manifest.stages) < 4,

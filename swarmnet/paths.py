@@ -37,12 +37,14 @@ class Rules:
     most_skipped: int = 0
     """Stages a microbatch may leave out."""
     most_swaps: int = 0
+    whole_rounds: int = 0
+    """Rounds of the first stage, from the run's beginning, in which microbatches leave nothing out."""
 
     @classmethod
-    def of(cls, stages: int, skip_ratio: float, swaps: int) -> Self:
+    def of(cls, stages: int, skip_ratio: float, swaps: int, whole_rounds: int = 0) -> Self:
         """`skip_ratio` of all stages, rounded down (1/3 of 6 are 2), but never the first or the last."""
         skipped = int(skip_ratio * stages + 1e-9)  # 1/3 is a little less than a third
-        return cls(stages, max(0, min(skipped, stages - 2)), swaps)
+        return cls(stages, max(0, min(skipped, stages - 2)), swaps, whole_rounds)
 
     @property
     def last(self) -> int:
@@ -54,13 +56,20 @@ class Rules:
         longest_jumps = -(-self.last // LONGEST_JUMP) + 1
         return max(self.stages - self.most_skipped, longest_jumps)
 
+    def length(self, round: int) -> int:
+        """Stages to visit for a microbatch that starts in this round of the first stage. A run that begins
+        whole and skips afterwards learns better than one that skips from the start (progressive layer
+        dropping, arXiv:2010.13369; measured in docs/decisions/0016-whole-first.md)."""
+        return self.stages if round < self.whole_rounds else self.shortest
+
     def branch_scale(self, stage: int, visited: int) -> float:
         """What the layers of a stage count for on a path of so many stages, at most 1; for the first and the
-        last stage always 1.
+        last stage always 1. The same in training and in use.
 
-        Microbatches of training take shortest paths, so a middle stage learns beside `shortest` - 3 others.
-        Where more of them add to the same hidden states, each counts less, so that their number times what
-        each counts stays the same: stochastic depth's rule for its test time (arXiv:1603.09382, equation 5).
+        Most microbatches of training take shortest paths, so a middle stage learns beside `shortest` - 3
+        others. Where more of them add to the same hidden states, each counts less, so that their number times
+        what each counts stays the same: stochastic depth's rule for its test time (arXiv:1603.09382,
+        equation 5).
         """
         middle = 0 < stage < self.last and visited > 2
         return min(1.0, (self.shortest - 2) / (visited - 2)) if middle else 1.0
@@ -95,6 +104,11 @@ class Header:
     hops_left: int
     """Stages still to visit, the last one included: 0 on the last stage."""
 
+    @property
+    def length(self) -> int:
+        """Stages on the whole path, if it goes on as it is meant to."""
+        return len(self.visited) + self.hops_left
+
 
 def begin(rules: Rules, length: int | None = None) -> Header:
     """The header on the first stage of a path of `length` stages (None: the shortest that is allowed)."""
@@ -121,7 +135,7 @@ def choices(header: Header, rules: Rules) -> tuple[int, ...]:
 
 def shorten(header: Header, rules: Rules) -> Header | None:
     """The same with one stage less to visit; None where the budget of skips is used up."""
-    if len(header.visited) + header.hops_left <= rules.shortest:
+    if header.length <= rules.shortest:
         return None
     shorter = Header(header.visited, header.frontier, header.swaps_left, header.hops_left - 1)
     return shorter if shorter.hops_left > 0 and _completable(shorter, rules) else None
@@ -140,7 +154,7 @@ def check(header: Header, stage: int, rules: Rules) -> None:
     visited = header.visited
     if not visited or visited[0] != 0 or visited[-1] != stage or len(visited) > rules.stages:
         raise IllegalPath(f"visited {list(visited)[:8]} is no path from stage 0 to stage {stage}")
-    length = len(visited) + header.hops_left
+    length = header.length
     if header.hops_left < 0 or not rules.shortest <= length <= rules.stages:
         raise IllegalPath(f"a path of {length} stages; this run has {rules.shortest} to {rules.stages}")
     walked = Header((0,), 0, rules.most_swaps, length - 1)

@@ -289,8 +289,8 @@ class Requests:
         seconds = self._deadline_seconds(stage)
         request.target, request.sent_at = target, now
         request.attempt += 1
-        path = len(target.visited) + target.hops_left
-        request.ask = Ask(key, request.attempt, peer, stage, request.pins.get(stage, -1), path, seconds)
+        pin, path = request.pins.get(stage, -1), target.length
+        request.ask = Ask(key, request.attempt, peer, stage, pin, path, seconds)
         self._holders[peer].in_flight += 1
         return request.ask
 

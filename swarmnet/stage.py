@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from swarmnet.layout import Layout
 from swarmnet.manifest import ModelShape, Span
-from swarmnet.model import forward
+from swarmnet.model import forward, scaled
 
 Recompute = Literal["none", "stage"]
 """What backward computes again: nothing, or the stage's forward (only inputs are kept; 4/3 the compute)."""
@@ -47,6 +47,7 @@ class _Graph:
     output: Tensor | None
     """None when the stage recomputes."""
     output_shape: torch.Size
+    branch_scale: float
 
 
 class StageCompute:
@@ -75,19 +76,20 @@ class StageCompute:
         if self._gradient is None:
             self._empty(weights.device)
 
-    def forward(self, key: Hashable, inputs: Tensor) -> Tensor:
+    def forward(self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0) -> Tensor:
         """Compute the stage's hidden_BTD from tokens_BT (first stage) or hidden_BTD; keep the graph as `key`.
 
+        Its layers add `branch_scale` times as much to the hidden states (swarmnet.paths.Rules.branch_scale).
         Raises StageError when the inputs do not fit the model, the result is not finite, or `key` is open.
         """
         if key in self._graphs:
             raise StageError(f"microbatch {key} is already open in this stage")
         inputs = self._leaf(key, inputs)
         with torch.set_grad_enabled(not self._recompute):
-            output_BTD = forward(self._version, self._shape, self._span, inputs)
+            output_BTD = forward(scaled(self._version, branch_scale), self._shape, self._span, inputs)
         _require_finite(key, "hidden states", [output_BTD])
         self._graphs[key] = _Graph(
-            self._version, inputs, None if self._recompute else output_BTD, output_BTD.shape
+            self._version, inputs, None if self._recompute else output_BTD, output_BTD.shape, branch_scale
         )
         return output_BTD.detach()
 
@@ -124,7 +126,8 @@ class StageCompute:
         output = graph.output
         if output is None:
             with torch.enable_grad():
-                output = forward(graph.version, self._shape, self._span, graph.inputs)
+                weights = scaled(graph.version, graph.branch_scale)
+                output = forward(weights, self._shape, self._span, graph.inputs)
         # The gradient of this sum at `output` is `hidden_gradient` to the bit. Given to autograd as what
         # it is, it would make torch import sympy: 38 MiB in every peer that is not the last stage's.
         with torch.enable_grad():

@@ -21,13 +21,15 @@ class Ways:
         self.stage = stage
         self.live = live
         self.reach = rules.reach
+        self.round: Callable[[], int] = lambda: 0
+        """Where microbatches start: the round now. It says how many stages they visit (Rules.length)."""
         self.headers: dict[MicrobatchId, Header] = {}
         self.sent: dict[MicrobatchId, int] = {}
         """The stage that each went to last."""
 
     def start(self, key: MicrobatchId) -> None:
-        """An origin's microbatch: it is to take the shortest way that the run allows."""
-        self.headers[key] = begin(self.rules)
+        """An origin's microbatch: it is to visit as many stages as the rules say for this round."""
+        self.headers[key] = self._first()
 
     def check(self, header: Header) -> None:
         """Raise IllegalPath unless a microbatch may come here with this header."""
@@ -61,6 +63,10 @@ class Ways:
         self.sent[key] = stage
         return header
 
+    def branch_scale(self, key: MicrobatchId) -> float:
+        """What this stage's layers count for on its way (Rules.branch_scale)."""
+        return self.rules.branch_scale(self.stage, self.headers[key].length)
+
     def missing(self) -> tuple[int, ...]:
         """Stages that a microbatch started here, or the next one that came, would wait for; empty: none."""
         if self.stage == self.rules.last:
@@ -88,8 +94,11 @@ class Ways:
     def _typical(self) -> Header:
         """On the first stage that of the next one; elsewhere of one that came straight from there."""
         if self.stage == 0:
-            return begin(self.rules)
+            return self._first()
         header = begin(self.rules, self.rules.stages)
         for stage in range(1, self.stage + 1):
             header = visit(header, stage, self.rules)
         return header
+
+    def _first(self) -> Header:
+        return begin(self.rules, self.rules.length(self.round()))

@@ -157,6 +157,14 @@ def test_middle_stages_add_as_much_together_however_many_there_are(rules, scales
     assert {rules.branch_scale(stage, visited) for visited in scales for stage in (0, rules.last)} == {1.0}
 
 
+def test_a_run_begins_whole_for_as_many_rounds_as_it_says():
+    rules = Rules.of(6, 1 / 3, 0, whole_rounds=3)
+    assert [rules.length(round) for round in range(5)] == [6, 6, 6, 4, 4]
+    assert rules.skips, "questions run ahead from the first round on"
+    assert Rules.of(6, 1 / 3, 0).length(0) == 4
+    assert Rules(6).length(0) == Rules(6).length(10**6) == 6
+
+
 def test_a_jump_bounds_how_much_a_long_model_may_leave_out():
     rules = Rules.of(24, 0.95, 0)
     assert all(b - a <= LONGEST_JUMP for path in [next(walked(rules))] for a, b in pairwise(path))

@@ -1,15 +1,17 @@
 """Workers whose microbatches may leave a stage out: who is visited, what a death costs, what is refused."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import replace
 
 import pytest
 from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, tiny_manifest
+from torch import Tensor
 
 from peers.virtual_time import run
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.manifest import Paths
 from swarmnet.paths import Header
+from swarmnet.stage import StageCompute
 from swarmnet.ways import Ways
 
 ONE_EACH = {"a": 0, "b": 1, "c": 2, "d": 3}
@@ -69,6 +71,41 @@ def test_every_microbatch_leaves_out_one_of_the_middle_stages_and_both_learn():
     losses = swarm.losses(0)
     assert sum(losses[-20:]) < 0.9 * sum(losses[:20])
     assert not [note for note in swarm.notes if note.event == "refused"]
+
+
+def test_a_run_begins_whole_and_skips_afterwards(monkeypatch):
+    lengths: dict[MicrobatchId, int] = {}
+    scales: dict[Hashable, set[float]] = {}
+    arrive, forward = Ways.arrive, StageCompute.forward
+
+    def noted(ways: Ways, key: MicrobatchId, header: Header) -> None:
+        if ways.stage == ways.rules.last:
+            lengths[key] = len(header.visited)
+        arrive(ways, key, header)
+
+    def scaled(stage: StageCompute, key: Hashable, inputs: Tensor, branch_scale: float = 1.0) -> Tensor:
+        scales.setdefault(key, set()).add(branch_scale)
+        return forward(stage, key, inputs, branch_scale)
+
+    monkeypatch.setattr(Ways, "arrive", noted)
+    monkeypatch.setattr(StageCompute, "forward", scaled)
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: swarm.committed(0) >= 150, 120.0)
+
+    swarm = play(story, Paths(0.25, whole_rounds=8))
+    in_order = [lengths[key] for key in sorted(lengths)]
+    change = in_order.index(3)
+    assert set(in_order[:change]) == {4}
+    assert set(in_order[change:]) == {3}
+    whole = {key for key, length in lengths.items() if length == 4}
+    assert {tuple(key) for key in whole} <= commits(swarm, "b") & commits(swarm, "c")
+    for key in lengths:
+        assert scales[key] == ({1.0, 0.5} if key in whole else {1.0}), "the first stage counts whole"
+    rounds = [note for note in swarm.notes if note.name == "a" and note.event == "applied"]
+    over = next(note.time for note in rounds if note.fields["round"] == 8)
+    assert {tuple(key) for key in whole} <= commits(swarm, "a") - commits(swarm, "a", over + 5.0)
+    assert not swarm.of("refused")
 
 
 @pytest.mark.parametrize("swaps", [1, 0])

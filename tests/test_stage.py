@@ -118,6 +118,28 @@ def test_gradients_are_those_of_the_summed_loss_of_all_microbatches() -> None:
     assert all(not taken[start:stop].any() for start, stop in layout.padding)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_layers_that_count_for_half_are_those_whose_last_matrices_are_halved(recompute: bool) -> None:
+    span = spans(LLAMA, (1, 2, 1))[1]
+    layout = layout_of(parameter_shapes(LLAMA, span))
+    stage = stage_of(LLAMA, span, recompute)
+    flat = to_floats(initial_units(LLAMA, span, layout, 3)).requires_grad_()
+    halves = torch.ones(layout.size)
+    for entry in layout.entries:
+        if "o_proj" in entry.name or "down_proj" in entry.name:
+            halves[entry.offset : entry.offset + entry.size] = 0.5
+    halved = {name: part.view(parameter_shapes(LLAMA, span)[name]) for name, part in
+              named(flat * halves, layout).items()}  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    hidden, gradient = torch.randn((2, BATCH, LENGTH, LLAMA.width), generator=generator)
+    expected = forward(halved, LLAMA, span, hidden)
+    (expected * gradient).sum().backward()
+    assert torch.equal(stage.forward("half", hidden, 0.5), expected.detach())
+    stage.backward("half", gradient)
+    torch.testing.assert_close(stage.take_gradient(), flat.grad)
+    assert not torch.equal(stage.forward("whole", hidden), expected.detach())
+
+
 def test_taking_the_gradient_empties_it_and_gives_it_away() -> None:
     stage = stage_of(LLAMA, whole(LLAMA))
     train([stage], LLAMA, 0)

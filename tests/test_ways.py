@@ -31,6 +31,36 @@ def test_a_microbatch_may_go_where_its_path_can_be_completed_without_waiting_for
     check(ways.header_for(KEY, 3), 3, RULES)
 
 
+def test_the_round_says_how_long_the_way_of_a_microbatch_is_that_starts_now():
+    round = 9
+    ways = Ways(Rules.of(6, 1 / 3, 0, whole_rounds=10), 0, swarm())
+    ways.round = lambda: round
+    ways.start(KEY)
+    assert ways.candidates(KEY) == ["1a", "1b"] == ways.candidates(None)
+    round = 10
+    assert {peer[0] for peer in ways.candidates(None)} == {"1", "2", "3"}
+    assert ways.candidates(KEY) == ["1a", "1b"], "what was begun is done as it was begun"
+
+
+def test_a_dead_stage_is_gone_around_while_a_run_begins_whole():
+    ways = Ways(Rules.of(6, 1 / 3, 0, whole_rounds=10), 0, swarm(1))
+    ways.start(KEY)
+    assert ways.candidates(KEY) == ["2a", "2b"]
+    assert ways.header_for(KEY, 2) == Header((0, 2), 2, 0, 3)
+    assert ways.missing() == ()
+    ways.live = swarm(1, 2, 3)
+    assert ways.missing() == (1, 2, 3)
+
+
+def test_a_middle_stage_counts_for_less_the_more_of_them_are_on_the_way():
+    middle, last = Ways(RULES, 2, swarm()), Ways(RULES, 5, swarm())
+    for hops_left, scale in ((2, 1.0), (3, 2 / 3), (4, 0.5)):
+        middle.arrive(KEY, Header((0, 2), 2, 1, hops_left))
+        assert middle.branch_scale(KEY) == scale
+    last.arrive(KEY, Header((0, 1, 2, 3, 4, 5), 5, 1, 0))
+    assert last.branch_scale(KEY) == 1.0
+
+
 def test_a_dead_stage_is_gone_around():
     ways = Ways(RULES, 0, swarm(1, 3))
     ways.start(KEY)

@@ -117,7 +117,7 @@ class StubCompute:
 
     def publish(self, weights: Tensor) -> None: ...
 
-    def forward(self, key: Hashable, inputs: Tensor) -> Tensor:
+    def forward(self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0) -> Tensor:
         self._open.add(key)
         return self._hidden
 

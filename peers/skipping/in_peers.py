@@ -81,8 +81,8 @@ class Held(StubCompute):
         super().__init__(manifest)
         self.most = 0
 
-    def forward(self, key: Any, inputs: Tensor) -> Tensor:  # noqa: ANN401
-        hidden = super().forward(key, inputs)
+    def forward(self, key: Any, inputs: Tensor, branch_scale: float = 1.0) -> Tensor:  # noqa: ANN401
+        hidden = super().forward(key, inputs, branch_scale)
         self.most = max(self.most, len(self._open))
         return hidden
 
