@@ -5,9 +5,11 @@ from math import exp, log
 from statistics import fmean
 
 import pytest
+import quality_alone
 import torch
 import wan_holder
 from moving_soak import SLOWNESS, STORIES, best_assignment
+from quality_alone import Rule
 from quality_soak import MIDDLE, STAGES, quality, scored
 
 from peers.checkpoint import Model
@@ -54,6 +56,31 @@ def test_a_stage_left_out_scores_as_one_that_adds_nothing(model):
     without = scored(model, TEXT, (2,)).perplexity
     assert without == pytest.approx(scored(Model(MANIFEST, stages, 7), TEXT, ()).perplexity)
     assert without != pytest.approx(scored(model, TEXT, ()).perplexity)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("whole", [1, 1, 1, 1]),
+        ("skip", [0, 0, 0, 0]),
+        ("skip:first=0.25", [1, 0, 0, 0]),
+        ("skip:last=0.25:first=0.25", [1, 0, 0, 1]),
+        ("skip:share=0.6", [1, 1, 1, 1]),
+        ("skip:first=0.25:share=0.4:plain", [1, 0, 0, 0]),
+        ("skip:ramp=0.75", [1, 1, 0, 0]),
+    ],
+)
+def test_a_rule_of_skipping_says_which_microbatches_leave_nothing_out(text, whole):
+    rule = Rule.parse(text)
+    assert [rule.whole(passed, 0.5) for passed in (0.0, 0.25, 0.5, 0.75)] == [bool(each) for each in whole]
+
+
+def test_a_run_in_one_process_visits_what_its_rule_says(monkeypatch):
+    monkeypatch.setattr(quality_alone, "quality", lambda model, text: {"round": model.round})
+    found = quality_alone.train(Rule.parse("skip:first=0.5"), seed=0, tokens=4 * 512)
+    assert found["visits"][0] == found["visits"][-1] == 4
+    assert sum(found["visits"][stage] for stage in MIDDLE) == 2 * 4 + 2 * 2
+    assert found["round"] == min(found["visits"]) >= 2, "a round is one microbatch"
 
 
 def test_a_model_that_skipped_is_scored_as_long_as_its_path_is(model):
