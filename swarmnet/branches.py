@@ -9,8 +9,7 @@ partition outlasts the patience of `settle_seconds`; when it heals, every peer d
 2. else the one that is ahead by more than AHEAD_ROUNDS: it holds more tokens;
 3. else, at the first round in which they differ, the larger set; of equally large ones the smaller digest.
 
-The third only looks at what is settled and the same for everybody, so it cannot swing back. Of a fork that
-lies before the life of a restarted peer (Chain.start) the first alone decides: the other side sees none yet.
+The third only looks at what is settled and the same for everybody, so it cannot swing back.
 """
 
 from __future__ import annotations
@@ -99,9 +98,8 @@ class Chain:
         """The newest sets up to `until`, for a later life; None if that round is not known."""
         first = max(self.base, until - REMEMBERED_ROUNDS) + 1
         before = self.at(first - 1)
-        if before is None or self.at(until) is None:
-            return None
-        return Earlier(before, tuple(self.part(first, until)))
+        known = before is not None and self.at(until) is not None
+        return Earlier(before, tuple(self.part(first, until))) if known and before is not None else None
 
     def part(self, first: int, last: int) -> list[SettledSet]:
         """The sets of the rounds first..last, as far as they are known without a gap from `first`."""

@@ -134,9 +134,6 @@ class Paths:
     whole_rounds: int = 0
     """Rounds of the first stage, from the run's beginning, in which microbatches leave nothing out: the whole
     model is better for it. A quarter of `sync.decay_rounds` is worth most of what can be had."""
-    whole_share: float = 0.0
-    """Share of the microbatches that leave nothing out after these rounds, too. A quarter is worth a little
-    more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +215,7 @@ class Manifest:
 
     def path_rules(self) -> Rules:
         paths = self.paths
-        return Rules.of(
-            len(self.stages), paths.skip_ratio, paths.swaps, paths.whole_rounds, paths.whole_share
-        )
+        return Rules.of(len(self.stages), paths.skip_ratio, paths.swaps, paths.whole_rounds)
 
     def span(self, stage: int) -> Span:
         first = sum(self.stages[:stage])
@@ -276,10 +271,8 @@ def check(manifest: Manifest) -> None:
          f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages lets every microbatch "
          "leave out all between the first and the last, so nobody would train them"),
         (paths.whole_rounds < 0, f"paths.whole_rounds is {paths.whole_rounds}; it cannot be negative"),
-        (not 0.0 <= paths.whole_share < 1.0,
-         f"paths.whole_share is {paths.whole_share}; it must lie in [0, 1)"),
-        ((paths.whole_rounds > 0 or paths.whole_share > 0) and not manifest.path_rules().most_skipped,
-         "paths.whole_rounds and paths.whole_share: without paths.skip_ratio nothing is ever left out"),
+        (paths.whole_rounds > 0 and not manifest.path_rules().most_skipped,
+         "paths.whole_rounds: without paths.skip_ratio every round is whole"),
         (not 0 <= paths.swaps <= len(manifest.stages),
          f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages"),
         (paths.swaps > 0 and len(manifest.stages) < 4,

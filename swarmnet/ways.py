@@ -22,17 +22,14 @@ class Ways:
         self.live = live
         self.reach = rules.reach
         self.round: Callable[[], int] = lambda: 0
-        """Where microbatches start: the round now. It says how many stages they visit (Rules.length) ..."""
-        self.begun = 0
-        """... and so does how many have started here before."""
+        """Where microbatches start: the round now. It says how many stages they visit (Rules.length)."""
         self.headers: dict[MicrobatchId, Header] = {}
         self.sent: dict[MicrobatchId, int] = {}
         """The stage that each went to last."""
 
     def start(self, key: MicrobatchId) -> None:
-        """An origin's microbatch: it is to visit as many stages as the rules say for it."""
+        """An origin's microbatch: it is to visit as many stages as the rules say for this round."""
         self.headers[key] = self._first()
-        self.begun += 1
 
     def check(self, header: Header) -> None:
         """Raise IllegalPath unless a microbatch may come here with this header."""
@@ -104,4 +101,4 @@ class Ways:
         return header
 
     def _first(self) -> Header:
-        return begin(self.rules, self.rules.length(self.round(), self.begun))
+        return begin(self.rules, self.rules.length(self.round()))

@@ -311,7 +311,7 @@ def open_archive(place: str) -> Archive:
 
 
 @pytest.mark.parametrize(("added", "past", "reason"), [
-    (1, NOTHING_PAST, "nobody has signed its weights"), (0, Past({0: ()}), "names a past"),
+    (1, NOTHING_PAST, "nobody has signed its weights"), (0, Past({0: ()}), "names settled sets"),
 ])  # fmt: skip
 def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path, added, past, reason):
     place = tmp_path / "archive"
