@@ -59,7 +59,9 @@ class Histories:
                 continue
             theirs = SettledSet(entry.count, entry.digest)
             if theirs != mine:
-                view.relation, view.fork = "forked", Fork(number, mine, theirs)
+                # Who was far ahead may have parted from us long before this set: it is asked.
+                parted_here = view.links.get(number - 1) == self.chain.at(number - 1)
+                view.relation, view.fork = "forked", Fork(number, mine, theirs) if parted_here else None
                 view.compare_anew()
                 del self.allies[peer]
 

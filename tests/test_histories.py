@@ -135,6 +135,23 @@ def test_who_may_still_take_up_either_history_does_not_go_on_with_the_sets_of_bo
     assert (fork.round, fork.exact) == (20, True)
 
 
+def test_where_an_ally_that_took_up_another_history_parted_is_asked_not_guessed():
+    """It was far ahead of us with it when it told so: the first set of it that we can compare is not where
+    the histories part, and what was made between is given back only if that is known."""
+    histories = of(chain("m", 11, 9), OLD)
+    histories.progress(told(OLD, chain("m", 11, 9), 7), 9.0)
+    assert set(histories.allies) == {OLD}
+    theirs = chain("t", 17, 9)
+    assert not wishes(histories.progress(told(OLD, theirs, 15), 9.0)), "too far ahead to compare"
+    for round in range(12, 17):
+        histories.settle(settled("m", round))
+    assert not histories.allies
+    fork = histories.neighbours[OLD].fork
+    assert fork is None
+    (ask,) = histories.progress(told(OLD, theirs, 15), 9.0)
+    assert ask == AskChain(OLD, 16)
+
+
 def test_who_started_again_sees_at_once_that_the_others_began_farther_back():
     mine = restarted(chain("m", 15, 8), 15)
     mine.append(settled("m", 16))
