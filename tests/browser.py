@@ -13,7 +13,7 @@ from pathlib import Path
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 START_SECONDS = 60.0
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 120.0
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--mute-audio",
@@ -96,14 +96,11 @@ class Browser:
         assert "error" not in found, f"{method}: {found['error']}"
         return found["result"]
 
-    def goes_first(self) -> bool:
-        """Let its processes run before what else the machine does, for measuring; False where that is not
-        allowed (it takes root, and Linux groups processes by session)."""
-        try:
+    def goes_first(self) -> None:
+        """Let its processes run before what else the machine does, for measuring, where that is allowed (it
+        takes root, and Linux groups processes by session)."""
+        with suppress(OSError):
             Path(f"/proc/{self.process.pid}/autogroup").write_text("-15")
-        except OSError:
-            return False
-        return True
 
     async def look_like(self, width: int, height: int, dark: bool = False) -> None:
         """A window of so many CSS pixels, in daylight or in the dark."""
@@ -125,7 +122,7 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    async def until(self, expression: str, seconds: float) -> float:
+    async def until(self, expression: str, seconds: float = ANSWER_SECONDS) -> float:
         """Wait until an expression is true in the page; how long that took, seconds."""
         loop = asyncio.get_running_loop()
         began = loop.time()

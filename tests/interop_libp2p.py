@@ -25,7 +25,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux  # noqa: E402
 from libp2p.utils.varint import read_length_prefixed_protobuf  # noqa: E402
 from multiaddr import Multiaddr  # noqa: E402
 
-SECONDS = 30
+SECONDS = 90
 
 
 async def main() -> None:

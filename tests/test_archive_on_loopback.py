@@ -22,7 +22,7 @@ from peers.demo.show import LOOPBACK
 from peers.run_file import publish
 from protocols.identity import load_or_create
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUN = {
     "name": "archived", "stages": [1, 1], "listed": True, "contact": "owner@example.org",
@@ -35,7 +35,7 @@ RUN = {
     ]},
     "rounds": {"target_tokens": 512, "snapshot_rounds": 4},
 }  # fmt: skip
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 class Scene:
@@ -150,4 +150,4 @@ async def test_a_run_outlives_all_its_peers_in_an_archive(tmp_path):
             assert scene.settled(peer)[0] > at[stage], "it began where the archive ends, not at the seed"
         the_report_names_everything(archive)
     finally:
-        await asyncio.gather(*(peer.stop(15.0) for peer in scene.peers if peer.alive))
+        await asyncio.gather(*(peer.stop(60.0) for peer in scene.peers if peer.alive))

@@ -34,7 +34,7 @@ from swarmnet.manifest import owner_statement
 from swarmnet.orders import NO_ORDER
 
 OWNER = Identity.from_seed(b"the owner of the run")
-LONGEST_SECONDS = 60.0
+LONGEST_SECONDS = 120.0
 LOOPBACK = """\
 listen: [/ip4/127.0.0.1/tcp/0]
 relay: false
@@ -299,7 +299,7 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_used(place):
 
 
 def fetch(url):
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return answer.read().decode()
 
 

@@ -21,7 +21,7 @@ from swarmnet.model import forward
 from swarmnet.parameters import whole
 
 SHAPE = ModelShape(width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=64)
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from swarmnet.manifest import owner_statement
 from swarmnet.orders import Order
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 @dataclass

@@ -23,7 +23,7 @@ from protocols.identity import Identity, create, load
 from protocols.p2pd import P2pdTransport
 from protocols.speed import PER_PEER, Sample, measure, rate
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(600)]
 needs_libp2p = pytest.mark.skipif(not can_dial(), reason="py-libp2p (the extra libp2p) is not installed")
 DOCTOR_SECONDS = 200.0
 KEYS = {
@@ -177,7 +177,7 @@ async def test_a_running_peer_is_looked_at_from_outside_and_left_alone(helper, t
             said, complaints = await doctor.communicate()
         assert peer.alive
     finally:
-        await peer.stop(5.0)
+        await peer.stop(60.0)
         await directory.close()
     assert doctor.returncode == 0, (said, complaints)
     checks = {check["check"]: check for check in json.loads(said)["checks"]}

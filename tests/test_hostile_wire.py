@@ -40,7 +40,7 @@ from swarmnet.orders import Order
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 KEY = key_id(stage_key(RUN, 0))
 ALICE, BOB = Identity.from_seed(b"alice"), Identity.from_seed(b"bob")
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 def record(identity=ALICE, run=RUN, stage=0, issued=None):

@@ -49,12 +49,12 @@ HERE = Path(__file__).parent
 def real_peers(test: Any) -> Any:
     """Of one swarm that they share, on one event loop."""
     loop = pytest.mark.asyncio(loop_scope="module")
-    for mark in (pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(300), loop):
+    for mark in (pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600), loop):
         test = mark(test)
     return test
 
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 120.0
 RUN = {
     "name": "interop", "stages": [1, 1],
     "model": {
@@ -89,7 +89,7 @@ async def swarm(tmp_path_factory) -> AsyncIterator[Swarm]:
     finally:
         for each in (peer, boot):
             if each is not None:
-                await each.stop(10.0)
+                await each.stop(60.0)
 
 
 async def output(*command: str) -> tuple[int, str, str]:

@@ -141,7 +141,7 @@ async def told(peer, beginning, seconds):
 @needs_zeroconf
 @pytest.mark.loopback
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_peers_without_a_bootstrap_find_their_run_on_the_local_network_and_train(tmp_path):
     (tmp_path / "run.yaml").write_text(RUN_OF_TWO_STAGES)
     signed, _ = publish(tmp_path / "run.yaml", load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
@@ -165,9 +165,9 @@ async def test_peers_without_a_bootstrap_find_their_run_on_the_local_network_and
                 await peers[name].until_listening()
             assert await told(peers["other-boot"], "run lan:", 120)
             for name in ("first", "last"):
-                await until(lambda state=peers[name].state: times(state, "committed"), 120, f"{name} trains")
+                await until(lambda state=peers[name].state: times(state, "committed"), f"{name} trains")
         finally:
-            await asyncio.gather(*(peer.stop(10.0) for peer in peers.values()))
+            await asyncio.gather(*(peer.stop(60.0) for peer in peers.values()))
     for name in ("other-boot", "first", "last"):
         events = event_log.read(tmp_path / name / "events.jsonl")
         joined = [event.fields["text"] for event in events if event.name == "joined"]

@@ -265,7 +265,7 @@ class Watched:
         if self.prometheus is not None:
             self.prometheus.terminate()
             await asyncio.wait_for(self.prometheus.wait(), 20.0)
-        await asyncio.gather(*(peer.stop(10.0) for peer in self.peers))
+        await asyncio.gather(*(peer.stop(60.0) for peer in self.peers))
 
 
 @pytest.mark.parametrize("found", [[], [{"value": [0, "NaN"]}]])

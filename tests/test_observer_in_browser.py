@@ -31,11 +31,10 @@ from swarmnet.orders import Ban, Order, Withdrawal
 pytestmark = [
     pytest.mark.loopback,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt install chromium)"),
 ]
 
-PATIENCE_SECONDS = 90.0
 OWN = "127.0.0.1:9410"
 PROMISED_SECONDS = 15.0
 SLOW_FRAME_MS = 50.0
@@ -45,7 +44,8 @@ FRAMES = """new Promise(done => {
   const gaps = [], stamps = [], began = performance.now();
   let last = began;
   const watcher = new MutationObserver(() => stamps.push(performance.now()));
-  watcher.observe(document.getElementById("about"), {childList: true, characterData: true, subtree: true});
+  const about = document.getElementById("about");
+  if (about) watcher.observe(about, {childList: true, characterData: true, subtree: true});
   requestAnimationFrame(function frame(now) {
     gaps.push(now - last);
     last = now;
@@ -88,23 +88,19 @@ async def look_at_all_sizes(browser: Browser, name: str) -> None:
             await browser.picture(path)
 
 
-async def longest_frames(browser: Browser) -> list[float]:
-    """The longest frame, ms, of each window, until most windows agree whether there is a slow one."""
+async def longest_frames(browser: Browser, updates: int) -> list[float]:
+    """The longest frame, ms, of each window, until most windows agree whether there is a slow one. A window
+    sees so many updates of the page, at least."""
     longest: list[float] = []
     while max(slow := slow_ones(longest), len(longest) - slow) <= WINDOWS // 2:
-        seen = await browser.js(FRAMES, 60.0)
-        assert seen["updates"] >= 2, seen
+        seen = await browser.js(FRAMES)
+        assert seen["updates"] >= updates, seen
         longest.append(round(seen["longest"], 1))
     return longest
 
 
 def slow_ones(longest: list[float]) -> int:
     return sum(milliseconds > SLOW_FRAME_MS for milliseconds in longest)
-
-
-def has_time() -> bool:
-    """Whether fewer want to run than there are processors: else every page waits now and then."""
-    return os.getloadavg()[0] < os.cpu_count()
 
 
 # -- six real peers ---------------------------------------------------------------------------------------
@@ -146,18 +142,18 @@ async def test_six_real_peers_are_shown_and_a_killed_ones_stage_thins_within_fif
             await browser.look_like(1200, 900)
             await browser.open(url)
             three = " && ".join(stage_shows(stage, 2) for stage in range(3))
-            await browser.until(three, PATIENCE_SECONDS)
-            await browser.until(f"{CELLS}.filter(text => text === 'training').length === 6", PATIENCE_SECONDS)
+            await browser.until(three)
+            await browser.until(f"{CELLS}.filter(text => text === 'training').length === 6")
             assert "swarmnet join" in await browser.js("document.getElementById('join').textContent")
             await look_at_all_sizes(browser, "six")
             victim = scene.peers[3]
             victim.kill()
-            took = await browser.until(stage_shows(1, 1), PATIENCE_SECONDS)
+            took = await browser.until(stage_shows(1, 1))
             print(f"the killed peer's stage was thinner on the page after {took:.1f} s")
             assert took < PROMISED_SECONDS
             assert await browser.js("$('weak').textContent.startsWith('Weakest stage: ')")
             recent = "document.getElementById('recent').textContent"
-            await browser.until(f"{recent}.includes('cannot be reached')", 10.0)
+            await browser.until(f"{recent}.includes('cannot be reached')")
             await look_at_all_sizes(browser, "six-killed")
             assert await browser.js("fetch('healthz').then(answer => answer.status)") == 200
             assert await browser.js("fetch('sd').then(a => a.json()).then(a => a[0].targets)") == [OWN]
@@ -199,21 +195,23 @@ async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path
         async with Browser(tmp_path / "browser") as browser:
             await browser.look_like(1200, 900)
             await browser.open(server.url)
-            await browser.until(f"document.querySelectorAll('#rows tr').length === {SHOWN_PEERS}", 60.0)
+            await browser.until(f"document.querySelectorAll('#rows tr').length === {SHOWN_PEERS}")
             assert "more: search for them" in await browser.js("document.getElementById('more').textContent")
             await look_at_all_sizes(browser, "thousand")
-            costs = await browser.js(COSTS, 60.0)
-            first, had_time = browser.goes_first(), has_time()
-            longest = await longest_frames(browser)
-            free = first or (had_time and has_time())
+            costs = await browser.js(COSTS)
+            browser.goes_first()
+            longest = await longest_frames(browser, 2)
             print(f"script and layout, ms: {costs}; longest frames of windows of 7 s, ms: {longest}")
             assert max(costs.values()) < SLOW_FRAME_MS / 2
-            assert slow_ones(longest) <= WINDOWS // 2 or not free
             assert await browser.js("document.querySelectorAll('*').length") < 2000
             await browser.js("$('search').value = 'machine 999'")
             await browser.js("$('search').dispatchEvent(new Event('input'))")
-            await browser.until("document.querySelectorAll('#rows tr').length === 1", 20.0)
+            await browser.until("document.querySelectorAll('#rows tr').length === 1")
             assert browser.complaints == []
+            if slow_ones(longest) > WINDOWS // 2:
+                await browser.open("about:blank")
+                empty = await longest_frames(browser, 0)
+                assert slow_ones(empty) > WINDOWS // 2, f"{longest} ms, and {empty} on an empty page"
     finally:
         living.cancel()
         await asyncio.gather(living, return_exceptions=True)
@@ -255,8 +253,8 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
         async with Browser(tmp_path / "browser") as browser:
             await browser.look_like(1200, 900)
             await browser.open(server.url)
-            await browser.until(HELD, PATIENCE_SECONDS)
-            await browser.until(f"{CELLS}.filter(text => text === 'held').length === 6", PATIENCE_SECONDS)
+            await browser.until(HELD)
+            await browser.until(f"{CELLS}.filter(text => text === 'held').length === 6")
             told = await browser.js(TEXT_OF.format("held"))
             assert told.startswith("The run's owner has paused it, since ")
             assert "(2 h ago)Reason: “a look at the data <img" in told
@@ -270,9 +268,9 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
             assert await browser.js("document.querySelectorAll('img, #held b b, dd b').length") == 0
             await look_at_all_sizes(browser, "held")
             show(order)
-            await browser.until(f"{TEXT_OF.format('held-why')}.startsWith('Newest order, of ')", 20.0)
+            await browser.until(f"{TEXT_OF.format('held-why')}.startsWith('Newest order, of ')")
             show(replace(order, paused=False))
-            await browser.until(f"!({HELD})", 20.0)
+            await browser.until(f"!({HELD})")
             assert browser.complaints == []
     finally:
         server.close()

@@ -12,14 +12,14 @@ from test_archive_on_loopback import RUN, Scene
 from peers.run_file import publish
 from protocols.identity import load_or_create
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PAGE = "the swarm's page is at "
 WHY = "new text comes at noon"
 
 
 def fetch(url):
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return answer.read()
 
 
@@ -69,4 +69,4 @@ async def test_whoever_only_looks_sees_what_the_owner_orders(tmp_path):
         await scene.swarmnet("order", "resume", published, "--reason", "it came", *key, *through)
         assert (await until_held(False))["reason"] == "it came"
     finally:
-        await asyncio.gather(*(peer.stop(20.0) for peer in scene.peers))
+        await asyncio.gather(*(peer.stop(60.0) for peer in scene.peers))

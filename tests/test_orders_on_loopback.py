@@ -11,7 +11,7 @@ from test_archive_on_loopback import RUN, Scene
 from peers.run_file import publish
 from protocols.identity import load_or_create
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
 
 BANNED = 2
 """Exit code of whom a person has to help: a service does not start it again."""
@@ -66,4 +66,4 @@ async def test_peers_do_what_their_owner_types(tmp_path):
             "the others go on without it",
         )
     finally:
-        await asyncio.gather(*(peer.stop(20.0) for peer in scene.peers))
+        await asyncio.gather(*(peer.stop(60.0) for peer in scene.peers))

@@ -6,7 +6,7 @@ import pytest
 from test_wan import without_network
 from wan_relay import train
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @without_network

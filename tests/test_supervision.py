@@ -50,10 +50,14 @@ def times(state: Path, name: str) -> list[float]:
     return [event.time for event in event_log.read(path) if event.name == name] if path.exists() else []
 
 
-async def until(condition, seconds, what):
-    end = time.monotonic() + seconds
+HUNG_SECONDS = 120.0
+"""After so long nothing more is to be waited for. How fast it is, is no test's matter: machines are busy."""
+
+
+async def until(condition, what):
+    end = time.monotonic() + HUNG_SECONDS
     while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        assert time.monotonic() < end, f"not within {HUNG_SECONDS:g} s: {what}"
         await asyncio.sleep(0.05)
 
 
@@ -70,17 +74,17 @@ async def training(folder: Path):
     peer = await start(folder, "alone", {"run": "run.json", "stage": 0, **QUIET})
     try:
         await peer.until_listening()
-        await until(lambda: len(times(peer.state, "settled")) > 3, 60, "it trains")
+        await until(lambda: len(times(peer.state, "settled")) > 3, "it trains")
         yield peer
     finally:
-        await peer.stop(15.0)
+        await peer.stop(60.0)
 
 
 async def goes_on(peer: DemoPeer, after: float) -> None:
     before = peer.addresses[-1]
-    await until(lambda: any(at > after for at in times(peer.state, "in_step")), 40, "in step again")
+    await until(lambda: any(at > after for at in times(peer.state, "in_step")), "in step again")
     again = max(times(peer.state, "in_step"))
-    await until(lambda: max(times(peer.state, "committed")) > again, 20, "it commits")
+    await until(lambda: max(times(peer.state, "committed")) > again, "it commits")
     assert peer.alive
     assert peer.addresses[-1] == before, "the same identity and port"
     restored = [event for event in event_log.read(peer.state / "events.jsonl") if event.name == "restored"]
@@ -103,7 +107,7 @@ async def test_a_p2pd_that_hangs_is_noticed_killed_and_started_again(run_json):
     async with training(run_json) as peer:
         frozen = time.time()
         os.kill(p2pd_of(peer.process.pid), signal.SIGSTOP)
-        await until(lambda: any("hung" in text for text in peer.said), 30, "it notices")
+        await until(lambda: any("hung" in text for text in peer.said), "it notices")
         await goes_on(peer, frozen)
     assert peer.process.returncode == 0
 

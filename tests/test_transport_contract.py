@@ -26,7 +26,7 @@ RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 CHUNK = Chunk(b"digest", 5)
 ACT = Act("12D3KooW", 3, 1, 2, 4.0, (4, 128, 256))
 BUSY = Busy("12D3KooW", 3, 1)
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Listener:
