@@ -47,17 +47,17 @@ async def measure(folder: Path, width: int) -> dict[str, object]:
         peers.append(await start(folder, "second", {**keys, "bootstrap": peers[0].addresses[-1:]}))
         second = peers[1]
         for peer in peers:
-            await until(lambda peer=peer: len(times(peer.state, "settled")) > 8, 600, "both train")
+            await until(lambda peer=peer: len(times(peer.state, "settled")) > 8, "both train", 600.0)
         process = psutil.Process(second.process.pid)
         before = process.memory_info().rss
         answer = await asyncio.to_thread(ask, second.state, {"do": "pause"}, 60.0)
         await asyncio.sleep(2.0)
         paused, resumed_at = process.memory_info().rss, time.time()
         await asyncio.to_thread(ask, second.state, {"do": "resume"}, 60.0)
-        await until(lambda: any(at > resumed_at for at in times(second.state, "in_step")), 300, "it is back")
+        await until(lambda: any(at > resumed_at for at in times(second.state, "in_step")), "it is back", 300.0)
         back = max(times(second.state, "in_step")) - resumed_at
         settled = len(times(second.state, "settled"))
-        await until(lambda: len(times(second.state, "settled")) > settled + 8, 600, "it settles rounds")
+        await until(lambda: len(times(second.state, "settled")) > settled + 8, "it settles rounds", 600.0)
         return {
             "width": width, "before_bytes": before, "answered_bytes": answer["bytes"], "paused_bytes": paused,
             "after_bytes": process.memory_info().rss, "free_seconds": answer["seconds"],

@@ -99,7 +99,7 @@ async def test_one_process_holds_two_stages_trains_with_others_pauses_and_leaves
         os.kill(both.p2pd, signal.SIGKILL)
         await until(lambda: any(times(state, "p2pd_ended") for state in stages), "it notices")
         await until(
-            lambda: [len(times(state, "in_step")) for state in stages] != before, 60, "it is back in step"
+            lambda: [len(times(state, "in_step")) for state in stages] != before, "it is back in step"
         )
         for state, steps in zip(stages, before, strict=True):
             back = len(times(state, "in_step")) > steps

@@ -54,10 +54,10 @@ HUNG_SECONDS = 120.0
 """After so long nothing more is to be waited for. How fast it is, is no test's matter: machines are busy."""
 
 
-async def until(condition, what):
-    end = time.monotonic() + HUNG_SECONDS
+async def until(condition, what, seconds=HUNG_SECONDS):
+    end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"not within {HUNG_SECONDS:g} s: {what}"
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
         await asyncio.sleep(0.05)
 
 
