@@ -7,6 +7,7 @@ import asyncio
 import tempfile
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -306,8 +307,53 @@ def test_whatever_a_backend_raises_is_told_with_its_kind_and_the_place(monkeypat
 
 def test_a_backend_that_cannot_connect_is_told_with_its_kind_and_the_place(monkeypatch):
     monkeypatch.setattr("fsspec.core.url_to_fs", unreachable)
-    with pytest.raises(ArchiveError, match="sftp://host/a cannot be opened: Unreachable: no route"):
+    with pytest.raises(ArchiveError, match="sftp://host/a: cannot be opened: Unreachable: no route"):
         open_store("sftp://host/a")
+
+
+class Line(MemoryFileSystem):
+    """As fsspec's sftp: one connection, which stays broken once it broke, and files written in place."""
+
+    cuts: ClassVar[list[str]] = []
+    """Paths at which the connection breaks when half is written, once each."""
+
+    def __init__(self, **storage):
+        super().__init__(**storage)
+        self.broken = False
+
+    def _used(self):
+        if self.broken:
+            raise OSError("Socket is closed")
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        self._used()
+        return super().cat_file(path, start, end, **kwargs)
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        self._used()
+        if path in self.cuts:
+            self.cuts.remove(path)
+            self.broken = True
+            super().pipe_file(path, value[: len(value) // 2], mode, **kwargs)
+            self._used()
+        super().pipe_file(path, value, mode, **kwargs)
+
+
+def test_a_line_that_breaks_while_a_file_is_written_leaves_the_old_one_and_is_opened_again(monkeypatch):
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url, **_: (Line(skip_instance_cache=True), "/line/a"))
+    monkeypatch.setattr(Line, "cuts", ["/line/a/x.part", "/line/a/x"])
+    store = open_store("sftp://host/line/a")
+    with pytest.raises(ArchiveError, match="cannot be written: OSError: Socket is closed"):
+        store.write("x", b"first")
+    assert store.read("x") is None
+    store.write("x", b"first")
+    Line.cuts.append("/line/a/x.part")
+    with pytest.raises(ArchiveError, match="Socket is closed"):
+        store.write("x", b"second")
+    assert store.read("x") == b"first"
+    store.write("x", b"second")
+    assert store.read("x") == b"second"
+    assert Line.cuts == ["/line/a/x"], "never written in place"
 
 
 def test_a_store_that_is_not_reached_is_said_and_tried_again_the_next_time(tmp_path, monkeypatch):

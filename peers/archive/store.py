@@ -1,7 +1,7 @@
 """Where an archive lies: a folder, or anything that fsspec opens (s3://, gs://, sftp://, memory://, ...).
 
-Blocking; call from a thread. A file is there as a whole or not at all: folders get it by a rename, object
-stores by how they work, and readers check every file against the index besides.
+Blocking; call from a thread. A file is there as a whole or not at all: folders and sftp get it by a rename,
+object stores by how they work, and readers check every file against the index besides.
 """
 
 from __future__ import annotations
@@ -77,45 +77,63 @@ class FolderStore:
             raise ArchiveError(f"{self.folder / name}: cannot be removed: {error.strerror}") from None
 
 
-@contextlib.contextmanager
-def _refusals(what: str) -> Iterator[None]:
-    """Whatever a backend raises becomes ArchiveError, with its kind beside the words. Not only OSError comes:
-    botocore, gcsfs and paramiko have kinds of their own, which cannot be named without importing them, and a
-    store that is not reached must not end who uses it with a traceback."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - see above
-        raise ArchiveError(f"{what}: {reason(error)}") from None
+_RENAMES = frozenset({"sftp", "ssh"})
+"""Where a name is taken by another file in one step (POSIX rename), and a file that is written in place may
+be left half written. Object stores have the new file when all of it has come, and no renaming."""
+_UNFINISHED = ".part"
 
 
 class FsspecStore:
     def __init__(self, url: str) -> None:
         self.url = url
+        self._files: Any = None
         try:
             import fsspec
         except ImportError:
             raise ArchiveError(f"{url} needs the package fsspec: {how_to_install('archive')}") from None
-        with _refusals(f"{url} cannot be opened"):
-            self._files: Any
-            self._files, self._root = fsspec.core.url_to_fs(url)
+        self._connect = fsspec.core.url_to_fs
+        with self._connected("cannot be opened"):
+            pass
 
     def read(self, name: str) -> bytes | None:
         """See `Store.read`."""
-        with _refusals(f"{self.url}/{name}: cannot be read"), contextlib.suppress(FileNotFoundError):
-            data: bytes = self._files.cat_file(self._path(name))
+        with self._connected("cannot be read", name) as (files, path), contextlib.suppress(FileNotFoundError):
+            data: bytes = files.cat_file(path)
             return data
         return None
 
     def write(self, name: str, data: bytes) -> None:
         """See `Store.write`."""
-        with _refusals(f"{self.url}/{name}: cannot be written"):
-            self._files.makedirs(self._root, exist_ok=True)
-            self._files.pipe_file(self._path(name), data)
+        with self._connected("cannot be written", name) as (files, path):
+            files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            if self.url.partition("://")[0] not in _RENAMES:
+                files.pipe_file(path, data)
+                return
+            files.pipe_file(path + _UNFINISHED, data)
+            files.mv(path + _UNFINISHED, path)
 
     def delete(self, name: str) -> None:
         """See `Store.delete`."""
-        with _refusals(f"{self.url}/{name}: cannot be removed"), contextlib.suppress(FileNotFoundError):
-            self._files.rm_file(self._path(name))
+        with (
+            self._connected("cannot be removed", name) as (files, path),
+            contextlib.suppress(FileNotFoundError),
+        ):
+            files.rm_file(path)
 
-    def _path(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}"
+    @contextlib.contextmanager
+    def _connected(self, what: str, name: str = "") -> Iterator[tuple[Any, str]]:
+        """The file system, and the path of a file there. After a failure the next use connects anew: fsspec
+        keeps a file system, and one whose connection broke (sftp) stays broken.
+
+        Whatever a backend raises becomes ArchiveError, with its kind beside the words. Not only OSError
+        comes: botocore, gcsfs and paramiko have kinds of their own, which cannot be named without importing
+        them, and a store that is not reached must not end who uses it with a traceback."""
+        place = f"{self.url}/{name}" if name else self.url
+        try:
+            if self._files is None:
+                self._files, self._root = self._connect(self.url, skip_instance_cache=True)
+            yield self._files, f"{self._root.rstrip('/')}/{name}"
+        except Exception as error:  # noqa: BLE001 - see above
+            self._files = None
+            raise ArchiveError(f"{place}: {what}: {reason(error)}") from None
+
