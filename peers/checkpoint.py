@@ -7,7 +7,8 @@ the file's own digest is checked when it is read. A tensor with a larger weight 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from peers.errors import UserError
-from peers.files import write_atomically
-from peers.run_file import parse
+from peers.files import is_file, write_atomically
+from peers.run_file import RunFileError, parse
 from swarmnet.branches import START, Earlier
 from swarmnet.fixed_point import UNIT, to_floats, to_units
 from swarmnet.identifiers import ContributionId, PeerId, RunId
@@ -213,6 +214,8 @@ class Model:
     """Weights as they are trained; `whole` for use."""
     round: int
     """The oldest of the stages' rounds."""
+    passed_over: tuple[str, ...] = ()
+    """Newer files that could not be used, and why."""
 
     def path(self, without: Collection[int] = ()) -> tuple[dict[str, Tensor], ...]:
         """The stages to go through, one after the other, some middle ones left out: each with the weights
@@ -229,33 +232,75 @@ class Model:
 def newest(source: Path | None) -> Model:
     """The newest model below `source`: a checkpoint file, or a folder of one or several peers (None: here).
 
-    Raises CheckpointError when there is none, a stage is missing, or a file is damaged.
+    Of each stage the newest that can be used; of several runs the one that was written last. Raises
+    CheckpointError when there is none, or a stage is missing.
     """
     place = source or Path()
-    files = [place] if place.is_file() else sorted(place.rglob("stage-*-round-*.safetensors"))
+    files = [place] if is_file(place) else sorted(place.rglob("stage-*-round-*.safetensors"))
     if not files:
         raise CheckpointError(f"{place} holds no checkpoint (stage-S-round-R.safetensors)")
-    latest = read(max(files, key=lambda file: file.stat().st_mtime))
-    manifest = parse(latest.manifest.encode())
+    run_id, manifest = _latest_run(files)
     found: dict[int, Checkpoint] = {}
-    for file in files:
-        checkpoint = read(file)
-        held = found.get(checkpoint.stage)
-        if checkpoint.run_id == latest.run_id and (held is None or held.round < checkpoint.round):
-            found[checkpoint.stage] = checkpoint
+    problems: list[str] = []
+    for file in sorted(files, key=_stage_and_round, reverse=True):
+        if _stage_and_round(file)[0] in found:
+            continue
+        try:
+            checkpoint = read(file)
+            if checkpoint.run_id == run_id:
+                _require_digest(checkpoint, manifest)
+                found[checkpoint.stage] = checkpoint
+        except CheckpointError as error:
+            problems.append(str(error))
     missing = [stage for stage in range(len(manifest.stages)) if stage not in found]
     if missing:
         stages = ", ".join(map(str, missing))
-        raise CheckpointError(
-            f"{place} holds no checkpoint of stage {stages} of the run {latest.run_id[:16]}: a model needs "
+        raise CheckpointError(problems[0] if problems else (
+            f"{place} holds no checkpoint of stage {stages} of the run {run_id[:16]}: a model needs "
             f"all {len(manifest.stages)} stages; name a folder that holds the states of peers of every stage"
-        )
-    for stage, checkpoint in found.items():
-        layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
-        if state_digest(checkpoint.round, checkpoint.units(layout)) != checkpoint.digest:
-            raise CheckpointError(f"the checkpoint of stage {stage}, round {checkpoint.round} is damaged")
+        ))  # fmt: skip
     tensors = tuple(
         {name: tensor.to(torch.float32) for name, tensor in found[stage].tensors.items()}
         for stage in sorted(found)
     )
-    return Model(manifest, tensors, min(checkpoint.round for checkpoint in found.values()))
+    return Model(manifest, tensors, min(checkpoint.round for checkpoint in found.values()), tuple(problems))
+
+
+def _latest_run(files: Iterable[Path]) -> tuple[RunId, Manifest]:
+    """Of the file that was written last, if it can be read; else of the one before. Nothing is verified yet.
+    Raises CheckpointError."""
+    problem: CheckpointError | None = None
+    for file in sorted(files, key=_written_at, reverse=True):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                metadata = opened.metadata() or {}
+            return RunId(metadata["run"]), parse(metadata["manifest"].encode())
+        except (SafetensorError, OSError, KeyError, RunFileError) as error:
+            told = f"{file} is no checkpoint that can be used ({error})"
+            problem = problem or CheckpointError(told)
+    assert problem is not None, "of at least one file"
+    raise problem
+
+
+def _written_at(file: Path) -> float:
+    """Unix time; 0 of what is gone: a peer that runs deletes old ones."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _stage_and_round(file: Path) -> tuple[int, int]:
+    """As the name says; (-1, -1) of another name."""
+    named = re.fullmatch(r"stage-(\d+)-round-(\d+)", file.stem)
+    return (int(named[1]), int(named[2])) if named is not None else (-1, -1)
+
+
+def _require_digest(checkpoint: Checkpoint, manifest: Manifest) -> None:
+    """Raises CheckpointError."""
+    stage, at = checkpoint.stage, checkpoint.round
+    if stage < len(manifest.stages):
+        layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
+        if state_digest(at, checkpoint.units(layout)) == checkpoint.digest:
+            return
+    raise CheckpointError(f"the checkpoint of stage {stage}, round {at} is damaged")

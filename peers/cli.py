@@ -195,8 +195,10 @@ def version() -> None:
 
 
 def _fail(problems: Sequence[str]) -> int:
-    for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+    from peers.status import printable
+
+    for problem in problems:  # A run's owner wrote some of it.
+        print(f"error: {printable(problem)}", file=sys.stderr)
     return ERROR_EXIT
 
 

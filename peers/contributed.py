@@ -13,6 +13,7 @@ from peers.errors import UserError, as_user_errors
 from peers.plural import counted
 from peers.receipts import FILE_NAME, read, summary
 from peers.run_file import load_signed
+from peers.status import printable
 
 
 def from_disk(state: Path) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def lines(me: Mapping[str, Any]) -> list[str]:
 
 
 def _lines(me: Mapping[str, Any]) -> list[str]:
-    told = [f"peer      {me['peer']}", f"run       {me['name']} ({str(me['run'])[:16]}...)"]
+    told = [f"peer      {me['peer']}", f"run       {printable(me['name'])} ({str(me['run'])[:16]}...)"]
     told.append(f"counted   {counted(me['accepted'], 'contribution')} accepted by others")
     if me["accepted"]:
         told.append(f"tokens    {me['tokens']:,} in them, as this peer counted")

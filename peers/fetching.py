@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import time
 import urllib.error
@@ -30,8 +31,12 @@ def fetch_run(url: str) -> SignedManifest:
     """The published run at `url`; `#RUN_ID` behind it says which it must be. Raises UserError.
 
     Plain http is good enough: the owner's signature and the id say what the run is, not who sent it."""
-    address, fragment = urldefrag(url)
-    if urlsplit(address).scheme not in SCHEMES:
+    try:
+        address, fragment = urldefrag(url)
+        scheme = urlsplit(address).scheme
+    except ValueError as error:
+        raise UserError(f"{url}: is no URL: {error}") from None
+    if scheme not in SCHEMES:
         raise UserError(
             f"{url}: only {', '.join(SCHEMES)} URLs are fetched; download the file and join from it"
         )
@@ -65,6 +70,10 @@ def _fetch(address: str) -> bytes:
         raise UserError(f"{address}: cannot be fetched: {error.reason}") from None
     except OSError as error:
         raise UserError(f"{address}: cannot be fetched: {error.strerror or 'no answer in time'}") from None
-    except ValueError as error:
+    except (ValueError, http.client.InvalidURL) as error:
         raise UserError(f"{address}: is no URL: {error}") from None
+    except http.client.HTTPException as error:
+        raise UserError(
+            f"{address}: what answers there is no web server ({type(error).__name__}); is the port right?"
+        ) from None
     return b"".join(parts)

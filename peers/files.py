@@ -31,6 +31,20 @@ def is_there(path: Path) -> bool:
     return _mode(path) != 0
 
 
+def require_free(folder: Path, option: str) -> None:
+    """Nothing, or an empty folder. Raises UserError, which names the option that said it."""
+    if not is_there(folder):
+        return
+    if not is_folder(folder):
+        raise UserError(f"{folder} is no folder; name a new one with {option}")
+    try:
+        empty = not any(folder.iterdir())
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be looked into: {error.strerror}; {_OTHERS}") from None
+    if not empty:
+        raise UserError(f"{folder} is not empty; name a new folder with {option}")
+
+
 def _mode(path: Path) -> int:
     """What stands there; 0: nothing."""
     try:
@@ -43,14 +57,17 @@ def _mode(path: Path) -> int:
         raise UserError(f"{path}: cannot be looked at: {error.strerror}; {_OTHERS}") from None
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write beside `path`, sync, and rename over it. Raises UserError where the disk refuses."""
+def write_atomically(path: Path, data: bytes, private: bool = False) -> None:
+    """Write beside `path`, sync, and rename over it; `private`: for nobody else to read. Raises UserError
+    where the disk refuses."""
     if not path.name:
         raise UserError(f"{path}: cannot be written: it is a folder; name a file in it")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
+            if private:
+                temporary.chmod(0o600)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from peers.config.validation import validate
 from peers.config.yaml_lines import Location, Typed, overlay, read
 from peers.errors import ConfigError, UserError
-from peers.files import write_atomically
+from peers.files import is_file, write_atomically
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.manifest import MANIFEST_LIMIT, Manifest, ManifestError, check, owner_statement
 
@@ -92,8 +92,24 @@ def publish(
         raise ConfigError([f"{run_file}: is {len(signed.wire())} bytes when published; "
                            f"the limit is {MANIFEST_LIMIT}: shorten the list of sources"])  # fmt: skip
     path = out or run_file.with_name(f"{_file_name(manifest.name)}.run.json")
+    _refuse_another_run(path, run_id)
     write_atomically(path, published_text(signed).encode())
     return signed, path
+
+
+def _refuse_another_run(path: Path, run_id: RunId) -> None:
+    """Who holds the published file of a run may need it again: its invites, its peers. Raises UserError."""
+    if not is_file(path):
+        return
+    try:
+        held = load_signed(path).run_id
+    except RunFileError:
+        return
+    if held != run_id:
+        raise UserError(
+            f"{path} is the published run {held[:16]}, and this would be another, {run_id[:16]}: a run's id "
+            "follows from what stands in its file; name another file with --out, or move that one away"
+        )
 
 
 def published_text(signed: SignedManifest) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from peers.extras import how_to_install
+from peers.files import is_file, is_folder
 from peers.run_file import SignedManifest
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.manifest import Data, Source
@@ -206,9 +207,9 @@ def files_of(path: str) -> list[Path]:
             raise TextError(f"{library} holds no Python source: name another text in data.sources")
         return files
     place = Path(path).expanduser()
-    if place.is_file():
+    if is_file(place):
         return [place]
-    if not place.is_dir():
+    if not is_folder(place):
         raise TextError(f"text {path} does not exist")
     files = list(_walk(place, _TEXT_SUFFIXES, frozenset()))
     if not files:

@@ -7,7 +7,6 @@ import asyncio
 import tempfile
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 import pytest
 import torch
@@ -287,73 +286,6 @@ def test_a_full_archive_takes_more_once_less_of_it_is_to_stay(tmp_path, monkeypa
 
 
 # -- stores that are not reached ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("broken", "use", "words"),
-    [
-        ("cat_file", lambda store: store.read("x"), "cannot be read"),
-        ("pipe_file", lambda store: store.write("x", b""), "cannot be written"),
-        ("makedirs", lambda store: store.write("x", b""), "cannot be written"),
-        ("rm_file", lambda store: store.delete("x"), "cannot be removed"),
-    ],
-)
-def test_whatever_a_backend_raises_is_told_with_its_kind_and_the_place(monkeypatch, broken, use, words):
-    store = open_store("memory://broken/a")
-    monkeypatch.setattr(MemoryFileSystem, broken, unreachable)
-    with pytest.raises(ArchiveError, match=rf"memory://broken/a/x: {words}: Unreachable: no route"):
-        use(store)
-
-
-def test_a_backend_that_cannot_connect_is_told_with_its_kind_and_the_place(monkeypatch):
-    monkeypatch.setattr("fsspec.core.url_to_fs", unreachable)
-    with pytest.raises(ArchiveError, match="sftp://host/a: cannot be opened: Unreachable: no route"):
-        open_store("sftp://host/a")
-
-
-class Line(MemoryFileSystem):
-    """As fsspec's sftp: one connection, which stays broken once it broke, and files written in place."""
-
-    cuts: ClassVar[list[str]] = []
-    """Paths at which the connection breaks when half is written, once each."""
-
-    def __init__(self, **storage):
-        super().__init__(**storage)
-        self.broken = False
-
-    def _used(self):
-        if self.broken:
-            raise OSError("Socket is closed")
-
-    def cat_file(self, path, start=None, end=None, **kwargs):
-        self._used()
-        return super().cat_file(path, start, end, **kwargs)
-
-    def pipe_file(self, path, value, mode="overwrite", **kwargs):
-        self._used()
-        if path in self.cuts:
-            self.cuts.remove(path)
-            self.broken = True
-            super().pipe_file(path, value[: len(value) // 2], mode, **kwargs)
-            self._used()
-        super().pipe_file(path, value, mode, **kwargs)
-
-
-def test_a_line_that_breaks_while_a_file_is_written_leaves_the_old_one_and_is_opened_again(monkeypatch):
-    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url, **_: (Line(skip_instance_cache=True), "/line/a"))
-    monkeypatch.setattr(Line, "cuts", ["/line/a/x.part", "/line/a/x"])
-    store = open_store("sftp://host/line/a")
-    with pytest.raises(ArchiveError, match="cannot be written: OSError: Socket is closed"):
-        store.write("x", b"first")
-    assert store.read("x") is None
-    store.write("x", b"first")
-    Line.cuts.append("/line/a/x.part")
-    with pytest.raises(ArchiveError, match="Socket is closed"):
-        store.write("x", b"second")
-    assert store.read("x") == b"first"
-    store.write("x", b"second")
-    assert store.read("x") == b"second"
-    assert Line.cuts == ["/line/a/x"], "never written in place"
 
 
 def test_a_store_that_is_not_reached_is_said_and_tried_again_the_next_time(tmp_path, monkeypatch):

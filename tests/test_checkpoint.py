@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -133,6 +134,45 @@ def test_a_truncated_file_is_found_and_named_and_the_older_checkpoint_is_used(tw
     round, said = usable(folder)
     assert round == 1
     assert str(path) in said[0]
+
+
+def written_everywhere(folder: Path, round: int) -> list[Path]:
+    """A checkpoint of every stage."""
+    paths = []
+    for stage in range(len(MANIFEST.stages)):
+        there = layout_of(parameter_shapes(MANIFEST.model, MANIFEST.span(stage)))
+        made = initial_units(MANIFEST.model, MANIFEST.span(stage), there, MANIFEST.seed)
+        paths.append(checkpoint.write(folder, MANIFEST, stage, round, CHAIN, made, there))
+    return paths
+
+
+def test_a_model_is_put_together_from_the_newest_that_can_be_used_and_the_others_are_named(tmp_path):
+    written_everywhere(tmp_path, 3)
+    damaged = written_everywhere(tmp_path, 4)[STAGE]
+    assert checkpoint.newest(tmp_path).round == 4
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    model = checkpoint.newest(tmp_path)
+    assert model.round == 3
+    (told,) = model.passed_over
+    assert str(damaged) in told
+    for path in tmp_path.glob(f"stage-{STAGE}-round-00000003*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=damaged.name):
+        checkpoint.newest(tmp_path)
+
+
+def test_a_damaged_older_file_and_another_runs_state_beside_it_spoil_no_model(tmp_path):
+    for path in written_everywhere(tmp_path, 3):
+        path.write_bytes(path.read_bytes()[:-8])
+    other = replace(MANIFEST, seed=99)
+    stage = layout_of(parameter_shapes(other.model, other.span(STAGE)))
+    made = initial_units(other.model, other.span(STAGE), stage, other.seed)
+    os.utime(checkpoint.write(tmp_path / "other", other, STAGE, 77, CHAIN, made, stage), (1, 1))
+    written_everywhere(tmp_path, 4)
+    model = checkpoint.newest(tmp_path)
+    assert (model.round, model.manifest, model.passed_over) == (4, MANIFEST, ())
 
 
 def test_files_of_another_run_or_stage_are_refused_by_name(tmp_path):

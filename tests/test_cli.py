@@ -205,6 +205,9 @@ def test_publishing_signs_and_says_how_to_join(swarmnet, tmp_path):
     key = tmp_path / "home/.local/state/swarmnet/owner.key"
     assert f"key    {key}: keep a copy elsewhere" in out
     assert key.stat().st_mode & 0o777 == 0o600
+    other = write("tiny.yaml", "seed: 5\n")
+    refused(swarmnet("publish", other), "tiny.run.json is the published run", "--out")
+    write("tiny.yaml", "seed: 4\n")
     again = swarmnet("publish", "tiny.yaml", "--out", "again.json")
     assert again[0] == 0
     assert load_signed(Path("again.json")) == signed

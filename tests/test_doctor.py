@@ -354,6 +354,7 @@ def command(*arguments):
     [
         (["nothing.yaml"], "nothing.yaml"),
         (["--only", "nose"], "there is no such check"),
+        (["--only", "reachability"], "add --run RUN --bootstrap ADDRESS"),
         (["--run", "not-a-run"], "neither a run id"),
         (["--bootstrap", "/ip4/1.2.3.4/tcp/1"], "does not name the peer"),
         (["peer.yaml", "--run", "ab" * 32], "either a peer file, or --run"),

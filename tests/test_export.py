@@ -117,6 +117,21 @@ def test_an_existing_folder_is_replaced_only_when_allowed(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_only_an_export_or_an_empty_folder_is_ever_replaced(tmp_path: Path) -> None:
+    precious = tmp_path / "state" / "identity.key"
+    precious.parent.mkdir()
+    precious.write_text("secret")
+    weights = stage_weights(LLAMA, (3,))
+    with pytest.raises(ExportError, match="holds no exported model, so it is not replaced"):
+        export(precious.parent, LLAMA, weights, replace=True)
+    with pytest.raises(ExportError, match="is no folder"):
+        export(precious, LLAMA, weights, replace=True)
+    assert precious.read_text() == "secret"
+    (tmp_path / "empty").mkdir()
+    export(tmp_path / "empty", LLAMA, weights, replace=True)
+    assert (tmp_path / "empty" / "config.json").is_file()
+
+
 def spoiled(change: str) -> list[dict[str, Tensor]]:
     stages = stage_weights(LLAMA, (1, 2))
     if change == "missing":

@@ -1,7 +1,9 @@
 """`swarmnet join`: from where a run may come, what is written, and what a peer says that it found."""
 
 import http.server
+import socket
 import threading
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -185,6 +187,58 @@ def test_urls_of_other_kinds_and_dead_servers_are_said(web, tmp_path):
         fetch_run("http://127.0.0.1:9/run.json")
     with pytest.raises(UserError, match="cannot be fetched"):
         fetch_run(f"file://{tmp_path}/nothing.json")
+
+
+@pytest.mark.parametrize("url", ["https://example.org/my run.json", "http://host:abc/x.json", "http://[::1/x"])
+def test_what_is_no_url_is_said_in_a_line(url):
+    with pytest.raises(UserError, match="is no URL"):
+        fetch_run(url)
+
+
+def test_a_port_where_no_web_server_listens_is_said_in_a_line():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with server.accept()[0] as line:
+                line.recv(4096)
+                line.sendall(b"\x13/multistream/1.0.0\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(UserError, match="no web server"):
+            fetch_run(f"http://127.0.0.1:{server.getsockname()[1]}/x.json")
+        thread.join()
+
+
+def test_who_has_joined_by_a_url_with_its_id_goes_on_though_the_web_server_is_gone(
+    swarmnet, started, web, tmp_path  # noqa: F811
+):  # fmt: skip
+    address, pages = web
+    url = f"{address}/run.json#{SIGNED.run_id}"
+    assert swarmnet("join", url, "--bootstrap", BOOTSTRAP)[0] == 0
+    pages.clear()
+    assert swarmnet("join", url)[0] == 0
+    assert len(started) == 2
+    refused(swarmnet("join", f"{address}/run.json"), "answers 404")
+
+
+def test_a_stage_that_the_run_has_not_is_refused_before_anything_is_written(swarmnet, started, web, tmp_path):  # noqa: F811
+    last = len(SIGNED.manifest.stages) - 1
+    before = files_below(tmp_path)
+    outcome = swarmnet("join", f"{web[0]}/run.json", "--stage", str(last + 1))
+    refused(outcome, f"the run has 0 to {last}", "or to auto")
+    assert (started, files_below(tmp_path)) == ([], before)
+
+
+def test_nobody_else_reads_the_file_in_which_an_invite_stands(swarmnet, started, web):  # noqa: F811
+    assert swarmnet("join", f"{web[0]}/run.json", "--bootstrap", BOOTSTRAP, "--state", "here")[0] == 0
+    file = Path("here/peer.yaml")
+    assert file.stat().st_mode & 0o077 == 0
+    file.chmod(0o644)
+    invite = invite_text(seal_invite(OWNER, SIGNED.run_id, None, 2e9, 1e9))
+    assert swarmnet("join", SIGNED.run_id, "--invite", invite, "--state", "here")[0] == 0
+    assert invite in file.read_text()
+    assert file.stat().st_mode & 0o077 == 0
 
 
 def test_a_server_that_drips_is_given_up(web, monkeypatch):

@@ -27,9 +27,9 @@ from peers.fitting import all_needs, graphs_that_fit_together, together
 from peers.metrics import Metrics
 from peers.metrics_of_all import text_of_all
 from peers.moving import named
-from peers.roles.choosing import check_wish
 from peers.roles.siblings import Siblings
 from peers.shared_compute import SharedCompute
+from peers.stage_wish import check_wish
 from peers.status import JsonReport, LineReport, SiblingReport, Status
 from peers.top.picture import Happened, PeerSeen, Picture
 from peers.top.picture import together as one_picture
@@ -74,6 +74,7 @@ def test_for_one_stage_it_is_the_newcomers_rule():
 
 @pytest.mark.parametrize(("wish", "stages", "words"), [
     ("auto", 5, "stages: 5, but the run has 4; set stages to 4 or less"),
+    (4, 1, "stage: 4, but the run has 0 to 3; set stage to 3 or less, or to auto"),
     (3, 2, "would be stages 3 to 4, but the run has 0 to 3; set stage to 2 or less"),
 ])  # fmt: skip
 def test_more_stages_than_the_run_has_are_refused_with_what_would_be_right(wish, stages, words):

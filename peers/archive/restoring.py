@@ -14,7 +14,7 @@ from pathlib import Path
 
 from peers import checkpoint
 from peers.archive.archive import Archive, Entry
-from peers.archive.store import ArchiveError, open_store
+from peers.archive.store import ArchiveError, open_store, without_secret
 from peers.checkpoint import STATEMENT_BYTES, Checkpoint, CheckpointError
 from peers.plural import counted
 from peers.run_file import SignedManifest
@@ -43,7 +43,8 @@ class Restoring:
     """`bring` runs before a worker looks at its own disk."""
 
     def __init__(self, url: str, signed: SignedManifest, say: Callable[[str, str], None]) -> None:
-        self.url = url
+        self.url = without_secret(url)
+        self._secret_url = url
         self.signed = signed
         self.say = say
 
@@ -54,7 +55,7 @@ class Restoring:
         self.say("archive", told)
 
     def _bring(self, folder: Path, stage: int, layout: Layout) -> str:
-        archive = Archive(open_store(self.url))
+        archive = Archive(open_store(self._secret_url))
         archive.open(self.signed)
         files = checkpoint.files(folder, stage)
         own = int(files[0].stem.rpartition("-")[2]) if files else -1

@@ -24,6 +24,10 @@ class ArchiveError(UserError):
     """An archive that cannot be read or written; the message names it and says why."""
 
 
+class StoreUnreachable(ArchiveError):
+    """Whoever keeps the files does not answer, or refuses: it may be otherwise later."""
+
+
 class Store(Protocol):
     url: str
 
@@ -83,14 +87,22 @@ be left half written. Object stores have the new file when all of it has come, a
 _UNFINISHED = ".part"
 
 
+def without_secret(url: str) -> str:
+    """For people, logs and reports: the user and the password that stand before the host are left out."""
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}" if separator else url
+
+
 class FsspecStore:
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = without_secret(url)
+        self._secret_url = url
         self._files: Any = None
         try:
             import fsspec
         except ImportError:
-            raise ArchiveError(f"{url} needs the package fsspec: {how_to_install('archive')}") from None
+            raise ArchiveError(f"{self.url} needs the package fsspec: {how_to_install('archive')}") from None
         self._connect = fsspec.core.url_to_fs
         with self._connected("cannot be opened"):
             pass
@@ -125,15 +137,18 @@ class FsspecStore:
         """The file system, and the path of a file there. After a failure the next use connects anew: fsspec
         keeps a file system, and one whose connection broke (sftp) stays broken.
 
-        Whatever a backend raises becomes ArchiveError, with its kind beside the words. Not only OSError
+        Whatever a backend raises becomes StoreUnreachable, with its kind beside the words. Not only OSError
         comes: botocore, gcsfs and paramiko have kinds of their own, which cannot be named without importing
         them, and a store that is not reached must not end who uses it with a traceback."""
         place = f"{self.url}/{name}" if name else self.url
         try:
             if self._files is None:
-                self._files, self._root = self._connect(self.url, skip_instance_cache=True)
+                self._files, self._root = self._connect(self._secret_url, skip_instance_cache=True)
             yield self._files, f"{self._root.rstrip('/')}/{name}"
+        except (ImportError, ValueError) as error:  # No such kind of store, or its package is not installed.
+            raise ArchiveError(f"{place}: {what}: {reason(error)}") from None
         except Exception as error:  # noqa: BLE001 - see above
             self._files = None
-            raise ArchiveError(f"{place}: {what}: {reason(error)}") from None
+            told = reason(error).replace(self._secret_url, self.url)
+            raise StoreUnreachable(f"{place}: {what}: {told}") from None
 

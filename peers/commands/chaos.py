@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from peers.errors import UserError
+from peers.files import require_free
 
 
 def chaos(
@@ -25,8 +26,8 @@ def chaos(
         raise UserError(f"--peers {peers}: {stages} stages need three peers each, so that some can be killed")
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"--report {report}: its folder does not exist")
-    if keep is not None and keep.exists() and any(keep.iterdir()):
-        raise UserError(f"{keep} is not empty; name a new folder with --keep")
+    if keep is not None:
+        require_free(keep, "--keep")
     from peers.chaos.swarm import ChaosOptions, run_chaos
 
     folder = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="swarmnet-chaos-"))

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.commands.model import Bootstraps, InviteText, Run, Seed, Source, Temperature, TopK, asks_peers
+from peers.commands.model import (
+    Bootstraps,
+    InviteText,
+    Run,
+    Seed,
+    Source,
+    Temperature,
+    TopK,
+    asks_peers,
+    warn,
+)
 from peers.errors import as_user_errors
 
 if TYPE_CHECKING:
@@ -46,7 +56,7 @@ def chat(
         through_swarm(run, bootstrap or [], invite, style, make, lines)
         return
     with as_user_errors(ExportError, TextError):
-        model = held(source)
+        model = held(source, warn)
 
         def begin(prompt: bytes) -> Continuation:
             return Continuation(

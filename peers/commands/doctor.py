@@ -40,10 +40,15 @@ def doctor(
         config = _newcomer(run, bootstrap, settings)
     else:
         config = load(peer_file_of(peer_file, "doctor"), os.environ, overrides(settings))
-    from peers.doctor.show import run_doctor, wanted_checks
+    from peers.doctor.show import NETWORK, run_doctor, wanted_checks
 
-    wanted_checks(only or ())
-    swarm = not newcomer or run is not None or bool(bootstrap)
+    wanted = wanted_checks(only or ())
+    swarm = not newcomer or run is not None or bool(config.bootstrap)
+    if only and not swarm and not wanted - NETWORK:
+        raise UserError(
+            f"--only {only[0]}: is looked at in a swarm, and none is named: add --run RUN --bootstrap "
+            "ADDRESS, or name a peer file"
+        )
     must = not newcomer and config.role == "bootstrap"
     raise typer.Exit(run_doctor(config, must_be_reached=must, swarm=swarm, only=only or (), as_json=json))
 

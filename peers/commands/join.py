@@ -12,7 +12,7 @@ import typer
 
 from peers.commands.run import Bootstraps, Settings, overrides, start
 from peers.config.peer_file import PeerFile, check_typed, default_state, load, run_id_of
-from peers.config.rewriting import set_key
+from peers.config.rewriting import set_secret
 from peers.config.yaml_lines import Typed, overlay
 from peers.errors import UserError, as_user_errors
 from peers.files import is_file, is_there, write_atomically
@@ -55,10 +55,14 @@ def join(
 ) -> None:
     """Take part in a run: writes peer.yaml into the state folder, then runs it. Again: goes on with it."""
     from peers.run_file import published_text
+    from peers.stage_wish import check_wish
 
-    signed = _named(run, from_archive)
-    run_id = signed.run_id if signed is not None else RunId(run or "")
-    folder = (state or default_state(os.environ, sys.platform) / run_id[:16]).absolute()
+    known = RunId((run or "").rpartition("#")[2])
+    if not is_there(_folder(state, known) / "peer.yaml") or not run_id_of(known):
+        known = RunId("")  # Of a URL with its run id, nothing is needed that is not here already.
+    signed = None if known else _named(run, from_archive)
+    run_id = signed.run_id if signed is not None else known or RunId(run or "")
+    folder = _folder(state, run_id)
     file = folder / "peer.yaml"
     data: dict[str, object] = {"bootstrap": list(bootstrap or ()), "stage": _plain(stage)}
     if from_archive is not None:
@@ -69,7 +73,7 @@ def join(
     if is_there(file):
         given = {key: json.dumps(value) for key, value in data.items() if value not in ([], "auto")}
         config = _again(file, run_id, {**given, **wanted})
-        if invite and set_key(file, "invite", invite, MEANINGS["invite"]):
+        if invite and set_secret(file, "invite", invite, MEANINGS["invite"]):
             typer.echo(f"wrote  the invite into {file}: it is shown at every start from now on", err=True)
         start(config)
     data = {"run": run_id, "state": ".", **data}
@@ -77,17 +81,23 @@ def join(
     overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in wanted.items()})
     named = "name" in typed.data
     config = check_typed(typed, folder, run_id[:16], os.environ)
+    if signed is not None:
+        check_wish(config.stage, config.stages, signed.manifest)
     if not named:
         typed.data["name"] = _own_name(config)
     if signed is not None:
         write_atomically(folder / "run.json", published_text(signed).encode())
         typed.data["run"] = "run.json"
-    write_atomically(file, peer_yaml(typed.data).encode())
+    write_atomically(file, peer_yaml(typed.data).encode(), private=True)  # An invite, a password.
     typer.echo(f"wrote  {file}   yours to edit; `swarmnet config explain` has all keys", err=True)
     if not typed.data.get("bootstrap") and from_archive is None:
         typer.echo("alone  no --bootstrap was given: this peer waits for others to come to it", err=True)
     typer.echo("start  Ctrl+C leaves politely (again: at once); `swarmnet top` shows more", err=True)
     start(load(file, os.environ))
+
+
+def _folder(state: Path | None, run_id: RunId) -> Path:
+    return (state or default_state(os.environ, sys.platform) / run_id[:16]).absolute()
 
 
 def _named(run: str | None, archive: str | None) -> SignedManifest | None:

@@ -36,6 +36,10 @@ DEFAULT_WINDOW = 128
 """Tokens, where nobody knows how long the sequences were that a model was trained on."""
 
 
+def warn(text: str) -> None:
+    typer.echo(f"warning: {text}", err=True)
+
+
 def export(
     hf: Annotated[Path, typer.Option("--hf", metavar="DIR", help="Folder to write.")],
     source: Source = None,
@@ -80,10 +84,12 @@ def export(
                 )
 
         write(hf, shape, model.path(), tokenizer=manifest.data.tokenizer, replace=replace, finish=finish)
+    for trouble in model.passed_over:
+        warn(f"passed over: {trouble}")
     for trouble in known.troubles:
-        typer.echo(f"warning: left out of the model card: {trouble}", err=True)
+        warn(f"left out of the model card: {trouble}")
     if unchecked:
-        typer.echo(f"warning: {unchecked}", err=True)
+        warn(unchecked)
     if scored is not None:
         of = "held-out text" if eval_text is None else eval_text
         typer.echo(f"score  {scored.bits_per_byte:.4f} bits per byte of {of}")
@@ -123,7 +129,7 @@ def generate(
     if len(texts) > 1:
         raise UserError(f"{len(texts)} prompts: several at once are for --run; give one")
     with as_user_errors(ExportError, TextError):
-        model, readable = held(source), Readable()
+        model, readable = held(source, warn), Readable()
         typer.echo(texts[0], nl=False)
         for piece in write(
             model.weights, model.shape, texts[0].encode(), tokens,
@@ -172,7 +178,7 @@ def evaluate(
             assert run is not None
             score = through_swarm(run, bootstrap or [], invite, text)
         else:
-            model = held(source)
+            model = held(source, warn)
             window = model.window or DEFAULT_WINDOW
             score = score_weights(model.weights, model.shape, text, model.tokenizer, window=window)
     _print_score(score)
@@ -217,7 +223,7 @@ def _evaluate_tasks(source: Path | None, tasks: str, folder: Path | None, limit:
     from peers.home.harness import run_tasks
 
     with as_user_errors(ExportError, TextError):
-        model = held(source)
+        model = held(source, warn)
         reader = Reader(model.weights, model.shape, model.tokenizer, model.window or DEFAULT_WINDOW)
         results = run_tasks(reader, names, folder, limit)
     for task, metrics in results.items():

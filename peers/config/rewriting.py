@@ -10,8 +10,9 @@ from peers.errors import ConfigError, UserError
 from peers.files import write_atomically
 
 
-def set_key(file: Path, key: str, value: str, meaning: str) -> bool:
+def set_secret(file: Path, key: str, value: str, meaning: str) -> bool:
     """Whether it was written: not where the file has that value. `meaning`: the remark above a new key.
+    Nobody but the file's owner can read it afterwards.
 
     The file is the old one or the new one, never half of one. UserError where it cannot be done.
     """
@@ -31,8 +32,8 @@ def set_key(file: Path, key: str, value: str, meaning: str) -> bool:
         raise UserError(f"{file}: cannot be edited by a program as it is written; type in it: {key}: {value}")
     place = file.resolve()  # A link to it stays one.
     mode = place.stat().st_mode
-    write_atomically(place, text.encode())
-    place.chmod(mode)
+    write_atomically(place, text.encode(), private=True)
+    place.chmod(mode & 0o700)
     return True
 
 

@@ -24,7 +24,7 @@ from peers.demo import report as demo_report
 from peers.demo.peers import DemoPeer, start
 from peers.demo.table import Moment, table
 from peers.errors import UserError
-from peers.files import write_atomically
+from peers.files import require_free, write_atomically
 from peers.home.evaluate import score_weights
 from peers.home.export import export
 from peers.home.generate import generate
@@ -60,8 +60,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     if keep is None:
         yield Path(tempfile.mkdtemp(prefix="swarmnet-demo-"))
         return
-    if keep.exists() and any(keep.iterdir()):
-        raise UserError(f"{keep} is not empty; name a new folder with --keep")
+    require_free(keep, "--keep")
     keep.mkdir(parents=True, exist_ok=True)
     yield keep.absolute()
 

@@ -21,11 +21,14 @@ from peers.doctor import graphics, machine, siblings
 from peers.doctor.line import Check, Line
 from peers.errors import UserError, as_user_errors
 from peers.state_lock import is_held
+from peers.status import printable
 from protocols.dialler import can_dial
 from protocols.identity import IdentityError, create, load
 
 CHECKS: tuple[str, ...] = get_args(Check)
 NETWORK = frozenset({"p2pd", "bootstrap", "clock", "run", "stage", "text", "bandwidth", "reachability"})
+UNSEEN = ("clock", "bandwidth", "reachability")
+"""Of NETWORK, what says something of this machine."""
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -45,11 +48,10 @@ class Report:
         self.lines.append(line)
         if not self.as_json:
             console = Console(file=self.out, highlight=False, soft_wrap=True)
-            console.print(
-                Text.assemble((f"{line.level:<4}", COLOURS[line.level]), f"  {line.check:<12}  {line.text}")
-            )
+            text = f"  {line.check:<12}  {printable(line.text)}"
+            console.print(Text.assemble((f"{line.level:<4}", COLOURS[line.level]), text))
             if line.fix:
-                console.print(Text(f"{'':<18}  -> {line.fix}"))
+                console.print(Text(f"{'':<18}  -> {printable(line.fix)}"))
 
     @property
     def failed(self) -> bool:
@@ -81,6 +83,9 @@ def run_doctor(
     with as_user_errors(IdentityError):
         running = is_held(config.state)
         found = _machine(config, running, report)
+        if not swarm and not only and not as_json:
+            unseen = ", ".join(UNSEEN)
+            report.out.write(f"not looked at, for no swarm is named (--run, --bootstrap): {unseen}\n")
         if swarm and report.wanted & NETWORK:
             if found is None:
                 report.tell(

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from peers.files import is_file, is_folder, is_there
 from swarmnet.manifest import ModelShape
 from swarmnet.parameters import parameter_shapes, whole
 
@@ -45,8 +46,8 @@ def export(
     there or of the wrong shape, or if the folder exists and `replace` is false.
     """
     _require_complete(shape, stages)
-    if folder.exists() and not replace:
-        raise ExportError(f"{folder} exists already: name another folder or add --replace")
+    if is_there(folder):
+        _require_replaceable(folder, replace)
     if tokenizer != "bytes" and not Path(tokenizer).is_file():
         raise ExportError(f"tokenizer {tokenizer} does not exist")
     try:
@@ -58,11 +59,22 @@ def export(
             _require_same(partial, stages)
             if finish is not None:
                 finish(partial)
-            if folder.exists():
+            if is_there(folder):
                 folder.rename(Path(scratch, "old"))
             partial.rename(folder)
     except (OSError, SafetensorError) as error:
         raise ExportError(f"cannot write {folder}: {error}") from error
+
+
+def _require_replaceable(folder: Path, replace: bool) -> None:
+    """Only an export, or an empty folder, is ever replaced: a wrong name must not cost an archive, or a
+    peer's key. Raises ExportError."""
+    if not replace:
+        raise ExportError(f"{folder} exists already: name another folder or add --replace")
+    if not is_folder(folder):
+        raise ExportError(f"{folder} is no folder: name another one")
+    if not is_file(folder / INDEX) and any(folder.iterdir()):
+        raise ExportError(f"{folder} holds no exported model, so it is not replaced: name another folder")
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from peers import checkpoint
+from peers.files import is_file
 from peers.home.export import MANIFEST_FILE, load_shape, load_weights
 from peers.run_file import parse
 from peers.text import Tokenizer, open_tokenizer
@@ -28,14 +30,17 @@ class Held:
     """Length of a training sequence in tokens; None: not known."""
 
 
-def held(source: Path | None) -> Held:
-    """A checkpoint's model, or an exported one (None: here). Raises ExportError, TextError or UserError."""
+def held(source: Path | None, warn: Callable[[str], None]) -> Held:
+    """A checkpoint's model, or an exported one (None: here); `warn` hears of newer files that cannot be
+    used. Raises ExportError, TextError or UserError."""
     place = source or Path()
-    if (place / "config.json").is_file():
+    if is_file(place / "config.json"):
         shape, manifest = load_shape(place), place / MANIFEST_FILE
-        window = parse(manifest.read_bytes()).data.sequence_tokens if manifest.is_file() else None
+        window = parse(manifest.read_bytes()).data.sequence_tokens if is_file(manifest) else None
         name = "bytes" if shape.vocabulary == BYTES else str(place / "tokenizer.json")
         return Held(load_weights(place), shape, open_tokenizer(name, shape.vocabulary), window)
     newest = checkpoint.newest(source)
     shape, data = newest.manifest.model, newest.manifest.data
+    for trouble in newest.passed_over:
+        warn(f"passed over: {trouble}")
     return Held(newest.whole(), shape, open_tokenizer(data.tokenizer, shape.vocabulary), data.sequence_tokens)

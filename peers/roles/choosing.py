@@ -6,19 +6,19 @@ from collections.abc import Callable, Collection
 from importlib.metadata import version
 from random import Random
 
-from peers.errors import UserError
 from peers.joining import find_manifest, join_directory
 from peers.moving import first_stages
 from peers.presence import Presence
 from peers.roles.role import Network, Process
 from peers.roles.siblings import Found, Siblings
 from peers.run_file import SignedManifest
+from peers.stage_wish import check_wish
 from swarmnet.manifest import Manifest
 
 
 async def find_run(process: Process, network: Network) -> SignedManifest:
     """Be in the swarm, and know the run. A sibling joins through the first peer of its process. UserError if
-    the run has fewer stages than this process would hold."""
+    the run has not the stages that this process would hold."""
     config, siblings = process.config, process.siblings
     assert config.run is not None, "checked by PeerFile"
     if siblings is not None and process.number > 0:
@@ -28,8 +28,8 @@ async def find_run(process: Process, network: Network) -> SignedManifest:
         return found.signed
     await network.join(process)
     signed = await find_manifest(config.run, network.directory, config.state / "run.json", process.say)
+    check_wish(config.stage, config.stages, signed.manifest)
     if siblings is not None:
-        check_wish(config.stage, siblings.stages, signed.manifest)
         daemon = network.transport.daemon  # Its own addresses: no sibling needs a relay to it.
         siblings.lead(Found(signed, [f"{way}/p2p/{daemon.peer}" for way in daemon.addresses]))
     return signed
@@ -63,15 +63,3 @@ async def choose(
         fits(signed.manifest, held)
         siblings.hold(held)
     return await siblings.held()
-
-
-def check_wish(wish: int | str, stages: int, manifest: Manifest) -> None:
-    """UserError if the run has not so many stages from the wished one on; `wish` may be auto."""
-    there = len(manifest.stages)
-    if stages > there:
-        raise UserError(f"stages: {stages}, but the run has {there}; set stages to {there} or less")
-    if isinstance(wish, int) and wish + stages > there:
-        raise UserError(
-            f"stage: {wish} with stages: {stages} would be stages {wish} to {wish + stages - 1}, but the run "
-            f"has 0 to {there - 1}; set stage to {there - stages} or less, or to auto"
-        )

@@ -77,19 +77,26 @@ class Network:
         return [f"{address}/p2p/{self.transport.peer}" for address in public or addresses]
 
     async def join(self, process: Process) -> None:
-        """Return when some bootstrap, remembered peer or neighbour answers; who names none waits for none."""
+        """Return when some bootstrap, remembered peer or neighbour answers. Who names no bootstrap asks those
+        that it remembers and those nearby, and waits for nobody."""
         bootstraps = process.config.bootstrap
         if bootstraps:
             nearby = self.lan.found if self.lan is not None else tuple
             await join_directory(self.directory, bootstraps, self.cache, process.say, nearby)
-        elif self.lan is not None and await self.lan.anybody(NEIGHBOURS_SECONDS):
-            found = self.lan.found()
-            try:
-                await self.directory.bootstrap(found, ANSWER_SECONDS)
-            except Unreachable as error:
-                process.say("unreachable", f"{error}; goes on alone")
-            else:
-                process.say("joined", f"joined the swarm through {len(found)} addresses on the local network")
+            return
+        near: list[str] = []
+        if self.lan is not None and await self.lan.anybody(NEIGHBOURS_SECONDS):
+            near = self.lan.found()
+        known = list(dict.fromkeys([*near, *self.cache.read()]))
+        if not known:
+            return
+        try:
+            await self.directory.bootstrap(known, ANSWER_SECONDS)
+        except Unreachable as error:
+            process.say("unreachable", f"{error}; goes on alone")
+        else:
+            where = f"{len(near)} addresses on the local network, {len(known) - len(near)} remembered"
+            process.say("joined", f"joined the swarm through {where}")
 
 
 class Role(ABC):

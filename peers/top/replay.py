@@ -10,6 +10,7 @@ from peers import event_log
 from peers.config.sibling_file import FOLDER
 from peers.errors import UserError
 from peers.event_log import Event
+from peers.files import is_file
 from peers.plural import counted
 from peers.telling import short
 from peers.top.picture import Happened, Picture, curve, lag_of, summed
@@ -28,7 +29,7 @@ def logs_of(paths: Sequence[Path]) -> dict[str, list[Path]]:
     UserError names the first path without any."""
     found: dict[str, list[Path]] = {}
     for path in paths:
-        logs = [path] if path.is_file() else _of_peer(path) if (path / EVENTS).is_file() else []
+        logs = [path] if is_file(path) else _of_peer(path) if is_file(path / EVENTS) else []
         logs = logs or [log for first in sorted(path.glob(f"*/{EVENTS}")) for log in _of_peer(first.parent)]
         if not logs:
             raise UserError(f"{path}: holds no event log; name an {EVENTS}, or a peer's state folder")
