@@ -147,6 +147,7 @@ class Peer:
         pulse = asyncio.create_task(self.pulse.run(), name="pulse")
         watchdog = Watchdog(lambda: self.pulse.turns, self._working_seconds, self._last_words)
         watchdog.start()
+        ended = {"code": "fault"}
         try:
             await self.control.start()
             await self._live()
@@ -155,13 +156,17 @@ class Peer:
             self._last_words(f"cannot go on: {why}")
             code = error.code if isinstance(error, Fault) else "out_of_memory"
             self.log.record("fault", code=code, reason=why)
+            ended = {"code": code, "reason": why}
             return FAULT
+        except UserError as error:
+            ended = {"code": "not_possible", "reason": str(error)}
+            raise
         finally:
             watchdog.stop()
             pulse.cancel()
             await self.control.close()
             for process in self.processes:
-                process.log.record("stopped", code="asked" if self._stop.is_set() else "fault")
+                process.log.record("stopped", **({"code": "asked"} if self._stop.is_set() else ended))
                 process.log.close()
             if exporter is not None:
                 await asyncio.to_thread(exporter.close)

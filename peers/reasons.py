@@ -160,6 +160,7 @@ WAITS = {
 ENDS = {
     "asked": Reason("a person or the system asked for it", NOTHING),
     "out_of_memory": Reason("the machine had no memory left", "less `slots`, `in_flight`; `swarmnet doctor`"),
+    "not_possible": Reason("a person must mend something first; the reason says what", "see the reason"),
     "fault": Reason("something failed that should not", "restart it; report the event log's last lines"),
 }
 

@@ -229,6 +229,15 @@ def test_who_may_not_take_part_ends_with_the_reason_and_the_owners_contact(place
     Path("here/order.bin").write_bytes(seal_order(OWNER, signed.run_id, order).data)
     refused("run", file, says=["the run's owner has banned this peer: fills disks", "owner@example.org"])
     assert not Path("archive").exists()
+    last = json.loads(Path("here/events.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["code"]) == ("stopped", "not_possible")
+    assert "banned this peer: fills disks" in last["reason"]
+
+
+@pytest.mark.loopback
+def test_a_stage_that_the_run_has_not_is_named_with_those_it_has(place):
+    publish()
+    refused("run", peer_file(run="tiny.run.json", stage=1), says=["stage: 1, but the run has 0 to 0", "auto"])
 
 
 @pytest.mark.loopback

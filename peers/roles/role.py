@@ -95,8 +95,9 @@ class Network:
         except Unreachable as error:
             process.say("unreachable", f"{error}; goes on alone")
         else:
-            where = f"{len(near)} addresses on the local network, {len(known) - len(near)} remembered"
-            process.say("joined", f"joined the swarm through {where}")
+            counts = {"on the local network": len(near), "remembered": len(known) - len(near)}
+            through = " and ".join(f"{count} addresses {which}" for which, count in counts.items() if count)
+            process.say("joined", f"joined the swarm through {through}")
 
 
 class Role(ABC):
