@@ -48,7 +48,7 @@ def test_the_first_peer_of_a_run_finds_those_it_met_when_it_starts_again(cache):
     directory = Directory()
     ((event, text),) = joined(directory, cache)
     assert directory.tried == [[REMEMBERED]]
-    assert (event, text.endswith("1 remembered")) == ("joined", True)
+    assert (event, text.endswith("1 addresses remembered")) == ("joined", True)
 
 
 def test_who_remembers_only_peers_that_are_gone_goes_on_alone(cache):
