@@ -98,8 +98,9 @@ class Chain:
         """The newest sets up to `until`, for a later life; None if that round is not known."""
         first = max(self.base, until - REMEMBERED_ROUNDS) + 1
         before = self.at(first - 1)
-        known = before is not None and self.at(until) is not None
-        return Earlier(before, tuple(self.part(first, until))) if known and before is not None else None
+        if before is None or self.at(until) is None:
+            return None
+        return Earlier(before, tuple(self.part(first, until)))
 
     def part(self, first: int, last: int) -> list[SettledSet]:
         """The sets of the rounds first..last, as far as they are known without a gap from `first`."""

@@ -54,8 +54,9 @@ async def measure(folder: Path, width: int) -> dict[str, object]:
         await asyncio.sleep(2.0)
         paused, resumed_at = process.memory_info().rss, time.time()
         await asyncio.to_thread(ask, second.state, {"do": "resume"}, 60.0)
-        in_step = lambda: any(at > resumed_at for at in times(second.state, "in_step"))  # noqa: E731
-        await until(in_step, "it is back", 300.0)
+        await until(
+            lambda: any(at > resumed_at for at in times(second.state, "in_step")), "it is back", 300.0
+        )
         back = max(times(second.state, "in_step")) - resumed_at
         settled = len(times(second.state, "settled"))
         await until(lambda: len(times(second.state, "settled")) > settled + 8, "it settles rounds", 600.0)

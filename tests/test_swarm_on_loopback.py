@@ -112,6 +112,6 @@ async def test_a_real_swarm_trains_survives_a_kill_and_takes_in_a_newcomer(tmp_p
     assert len(stories[0].digests.keys() & stories[1].digests.keys()) >= 3
     waited = demo_report.kill_to_commit_seconds(stories, 1, victim.killed_at)
     assert waited is not None, "others went on, without anybody's order"
-    print(f"the next commit of the killed peer's stage came {waited:.2f} s after it")
+    assert waited < 3.0
     repeats, all_commits = demo_report.repeats_across_peers(stories)
-    assert repeats < all_commits / 4, "what the killed peer had under way, and what a busy machine held up"
+    assert repeats <= 0.05 * all_commits, "at most what the killed peer had under way"

@@ -94,7 +94,7 @@ async def test_what_others_measure_keeps_the_limit_too(tmp_path):
         sender.limit_upload(Upload(RATE))
         await taker.daemon.connect(sender.peer, sender.addresses, 10.0)
         rate = await measure(taker.daemon, sender.peer, "down")
-    assert rate < 1.2 * RATE, "how much less it is depends on the machine"
+    assert 0.5 * RATE < rate < 1.2 * RATE
 
 
 async def test_chunks_are_served_in_parts_at_the_pace_that_is_allowed():

@@ -151,4 +151,3 @@ class FsspecStore:
             self._files = None
             told = reason(error).replace(self._secret_url, self.url)
             raise StoreUnreachable(f"{place}: {what}: {told}") from None
-
