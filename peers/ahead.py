@@ -6,7 +6,8 @@ In a run that skips nothing it does nothing at all (docs/decisions/0007-skipping
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 
 from peers.act_checks import unfit_way
 from peers.compute import Compute
@@ -25,6 +26,8 @@ TELL_SECONDS = 0.1
 """News are gathered for so long; a question that is refused brings them at once."""
 TELL_AGAIN_SECONDS = 1.0
 """As often as peers beat: what is told by durations grows old."""
+LATELY_SECONDS = 5.0
+"""News are for those that have asked so lately. To all of 96 links, ten times a second, they are megabits."""
 
 
 class Ahead:
@@ -49,6 +52,8 @@ class Ahead:
         self.table: dict[tuple[int, int], float] = {}
         self._held: dict[MicrobatchId, tuple[PeerId, int, float]] = {}
         """What peers below said how long they had a microbatch; its gradient comes next."""
+        self._asked_at: dict[PeerId, float] = {}
+        """When peers above asked last."""
         self._news = False
         self._told_at = float("-inf")
         self._timer = Timer(self._tick, self.clock)
@@ -124,6 +129,7 @@ class Ahead:
         """That peer is gone."""
         if not self.active:
             return
+        self._asked_at.pop(peer, None)
         for key in self.places.gone(peer, self.clock.time()):
             self.drop(key)
         self.scouting.forget(peer)
@@ -142,7 +148,8 @@ class Ahead:
         quest.ready = now
         peer = quest.granted
         if peer is not None:
-            if peer in candidates and peer not in avoid and self.pipeline.router.is_usable(peer, now):
+            earned = self.pipeline.router.has_earned(peer, 0, now)
+            if peer in candidates and peer not in avoid and earned:
                 quest.sent = True
                 return peer
             self._give_back(key, quest)
@@ -153,7 +160,7 @@ class Ahead:
 
     def has_room(self, candidates: Collection[PeerId], now: float) -> bool:
         """See `Guide`."""
-        return any(self.pipeline.router.is_usable(peer, now) for peer in candidates)
+        return any(self._earned(candidates, now))
 
     def expects(self, key: MicrobatchId, sender: PeerId) -> bool:
         """See `Guide`."""
@@ -197,6 +204,7 @@ class Ahead:
             self.neighbourhood.refused(peer, trouble.code, trouble.reason)
             return
         start, was = None, self.places.held.get(key)
+        self._asked_at[peer] = now
         if serving and key not in self.pipeline.jobs:
             since = now - self._latency(peer)
             start = self.places.ask(
@@ -241,19 +249,30 @@ class Ahead:
     ) -> bool:
         """Ask somebody for a place; False where nobody is known to ask."""
         quest, now = self.scouting.quests[key], self.clock.time()
-        membership, router = self.neighbourhood.membership, self.pipeline.router
+        quest.asked = quest.granted = None
         way = self.ways.onward(quest.header)
         quest.header = way.header
-        live = [
-            (peer, stage)
+        stage_of = {
+            peer: stage
             for stage in way.stages
-            for peer in membership.live(stage)
-            if (candidates is None or peer in candidates) and router.is_usable(peer, now)
-        ]
+            for peer in self.neighbourhood.membership.live(stage)
+            if candidates is None or peer in candidates
+        }
+        live = [(peer, stage_of[peer]) for peer in self._earned(stage_of, now)]
         asking = self.scouting.seek(key, live, now, avoid)
         if asking is not None:
             self._send(asking, now)
         return asking is not None
+
+    def _earned(self, peers: Collection[PeerId], now: float) -> Iterator[PeerId]:
+        """Those that may be promised one more: a yes costs its sender nothing, so what it was promised before
+        counts until the body is under way."""
+        promised = Counter(
+            peer
+            for quest in self.scouting.quests.values() if not quest.sent
+            for peer in {quest.asked, quest.granted}
+        )  # fmt: skip
+        return (peer for peer in peers if self.pipeline.router.has_earned(peer, promised[peer], now))
 
     def _send(self, asking: Asking, now: float) -> None:
         arrival, start = asking.arrival - now, asking.start - now
@@ -283,7 +302,8 @@ class Ahead:
             self._news = False
             for stage in range(max(0, self.ways.stage - self.ways.reach), self.ways.stage):
                 for peer in self.neighbourhood.membership.live(stage):
-                    self._tell(peer)
+                    if again or now < self._asked_at.get(peer, float("-inf")) + LATELY_SECONDS:
+                        self._tell(peer)
         self._timer.arm(now + TELL_SECONDS)
 
     def _tell(self, peer: PeerId) -> None:

@@ -169,6 +169,7 @@ class DataPath:
         if not self.serving or now < self._look_at:
             return
         self._look_at = now + LOOK_SECONDS
+        self.router.forget_others(self.neighbourhood.membership.peers, now)
         missing = self.ways.missing()
         if missing != self.missing:
             self.missing = missing
@@ -206,9 +207,7 @@ class DataPath:
                     self.ahead.hands_up(peer, key, attempt, here)
                     kept.arrived_at = None
                 queued = kept.queued + kept.queued_below
-                grad = Grad(
-                    *key, attempt, kept.loss_sum, kept.tokens, kept.seconds, queued, kept.shape
-                )  # fmt: skip
+                grad = Grad(*key, attempt, kept.loss_sum, kept.tokens, kept.seconds, queued, kept.shape)
                 post(peer, "data", grad, kept.answer)
                 self._tell(peer)
             case SendBusy(key, peer, attempt):

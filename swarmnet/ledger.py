@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.identifiers import MicrobatchId
 
-REMEMBERED = 4096
-"""Counters kept per origin; older ones count as committed: nobody asks for them so late in honesty."""
-
-
-REMEMBERED_ORIGINS = 1024
-"""An ACT may name any origin: beyond so many, the one that was new longest ago is forgotten."""
+REMEMBERED = 65_536
+"""Microbatches, the newest of all origins: minutes of the fastest stage, and nobody asks again so late. Each
+by itself, not all up to some counter: an ACT may name any, and does not speak for others of its origin."""
 
 
 class CommittedTwice(AssertionError):
@@ -33,26 +31,17 @@ class Ledger:
     """ACTs answered with BUSY."""
     late_answers: int = 0
     """GRADs for a microbatch that needed none any more."""
-    _counters: dict[PeerId, set[int]] = field(default_factory=dict)
-    _floors: dict[PeerId, int] = field(default_factory=dict)
+    _newest: OrderedDict[MicrobatchId, None] = field(default_factory=OrderedDict)
 
     def is_committed(self, key: MicrobatchId) -> bool:
-        floor, counters = self._floors.get(key.origin, 0), self._counters.get(key.origin, ())
-        return key.counter < floor or key.counter in counters
+        return key in self._newest
 
     def commit(self, key: MicrobatchId, tokens: int) -> None:
         if self.is_committed(key):
             raise CommittedTwice(f"microbatch {key.counter} of {key.origin}")
-        if key.origin not in self._counters and len(self._counters) >= REMEMBERED_ORIGINS:
-            oldest = next(iter(self._counters))
-            del self._counters[oldest]
-            self._floors.pop(oldest, None)
-        counters = self._counters.setdefault(key.origin, set())
-        counters.add(key.counter)
-        if len(counters) > 2 * REMEMBERED:
-            floor = sorted(counters)[-REMEMBERED]
-            self._floors[key.origin] = floor
-            self._counters[key.origin] = {counter for counter in counters if counter >= floor}
+        self._newest[key] = None
+        if len(self._newest) > REMEMBERED:
+            self._newest.popitem(last=False)
         self.committed += 1
         self.tokens += tokens
 

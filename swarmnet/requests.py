@@ -247,8 +247,8 @@ class Requests:
             if target is None:
                 continue
             stage = target.visited[-1]
-            holding = {peer for peer, holder in self._holders.items() if holder.stage == stage}
-            if holding and holding <= request.lacking:
+            there = {peer for peer, h in self._holders.items() if h.stage == stage and not h.gone(now)}
+            if there and there <= request.lacking:
                 request.pins.pop(stage, None)  # Nobody has that round any more: go on with the newest.
                 request.lacking.clear()
             peer = self._choose(stage, request.lacking, now)

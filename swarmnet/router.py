@@ -70,10 +70,20 @@ class Estimate:
     failures: int = 0
     refusals: int = 0
     """BUSY in a row."""
-    blocked_until: float = 0.0
+    failed_until: float = 0.0
+    busy_until: float = 0.0
+
+    @property
+    def blocked_until(self) -> float:
+        """A short pause does not end a longer one."""
+        return max(self.failed_until, self.busy_until)
 
     def has_room(self, now: float) -> bool:
         return self.in_flight < min(self.slots, self.earned) and self.blocked_until <= now
+
+    def has_earned(self, promised: int, now: float) -> bool:
+        """One more, besides what is under way there and so many that are to follow."""
+        return self.in_flight + promised < self.earned and self.blocked_until <= now
 
 
 class Router:
@@ -123,6 +133,12 @@ class Router:
         """Whether it has not failed or been full just now."""
         estimate = self.peers.get(peer)
         return estimate is None or estimate.blocked_until <= now
+
+    def has_earned(self, peer: PeerId, promised: int, now: float) -> bool:
+        """Whether it may be promised one more besides `promised`, by what it has answered. Where places are
+        asked for (peers/ahead.py), they stand for its slots."""
+        estimate = self.peers.get(peer)
+        return promised < FIRST_SLOTS if estimate is None else estimate.has_earned(promised, now)
 
     def sent(self, peer: PeerId) -> None:
         estimate = self._estimate(peer)
@@ -177,20 +193,27 @@ class Router:
     def failed(self, peer: PeerId, now: float) -> None:
         """It refused, was lost or missed a deadline: leave it alone for a while that doubles."""
         estimate = self._estimate(peer)
-        if estimate.blocked_until <= now:  # One failure, however many microbatches it meets.
-            estimate.earned = max(FIRST_SLOTS, estimate.earned / 2)
+        if estimate.failed_until > now:
+            return  # One failure, however many microbatches it meets.
+        estimate.earned = max(FIRST_SLOTS, estimate.earned / 2)
         pause = doubled(FIRST_BACK_OFF_SECONDS, estimate.failures, LONGEST_BACK_OFF_SECONDS)
-        estimate.blocked_until = now + pause * self.chance.uniform(0.8, 1.2)
+        estimate.failed_until = now + pause * self.chance.uniform(0.8, 1.2)
         estimate.failures += 1
 
     def busy(self, peer: PeerId, now: float) -> None:
         """It is full, not broken: a short pause, longer if it goes on."""
         estimate = self._estimate(peer)
-        estimate.blocked_until = now + doubled(BUSY_SECONDS, estimate.refusals, LONGEST_BUSY_SECONDS)
+        estimate.busy_until = now + doubled(BUSY_SECONDS, estimate.refusals, LONGEST_BUSY_SECONDS)
         estimate.refusals += 1
 
-    def forget(self, peer: PeerId) -> None:
-        self.peers.pop(peer, None)
+    def forget_others(self, known: Collection[PeerId], now: float) -> None:
+        """Peers that are not known any more, once nothing is under way there and no pause is kept."""
+        gone = [
+            peer for peer, estimate in self.peers.items()
+            if peer not in known and not estimate.in_flight and estimate.blocked_until <= now
+        ]  # fmt: skip
+        for peer in gone:
+            del self.peers[peer]
 
     def _estimate(self, peer: PeerId) -> Estimate:
         """A peer not seen before begins at the present virtual time: it is tried at once."""

@@ -123,6 +123,24 @@ def test_when_nobody_holds_the_round_any_more_the_newest_is_taken():
     assert pins[1] == 9
 
 
+def test_the_only_holder_of_the_round_falls_silent_and_the_newest_is_taken():
+    made, pins = requests(), Pins()
+    ask = through_stage_0(made, pins=pins)
+    holder = ask.peer
+    (ask,) = asks(answer(made, ask, 0.0))
+    answer(made, ask, 0.0)
+    (ask,) = asks(made.start(2, pins, 1.0))
+    now, asked = 1.0, asks(answer(made, ask, 1.0))
+    while not asked or asked[0].round != -1:
+        if asked and asked[0].peer == holder:
+            now, asked = made.next_deadline(), []
+        asked = asks(made.tick(now)) if not asked else asks(decline(made, asked[0], now, NO_ROUND))
+        if not asked:
+            now = made.next_deadline()
+        assert now < 60.0, "the silent one is waited for"
+    assert asked[0].peer != holder
+
+
 def test_a_pin_outlives_a_moment_without_peers():
     made, pins = requests(without="c"), {1: 5}
     through_stage_0(made, pins=pins)

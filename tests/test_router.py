@@ -196,6 +196,46 @@ def test_busy_is_a_short_pause_that_doubles_and_no_failure():
     assert router.peers[A].blocked_until == 9.0 + BUSY_SECONDS
 
 
+def test_busy_does_not_end_the_longer_pause_of_a_failure():
+    router = told(a=0.1)
+    router.failed(A, 5.0)
+    router.busy(A, 5.0)
+    assert not router.is_usable(A, 5.0 + 0.7 * FIRST_BACK_OFF_SECONDS)
+    assert router.is_usable(A, 5.0 + 1.3 * FIRST_BACK_OFF_SECONDS)
+
+
+def test_one_failure_counts_once_however_many_microbatches_it_meets():
+    router = told(a=0.1)
+    for _ in range(8):
+        router.failed(A, 5.0)
+    assert router.peers[A].failures == 1
+    assert router.is_usable(A, 5.0 + 1.3 * FIRST_BACK_OFF_SECONDS)
+
+
+def test_what_may_be_promised_is_what_was_earned_whatever_a_peer_says():
+    router = told(a=0.1)
+    assert router.has_earned(A, 0, 0.0)
+    assert not router.has_earned(A, 1, 0.0)
+    router.sent(A)
+    assert not router.has_earned(A, 0, 0.0)
+    router.ended(A)
+    router.answered(A, 0.1, 0.2)
+    assert router.has_earned(A, 1, 0.0)
+    assert router.has_earned(C, 0, 0.0)
+    assert not router.has_earned(C, 1, 0.0), "of one that was never sent anything as well"
+
+
+def test_peers_that_are_not_known_any_more_are_forgotten_but_not_before_their_pauses_end():
+    router = told(a=0.1, b=0.1, c=0.1)
+    router.failed(B, 5.0)
+    router.sent(C)
+    router.forget_others({PeerId("d")}, 5.5)
+    assert set(router.peers) == {B, C}
+    router.ended(C)
+    router.forget_others({C}, 7.0)
+    assert set(router.peers) == {C}
+
+
 def test_a_missed_deadline_says_that_the_peer_may_be_slower_than_known():
     router = told(a=0.1)
     assert router.expected_seconds(A) is None
@@ -228,5 +268,5 @@ def test_in_flight_is_never_negative_and_a_choice_always_has_room(happenings):
         elif what == "t":
             router.told(peer, 3, 0.2, 1)
         else:
-            router.forget(peer)
+            router.forget_others({A, B, C} - {peer}, now)
         assert all(estimate.in_flight >= 0 for estimate in router.peers.values())
