@@ -69,6 +69,11 @@ class Recovery:
             if known.stage == membership.stage and known.linked
         ]
 
+    def is_trained(self) -> bool:
+        """Whether one of them takes part."""
+        known = self.neighbourhood.known()
+        return any(known[peer].ready for peer in self.group())
+
     async def weights(self, update: UpdatePath | None, wish: Callable[[], Resynchronise | None]) -> Weights:
         """The newest that the group offers, else what this peer has itself. `wish`: why the state is
         fetched anew, as it is known by then; after a fork only from those of the history that stands, and not

@@ -214,13 +214,12 @@ class Worker:
     async def _from_archive(self) -> None:
         """Nobody trains this stage: what the archive has becomes the own checkpoint; archivists are met."""
         url, folder = self.settings.archive, self.settings.checkpoints
-        assert self.neighbourhood is not None
-        known = self.neighbourhood.known()
         # Others that start as this one does are no group yet: all of them take the archive's.
-        if any(known[peer].ready for peer in self.recovery.group()):
+        trained = self.recovery.is_trained
+        if trained():
             return
         if url and folder is not None:
-            await Restoring(url, self.signed, self.say).bring(folder, self.stage, self.part.layout)
+            await Restoring(url, self.signed, self.say).bring(folder, self.stage, self.part.layout, trained)
             self.recovery.restore()
         await self.recovery.keepers.reach()
 

@@ -77,6 +77,41 @@ def test_an_archivist_waits_for_a_store_that_is_not_reached_when_it_starts(monke
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("somebody_trains", [False, True])
+def test_a_worker_waits_for_an_archive_that_is_away_until_somebody_trains_its_stage(
+    monkeypatch, tmp_path, somebody_trains
+):
+    said, connections = [], iter([unreachable, unreachable, lambda *_, **__: (Line(), "/none")])
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda *a, **b: next(connections)(*a, **b))
+    monkeypatch.setattr(asyncio, "to_thread", to_thread_of_this_one)
+    restoring = Restoring("sftp://host/none", SIGNED, lambda _, text: said.append(text))
+
+    async def story():
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        trained = lambda: somebody_trains and loop.time() >= began + 10.0  # noqa: E731
+        await restoring.bring(tmp_path, 0, None, trained)
+        return loop.time() - began
+
+    assert run(story()) == pytest.approx(15.0)
+    last = "trying again in 10 s (Ctrl+C stops)" if somebody_trains else "no checkpoint of stage 0"
+    assert said[-1].endswith(last)
+
+
+def test_a_strange_answer_of_a_store_in_use_is_no_reason_to_give_it_up(monkeypatch):
+    store = open_store("memory://strange/a")
+
+    def strange(*_, **__):
+        raise ValueError("half an answer")
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", strange)
+    with pytest.raises(StoreUnreachable, match="cannot be read: ValueError: half an answer"):
+        store.read("x")
+    with pytest.raises(ArchiveError) as told:
+        open_store("nowhere://a")
+    assert not isinstance(told.value, StoreUnreachable)
+
+
 async def to_thread_of_this_one(function, *arguments):
     return function(*arguments)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from typed import typing
 
 from peers import cli
 from peers.config.peer_file import DemoOptions
@@ -18,34 +17,6 @@ from peers.run_file import load_signed
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 BOOTSTRAP = "/ip4/127.0.0.1/tcp/31330/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
-
-
-@pytest.fixture
-def swarmnet(monkeypatch, capsys, tmp_path):
-    """Runs a command in an empty home and folder; returns exit code, standard output, standard error."""
-    home = tmp_path / "home"
-    home.mkdir()
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    for name in list(os.environ):
-        if name.startswith(("SWARMNET__", "XDG_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(home))
-    return typing(capsys, monkeypatch)
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """Stands in for the peer process and the demo; lists what they were started with."""
-    calls = []
-
-    def start(what):
-        calls.append(what)
-        return 0
-
-    monkeypatch.setitem(sys.modules, "peers.peer", SimpleNamespace(run_peer_file=start))
-    monkeypatch.setitem(sys.modules, "peers.demo.show", SimpleNamespace(run_demo=start))
-    return calls
 
 
 def files_below(folder):

@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 from swarm import OWNER, TINY_MODEL, Swarm, sign, tiny_manifest
-from test_commands_model import swarmnet  # noqa: F401 - a fixture
 from test_inference_in_swarm import text_of
 
 from peers.inference.client import Conversation, NoAnswer, SwarmClient
@@ -93,7 +92,7 @@ def test_who_may_come_in_is_let_in():
         (["evaluate", "--run", "0" * 64, "--bootstrap", "{way}", "--invite", "x"], "'x' is not an invite"),
     ],
 )
-def test_what_is_no_invite_ends_the_command_with_one_line(swarmnet, arguments, word):  # noqa: F811
+def test_what_is_no_invite_ends_the_command_with_one_line(swarmnet, arguments, word):
     way = f"/ip4/127.0.0.1/tcp/1/p2p/{VISITOR}"
     code, out, err = swarmnet(*(argument.format(way=way) for argument in arguments))
     assert (code, out, len(err.splitlines())) == (2, "", 1)

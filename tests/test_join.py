@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 from swarm import OWNER, sign, tiny_manifest
-from test_cli import BOOTSTRAP, files_below, refused, started, swarmnet  # noqa: F401 - fixtures
+from test_cli import BOOTSTRAP, files_below, refused
 
 from peers import fetching
 from peers.config.limits import LimitsFile
@@ -55,7 +55,7 @@ def web():
     server.server_close()
 
 
-def test_a_run_is_joined_from_a_url_and_the_file_can_be_read_by_people(swarmnet, started, web):  # noqa: F811
+def test_a_run_is_joined_from_a_url_and_the_file_can_be_read_by_people(swarmnet, started, web):
     address, _ = web
     url = f"{address}/run.json#{SIGNED.run_id}"
     code, _, err = swarmnet("join", url, "--bootstrap", BOOTSTRAP, "--state", "here")
@@ -75,7 +75,7 @@ def test_a_run_is_joined_from_a_url_and_the_file_can_be_read_by_people(swarmnet,
     ), "without the #, what is offered is right"
 
 
-def test_several_stages_are_asked_for_with_an_option_and_changed_with_it(swarmnet, started, tmp_path):  # noqa: F811
+def test_several_stages_are_asked_for_with_an_option_and_changed_with_it(swarmnet, started, tmp_path):
     (tmp_path / "a.json").write_text(published_text(SIGNED))
     for stages in (2, 3):
         code, _, _ = swarmnet("join", str(tmp_path / "a.json"), "--stages", str(stages), "--state", "here")
@@ -100,7 +100,7 @@ INVITES = [
     ],
 )
 def test_an_invite_of_a_later_join_is_kept_and_all_else_in_the_file_is_as_it_was(
-    swarmnet, started, tmp_path, line  # noqa: F811
+    swarmnet, started, tmp_path, line
 ):  # fmt: skip
     (tmp_path / "a.json").write_text(published_text(SIGNED))
     assert swarmnet("join", tmp_path / "a.json", "--state", "here")[0] == 0
@@ -121,7 +121,7 @@ def test_an_invite_of_a_later_join_is_kept_and_all_else_in_the_file_is_as_it_was
     assert "wrote" not in err
 
 
-def test_a_wrong_invite_and_a_file_of_another_shape_are_left_alone(swarmnet, started, tmp_path):  # noqa: F811
+def test_a_wrong_invite_and_a_file_of_another_shape_are_left_alone(swarmnet, started, tmp_path):
     (tmp_path / "a.json").write_text(published_text(SIGNED))
     assert swarmnet("join", tmp_path / "a.json", "--state", "here")[0] == 0
     file = started[0].state / "peer.yaml"
@@ -137,7 +137,7 @@ def test_a_wrong_invite_and_a_file_of_another_shape_are_left_alone(swarmnet, sta
     assert len(started) == 1
 
 
-def test_a_peer_without_a_name_is_called_by_the_end_of_its_own_id(swarmnet, started, tmp_path):  # noqa: F811
+def test_a_peer_without_a_name_is_called_by_the_end_of_its_own_id(swarmnet, started, tmp_path):
     (tmp_path / "a.json").write_text(published_text(SIGNED))
     for state in ("here", "there"):
         assert swarmnet("join", tmp_path / "a.json", "--state", state)[0] == 0
@@ -149,7 +149,7 @@ def test_a_peer_without_a_name_is_called_by_the_end_of_its_own_id(swarmnet, star
         assert started[-1].name == "attic"
 
 
-def test_a_file_url_is_joined_too(swarmnet, started, tmp_path):  # noqa: F811
+def test_a_file_url_is_joined_too(swarmnet, started, tmp_path):
     (tmp_path / "a.json").write_text(published_text(SIGNED))
     assert swarmnet("join", f"file://{tmp_path}/a.json", "--state", "here")[0] == 0
     assert len(started) == 1
@@ -167,7 +167,7 @@ def test_a_file_url_is_joined_too(swarmnet, started, tmp_path):  # noqa: F811
     ],
 )
 def test_a_url_that_is_not_what_it_should_be_writes_nothing(
-    swarmnet, started, web, tmp_path, path, words  # noqa: F811
+    swarmnet, started, web, tmp_path, path, words
 ):  # fmt: skip
     address, pages = web
     text = published_text(SIGNED)
@@ -211,7 +211,7 @@ def test_a_port_where_no_web_server_listens_is_said_in_a_line():
 
 
 def test_who_has_joined_by_a_url_with_its_id_goes_on_though_the_web_server_is_gone(
-    swarmnet, started, web, tmp_path  # noqa: F811
+    swarmnet, started, web, tmp_path
 ):  # fmt: skip
     address, pages = web
     url = f"{address}/run.json#{SIGNED.run_id}"
@@ -222,7 +222,7 @@ def test_who_has_joined_by_a_url_with_its_id_goes_on_though_the_web_server_is_go
     refused(swarmnet("join", f"{address}/run.json"), "answers 404")
 
 
-def test_a_stage_that_the_run_has_not_is_refused_before_anything_is_written(swarmnet, started, web, tmp_path):  # noqa: F811
+def test_a_stage_that_the_run_has_not_is_refused_before_anything_is_written(swarmnet, started, web, tmp_path):
     last = len(SIGNED.manifest.stages) - 1
     before = files_below(tmp_path)
     outcome = swarmnet("join", f"{web[0]}/run.json", "--stage", str(last + 1))
@@ -230,7 +230,7 @@ def test_a_stage_that_the_run_has_not_is_refused_before_anything_is_written(swar
     assert (started, files_below(tmp_path)) == ([], before)
 
 
-def test_nobody_else_reads_the_file_in_which_an_invite_stands(swarmnet, started, web):  # noqa: F811
+def test_nobody_else_reads_the_file_in_which_an_invite_stands(swarmnet, started, web):
     assert swarmnet("join", f"{web[0]}/run.json", "--bootstrap", BOOTSTRAP, "--state", "here")[0] == 0
     file = Path("here/peer.yaml")
     assert file.stat().st_mode & 0o077 == 0

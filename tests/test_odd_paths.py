@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from test_cli import files_below, refused, started, swarmnet, write  # noqa: F401 - fixtures
+from test_cli import files_below, refused, write
 from test_export import LLAMA, stage_weights
 
 from peers.errors import UserError
@@ -48,7 +48,7 @@ def test_what_a_path_is_where_it_may_be_seen(tmp_path):
         assert (is_file(nowhere), is_folder(nowhere), is_there(nowhere)) == (False, False, False)
 
 
-def test_the_state_folder_cannot_be_made(swarmnet, tmp_path, closed):  # noqa: F811
+def test_the_state_folder_cannot_be_made(swarmnet, tmp_path, closed):
     file = write("p.yaml", f"role: bootstrap\nstate: {closed}/state\n")
     refused(
         swarmnet("run", file), f"{closed}/state: cannot be written: Permission denied", "another state folder"
@@ -74,7 +74,7 @@ def test_only_a_peer_that_runs_is_said_to_use_a_state_folder(tmp_path, monkeypat
         pass
 
 
-def test_a_long_text_where_the_run_belongs_is_no_run(swarmnet, started, tmp_path):  # noqa: F811
+def test_a_long_text_where_the_run_belongs_is_no_run(swarmnet, started, tmp_path):
     refused(
         swarmnet("join", INVITE, "--state", "here"),
         "is neither a run id",
@@ -86,7 +86,7 @@ def test_a_long_text_where_the_run_belongs_is_no_run(swarmnet, started, tmp_path
     assert (started, files_below(tmp_path / "work")) == ([], ["p.yaml"])
 
 
-def test_what_lies_in_another_users_folder_is_said_to_be_closed(swarmnet, started, closed):  # noqa: F811
+def test_what_lies_in_another_users_folder_is_said_to_be_closed(swarmnet, started, closed):
     shut = f"{closed}/x: cannot be looked at: Permission denied"
     refused(swarmnet("join", closed / "x"), shut)
     refused(swarmnet("join", RUN, "--state", closed), f"{closed}/peer.yaml: cannot be looked at")
@@ -103,7 +103,7 @@ def test_what_lies_in_another_users_folder_is_said_to_be_closed(swarmnet, starte
 
 
 @pytest.mark.parametrize("key", ["state", "identity", "run", "archive"])
-def test_the_home_of_nobody_is_a_mistake_in_the_file(swarmnet, key):  # noqa: F811
+def test_the_home_of_nobody_is_a_mistake_in_the_file(swarmnet, key):
     file = write("p.yaml", f"role: bootstrap\n{key}: ~nobody-here/x\n")
     refused(
         swarmnet("config", "check", file),
@@ -113,7 +113,7 @@ def test_the_home_of_nobody_is_a_mistake_in_the_file(swarmnet, key):  # noqa: F8
 
 
 @pytest.mark.parametrize("out", [".", "", "/", "here"])
-def test_a_folder_where_a_file_belongs_is_not_written_to(swarmnet, tmp_path, out):  # noqa: F811
+def test_a_folder_where_a_file_belongs_is_not_written_to(swarmnet, tmp_path, out):
     assert swarmnet("publish", write("tiny.yaml", "seed: 4\n"))[0] == 0
     (tmp_path / "work" / "here").mkdir()
     before = files_below(tmp_path)
@@ -125,7 +125,7 @@ def test_a_folder_where_a_file_belongs_is_not_written_to(swarmnet, tmp_path, out
     assert files_below(tmp_path) == before
 
 
-def test_an_exported_model_is_read_where_one_stands(swarmnet, tmp_path, monkeypatch):  # noqa: F811
+def test_an_exported_model_is_read_where_one_stands(swarmnet, tmp_path, monkeypatch):
     export(tmp_path / "model", LLAMA, stage_weights(LLAMA, (2, 1)))
     monkeypatch.chdir(tmp_path / "model")
     code, out, err = swarmnet("generate", "def", "--tokens", 3)

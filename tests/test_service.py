@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-from test_cli import refused, swarmnet  # noqa: F401 - a fixture
+from test_cli import refused
 
 from peers.config.peer_file import load
 from peers.errors import UserError
@@ -37,7 +37,7 @@ def unit(tmp_path):
     return tmp_path / "home/.config/systemd/user/swarmnet-my-peer.service"
 
 
-def test_install_writes_a_unit_starts_it_and_says_so(swarmnet, systemctl, tmp_path):  # noqa: F811
+def test_install_writes_a_unit_starts_it_and_says_so(swarmnet, systemctl, tmp_path):
     asked = systemctl(0)
     (tmp_path / "p.yaml").write_text(PEER)
     code, out, _ = swarmnet("service", "install", tmp_path / "p.yaml")
@@ -59,7 +59,7 @@ def test_install_writes_a_unit_starts_it_and_says_so(swarmnet, systemctl, tmp_pa
     refused(swarmnet("service", "uninstall", tmp_path / "p.yaml"), "is not there")
 
 
-def test_where_no_user_manager_answers_the_commands_are_named(swarmnet, systemctl, tmp_path):  # noqa: F811
+def test_where_no_user_manager_answers_the_commands_are_named(swarmnet, systemctl, tmp_path):
     systemctl(1)
     (tmp_path / "p.yaml").write_text(PEER)
     code, out, _ = swarmnet("service", "install", tmp_path / "p.yaml")
@@ -68,7 +68,7 @@ def test_where_no_user_manager_answers_the_commands_are_named(swarmnet, systemct
     assert "ran " not in out
 
 
-def test_a_step_that_failed_is_an_exit_code(swarmnet, systemctl, tmp_path):  # noqa: F811
+def test_a_step_that_failed_is_an_exit_code(swarmnet, systemctl, tmp_path):
     (tmp_path / "p.yaml").write_text(PEER)
     systemctl(0, fails="enable")
     code, out, _ = swarmnet("service", "install", tmp_path / "p.yaml")
@@ -83,7 +83,7 @@ def test_a_step_that_failed_is_an_exit_code(swarmnet, systemctl, tmp_path):  # n
         assert f"failed   systemctl --user {step}" in out
 
 
-def test_the_unit_of_another_peer_of_the_same_name_is_left_alone(swarmnet, systemctl, tmp_path):  # noqa: F811
+def test_the_unit_of_another_peer_of_the_same_name_is_left_alone(swarmnet, systemctl, tmp_path):
     asked = systemctl(0)
     first, second = tmp_path / 'a run "b"$c%d' / "p.yaml", tmp_path / "two.yaml"
     first.parent.mkdir()
@@ -102,7 +102,7 @@ def test_the_unit_of_another_peer_of_the_same_name_is_left_alone(swarmnet, syste
     assert f"run {second}\n" in unit(tmp_path).read_text()
 
 
-def test_a_unit_that_starts_something_else_is_not_overwritten(swarmnet, systemctl, tmp_path):  # noqa: F811
+def test_a_unit_that_starts_something_else_is_not_overwritten(swarmnet, systemctl, tmp_path):
     systemctl(0)
     (tmp_path / "p.yaml").write_text(PEER)
     unit(tmp_path).parent.mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_a_unit_that_starts_something_else_is_not_overwritten(swarmnet, systemct
     assert unit(tmp_path).read_text() == "[Service]\nExecStart=/bin/true\n"
 
 
-def test_without_systemd_or_with_a_mistake_nothing_is_written(swarmnet, systemctl, tmp_path, monkeypatch):  # noqa: F811
+def test_without_systemd_or_with_a_mistake_nothing_is_written(swarmnet, systemctl, tmp_path, monkeypatch):
     (tmp_path / "p.yaml").write_text(PEER)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     refused(swarmnet("service", "install", tmp_path / "p.yaml"), "has no systemd", "swarmnet run")
@@ -134,7 +134,7 @@ def test_a_path_with_signs_that_systemd_reads_is_escaped(tmp_path):
         service_of(bad / "p.yaml", config, ["/usr/bin/swarmnet"], tmp_path)
 
 
-def test_a_peer_that_runs_is_to_be_stopped_first(swarmnet, systemctl, tmp_path):  # noqa: F811
+def test_a_peer_that_runs_is_to_be_stopped_first(swarmnet, systemctl, tmp_path):
     """The unit would find the state folder locked, end with exit code 2 and never be started again."""
     asked = systemctl(0)
     (tmp_path / "p.yaml").write_text(PEER + "state: here\n")

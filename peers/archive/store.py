@@ -28,6 +28,10 @@ class StoreUnreachable(ArchiveError):
     """Whoever keeps the files does not answer, or refuses: it may be otherwise later."""
 
 
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
+"""Until one that is unreachable is tried again; twice as long each time."""
+
+
 class Store(Protocol):
     url: str
 
@@ -143,11 +147,19 @@ class FsspecStore:
         place = f"{self.url}/{name}" if name else self.url
         try:
             if self._files is None:
-                self._files, self._root = self._connect(self._secret_url, skip_instance_cache=True)
+                self._files, self._root = self._opened(place, what)
             yield self._files, f"{self._root.rstrip('/')}/{name}"
-        except (ImportError, ValueError) as error:  # No such kind of store, or its package is not installed.
-            raise ArchiveError(f"{place}: {what}: {reason(error)}") from None
+        except ArchiveError:
+            raise
         except Exception as error:  # noqa: BLE001 - see above
             self._files = None
             told = reason(error).replace(self._secret_url, self.url)
             raise StoreUnreachable(f"{place}: {what}: {told}") from None
+
+    def _opened(self, place: str, what: str) -> tuple[Any, str]:
+        """fsspec's file system, and the archive's path there."""
+        try:
+            files, root = self._connect(self._secret_url, skip_instance_cache=True)
+        except (ImportError, ValueError) as error:  # No such kind of store, or its package is not installed.
+            raise ArchiveError(f"{place}: {what}: {reason(error)}") from None
+        return files, root

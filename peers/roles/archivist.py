@@ -14,7 +14,7 @@ from peers.archive.archive_observer import ArchiveObserver
 from peers.archive.archivist import Archivist, Policy
 from peers.archive.circle import Circle
 from peers.archive.serving import Serving
-from peers.archive.store import StoreUnreachable, open_store
+from peers.archive.store import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, StoreUnreachable, open_store
 from peers.claims import Claims, plain_name
 from peers.creator.exclusion import first_look, until_excluded
 from peers.creator.gatekeeper import Gatekeeper
@@ -29,8 +29,6 @@ from protocols.peer_record import NO_STAGE
 
 Result = TypeVar("Result")
 LOOK_SECONDS = 1.0
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
-"""Between attempts to reach the store."""
 
 
 class ArchivistRole(Role):
