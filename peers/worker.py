@@ -108,8 +108,9 @@ class Worker:
     def leave(self, drain_seconds: float | None = None, goodbye: str = "leaving") -> None:
         """Finish what is under way, hand over the last contribution, say goodbye. `drain_seconds`: how long
         that may take, else what the settings say."""
-        self.goes_to = None
-        self._goodbye = goodbye
+        self.goes_to, self._goodbye = None, goodbye
+        if self.update is not None:
+            self.moving.close()  # Else a pause could become a move while it drains.
         if drain_seconds is not None:
             self._drain_seconds = drain_seconds
         self._leaving.set()
@@ -264,8 +265,7 @@ class Worker:
             self.manifest, work, self.compute, self.neighbourhood, weights, offers, self._resynchronise,
             self.note,
         )  # fmt: skip
-        rounds = update.rounds
-        began = weights.settled_round
+        rounds, began = update.rounds, weights.settled_round
         update.settled, update.made = self._heard_settled, self.receipts.made
         self.digests.took_up(weights)
         self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
@@ -300,7 +300,7 @@ class Worker:
             self.say("trains", f"in step with its stage, at round {rounds.current}: takes part from now on")
             self.neighbourhood.beat_now()
             self.data.pump()
-            if self.settings.moves and self.states is not None:
+            if self.settings.moves and self.states is not None and not self._leaving.is_set():
                 self.moving.begin(self.states.fetched_bytes, self.states.state_bytes, self.settings.moved)
 
     async def _until_leaving_or_behind(self) -> None:

@@ -186,3 +186,40 @@ def test_a_peer_that_is_told_to_leave_on_its_way_to_another_stage_leaves():
         await swarm.close()
 
     run(story())
+
+
+def test_a_pause_that_comes_when_a_move_was_announced_does_not_become_the_move():
+    async def story() -> None:
+        swarm = Uneven()
+        swarm.speeds["c"] = 0.1
+        swarm.open()
+        swarm.begin({"a": 0, "b": 0, "c": 1, "d": 2}, moves=True)
+        await swarm.until(lambda: swarm.of("moving"), 90.0)
+        name = swarm.of("moving")[0].name
+        paused, worker = swarm.members[name], swarm.members[name].worker
+        worker.leave(60.0, "pausing")  # What waits for c takes longer than confirming a move.
+        await swarm.until(lambda: paused.task.done() or paused.worker is not worker, 90.0)
+        assert worker.goes_to is None
+        assert paused.task.done()
+        await swarm.close()
+
+    run(story())
+
+
+def test_a_peer_that_is_told_to_leave_before_it_is_in_step_decides_on_no_move_while_it_drains():
+    async def story() -> None:
+        swarm, begun = Uneven(), []
+        swarm.open()
+        swarm.begin({"a": 0, "b": 1, "c": 2}, moves=True)
+        await swarm.until(lambda: swarm.committed() > 20, 60.0)
+        swarm.begin({"d": 0}, moves=True)
+        told = swarm.members["d"]
+        await swarm.until(lambda: told.worker.update is not None, 30.0)
+        told.worker.moving.begin = lambda *known: begun.append(known)
+        told.worker.leave(60.0, "pausing")
+        await swarm.until(lambda: told.task.done(), 90.0)
+        assert swarm.of("in_step", "d")
+        assert not begun
+        await swarm.close()
+
+    run(story())
