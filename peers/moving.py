@@ -72,7 +72,7 @@ class Serves(Protocol):
 
 
 async def first_stage(presence: Presence, chance: Random, say: Say, never: frozenset[int]) -> int:
-    """The stage that needs a newcomer most, counting the peers that can be reached."""
+    """The stage that needs a newcomer most, counting the peers that are there."""
     return (await first_stages(presence, 1, chance, say, never))[0]
 
 
@@ -84,8 +84,8 @@ async def first_stages(
     manifest = presence.signed.manifest
     stages = len(manifest.stages)
     records = await _records(presence, stages) or {}
-    reached = await presence.reached(records)
-    seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in reached]
+    there = await presence.there(records, chance)
+    seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in there]
     rules = MoveRules(stage_work(manifest), never=never)
     chosen = choose_stages(view_of(seen, rules.work), rules, count, chance)
     counts = [sum(record.stage == number for _, record in seen) for number in range(stages)]

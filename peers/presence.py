@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from random import Random
 
 from peers.claims import Claims
 from peers.run_file import SignedManifest
@@ -22,7 +23,7 @@ FIRST_LOOK_SECONDS = 1.0
 """Peers that start together see one another's records about this late."""
 LOOK_SECONDS = 10.0
 MOST_ASKED = 32
-"""Peers of a stage that a newcomer tries to reach before it chooses: with as many there it is not thin."""
+"""Peers of a stage that a newcomer tries to reach before it chooses, and judges the rest of the stage by."""
 ANSWER_SECONDS = 3.0
 EARLY = 6
 EARLY_SECONDS = 10.0
@@ -49,18 +50,27 @@ class Presence:
         self.note = note
         self._news = asyncio.Event()
 
-    async def reached(self, records: Mapping[PeerId, SignedRecord]) -> set[PeerId]:
-        """Which of these peers answer, MOST_ASKED of each stage. A record outlives its peer."""
+    async def there(self, records: Mapping[PeerId, SignedRecord], chance: Random) -> set[PeerId]:
+        """Which of these peers to count: a record outlives its peer. MOST_ASKED of each stage are tried, and
+        of its others the same share is counted as answered."""
         stages: dict[int, list[PeerId]] = {}
         for peer, signed in records.items():
-            stages.setdefault(signed.record.stage, []).append(peer)
-        asked = [peer for peers in stages.values() for peer in peers[:MOST_ASKED]]
+            if peer != self.transport.peer:
+                stages.setdefault(signed.record.stage, []).append(peer)
+        found = await asyncio.gather(*(self._there(peers, records, chance) for peers in stages.values()))
+        return set().union(*found)
+
+    async def _there(
+        self, peers: list[PeerId], records: Mapping[PeerId, SignedRecord], chance: Random
+    ) -> list[PeerId]:
+        if len(peers) > MOST_ASKED:
+            peers = chance.sample(peers, len(peers))
+        asked, others = peers[:MOST_ASKED], peers[MOST_ASKED:]
         answers = await asyncio.gather(*(self._answers(peer, records[peer]) for peer in asked))
-        return {peer for peer, answered in zip(asked, answers, strict=True) if answered}
+        answered = [peer for peer, answer in zip(asked, answers, strict=True) if answer]
+        return answered + others[: round(len(others) * len(answered) / len(asked))]
 
     async def _answers(self, peer: PeerId, signed: SignedRecord) -> bool:
-        if peer == self.transport.peer:
-            return False
         try:
             link = await self.transport.open(peer, "group", ANSWER_SECONDS, signed.record.addresses)
         except WireError:
