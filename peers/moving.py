@@ -35,13 +35,7 @@ from swarmnet.mover import (
     Tick,
     Withdraw,
 )
-from swarmnet.moving import (
-    MoveRules,
-    Seen,
-    choose_stages,
-    stage_work,
-    view_of,
-)
+from swarmnet.moving import Seen, choose_stages, move_rules, view_of
 
 GUESSED_BYTES_PER_SECOND = 1_250_000
 """Until one was fetched: a home line's 10 Mbit/s, the slower direction of those the swarm is made for."""
@@ -86,8 +80,8 @@ async def first_stages(
     records = await _records(presence, stages) or {}
     there = await presence.there(records, chance)
     seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in there]
-    rules = MoveRules(stage_work(manifest), never=never)
-    chosen = choose_stages(view_of(seen, rules.work), rules, count, chance)
+    rules = move_rules(manifest, never)
+    chosen = choose_stages(view_of(seen, rules), rules, count, chance)
     counts = [sum(record.stage == number for _, record in seen) for number in range(stages)]
     now = ", ".join(f"stage {number}: {count}" for number, count in enumerate(counts))
     taken = f"stage {chosen[0]}, which has" if count == 1 else f"stages {named(chosen)}, which have"
@@ -116,7 +110,7 @@ class Moving:
         self.say = say
         self.moving_to = -1
         """Announced; -1: none."""
-        self.rules = MoveRules(stage_work(presence.signed.manifest), never=worker.settings.never)
+        self.rules = move_rules(presence.signed.manifest, worker.settings.never)
         self._clock = neighbourhood.clock
         self._created = self._clock.time()
         self._mover: Mover | None = None
@@ -190,7 +184,8 @@ class Moving:
 
     async def _look(self) -> None:
         """What the directory says of all stages, and what neighbours have said of themselves since."""
-        rate, manifest = _rate(self.worker.load().service_seconds), self.presence.signed.manifest
+        load, manifest = self.worker.load(), self.presence.signed.manifest
+        rate = _rate(load.service_seconds)
         if not self._announced_rate / CHANGED <= rate <= self._announced_rate * CHANGED:
             self._announced_rate = rate
             self.presence.announce_now()
@@ -205,8 +200,8 @@ class Moving:
                 and not membership.has_left(peer, signed.sequence)
             }
             seen.update(_linked(membership))
-            seen[membership.me] = Seen(self.worker.stage, rate, self.moving_to)
-            view = view_of(seen.items(), self.rules.work)
+            seen[membership.me] = Seen(self.worker.stage, rate, self.moving_to, round=load.round)
+            view = view_of(seen.items(), self.rules)
             self.note("looked", capacities=[round(capacity, 3) for capacity in view.capacities], rate=rate)
         self._feed(Looked(view, rate))
 
@@ -223,7 +218,8 @@ def _lost(membership: Membership, peer: PeerId, stage: int) -> bool:
 def _linked(membership: Membership) -> Iterable[tuple[PeerId, Seen]]:
     for peer, known in membership.peers.items():
         if known.linked:
-            yield peer, Seen(known.stage, _rate(known.service_seconds), known.moving_to)
+            rate = _rate(known.service_seconds)
+            yield peer, Seen(known.stage, rate, known.moving_to, round=known.round)
 
 
 def _rate(service_seconds: float) -> float:
@@ -235,7 +231,7 @@ def _seen(signed: SignedRecord, manifest: Manifest, now: float) -> Seen:
     tokens = manifest.data.sequence_tokens * manifest.data.microbatch_sequences
     record = signed.record
     age = max(0.0, now - signed.sequence / 1e6)
-    return Seen(record.stage, record.tokens_per_second / tokens, record.moving_to, age)
+    return Seen(record.stage, record.tokens_per_second / tokens, record.moving_to, age, record.round)
 
 
 async def _records(presence: Presence, stages: int) -> dict[PeerId, SignedRecord] | None:

@@ -1,15 +1,16 @@
 """Which stage a peer serves: a newcomer's choice, and moving from the least loaded stage to the most loaded.
 
 SWARM's rebalancing (arXiv:2301.11913, section 3.2) compares queue lengths and moves one peer each period.
-Every microbatch passes every stage, so the stage with the longest queue is the one with the least *capacity*,
-the sum of what its peers can do per second. Capacity is what decides here: unlike a queue it does not end at
-a number of slots, it says how many peers a stage lacks, and so several may move at once without overshoot.
+The stage with the longest queue is the one with the least *capacity*: how many of the run's microbatches its
+peers can carry together. Capacity is what decides here: unlike a queue it does not end at a number of slots,
+it says how many peers a stage lacks, and so several may move at once without overshoot. Where microbatches
+leave stages out, a stage is visited by a share of them, and so carries more of the run's.
 
 One peer sees only what others publish, some time ago (`View`). It announces that it would move, waits, looks
 again, and goes if that is still right when everybody who announced goes as well, in an order that all compute
 alike. Before it leaves, a peer of its stage that stays must have shown that it knows (`GroupBeat`): of peers
 that leave together, the last to announce finds none that stays, so a move never empties a stage.
-Times in seconds on the caller's clock, capacities in microbatches per second.
+Times in seconds on the caller's clock, capacities in microbatches of the run per second.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from statistics import median
+from statistics import median, median_high
 
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Manifest
+from swarmnet.paths import Rules
 
 PERIOD_SECONDS_PER_PEER = 0.75
 """Looking costs a peer all records of the run; at 400 peers this is the 300 s that SWARM recommends. Fewer
@@ -41,7 +43,8 @@ FASTEST = 16.0
 
 @dataclass(frozen=True, slots=True)
 class MoveRules:
-    """How eager peers are to move. `work`: compute of one microbatch at each stage, in any unit."""
+    """How eager peers are to move. `work`: compute of one microbatch at each stage that it visits, in any
+    unit."""
 
     work: tuple[float, ...]
     margin: float = 0.25
@@ -66,6 +69,8 @@ class MoveRules:
     download takes of it is lost."""
     never: frozenset[int] = frozenset()
     """Stages that this peer cannot serve: it goes to none of them."""
+    paths: Rules | None = None
+    """Which stages microbatches may leave out; None: none."""
 
     def cool_down(self, download_seconds: float, moved: int) -> float:
         """For a peer whose download took so long, and that has moved so often."""
@@ -79,10 +84,12 @@ class Seen:
     stage: int
     """That it serves, or fetches in order to serve."""
     rate: float
-    """Microbatches per second at that stage; 0: not measured yet."""
+    """Microbatches that visit it, per second at that stage; 0: not measured yet."""
     moving_to: int = -1
     age_seconds: float = 0.0
     """Since it was signed."""
+    round: int = 0
+    """Of its stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +114,21 @@ class View:
     peers: int = 0
     usual: float = 0.0
     """Median speed, in units of work per second."""
+    shares: tuple[float, ...] = ()
+    """Of the run's microbatches, how many visit each stage; empty: all visit all."""
+
+    def needs(self, rules: MoveRules) -> tuple[float, ...]:
+        """Compute of one microbatch of the run at each stage, in the unit of `rules.work`: on average, over
+        those that visit it and those that leave it out."""
+        if not self.shares:
+            return rules.work
+        return tuple(work * share for work, share in zip(rules.work, self.shares, strict=True))
 
 
-def view_of(seen: Iterable[tuple[PeerId, Seen]], work: Sequence[float]) -> View:
+def view_of(seen: Iterable[tuple[PeerId, Seen]], rules: MoveRules) -> View:
     """The stages' capacities by the fresh records. A peer that has measured nothing yet counts as the median
     one, and none for more than FASTEST of it."""
+    work = rules.work
     peers = [
         (peer, record)
         for peer, record in seen
@@ -119,28 +136,40 @@ def view_of(seen: Iterable[tuple[PeerId, Seen]], work: Sequence[float]) -> View:
     ]
     speeds = [record.rate * work[record.stage] for _, record in peers if record.rate > 0]
     usual = median(speeds) if speeds else 1.0
-    capacities, intents = [0.0] * len(work), []
+    known = View((), (), len(peers), usual, _shares([record for _, record in peers], rules.paths))
+    needs, capacities, intents = known.needs(rules), [0.0] * len(work), []
     for peer, record in peers:
         speed = min(record.rate * work[record.stage] or usual, FASTEST * usual)
-        capacities[record.stage] += speed / work[record.stage]
+        capacities[record.stage] += speed / needs[record.stage]
         if 0 <= record.moving_to < len(work) and record.moving_to != record.stage:
-            leaves, brings = speed / work[record.stage], speed / work[record.moving_to]
+            leaves, brings = speed / needs[record.stage], speed / needs[record.moving_to]
             intents.append(Intent(peer, record.stage, record.moving_to, leaves, brings))
-    return View(tuple(capacities), tuple(intents), len(peers), usual)
+    return replace(known, capacities=tuple(capacities), intents=tuple(intents))
+
+
+def _shares(seen: Iterable[Seen], paths: Rules | None) -> tuple[float, ...]:
+    """Where microbatches begin, the round says how much they leave out. Who has measured nothing may not be
+    in step yet. By the manifest and not by what peers were given: a poor stage is gone around, and would
+    look as if it needed nobody."""
+    if paths is None:
+        return ()
+    rounds = [record.round for record in seen if record.stage == 0 and record.rate > 0]
+    round = median_high(rounds) if rounds else 0
+    return tuple(paths.visit_share(stage, round) for stage in range(paths.stages))
 
 
 def worthwhile(
-    capacities: Sequence[float], intent: Intent, rules: MoveRules, download_seconds: float, usual: float
+    capacities: Sequence[float], intent: Intent, rules: MoveRules, download_seconds: float, one: float
 ) -> bool:
     """Whether the poorer of the two stages is clearly better off after the move than before it. A stage that
-    has nobody stops the whole swarm: whoever leaves somebody behind is welcome there."""
+    has nobody stops the whole swarm: whoever leaves somebody behind is welcome there. `one`: what a usual
+    peer would bring."""
     before = capacities[intent.target]
     if before <= 0:
         return intent.brings > 0 and capacities[intent.source] - intent.leaves > LEFT_BEHIND * intent.leaves
     brings = intent.brings * max(0.0, 1.0 - download_seconds / rules.horizon_seconds)
     after = min(capacities[intent.source] - intent.leaves, before + brings)
     uneven = capacities[intent.source] >= (1 + rules.slack) * before
-    one = usual / rules.work[intent.target]
     least = min(rules.margin * max(intent.brings, one), rules.enough * max(before, one))
     return uneven and after - before >= least
 
@@ -150,9 +179,10 @@ def carried_out(
 ) -> tuple[list[float], frozenset[PeerId]]:
     """The capacities after the announced moves, and who goes: one after another in an order that follows from
     the names, each if it is still worthwhile then."""
-    capacities, going = list(view.capacities), set()
+    capacities, going, needs = list(view.capacities), set(), view.needs(rules)
     for intent in sorted(view.intents, key=_rank):
-        if worthwhile(capacities, intent, rules, download_seconds, view.usual):
+        one = view.usual / needs[intent.target]
+        if worthwhile(capacities, intent, rules, download_seconds, one):
             capacities[intent.source] -= intent.leaves
             capacities[intent.target] += intent.brings
             going.add(intent.peer)
@@ -202,17 +232,20 @@ def choose_move(
     stay. `rate`: what it does here, microbatches per second; 0: not measured yet."""
     others = replace(view, intents=tuple(intent for intent in view.intents if intent.peer != me))
     capacities, _ = carried_out(others, rules, download_seconds)
+    needs, speed = view.needs(rules), rate * rules.work[stage]
     if rate <= 0:
         if min(capacities) > 0:
             return None  # It will have measured soon.
-        rate = view.usual / rules.work[stage]  # While a stage has nobody, nobody measures anything.
+        speed = view.usual  # While a stage has nobody, nobody measures anything.
     if view.usual > 0:
-        rate = min(rate, FASTEST * view.usual / rules.work[stage])  # As it is counted.
-    if min(capacities) > 0 and capacities[stage] + rate < max(capacities):
+        speed = min(speed, FASTEST * view.usual)  # As it is counted.
+    leaves = speed / needs[stage]
+    if min(capacities) > 0 and capacities[stage] + leaves < max(capacities):
         return None  # Whoever is at the richest stage goes first, or peers would move twice.
     target = chance.choice(_poorest(capacities, rules.never))
-    intent = Intent(me, stage, target, rate, rate * rules.work[stage] / rules.work[target])
-    if target == stage or not worthwhile(capacities, intent, rules, download_seconds, view.usual):
+    intent = Intent(me, stage, target, leaves, speed / needs[target])
+    one = view.usual / needs[target]
+    if target == stage or not worthwhile(capacities, intent, rules, download_seconds, one):
         return None
     return intent
 
@@ -220,6 +253,11 @@ def choose_move(
 def period_seconds(peers: int) -> float:
     """How often a peer of a swarm of so many looks."""
     return min(LONGEST_PERIOD_SECONDS, max(SHORTEST_PERIOD_SECONDS, PERIOD_SECONDS_PER_PEER * peers))
+
+
+def move_rules(manifest: Manifest, never: frozenset[int] = frozenset()) -> MoveRules:
+    """Those of a run, for a peer that cannot serve the stages in `never`."""
+    return MoveRules(stage_work(manifest), never=never, paths=manifest.path_rules())
 
 
 def stage_work(manifest: Manifest) -> tuple[float, ...]:

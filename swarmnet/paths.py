@@ -62,6 +62,12 @@ class Rules:
         dropping, arXiv:2010.13369; measured in docs/decisions/0016-whole-first.md)."""
         return self.stages if round < self.whole_rounds else self.shortest
 
+    def visit_share(self, stage: int, round: int) -> float:
+        """Of the microbatches that start in this round of the first stage, how many visit `stage`, if all
+        between the first and the last stage are visited alike."""
+        middle = 0 < stage < self.last
+        return (self.length(round) - 2) / (self.stages - 2) if middle else 1.0
+
     def branch_scale(self, stage: int, visited: int) -> float:
         """What the layers of a stage count for on a path of so many stages, at most 1; for the first and the
         last stage always 1. The same in training and in use.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
-from swarm import sign, tiny_manifest
+from swarm import TINY_MODEL, sign, tiny_manifest
 
 from peers.moving import first_stage
 from peers.presence import MOST_ASKED, Presence
@@ -19,6 +20,7 @@ from protocols.identity import Identity
 from protocols.messages import PeerRecord
 from protocols.records import seal_record
 from swarmnet.identifiers import PeerId, RunId
+from swarmnet.manifest import Paths
 
 SIGNED = sign(tiny_manifest())
 ROUND = 7
@@ -88,3 +90,12 @@ async def test_what_a_newcomer_has_announced_before_counts_for_nobody():
     swarm.records[1][ME.peer_id] = swarm.record(ME, 1)
     assert await swarm.chosen(1) == (1, [2, 1, 2])
     assert ME.peer_id not in swarm.asked
+
+
+@pytest.mark.parametrize(("whole_rounds", "thin"), [(0, 0), (ROUND, 0), (ROUND + 1, 3)])
+async def test_stages_that_microbatches_leave_out_need_fewer_peers_once_they_do(whole_rounds, thin):
+    manifest = tiny_manifest(
+        (1,) * 6, model=replace(TINY_MODEL, layers=6), paths=Paths(1 / 3, whole_rounds=whole_rounds)
+    )
+    swarm = Swarm(listed=(5, 4, 4, 3, 4, 9), dead=(0,) * 6, signed=sign(manifest))
+    assert (await swarm.chosen(1))[0] == thin

@@ -103,8 +103,8 @@ def test_among_few_peers_an_eighth_more_for_the_poorest_stage_is_worth_a_move():
     rules = MoveRules((2.0, 2.0, 1.36))
     move = Intent(ME, 1, 2, leaves=1 / 2, brings=1 / 1.36)
     few = (3 / 2, 3 / 2, 1.2 / 1.36)  # One of the last stage is gone, another five times as slow.
-    assert worthwhile(few, move, rules, 0.0, usual=1.0)
-    assert not worthwhile((3 / 2, 3 / 2, 1.25 / 1.36), move, rules, 0.0, usual=1.0)
+    assert worthwhile(few, move, rules, 0.0, one=1 / 1.36)
+    assert not worthwhile((3 / 2, 3 / 2, 1.25 / 1.36), move, rules, 0.0, one=1 / 1.36)
 
 
 def test_what_a_peer_brings_follows_from_the_work_of_the_stage():
@@ -189,13 +189,13 @@ def test_announced_moves_never_make_the_poorest_stage_poorer(before, announced):
 def test_capacities_are_what_the_fresh_records_add_up_to():
     seen = {"a": Seen(0, 2.0), "b": Seen(0, 4.0, moving_to=1), "c": Seen(1, 3.0), "d": Seen(9, 1.0)}
     seen["old"] = Seen(1, 5.0, age_seconds=FRESH_SECONDS + 1)
-    view = view_of(((PeerId(name), record) for name, record in seen.items()), (1.0, 2.0))
+    view = view_of(((PeerId(name), record) for name, record in seen.items()), MoveRules((1.0, 2.0)))
     assert view == View((6.0, 3.0), (Intent(PeerId("b"), 0, 1, 4.0, 2.0),), 3, usual=4.0)
 
 
 def test_a_peer_that_has_measured_nothing_counts_as_the_usual_one_and_a_liar_for_a_few():
     peers = [Seen(0, 2.0)] * 5 + [Seen(1, 0.0), Seen(2, 1e30)]
-    view = view_of(((PeerId(str(number)), record) for number, record in enumerate(peers)), (1.0,) * 3)
+    view = view_of(((PeerId(str(number)), record) for number, record in enumerate(peers)), EQUAL)
     assert view.capacities == (10.0, 2.0, 2.0 * FASTEST)
 
 
@@ -204,7 +204,7 @@ seen = st.builds(Seen, st.integers(-3, 9), st.floats(0, 1e300), st.integers(-3, 
 
 @given(st.lists(seen, max_size=8))
 def test_no_records_whatever_they_say_make_it_fall(records):
-    view = view_of(((PeerId(str(number)), record) for number, record in enumerate(records)), EQUAL.work)
+    view = view_of(((PeerId(str(number)), record) for number, record in enumerate(records)), EQUAL)
     assert choose_stage(view, EQUAL, Random(1)) in range(3)
     for here in range(3):
         assert wish(view, here) is None or wish(view, here).target != here

@@ -5,12 +5,13 @@ import re
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
 from observed import NOON, Crowd, record
 from prometheus_client.parser import text_string_to_metric_families
-from swarm import sign, tiny_manifest
+from swarm import TINY_MODEL, sign, tiny_manifest
 
 from peers.config.peer_file import PeerFile
 from peers.errors import UserError
@@ -22,6 +23,7 @@ from peers.observer.orders import Ordered, Pause
 from peers.observer.pages import pages
 from peers.observer.picture import STATES, draw
 from peers.observer.sightings import Sightings
+from swarmnet.manifest import Paths
 from swarmnet.orders import Order
 
 SIGNED = sign(tiny_manifest((1, 1, 1)))
@@ -62,6 +64,18 @@ def test_six_peers_in_three_stages_and_the_one_that_a_newcomer_would_take():
     assert picture.stages[2].states == {**dict.fromkeys(STATES, 0), "training": 1, "joining": 1}
     assert picture.weakest == 2
     assert (picture.round, picture.settled, picture.loss, picture.peers) == (100, 95, 4.0, 6)
+
+
+def test_in_a_run_that_skips_the_first_stage_can_be_the_weakest_of_more_peers():
+    model, paths = replace(TINY_MODEL, layers=6), Paths(1 / 3, whole_rounds=100)
+    manifest = tiny_manifest((1,) * 6, model=model, paths=paths)
+    held = [stage for stage, peers in enumerate((3, 2, 2, 2, 2, 6)) for _ in range(peers)]
+    for reached, weakest in ((100, {0}), (99, {1, 2, 3, 4})):
+        sightings = Sightings(6)
+        for number, stage in enumerate(held):
+            sightings.recorded(record(f"peer-{number}", stage, round=reached), NOON)
+            sightings.answered(f"peer-{number}", NOON)
+        assert draw(sightings, sign(manifest), NOON).weakest in weakest
 
 
 def test_a_stage_that_lost_a_peer_is_thinner_and_the_weakest():

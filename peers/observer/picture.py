@@ -199,11 +199,12 @@ def _weakest(here: Sequence[Sighting], signed: SignedManifest, now: float) -> in
         if state_of(known) in HOLDING:
             record, age = known.record, max(0.0, now - known.signed_at)
             rate = record.tokens_per_second / tokens
-            seen.append((PeerId(record.peer), moving.Seen(record.stage, rate, record.moving_to, age)))
+            counted = moving.Seen(record.stage, rate, record.moving_to, age, record.round)
+            seen.append((PeerId(record.peer), counted))
     if not seen:
         return None
-    rules = moving.MoveRules(moving.stage_work(signed.manifest))
-    return moving.choose_stage(moving.view_of(seen, rules.work), rules, Random(0))
+    rules = moving.move_rules(signed.manifest)
+    return moving.choose_stage(moving.view_of(seen, rules), rules, Random(0))
 
 
 def _checkpoint(peers: Iterable[Sighting], stages: int, now: float) -> Checkpoint | None:
