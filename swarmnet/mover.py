@@ -24,6 +24,9 @@ STARVING_SECONDS = (1.0, 5.0)
 PATIENT_STARVING_SECONDS = (10.0, 20.0)
 """The same for who is in its cool-down: announcing takes the others 6 s and more. If nobody goes, everybody
 stands still until the cool-down is over (seen: 60 s)."""
+LOOKS_IN_VAIN = 3
+"""After each so many in a row one richer stage more is not waited for: its peers may be told to stay. Whoever
+may go has mostly gone by then: all peers look about as often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,8 @@ class Mover:
     _due: float = 0.0
     _period: float = LONGEST_PERIOD_SECONDS
     _staying: set[PeerId] = field(default_factory=set)
+    _in_vain: int = 0
+    """Looks in a row at which nothing was in the way of a move but that peers of richer stages go first."""
 
     def __post_init__(self) -> None:
         arrived = self.rests_until if self.arrived is None else self.arrived
@@ -162,9 +167,7 @@ class Mover:
         self._period = period_seconds(view.peers)
         if self.phase == "checking":
             return self._check(view, now)
-        self.intent = choose_move(
-            view, self.me, self.stage, rate, self.rules, self.download_seconds, self.chance
-        )
+        self.intent = self._choose(view, rate)
         if self.intent is not None and now < self.rests_until and view.capacities[self.intent.target] > 0:
             self.intent = None  # A cool-down is cut short for nothing but an empty stage.
         if self.intent is None:
@@ -175,6 +178,20 @@ class Mover:
         self.phase, self._due = "announced", now + self.chance.uniform(*self.rules.recheck_seconds)
         self._staying.clear()
         return [AnnounceMove(self.intent.target)]
+
+    def _choose(self, view: View, rate: float) -> Intent | None:
+        def passing_over(stages: int) -> Intent | None:
+            return choose_move(
+                view, self.me, self.stage, rate, self.rules, self.download_seconds, self.chance, stages
+            )
+
+        intent = passing_over(0)
+        if intent is not None or passing_over(len(view.capacities)) is None:
+            self._in_vain = 0
+            return intent
+        intent = passing_over(self._in_vain // LOOKS_IN_VAIN)
+        self._in_vain += 1
+        return intent
 
     def _check(self, view: View, now: float) -> list[MoveEffect]:
         """Everybody who announced before is in sight now."""

@@ -226,10 +226,12 @@ def _poorest(capacities: Sequence[float], never: frozenset[int]) -> list[int]:
 
 
 def choose_move(
-    view: View, me: PeerId, stage: int, rate: float, rules: MoveRules, download_seconds: float, chance: Random
-) -> Intent | None:
+    view: View, me: PeerId, stage: int, rate: float, rules: MoveRules, download_seconds: float,
+    chance: Random, passed_over: int = 0,
+) -> Intent | None:  # fmt: skip
     """The move that this peer should announce, from one of the richest stages to one of the poorest; None:
-    stay. `rate`: what it does here, microbatches per second; 0: not measured yet."""
+    stay. `rate`: what it does here, microbatches per second; 0: not measured yet. `passed_over`: so many
+    richer stages are not waited for."""
     others = replace(view, intents=tuple(intent for intent in view.intents if intent.peer != me))
     capacities, _ = carried_out(others, rules, download_seconds)
     needs, speed = view.needs(rules), rate * rules.work[stage]
@@ -240,7 +242,8 @@ def choose_move(
     if view.usual > 0:
         speed = min(speed, FASTEST * view.usual)  # As it is counted.
     leaves = speed / needs[stage]
-    if min(capacities) > 0 and capacities[stage] + leaves < max(capacities):
+    richer = sum(capacity > capacities[stage] + leaves for capacity in capacities)
+    if min(capacities) > 0 and richer > passed_over:
         return None  # Whoever is at the richest stage goes first, or peers would move twice.
     target = chance.choice(_poorest(capacities, rules.never))
     intent = Intent(me, stage, target, leaves, speed / needs[target])

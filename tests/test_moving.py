@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
 from swarmnet.mover import (
+    LOOKS_IN_VAIN,
     PATIENT_STARVING_SECONDS,
     STARVING_SECONDS,
     AnnounceMove,
@@ -283,6 +284,37 @@ def test_when_others_move_first_the_announcement_is_withdrawn():
     (withdrawn,) = machine.handle(Looked(View((5.0, 4.0, 5.0)), 1.0), now)
     assert isinstance(withdrawn, Withdraw)
     assert machine.next_deadline() > now + 10.0, "and it does not try again at once"
+
+
+def looks(machine: Mover, *views: View) -> list[int]:
+    """Which of these looks, one after another, made it announce a move."""
+    announced = []
+    for number, view in enumerate(views):
+        now = machine.next_deadline()
+        assert machine.handle(Tick(), now) == [Look()]
+        if machine.handle(Looked(view, 1.0), now):
+            announced.append(number)
+            machine.handle(Tick(), machine.next_deadline())
+            machine.handle(Looked(None, 1.0), machine.next_deadline())  # It withdraws.
+    return announced
+
+
+def test_a_richest_stage_that_nobody_leaves_does_not_hold_up_the_others_for_ever():
+    stuck = View((6.0, 3.0, 9.0))
+    assert looks(mover(), *[stuck] * LOOKS_IN_VAIN) == []
+    assert looks(mover(), *[stuck] * (LOOKS_IN_VAIN + 2)) == [LOOKS_IN_VAIN, LOOKS_IN_VAIN + 1]
+
+
+def test_only_looks_in_a_row_count_at_which_nothing_else_was_in_the_way():
+    stuck, even = View((6.0, 3.0, 9.0)), View((3.5, 3.0, 9.0))
+    assert looks(mover(), *[stuck] * 2, even, *[stuck] * LOOKS_IN_VAIN) == []
+    assert looks(mover(), *[even] * 9) == []
+
+
+def test_of_the_stages_below_one_that_nobody_leaves_the_richest_is_the_first_to_be_left():
+    stuck = View((6.0, 3.0, 9.0, 12.0))
+    machine = Mover(ME, 0, MoveRules((1.0,) * 4), Random(1), 0.0, 10.0)
+    assert looks(machine, *[stuck] * (2 * LOOKS_IN_VAIN + 1)) == [2 * LOOKS_IN_VAIN]
 
 
 def test_a_cool_down_ends_early_for_a_stage_that_is_gone_and_for_nothing_else():
