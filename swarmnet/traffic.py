@@ -13,6 +13,8 @@ from swarmnet.parameters import parameter_shapes
 CHUNK = 4096
 """Coefficients that the votes of a contribution are counted by (swarmnet/votes.py)."""
 MONTH_SECONDS = 30 * 86400
+SHORTEST_SECONDS = 1e-3
+"""Of a round: no group goes on faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,28 @@ def traffic_of(manifest: Manifest, stage: int, tokens_per_second: float, group: 
     gradient = encoded_bytes(manifest.hidden_shape, manifest.hidden_codec) / manifest.microbatch_tokens
     activation = gradient + LABEL_BYTES
     above, below = stage > 0, stage < len(manifest.stages) - 1
-    rounds_per_second = tokens_per_second * group / manifest.rounds.target_tokens
-    gossip = contribution_bytes(manifest, stage) * rounds_per_second * (group - 1)
+    each = contributions_per_second(manifest, tokens_per_second * group, group) / group
+    gossip = contribution_bytes(manifest, stage) * each * (group - 1)
     return Traffic(
         tokens_per_second * (activation * below + gradient * above) + gossip,
         tokens_per_second * (activation * above + gradient * below) + gossip,
     )
+
+
+def rounds_per_second(manifest: Manifest, tokens_per_second: float) -> float:
+    """Of a group that commits so many tokens per second. A round has the tokens that it is meant to, at least
+    a microbatch, or fewer once its time is up."""
+    rounds, microbatch = manifest.rounds, manifest.microbatch_tokens
+    by_tokens = tokens_per_second / max(rounds.target_tokens, microbatch)
+    by_time = 1 / max(rounds.longest_seconds, SHORTEST_SECONDS)
+    return min(max(by_tokens, by_time), tokens_per_second / microbatch)
+
+
+def contributions_per_second(manifest: Manifest, tokens_per_second: float, group: int) -> float:
+    """That a group makes which commits so many tokens per second: one per peer and round at most, and none by
+    a peer that had no microbatch in the round."""
+    microbatches = tokens_per_second / manifest.microbatch_tokens
+    return min(group * rounds_per_second(manifest, tokens_per_second), microbatches)
 
 
 def contribution_bytes(manifest: Manifest, stage: int) -> float:
