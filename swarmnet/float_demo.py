@@ -4,6 +4,10 @@ The baseline that `demo-votes` is measured against, behind the same door. Bit-eq
 values are added elementwise in the order of peer ids, and the mean, rounded to 20 bits below the largest
 of its chunk, goes through the exact integer inverse. Only its sign becomes the step.
 
+The paper's senders all have equally many tokens. Here a gradient enters the momentum by its share of the
+round's tokens, so that the merge is the mean over tokens; values need no count beside them that could lie,
+and stay within the clip, which is what a whole round of tokens may say.
+
 Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them, B bits of a chunk's index code.
 """
 
@@ -38,6 +42,7 @@ class FloatMethod:
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
         self._sync, self._run_id, self._layout, self._device = sync, manifest.run_id(), layout, device
+        self._target_tokens = manifest.rounds.target_tokens
         self._transforms = [transform_of(sync.transform, plane.chunk, device) for plane in layout.planes]
         self._selections = [selection_of(sync.selection, plane.chunk, sync.kept) for plane in layout.planes]
         self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
@@ -56,7 +61,8 @@ class FloatMethod:
         return self._momentum.norm()
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
-        self._momentum.accumulate(gradient, tokens)
+        # Who did twice the tokens says twice as much, in this round and in what is sent later of it.
+        self._momentum.accumulate(gradient, tokens, tokens / self._target_tokens)
         taken = self._momentum.take(self._selections, round, self.seed(round, peer))
         parts = []
         for selection, sent in zip(self._selections, taken, strict=True):

@@ -64,13 +64,14 @@ class Momentum:
         """Views [C, N] of the coefficients, one per plane."""
         return [plane_of(self._flat, plane) for plane in self._layout.planes]
 
-    def accumulate(self, gradient: Tensor, tokens: int) -> None:
+    def accumulate(self, gradient: Tensor, tokens: int, weight: float = 1.0) -> None:
         """Take in a gradient: float32 [layout.size], summed over `tokens` tokens, zero in the padding.
 
         The mean gradient of each block is clipped to the 2-norm `clip`; blocks and not the whole, because
-        a stage does not see the whole. GradientError if it is not finite or `tokens` is not positive.
+        a stage does not see the whole; then it counts `weight` times, at most once. GradientError if it is
+        not finite or `tokens` is not positive.
         """
-        gains = self._gains(gradient, tokens)
+        gains = self._gains(gradient, tokens) * min(1.0, weight)
         for index, (plane, momentum_CN) in enumerate(zip(self._layout.planes, self.planes(), strict=True)):
             gains_C1 = gains[self._block_of_chunk[index]][:, None]
             tiles = zip(

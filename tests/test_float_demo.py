@@ -37,6 +37,37 @@ def test_the_float_mean_is_over_the_senders_of_a_coefficient():
     assert (tally.step() < 0).all()
 
 
+@pytest.mark.parametrize("tokens", [(600, 200, 200), (100, 100, 100)])
+def test_values_weigh_by_the_tokens_that_they_are_of(tokens):
+    """A mean gradient of 1 over the first peer's tokens, of -1 over the others': the tokens decide."""
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    settings_ = manifest(selection="group", transform="identity", kept=4096, clip=1e4)
+    tally = method_of(settings_, layout).tally(0)
+    for peer, sign, count in zip(PEERS, (1.0, -1.0, -1.0), tokens, strict=True):
+        gradient = torch.full((layout.size,), sign * count)
+        tally.add(peer, method_of(settings_, layout).contribute(gradient, count, 0, peer))
+    assert (torch.sign(tally.step()) == (-1 if tokens[0] > sum(tokens[1:]) else 1)).all()
+
+
+def test_a_round_that_was_thin_weighs_little_in_what_is_sent_later():
+    """One token of a gradient of 3, then a thousand of -1: what is kept of both follows the tokens, too."""
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    method = method_of(manifest(selection="group", transform="identity", kept=128, clip=1e4), layout)
+    method.contribute(torch.full((layout.size,), 3.0), 1, 0, PEERS[0])
+    method.contribute(torch.full((layout.size,), -1000.0), 1000, 1, PEERS[0])
+    assert (method._momentum.signs(2) == -1).sum() == 4096 - 128, "all but what was just sent"
+
+
+def test_more_tokens_than_a_round_has_are_no_more_than_a_round():
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    settings_ = manifest(selection="group", transform="identity", kept=4096, clip=0.5, momentum=0.0)
+    method = method_of(settings_, layout)
+    count = 5 * settings_.rounds.target_tokens
+    one_number = torch.zeros(layout.size)
+    one_number[0] = 10.0 * count
+    method.check(method.contribute(one_number, count, 0, PEERS[0]))
+
+
 def test_a_coefficient_weighs_by_its_mean_and_not_by_its_number_of_senders():
     layout = layout_of({"model.norm.weight": (64,)})
     method = method_of(manifest(transform="hadamard"), layout)
