@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from peers.capacity import bound
 from peers.capacity.events import Events
+from peers.capacity.layout import Layout, PeerSpec, Work
 from peers.capacity.plan import (
     BACKWARD_RATIO,
     JOIN_SECONDS,
@@ -23,7 +24,7 @@ from peers.capacity.report import render
 from peers.capacity.routing import HEADER, RULES, bench, draw, play
 from peers.capacity.routing import render as row
 from peers.capacity.speeds import MEGABIT, peer_classes
-from peers.capacity.swarm import Layout, PeerSpec, Swarm, Work
+from peers.capacity.swarm import Swarm
 from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Manifest, ModelShape

@@ -20,8 +20,9 @@ from random import Random
 import torch
 
 from peers.capacity import bound
+from peers.capacity.layout import Layout, PeerSpec, Work
 from peers.capacity.speeds import PeerClass
-from peers.capacity.swarm import Layout, PeerSpec, Swarm, Work
+from peers.capacity.swarm import Swarm
 from peers.demo.report import contribution_bytes
 from peers.errors import UserError
 from protocols.frames import wire_bytes

@@ -20,8 +20,9 @@ from random import Random
 from statistics import mean
 
 from peers.capacity import bound
+from peers.capacity.layout import Layout, PeerSpec, Work
 from peers.capacity.rules import LatencyRouter, RandomRouter
-from peers.capacity.swarm import Layout, PeerSpec, Swarm, Work
+from peers.capacity.swarm import Swarm
 from peers.parallel import pool
 from swarmnet.router import Router
 

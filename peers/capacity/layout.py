@@ -1,0 +1,95 @@
+"""A swarm to be simulated, as data: what each peer has to give, who knows whom, and what lies between them.
+
+Times in seconds, sizes in bytes, speeds in bytes per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from swarmnet.paths import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSpec:
+    """What one peer has to give."""
+
+    stage: int
+    forward_seconds: float
+    """Compute of a microbatch's forward; backward takes `Work.backward_ratio` times as long."""
+    up: float = inf
+    down: float = inf
+    slots: int = 32
+    in_flight: int = 64
+    """Microbatches of its own; for peers of the first stage."""
+    window: int | None = None
+    """So many are kept under way all the time; None: `Flow` decides."""
+    machine: int = -1
+    """Peers of one machine share its cores; -1: has its own."""
+    region: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a microbatch costs, the same for all stages but for the peers' speeds."""
+
+    body_bytes: int
+    """Hidden states, and as much again for their gradient."""
+    backward_ratio: float = 2.0
+    scatter: float = 0.1
+    """Compute times are drawn evenly from +- this share of their mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A swarm to be simulated."""
+
+    peers: tuple[PeerSpec, ...]
+    latency: Callable[[int, int], float]
+    """One way, between two peers by their numbers."""
+    work: Work
+    below: tuple[tuple[int, ...], ...] | None = None
+    """Peers of the stages within reach ahead that each peer knows; None: all."""
+    cores: int = 0
+    """Of each machine that several peers share."""
+    rules: Rules | None = None
+    """Which stages microbatches may leave out; None: each visits all, in order."""
+    connection: Callable[[int, int], float] | None = None
+    """What one connection between two peers carries at most; None: what their lines do."""
+
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        count = 1 + max(peer.stage for peer in self.peers)
+        found: list[list[int]] = [[] for _ in range(count)]
+        for number, peer in enumerate(self.peers):
+            found[peer.stage].append(number)
+        return tuple(tuple(numbers) for numbers in found)
+
+    @property
+    def reach(self) -> int:
+        """Stages between neighbours on a way."""
+        return 1 if self.rules is None else self.rules.reach
+
+    def known_below(self) -> tuple[tuple[int, ...], ...]:
+        if self.below is not None:
+            return self.below
+        stages = self.stages()
+        return tuple(
+            tuple(number for stage in stages[peer.stage + 1 :][: self.reach] for number in stage)
+            for peer in self.peers
+        )
+
+    def capacity(self) -> tuple[float, ...]:
+        """Microbatches per second of each peer alone: its compute, or its line if that takes longer.
+
+        A peer in the middle sends and receives two bodies per microbatch, one at the ends one.
+        """
+        last = max(peer.stage for peer in self.peers)
+        rates = []
+        for peer in self.peers:
+            compute = peer.forward_seconds * (1 + self.work.backward_ratio)
+            bodies = (peer.stage > 0) + (peer.stage < last)
+            line = bodies * self.work.body_bytes / min(peer.up, peer.down)
+            rates.append(1.0 / max(compute, line))
+        return tuple(rates)
