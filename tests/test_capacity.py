@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from random import Random
-from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -12,20 +11,9 @@ from hypothesis import strategies as st
 from peers.capacity import bound
 from peers.capacity.events import Events
 from peers.capacity.layout import Layout, PeerSpec, Work
-from peers.capacity.plan import (
-    BACKWARD_RATIO,
-    JOIN_SECONDS,
-    Question,
-    plan,
-    stage_shares,
-    thinnest_share,
-)
-from peers.capacity.report import render
 from peers.capacity.routing import HEADER, RULES, bench, draw, play
 from peers.capacity.routing import render as row
-from peers.capacity.speeds import MEGABIT, peer_classes
 from peers.capacity.swarm import Swarm
-from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Manifest, ModelShape
 from swarmnet.router import Router
@@ -145,102 +133,6 @@ def test_routing_comes_near_the_maximum_flow_and_nearer_than_other_rules():
     assert sum(shares[OURS][:8]) / 8 > mean[REFERENCE] > mean[RANDOM]
     assert max(shares[OURS]) < 1.05, "more than the bound would be a fault of the simulator"
     assert len(row(OURS, table[OURS])) >= len(HEADER) - 5
-
-
-def test_classes_of_peers_are_read_and_wrong_ones_named():
-    assert [one.count for one in peer_classes("3x200tps, 1x2.5ktps@1000/500,2")] == [3, 1, 2]
-    fast = peer_classes("1x2.5ktps@1000/500")[0]
-    assert (fast.tokens_per_second, fast.down, fast.up) == (2500.0, 1000 * MEGABIT, 500 * MEGABIT)
-    for wrong in ("", "x", "0x5tps", "3x0tps", "3x5tps@1", "3x5tps@0/1", "3x5"):
-        with pytest.raises(ValueError, match=r"peers|nothing"):
-            peer_classes(wrong)
-
-
-def test_a_stage_with_more_layers_has_more_of_the_compute():
-    shares = stage_shares(MANIFEST)
-    assert sum(shares) == pytest.approx(1.0)
-    assert shares[0] > shares[2] > shares[1]
-
-
-def test_a_plan_adds_up():
-    question = Question(peer_classes("9x2000tps@1000/1000"), (0.001, 0.01), tokens=10**9)
-    answer = plan(MANIFEST, question)
-    assert sum(answer.peers) == 9
-    assert 0.9 * answer.most < answer.tokens_per_second <= 1.05 * answer.most
-    assert answer.most == pytest.approx(min(answer.capacity))
-    assert answer.days == pytest.approx(10**9 / answer.tokens_per_second / 86400)
-    assert answer.churned == answer.tokens_per_second
-    text = render(answer)
-    assert "weakest stage" in text
-    assert f"{answer.weakest}:" in text
-
-
-def test_churn_costs_and_more_churn_costs_more():
-    classes = peer_classes("12x500tps")
-    kept = [plan(MANIFEST, Question(classes, churn=churn)) for churn in (0.0, 0.5, 5.0)]
-    shares = [one.churned / one.tokens_per_second for one in kept]
-    assert shares[0] == 1.0 > shares[1] > shares[2] > 0.9
-
-
-def test_what_a_death_costs_in_the_plan_is_what_it_costs_peers_that_are_killed():
-    """In seconds of the whole swarm, until somebody has joined instead.
-
-    The stage that misses one holds up the others, by a quarter here, though for a while they live on what
-    is under way; one in every stage at once costs little more than a single one.
-    """
-    manifest = Manifest("run", PeerId("owner"), stages=(1, 1, 1, 1), model=ModelShape(layers=4))
-    classes, churn = peer_classes("16x500tps@1000/1000"), 0.5
-    calm, churned = (plan(manifest, Question(classes, (0.01, 0.01), churn=rate)) for rate in (0.0, churn))
-    deaths_per_second = churn / 3600 * sum(calm.peers)
-    planned = (1 - churned.churned / calm.tokens_per_second) / deaths_per_second
-
-    tokens = manifest.data.microbatch_sequences * manifest.data.sequence_tokens
-    layout = Layout(
-        tuple(
-            PeerSpec(stage, count * tokens / capacity / (1 + BACKWARD_RATIO))
-            for stage, (count, capacity) in enumerate(zip(calm.peers, calm.capacity, strict=True))
-            for _ in range(count)
-        ),
-        near, Work(0),
-    )  # fmt: skip
-
-    def seen(victims: list[int]) -> float:
-        found = []
-        for seed in range(3):
-            swarm = Swarm(layout, Router, seed)
-            swarm.start()
-            swarm.run(30.0)
-            before = swarm.finished
-            swarm.run(60.0)
-            rate, before = (swarm.finished - before) / 30.0, swarm.finished
-            for peer in victims:
-                swarm.kill(peer)
-            swarm.run(60.0 + JOIN_SECONDS)
-            found.append(JOIN_SECONDS - (swarm.finished - before) / rate)
-        return fmean(found)
-
-    one_each = [peers[-1] for peers in layout.stages()]
-    assert abs(seen([])) < planned / 2, "what seeds do by themselves"
-    single = [seen([peer]) for peer in one_each]
-    assert fmean(single) == pytest.approx(planned, rel=0.3)
-    assert max(single) < seen(one_each) < 2 * planned, "all four at once, not four times one"
-
-
-def test_missing_peers_hold_up_the_swarm_by_the_stage_that_misses_most():
-    assert thinnest_share([4.0] * 3, [4] * 3, [0.0] * 3) == pytest.approx(1.0)
-    assert thinnest_share([9.0], [100], [1.0]) == pytest.approx(0.99, abs=1e-3)
-    assert thinnest_share([4.0] * 3, [4] * 3, [0.001] * 3) == pytest.approx(1 - 3 * 0.001 / 4, abs=1e-5)
-    uneven = thinnest_share([4.0, 40.0], [4, 4], [0.01, 0.01])
-    assert uneven == pytest.approx(1 - 0.01 / 4, abs=1e-4), "the larger stage has room"
-    large = 1 - thinnest_share([1.0] * 3, [3333] * 3, [2.0] * 3)
-    assert 2 / 3333 < large < 3 * 2 / 3333, "the worst of three, not their sum"
-
-
-def test_too_few_peers_and_unmeasured_machines_are_said():
-    with pytest.raises(UserError, match="2 peers cannot hold 3 stages"):
-        plan(MANIFEST, Question(peer_classes("2x5tps")))
-    with pytest.raises(UserError, match="--measure"):
-        plan(MANIFEST, Question(peer_classes("8")))
 
 
 def test_random_layouts_have_a_peer_in_every_stage():

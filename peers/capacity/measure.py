@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from peers.capacity.plan import Measured
+from peers.capacity.question import Measured
 from peers.demo.peers import DemoPeer, start
 from peers.demo.show import LOOPBACK
 from peers.errors import UserError

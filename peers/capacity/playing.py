@@ -1,0 +1,174 @@
+"""A swarm that is placed, played: what it comes to, which stages are visited, what churn costs.
+
+Of a swarm that would take longer than about a minute a sample is played, every kind of peer in its
+proportion: a peer knows `KNOWN_BELOW` peers of the next stage however large that is, so what it sees is
+alike.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from random import Random
+
+from peers.capacity import bound
+from peers.capacity.churn import Play, Turnover
+from peers.capacity.layout import Layout
+from peers.capacity.swarm import Swarm
+from peers.capacity.visits import most_skipping, visit_shares
+from swarmnet.router import Router
+
+KNOWN_BELOW = 16
+WINDOW = 2.5
+"""Microbatches under way, in those that the way itself holds: what `Flow` comes to
+(docs/benchmarks/routing.md)."""
+WARM_PATHS, MEASURED_PATHS = 6.0, 3.0
+"""How long is played, in times that an unhindered microbatch takes past average peers. Routers give more to a
+fast, distant peer with each answer: four swarms were steady after 4, one with 256 slots after 6."""
+CHURNED_PATHS = 0.5
+"""From the first who leave to the watching."""
+LEAST_MICROBATCHES = 1000
+PLAYED_DEATHS = 60
+"""Where swarms are small: their price is then known to a fifth."""
+VISITS = 200_000
+"""Microbatches times stages that are played: 40 s of a core that has other work, too."""
+LEAST_PLAYED = 300
+LATENCIES = 500
+"""Pairs of peers whose latency is looked at for its mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a microbatch meets on its way through a layout. Times in seconds, rates in microbatches/s."""
+
+    most: float
+    """That the swarm could do at once."""
+    visited: tuple[float, ...]
+    """By which part of the microbatches, if they go where there is room."""
+    path: float
+    """Unhindered, past peers who get as much as they can do."""
+    slow_path: float
+    """Past average peers."""
+    stages: int
+    """That it visits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    rate: float
+    """Microbatches per second."""
+    visited: tuple[float, ...]
+    """By which part of the microbatches, as it came."""
+    churn_costs: float = 0.0
+    """Share of the rate, by the churn that was asked for."""
+    deaths: int = 0
+
+
+def course(layout: Layout, seed: int) -> Course:
+    capacity, stages = layout.capacity(), layout.stages()
+    sums = [sum(capacity[peer] for peer in peers) for peers in stages]
+    if layout.rules is None or len(stages) < 3:
+        most, visited, on_way = bound.most(stages, capacity), (1.0,) * len(stages), len(stages)
+    else:
+        on_way = layout.rules.shortest
+        most, visited = most_skipping(sums, on_way - 2), visit_shares(sums, on_way - 2)
+    cores = layout.cores
+    if cores:
+        forward = [sum(layout.peers[p].forward_seconds for p in peers) / len(peers) for peers in stages]
+        seconds = sum(part * each for part, each in zip(visited, forward, strict=True))
+        most = min(most, cores / (seconds * (1 + layout.work.backward_ratio)))
+    network = 2 * (on_way - 1) * mean_latency(layout, seed)
+    quick = [len(peers) / has for peers, has in zip(stages, sums, strict=True)]
+    slow = [sum(1 / capacity[peer] for peer in peers) / len(peers) for peers in stages]
+    path, slow_path = (
+        network + sum(part * each for part, each in zip(visited, times, strict=True))
+        for times in (quick, slow)
+    )
+    return Course(most, visited, path, slow_path, on_way)
+
+
+def mean_latency(layout: Layout, seed: int) -> float:
+    chance, count = Random(seed), len(layout.peers)
+    pairs = [(chance.randrange(count), chance.randrange(count)) for _ in range(LATENCIES)]
+    return sum(layout.latency(a, b) for a, b in pairs) / len(pairs)
+
+
+def playable(layout: Layout, way: Course, slots: int, plays: int, churns: bool) -> int:
+    """How many of the peers can be played, if a swarm is played `plays` times, and once with churn."""
+    under_way = sum(_windows(layout, way, slots).values())
+    rate = min(way.most, under_way / way.path)
+    paths = plays * (WARM_PATHS + MEASURED_PATHS) + churns * (CHURNED_PATHS + MEASURED_PATHS)
+    visits = rate * way.stages * paths * way.slow_path
+    count = len(layout.peers)
+    return max(LEAST_PLAYED, min(count, int(count * VISITS / visits)))
+
+
+def play(layout: Layout, way: Course, slots: int, seed: int, turnover: Turnover | None) -> Played:
+    """`turnover`: whose price is to be found; None: nobody leaves."""
+    swarm = Swarm(_ready(layout, way, slots, seed), Router, seed)
+    with _without_collector():
+        swarm.start()
+        swarm.run(WARM_PATHS * way.slow_path)
+        rate, visited = _watched(swarm, max(MEASURED_PATHS * way.slow_path, LEAST_MICROBATCHES / way.most))
+        if layout.rules is None:
+            visited = way.visited
+        if turnover is None or rate <= 0:
+            return Played(rate, visited)
+        leaving = turnover.per_second * turnover.hastened() * len(layout.peers)
+        affordable = VISITS / 2 / (way.most * way.stages)
+        seconds = max(MEASURED_PATHS * way.slow_path, min(PLAYED_DEATHS / leaving, affordable))
+        settled = swarm.events.now + CHURNED_PATHS * way.slow_path
+        churning = Play(swarm, turnover, seed, settled + seconds)
+        swarm.run(settled)
+        left, _ = _watched(swarm, seconds)
+    costs = max(0.0, 1.0 - left / rate) / turnover.hastened()
+    return Played(rate, visited, costs, churning.deaths)
+
+
+def _watched(swarm: Swarm, seconds: float) -> tuple[float, tuple[float, ...]]:
+    """Microbatches per second that come back, and which part of them each stage has committed."""
+    finished, committed = swarm.finished, _committed(swarm)
+    swarm.run(swarm.events.now + seconds)
+    done = [after - before for after, before in zip(_committed(swarm), committed, strict=True)]
+    shares = (min(1.0, one / max(1, done[0])) for one in done[1:-1])
+    return (swarm.finished - finished) / seconds, (1.0, *shares, 1.0)
+
+
+def _committed(swarm: Swarm) -> list[int]:
+    counts = [0] * (swarm.last_stage + 1)
+    for peer in swarm.peers:
+        counts[peer.spec.stage] += peer.pipeline.ledger.committed
+    return counts
+
+
+def _ready(layout: Layout, way: Course, slots: int, seed: int) -> Layout:
+    """Everybody knows some of each stage within reach, and origins how many to keep under way."""
+    stages, chance, windows = layout.stages(), Random(seed), _windows(layout, way, slots)
+
+    def known(stage: int) -> Iterator[int]:
+        for following in stages[stage + 1 :][: layout.reach]:
+            yield from chance.sample(following, min(KNOWN_BELOW, len(following)))
+
+    peers = tuple(replace(peer, window=windows.get(number)) for number, peer in enumerate(layout.peers))
+    return replace(layout, peers=peers, below=tuple(tuple(known(peer.stage)) for peer in peers))
+
+
+def _windows(layout: Layout, way: Course, slots: int) -> dict[int, int]:
+    """Microbatches that each origin keeps under way: what `Flow` comes to, by what it can do."""
+    capacity, first = layout.capacity(), layout.stages()[0]
+    each = WINDOW * way.most * way.path / sum(capacity[peer] for peer in first)
+    return {peer: min(slots, 2 + round(each * capacity[peer])) for peer in first}
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Millions of small objects that are in no cycles: looking for some takes an eighth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

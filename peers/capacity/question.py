@@ -1,0 +1,99 @@
+"""What is asked of a plan, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peers.capacity.links import Links
+from peers.capacity.speeds import PeerClass
+
+BACKWARD_RATIO = 2.0
+"""Two matrix products per weight backward, one forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Processor seconds of this machine per microbatch and stage, everything that a peer does counted in."""
+
+    alone: tuple[float, ...]
+    """With one peer per stage."""
+    per_peer: tuple[float, ...]
+    """More for every further peer in the group: its contributions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    classes: tuple[PeerClass, ...]
+    latency: tuple[float, float] = (0.005, 0.15)
+    """Seconds one way between two peers, drawn evenly."""
+    churn: float = 0.0
+    """Share of the peers that leave in an hour, as many joining."""
+    tokens: int | None = None
+    """The run's target; None: until its learning rate has come down."""
+    cores: int = 0
+    """Cores that all peers share; 0: each has its own."""
+    measured: Measured | None = None
+    slots: int = 32
+    """`slots` and `in_flight` of the peers' files."""
+    simulated: int = 0
+    """So many peers; 0: as many as a minute is enough for."""
+    seed: int = 0
+    links: Links | None = None
+    """Instead of `latency`."""
+
+    def between(self) -> Links:
+        return self.links or Links.everywhere(self.latency)
+
+
+@dataclass(frozen=True, slots=True)
+class Churn:
+    """What a given churn costs."""
+
+    leaving: float = 0.0
+    """Peers per hour."""
+    costs: float = 0.0
+    """Share of the speed, as it was played."""
+    computed: float = 0.0
+    """The same by arithmetic."""
+    deaths: int = 0
+    """That were played."""
+    hastened: float = 1.0
+    """They came so many times as fast as they will."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    peers: tuple[int, ...]
+    """Per stage."""
+    capacity: tuple[float, ...]
+    """Tokens per second of each stage alone, if all microbatches visited it."""
+    visited: tuple[float, ...]
+    """By which part of the microbatches."""
+    simulated: int
+    most: float
+    """Tokens per second: the maximum flow, or what the shared cores can do."""
+    tokens_per_second: float
+    """Without churn, after the rounds that are whole."""
+    churned: float
+    """With it."""
+    churn: Churn
+    whole_rounds: int
+    """Of the first stage, from the run's beginning, that leave nothing out; 0: none."""
+    whole: float
+    """Tokens per second in them, with churn."""
+    days: float
+    target: int
+    data_bytes: tuple[float, ...]
+    """Per peer of each stage and day, sent; as much is received."""
+    update_bytes: tuple[float, ...]
+    round_seconds: tuple[float, ...]
+    """Per stage."""
+    line_share: float
+    """The largest part of a line that updates take."""
+    full_line_share: float
+    """And would if every peer contributed to every round of `target_tokens`."""
+
+    @property
+    def weakest(self) -> int:
+        """The stage that microbatches wait for first."""
+        return min(range(len(self.capacity)), key=lambda stage: self.capacity[stage] / self.visited[stage])

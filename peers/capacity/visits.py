@@ -1,0 +1,36 @@
+"""How many microbatches visit each stage where some are left out, and the most that stages then carry.
+
+Every microbatch visits the first stage, the last, and `middle` of those between, none twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+STEPS = 60
+"""Of bisection: to the last bit that matters."""
+
+
+def most_skipping(capacities: Sequence[float], middle: int) -> float:
+    """Microbatches per second, if each leaves out whatever suits the swarm. `capacities`: of the stages.
+
+    So many can be done as leave `middle` of them for each where no stage counts for more than all of them:
+    the k richest stages are visited by all, for some k, and the others share the rest."""
+    between = sorted(capacities[1:-1])
+    rest = (
+        sum(between[: len(between) - richest]) / (middle - richest) for richest in range(middle)
+    )  # fmt: skip
+    return min(capacities[0], capacities[-1], *rest)
+
+
+def visit_shares(capacities: Sequence[float], middle: int) -> tuple[float, ...]:
+    """The part of the microbatches that visit each stage: by what it can do, and none more than once."""
+    between = capacities[1:-1]
+    low, high = 0.0, 1.0 / min(between) if between else 0.0
+    for _ in range(STEPS):
+        scale = (low + high) / 2
+        if sum(min(1.0, scale * one) for one in between) < middle:
+            low = scale
+        else:
+            high = scale
+    return (1.0, *(min(1.0, high * one) for one in between), 1.0)
