@@ -9,6 +9,18 @@ from rich.console import Console
 from peers.config.peer_file import DemoOptions
 from peers.demo.show import Demo
 
+
+class Process:
+    """As much of a `DemoPeer` as the choice of whom to kill needs."""
+
+    def __init__(self, name, stage=None):
+        self.name, self.alive = name, True
+        self.status = {} if stage is None else {"state": "training", "stage": stage}
+
+    def kill(self):
+        self.alive = False
+
+
 REPORT = {
     "kill_to_commit_seconds": 0.5, "join_to_contribution_seconds": None, "loss_start": 5.5, "loss_end": 2.5,
     "bits_per_byte": 3.5, "tokens": 1000, "rounds": 10, "unequal_digests": [],
@@ -24,3 +36,23 @@ def test_what_happened_is_told_once(tmp_path, terminal):
     assert told_at_once is not terminal, "a terminal shows it in the live table"
     demo._tell(REPORT, "pass", Path("model"), Path("report.json"))
     assert demo.console.file.getvalue().count("a fresh peer joins") == 1
+
+
+@pytest.mark.parametrize(
+    ("stages", "victims"),
+    [
+        ((0, 0, 1, None, None), {"peer-0", "peer-1"}),
+        ((0, 1, None, None), set()),
+        ((None, None), set()),
+        ((0, 1, 2), {"peer-0", "peer-1", "peer-2"}),
+    ],
+)
+def test_a_peer_is_killed_once_it_trains_and_its_stage_has_another_that_does(tmp_path, stages, victims):
+    killed = set()
+    for seed in range(20):
+        demo = Demo(DemoOptions(seed=seed), tmp_path)
+        demo.peers = [Process(f"peer-{number}", stage) for number, stage in enumerate(stages)]
+        demo._kill_one()
+        assert [peer for peer in demo.peers if not peer.alive] == ([demo.victim] if demo.victim else [])
+        killed |= {demo.victim.name} if demo.victim else set()
+    assert killed == victims

@@ -34,6 +34,8 @@ from protocols.identity import load_or_create
 
 KILL_AT, JOIN_AT = 0.4, 0.5
 """Shares of the time at which a peer is killed and a fresh one started."""
+TRAINING = "training"
+"""What a worker's status says once it takes part."""
 DRAIN_SECONDS = 8.0
 LOOK_SECONDS = 0.25
 SAMPLE_TOKENS = 240
@@ -151,10 +153,14 @@ class Demo:
             await asyncio.sleep(LOOK_SECONDS)
 
     def _kill_one(self) -> None:
-        """SIGKILL a peer whose stage has another one, by chance."""
-        stages = [peer.status.get("stage") for peer in self.peers]
-        spare = [p for p in self.peers if p.alive and stages.count(p.status.get("stage")) > 1]
-        self.victim = Random(self.options.seed).choice(spare or self.peers)
+        """SIGKILL a peer that trains and whose stage has another one that does, by chance. Nobody yet while
+        some only start: on a slow machine it takes them longer."""
+        training = [peer for peer in self.peers if peer.alive and peer.status.get("state") == TRAINING]
+        stages = [peer.status["stage"] for peer in training]
+        spare = [peer for peer in training if stages.count(peer.status["stage"]) > 1]
+        if not spare and len(training) < len(self.peers):
+            return
+        self.victim = Random(self.options.seed).choice(spare or training)
         self.victim.kill()
         self._say(f"{self.victim.name} of stage {self.victim.status.get('stage')} is killed with SIGKILL")
 
@@ -213,7 +219,9 @@ class Demo:
             "next commit in its stage after": report["kill_to_commit_seconds"],
             "first contribution of the newcomer after": report["join_to_contribution_seconds"],
         }
-        for what, value in seconds.items():
+        if self.victim is None:
+            say("  nobody was killed: too few trained in time; give them longer (--seconds)", highlight=False)
+        for what, value in seconds.items() if self.victim is not None else ():
             shown = f"{value:.2f} s" if isinstance(value, float) else "never"
             say(f"  {what} {shown}", highlight=False)
         say(
