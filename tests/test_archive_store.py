@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -12,10 +11,10 @@ from test_archive import SIGNED
 from test_archive_faults import Unreachable, unreachable
 
 from peers.archive.archive import Archive
+from peers.archive.reaching import until_reached
 from peers.archive.restoring import Restoring
 from peers.archive.store import ArchiveError, StoreUnreachable, open_store
 from peers.creator.facts import from_archive
-from peers.roles.archivist import ArchivistRole
 from peers.virtual_time import run
 
 
@@ -62,11 +61,12 @@ def test_what_stands_before_the_host_of_a_store_is_told_to_nobody(monkeypatch):
 def test_an_archivist_waits_for_a_store_that_is_not_reached_when_it_starts(monkeypatch):
     said, connections = [], iter([unreachable, unreachable, lambda *_, **__: (Line(), "/late")])
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda *a, **b: next(connections)(*a, **b))
-    role = ArchivistRole(SimpleNamespace(say=lambda _, text: said.append(text)))
 
     async def story():
         began = asyncio.get_running_loop().time()
-        store = await role._reached(lambda: to_thread_of_this_one(open_store, "sftp://host/late"))
+        store = await until_reached(
+            lambda: to_thread_of_this_one(open_store, "sftp://host/late"), lambda _, text: said.append(text)
+        )
         return store, asyncio.get_running_loop().time() - began
 
     store, seconds = run(story())
@@ -89,8 +89,7 @@ def test_a_worker_waits_for_an_archive_that_is_away_until_somebody_trains_its_st
     async def story():
         loop = asyncio.get_running_loop()
         began = loop.time()
-        trained = lambda: somebody_trains and loop.time() >= began + 10.0  # noqa: E731
-        await restoring.bring(tmp_path, 0, None, trained)
+        await restoring.bring(tmp_path, 0, None, lambda: somebody_trains and loop.time() >= began + 10.0)
         return loop.time() - began
 
     assert run(story()) == pytest.approx(15.0)

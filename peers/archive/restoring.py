@@ -14,14 +14,8 @@ from pathlib import Path
 
 from peers import checkpoint
 from peers.archive.archive import Archive, Entry
-from peers.archive.store import (
-    FIRST_PAUSE_SECONDS,
-    LONGEST_PAUSE_SECONDS,
-    ArchiveError,
-    StoreUnreachable,
-    open_store,
-    without_secret,
-)
+from peers.archive.reaching import until_reached
+from peers.archive.store import ArchiveError, open_store, without_secret
 from peers.checkpoint import STATEMENT_BYTES, Checkpoint, CheckpointError
 from peers.plural import counted
 from peers.run_file import SignedManifest
@@ -61,15 +55,12 @@ class Restoring:
         """Put the archive's newest usable checkpoint into `folder`. ArchiveError if it cannot be read at all;
         an archive without this stage is no error: then the seed or the swarm must do. One that does not
         answer is waited for, until somebody trains this stage: the seed would begin a second history."""
-        pause = FIRST_PAUSE_SECONDS
-        while not trained():
-            try:
+
+        async def attempt() -> None:
+            if not trained():
                 self.say("archive", await asyncio.to_thread(self._bring, folder, stage, layout))
-                return
-            except StoreUnreachable as error:
-                self.say("archive", f"{error}; trying again in {pause:.0f} s (Ctrl+C stops)")
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
+
+        await until_reached(attempt, self.say)
 
     def _bring(self, folder: Path, stage: int, layout: Layout) -> str:
         archive = Archive(open_store(self._secret_url))

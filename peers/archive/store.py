@@ -28,10 +28,6 @@ class StoreUnreachable(ArchiveError):
     """Whoever keeps the files does not answer, or refuses: it may be otherwise later."""
 
 
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
-"""Until one that is unreachable is tried again; twice as long each time."""
-
-
 class Store(Protocol):
     url: str
 

@@ -219,9 +219,10 @@ class Demo:
             "next commit in its stage after": report["kill_to_commit_seconds"],
             "first contribution of the newcomer after": report["join_to_contribution_seconds"],
         }
-        if self.victim is None:
+        if self.victim is None:  # And nobody joined.
+            seconds.clear()
             say("  nobody was killed: too few trained in time; give them longer (--seconds)", highlight=False)
-        for what, value in seconds.items() if self.victim is not None else ():
+        for what, value in seconds.items():
             shown = f"{value:.2f} s" if isinstance(value, float) else "never"
             say(f"  {what} {shown}", highlight=False)
         say(

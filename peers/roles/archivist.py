@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version
 from random import Random
-from typing import TypeVar
 
 from peers.archive.archive import Archive
 from peers.archive.archive_observer import ArchiveObserver
 from peers.archive.archivist import Archivist, Policy
 from peers.archive.circle import Circle
+from peers.archive.reaching import until_reached
 from peers.archive.serving import Serving
-from peers.archive.store import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, StoreUnreachable, open_store
+from peers.archive.store import open_store
 from peers.claims import Claims, plain_name
 from peers.creator.exclusion import first_look, until_excluded
 from peers.creator.gatekeeper import Gatekeeper
@@ -27,7 +26,6 @@ from peers.status import Status
 from peers.supervision import until_one_ends
 from protocols.peer_record import NO_STAGE
 
-Result = TypeVar("Result")
 LOOK_SECONDS = 1.0
 
 
@@ -42,7 +40,7 @@ class ArchivistRole(Role):
         """Until it is cancelled. UserError if the run's owner does not let it take part, now or later."""
         process, config, directory = self.process, self.process.config, network.directory
         assert config.run is not None, "checked by PeerFile"
-        store = await self._reached(lambda: asyncio.to_thread(open_store, config.archive))
+        store = await until_reached(lambda: asyncio.to_thread(open_store, config.archive), process.say)
         archive = Archive(store)
         await network.join(process)
         signed = await find_manifest(config.run, directory, config.state / "run.json", process.say)
@@ -63,7 +61,7 @@ class ArchivistRole(Role):
         )  # fmt: skip
         circle.listen()
         try:
-            await self._reached(archivist.open)
+            await until_reached(archivist.open, process.say)
             process.say("archive", f"archives the run {signed.manifest.name} in {archive.store.url}")
             await until_one_ends(
                 archivist=archivist.run(),
@@ -74,17 +72,6 @@ class ArchivistRole(Role):
             )
         finally:
             circle.close()
-
-    async def _reached(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        """What it gives once the store answers; what cannot become otherwise is raised."""
-        pause = FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                return await attempt()
-            except StoreUnreachable as error:
-                self.process.say("archive", f"{error}; trying again in {pause:.0f} s (Ctrl+C stops)")
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
 
     async def _show(self, archivist: Archivist) -> None:
         observer, archive = ArchiveObserver(archivist, self.process.metrics), archivist.archive
