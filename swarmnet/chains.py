@@ -4,6 +4,7 @@ SkipPipe's schedule comes to this: disjoint chains, one per origin, that togethe
 within bounds (its search finds them by resolving conflicts; annealing finds as good ones in a fraction of
 the time). Peers of the middle stages serve one chain each; those of the last stage hold no memory while they
 wait, and are shared evenly. A plan is soft state: whoever finds its chain broken routes by pathfinder.py.
+The run's owner gives it as an order (orders.py), for a while.
 
 Pure and seeded. Times in seconds.
 """
@@ -11,7 +12,7 @@ Pure and seeded. Times in seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, exp
 from random import Random
@@ -59,6 +60,29 @@ class Places:
         except IllegalPath:
             return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one peer says of itself."""
+
+    stage: int
+    compute_seconds: float
+    """Forward and backward of a microbatch."""
+    hop_seconds: Mapping[PeerId, float]
+    """One way of a body to its neighbours of the stages below."""
+
+
+def places_of(rules: Rules, told: Mapping[PeerId, Told]) -> Places:
+    """The swarm as its peers tell it, without swaps, for which nobody waits (pathfinder.py). Hops that nobody
+    knows are no better than the longest that is known."""
+    worst = max((hop for peer in told.values() for hop in peer.hop_seconds.values()), default=0.0)
+    return Places(
+        replace(rules, most_swaps=0),
+        {peer: one.stage for peer, one in told.items()},
+        lambda here, there: told[here].hop_seconds.get(there, worst),
+        lambda peer: told[peer].compute_seconds,
+    )
 
 
 def longest(places: Places, chains: Sequence[Chain]) -> float:

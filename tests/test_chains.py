@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnet.chains import NoPlan, Places, longest, plan
+from swarmnet.chains import NoPlan, Places, Told, longest, places_of, plan
 from swarmnet.paths import Rules
 
 
@@ -36,6 +36,17 @@ def test_chains_are_legal_disjoint_and_share_the_last_stage_evenly(seed, size, s
 def test_the_same_seed_gives_the_same_plan():
     places = scattered(1, (4, 3, 3, 3, 3, 3), Rules.of(6, 1 / 3, 2))
     assert plan(places, Random(5), 500) == plan(places, Random(5), 500)
+
+
+def test_a_plan_is_made_of_what_peers_tell():
+    stage = {"0.0": 0, "0.1": 0, "1.0": 1, "1.1": 1, "2.0": 2, "2.1": 2, "3.0": 3}
+    near = {"0.0": {"1.0": 0.1, "3.0": 0.2}, "1.0": {"3.0": 0.1}, "0.1": {"2.0": 0.2}, "2.0": {"3.0": 0.3}}
+    told = {peer: Told(number, 1.0, near.get(peer, {})) for peer, number in stage.items()}
+    places = places_of(Rules(4, 1, 1), told)
+    assert places.hop("0.0", "1.0") == 0.1
+    assert places.hop("0.0", "2.1") == 0.3, "what nobody has measured is as far as the farthest"
+    assert plan(places, Random(1)) == (("0.0", "1.0", "3.0"), ("0.1", "2.0", "3.0"))
+    assert not places.is_legal(("0.0", "2.0", "1.0", "3.0")), "no swaps"
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -19,6 +19,7 @@ from peers.errors import UserError, as_user_errors
 if TYPE_CHECKING:
     from peers.creator.facts import Facts
     from peers.run_file import SignedManifest
+    from protocols.identity import Identity
     from swarmnet.identifiers import PeerId
     from swarmnet.orders import Order
 
@@ -100,17 +101,72 @@ def revoke(
     _order(run, key, bootstrap, lambda held: orders.revoke(held, invite.lower(), reason))
 
 
+def chains(
+    run: Run,
+    minutes: Annotated[float, typer.Option(min=1, max=60, help="How long they are kept to.")] = 15.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show them.")] = False,
+    reason: Reason = "",
+    key: Key = None,
+    bootstrap: Bootstraps = None,
+) -> None:
+    """Plan a chain of peers for every origin, by the hops that they measured, and have them keep to it: some
+    per cent faster in a stable swarm that skips stages."""
+    from random import Random
+
+    from peers.commands.reach import NOT_REACHED, say, ways_in
+    from peers.creator.chaining import lines, places
+    from peers.creator.issue import check_owner
+    from peers.reaching import reaching
+    from swarmnet import orders
+    from swarmnet.chains import Chain, NoPlan, plan
+
+    path, identity = _owner(key)
+    bootstraps = bootstrap or []
+    cache = ways_in(run, bootstraps)
+
+    async def planned() -> tuple[Chain, ...]:
+        async with reaching(run, bootstraps, cache, say) as found:
+            check_owner(found.signed, identity, path)
+            if not found.signed.manifest.path_rules().skips:
+                raise UserError("this run skips no stages: its peers measure no hops to plan chains by")
+            seen = await places(found, identity)
+        made = plan(seen, Random(found.signed.run_id))
+        for line in lines(seen, made):
+            typer.echo(line)
+        return made
+
+    with as_user_errors(*NOT_REACHED, NoPlan):
+        made = asyncio.run(planned())
+    if not dry_run:
+        now = time.time()
+        kept = orders.Chains(now + 60.0 * minutes, made)
+        _order(run, key, bootstrap, lambda held: orders.chain(held, kept, now, reason))
+
+
+def unchain(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
+    """Everybody finds its ways alone again."""
+    from swarmnet import orders
+
+    _order(run, key, bootstrap, lambda held: orders.unchain(held, reason))
+
+
+def _owner(key: Path | None) -> tuple[Path, Identity]:
+    """The owner's key file and what is in it. Raises UserError."""
+    from protocols.identity import IdentityError, load
+
+    path = key or _states() / "owner.key"
+    with as_user_errors(IdentityError):
+        return path, load(path)
+
+
 def _order(run: str, key: Path | None, bootstrap: list[str] | None, change: Callable[[Order], Order]) -> None:
     from peers.commands.reach import NOT_REACHED, say, ways_in
     from peers.creator.issue import check_owner, give, newest
     from peers.reaching import reaching
     from protocols.errors import WireError
-    from protocols.identity import IdentityError, load
     from swarmnet.orders import told
 
-    path = key or _states() / "owner.key"
-    with as_user_errors(IdentityError):
-        identity = load(path)
+    path, identity = _owner(key)
     bootstraps = bootstrap or []
     cache = ways_in(run, bootstraps)
 
@@ -160,6 +216,9 @@ def _words(order: Order) -> str:
     lines += [f"banned     {ban.peer}  {ban.reason}" for ban in order.bans]
     lines += [f"withdrawn  {one.document}  {one.reason}" for one in order.withdrawn]
     lines += [f"revoked    {invite}" for invite in order.revoked]
+    if order.chains is not None:
+        until = time.strftime("%H:%M:%S UTC", time.gmtime(order.chains.until_seconds))
+        lines.append(f"chains     of {len(order.chains.chains)} origins, kept to until {until}")
     return "\n".join(lines)
 
 
@@ -173,15 +232,12 @@ def invite(
     """Sign an invite to a run whose access is by invite; whoever gets it sets `invite` in the peer file."""
     from peers.creator.issue import check_owner
     from peers.run_file import load_signed
-    from protocols.identity import IdentityError, load
     from protocols.invites import invite_text, open_invite, seal_invite
 
     if bool(peer) == anyone:
         raise UserError("say whom it is for: --peer 12D3Koo..., or --anyone")
     signed = load_signed(run)
-    path = key or _states() / "owner.key"
-    with as_user_errors(IdentityError):
-        identity = load(path)
+    path, identity = _owner(key)
     check_owner(signed, identity, path)
     whom, now = (_peer(peer) if peer else None), time.time()
     data = seal_invite(identity, signed.run_id, whom, now + 86400 * days, now)

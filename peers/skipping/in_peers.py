@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from random import Random
 from statistics import mean
 from typing import Any, Literal
@@ -30,8 +29,6 @@ from peers.simulation.clock import GatedLoop
 from peers.simulation.stub import StubCompute, stub_part
 from peers.skipping.play import BACKWARD as BACKWARD_TIMES
 from peers.skipping.play import LOSS
-from peers.skipping.scouts import capacity
-from peers.skipping.search import places
 from peers.skipping.topologies import Topology, draw
 from peers.stage_part import StagePart
 from peers.worker import Worker
@@ -39,14 +36,16 @@ from protocols.identity import Identity
 from protocols.memory import MemoryNetwork, MemoryTransport
 from protocols.memory_ways import Conditions
 from protocols.messages import Lane, Message
+from protocols.orders import seal_order
 from protocols.transport import Receiver
-from swarmnet import chains
+from swarmnet import chains, orders
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.manifest import Data, Manifest, ModelShape, Paths, Rounds, owner_statement
 
 Lines = Literal["alone", "shared"]
 Rule = Literal["ahead", "router", "plan"]
-"""Questions run ahead; the router chooses when the output is there; everybody keeps to the annealed plan."""
+"""Questions run ahead; the router chooses when the output is there; chains that the owner orders, planned by
+what peers have measured."""
 BODY_BYTES = 66_000
 """Of a microbatch here; lines are as much slower than the topology's."""
 WARM_SECONDS = 120.0
@@ -266,19 +265,21 @@ class Story:
             worker.data.pipeline.guide, worker.data.ahead.active = None, False
             worker.data.ahead.close()
 
-    def follow(self, plan: Sequence[chains.Chain]) -> None:
-        """Every microbatch goes down the chain of its origin."""
-        names = [[self.identities[int(peer)].peer_id for peer in chain] for chain in plan]
-        below = {(chain[0], here): there for chain in names for here, there in pairwise(chain)}
+    def plan(self) -> None:
+        """Chains by what the peers have measured so far, as the run's owner orders them."""
+        told = dict[PeerId, chains.Told]()
         for number, worker in self.workers.items():
-            me = self.identities[number].peer_id
             assert worker.data is not None
-
-            def candidates(key: MicrobatchId | None, tried: object = (), me: PeerId = me) -> list[PeerId]:
-                there = below.get((me if key is None else key.origin, me))
-                return [] if there is None else [there]
-
-            worker.data.ways.candidates = candidates  # type: ignore[method-assign]
+            hops = worker.data.ahead.hops()
+            known = {PeerId(hop.peer): hop.seconds for hop in hops.hops}
+            stage = self.topology.stage[number]
+            told[worker.transport.peer] = chains.Told(stage, hops.compute_seconds, known)
+        planned = chains.plan(chains.places_of(self.manifest.path_rules(), told), Random(self.seed))
+        for worker in self.workers.values():
+            now = worker.presence.directory.now()
+            order = orders.Order(1, chains=orders.Chains(now + orders.LONGEST_CHAINS_SECONDS, planned))
+            owner = Identity.from_seed(b"the owner of the run")
+            worker.orders.book.accept(seal_order(owner, self.signed.run_id, order))
 
     def watch(self) -> None:
         """From now on it counts."""
@@ -324,12 +325,12 @@ def measure(
         swarm = Story(topology, skip_ratio, lines, seed)
         swarm.start()
         await swarm.assembled()
-        if rule != "ahead":
+        if rule == "router":
             swarm.by_router()
-        if rule == "plan":
-            seen = places(topology, swarm.manifest.path_rules(), lambda peer: capacity(topology, peer))
-            swarm.follow(chains.plan(seen, Random(seed)))
         await swarm.during(warm)
+        if rule == "plan":
+            swarm.plan()
+            await swarm.during(warm)
         swarm.watch()
         await swarm.during(watched)
         found = swarm.finding()
