@@ -318,7 +318,7 @@ class DataPath:
             kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
             kept.seconds = max(0.0, grad.path_seconds)
             kept.queued_below = min(max(0.0, grad.queue_seconds), kept.answered)
-        self.feed(GradArrived(peer, key, grad.attempt, max(0.0, grad.path_seconds)))
+        self.feed(GradArrived(peer, key, grad.attempt))
 
     # -- and their results come back on the event loop ------------------------------------------------
 

@@ -41,7 +41,8 @@ class FloatMethod:
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
-        self._sync, self._run_id, self._layout, self._device = sync, manifest.run_id(), layout, device
+        self._manifest, self._run_id = manifest, manifest.run_id()
+        self._sync, self._layout, self._device = sync, layout, device
         self._target_tokens = manifest.rounds.target_tokens
         self._transforms = [transform_of(sync.transform, plane.chunk, device) for plane in layout.planes]
         self._selections = [selection_of(sync.selection, plane.chunk, sync.kept) for plane in layout.planes]
@@ -118,7 +119,7 @@ class FloatMethod:
         return torch.sign(inverse_CN).to(torch.int32)
 
     def step_of(self, signs: Tensor, round: int) -> Tensor:
-        return signed_step(signs, self._layout, self._sync, round)
+        return signed_step(signs, self._layout, self._manifest, round)
 
 
 class FloatTally:

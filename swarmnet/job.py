@@ -31,8 +31,8 @@ class Job:
     """Peers that it was sent to, and when first: an answer may be to that, whatever was sent since."""
     answered_by: PeerId | None = None
     """Whose gradient goes through here now."""
-    answer: tuple[float, float] | None = None
-    """Seconds of compute and in all that it took, if it answers the newest attempt."""
+    answer_seconds: float | None = None
+    """What that took, if it answers the newest attempt."""
     spoilt: set[PeerId] = field(default_factory=set)
     """Whose gradient was no good: no other one of theirs is taken."""
     rerouted: str = ""

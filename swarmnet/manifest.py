@@ -58,6 +58,9 @@ class ModelShape:
     """Longest sequence in tokens."""
     initial_deviation: float = 0.05
     """Standard deviation of the initial matrices; 0.02 learns too slowly below width 256 (docs/log.md)."""
+    branch_share: float = 0.0
+    """What the last matrices of attention and feed-forward begin with and are stepped by, times the others'.
+    0: 1 / sqrt(2 x layers), so that a deep model is no louder than a shallow one."""
 
 
 SourceKind = Literal["public", "licensed", "private", "crawled", "users", "synthetic", "other"]
@@ -134,6 +137,9 @@ class Paths:
     whole_rounds: int = 0
     """Rounds of the first stage, from the run's beginning, in which microbatches leave nothing out: the whole
     model is better for it. A quarter of `sync.decay_rounds` is worth most of what can be had."""
+    whole_share: float = 0.0
+    """Share of the microbatches after these rounds that leave nothing out either: the more, the better the
+    whole model, and the less time skipping saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +221,9 @@ class Manifest:
 
     def path_rules(self) -> Rules:
         paths = self.paths
-        return Rules.of(len(self.stages), paths.skip_ratio, paths.swaps, paths.whole_rounds)
+        return Rules.of(
+            len(self.stages), paths.skip_ratio, paths.swaps, paths.whole_rounds, paths.whole_share
+        )
 
     def span(self, stage: int) -> Span:
         first = sum(self.stages[:stage])
@@ -271,8 +279,10 @@ def check(manifest: Manifest) -> None:
          f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages lets every microbatch "
          "leave out all between the first and the last, so nobody would train them"),
         (paths.whole_rounds < 0, f"paths.whole_rounds is {paths.whole_rounds}; it cannot be negative"),
-        (paths.whole_rounds > 0 and not manifest.path_rules().most_skipped,
-         "paths.whole_rounds: without paths.skip_ratio every round is whole"),
+        (not 0.0 <= paths.whole_share < 1.0,
+         f"paths.whole_share is {paths.whole_share:g}; it must lie in [0, 1)"),
+        ((paths.whole_rounds > 0 or paths.whole_share > 0) and not manifest.path_rules().most_skipped,
+         "paths.whole_rounds and paths.whole_share: without paths.skip_ratio nothing is ever left out"),
         (not 0 <= paths.swaps <= len(manifest.stages),
          f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages"),
         (paths.swaps > 0 and len(manifest.stages) < 4,
@@ -280,6 +290,8 @@ def check(manifest: Manifest) -> None:
         (not 0 < sync.kept <= 4096 or sync.kept & (sync.kept - 1) != 0,
          f"sync.kept is {sync.kept}; it must be a power of two up to 4096"),
         (not 0 <= sync.momentum < 1, "sync.momentum must lie in [0, 1)"),
+        (not 0.0 <= manifest.model.branch_share <= 1.0,
+         f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
         (sync.learning_rate <= 0, "sync.learning_rate must be positive"),
     ]  # fmt: skip
     for wrong, message in problems:

@@ -23,7 +23,7 @@ from swarmnet.fixed_point import UNIT, to_units
 from swarmnet.layout import Layout
 from swarmnet.linear import linear
 from swarmnet.manifest import ModelShape, Span
-from swarmnet.parameters import BRANCH_ENDS, EMBEDDING, FINAL_NORM, HEAD, parameter_shapes
+from swarmnet.parameters import BRANCH_ENDS, EMBEDDING, FINAL_NORM, HEAD, branch_share, parameter_shapes
 
 
 def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> Tensor:
@@ -42,7 +42,8 @@ def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> T
         if len(entry.shape) == 1:
             values.fill_(round(1 / UNIT))
         else:
-            values.copy_(to_units(_normal(entry.size, seed, entry.name).mul_(shape.initial_deviation)))
+            deviation = shape.initial_deviation * branch_share(shape, entry.name)
+            values.copy_(to_units(_normal(entry.size, seed, entry.name).mul_(deviation)))
     return units
 
 

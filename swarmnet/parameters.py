@@ -5,6 +5,8 @@ No torch: what only counts parameters (memory, traffic, reports) starts without 
 
 from __future__ import annotations
 
+from math import sqrt
+
 from swarmnet.manifest import ModelShape, Span
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -44,3 +46,15 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
         shapes[FINAL_NORM] = (shape.width,)
         shapes[HEAD] = (shape.vocabulary, shape.width)
     return shapes
+
+
+def branch_share(shape: ModelShape, name: str) -> float:
+    """What a parameter begins with and is stepped by, times `initial_deviation` and the learning rate.
+
+    2 x layers branches add to the hidden states, so the last matrix of each counts 1 / sqrt(2 x layers):
+    GPT-2's rule for first weights. Here for steps as well: a step by signs has its size whatever the weight
+    is good for (docs/decisions/0017-quiet-branches.md).
+    """
+    if not name.endswith(BRANCH_ENDS):
+        return 1.0
+    return shape.branch_share or 1.0 / sqrt(2 * shape.layers)  # Rounded alike everywhere.

@@ -39,12 +39,16 @@ class Rules:
     most_swaps: int = 0
     whole_rounds: int = 0
     """Rounds of the first stage, from the run's beginning, in which microbatches leave nothing out."""
+    whole_share: float = 0.0
+    """Of the microbatches after them, those that leave nothing out either."""
 
     @classmethod
-    def of(cls, stages: int, skip_ratio: float, swaps: int, whole_rounds: int = 0) -> Self:
+    def of(
+        cls, stages: int, skip_ratio: float, swaps: int, whole_rounds: int = 0, whole_share: float = 0.0
+    ) -> Self:
         """`skip_ratio` of all stages, rounded down (1/3 of 6 are 2), but never the first or the last."""
         skipped = int(skip_ratio * stages + 1e-9)  # 1/3 is a little less than a third
-        return cls(stages, max(0, min(skipped, stages - 2)), swaps, whole_rounds)
+        return cls(stages, max(0, min(skipped, stages - 2)), swaps, whole_rounds, whole_share)
 
     @property
     def last(self) -> int:
@@ -56,17 +60,23 @@ class Rules:
         longest_jumps = -(-self.last // LONGEST_JUMP) + 1
         return max(self.stages - self.most_skipped, longest_jumps)
 
-    def length(self, round: int) -> int:
-        """Stages to visit for a microbatch that starts in this round of the first stage. A run that begins
-        whole and skips afterwards learns better than one that skips from the start (progressive layer
-        dropping, arXiv:2010.13369; measured in docs/decisions/0016-whole-first.md)."""
-        return self.stages if round < self.whole_rounds else self.shortest
+    def length(self, round: int, begun: int) -> int:
+        """Stages to visit for a microbatch that starts in this round of the first stage, where `begun` others
+        have started before. A run that begins whole and skips afterwards learns better than one that skips
+        from the start (progressive layer dropping, arXiv:2010.13369; docs/decisions/0016-whole-first.md)."""
+        its_turn = int((begun + 1) * self.whole_share) > int(begun * self.whole_share)
+        return self.stages if round < self.whole_rounds or its_turn else self.shortest
+
+    def mean_length(self, round: int) -> float:
+        """Of the microbatches that start in this round of the first stage."""
+        share = 1.0 if round < self.whole_rounds else self.whole_share
+        return share * self.stages + (1.0 - share) * self.shortest
 
     def visit_share(self, stage: int, round: int) -> float:
         """Of the microbatches that start in this round of the first stage, how many visit `stage`, if all
         between the first and the last stage are visited alike."""
         middle = 0 < stage < self.last
-        return (self.length(round) - 2) / (self.stages - 2) if middle else 1.0
+        return (self.mean_length(round) - 2) / (self.stages - 2) if middle else 1.0
 
     def branch_scale(self, stage: int, visited: int) -> float:
         """What the layers of a stage count for on a path of so many stages, at most 1; for the first and the

@@ -151,8 +151,8 @@ class Pipeline:
                 self._committed(key, event.tokens, now)
             case Failed():
                 self._failed(event, now)
-            case GradArrived(peer, key, _, path_seconds):
-                self._grad(peer, key, path_seconds, now)
+            case GradArrived(peer, key):
+                self._grad(peer, key, now)
             case BusyArrived(peer, key, attempt):
                 if self._is_current(peer, key, attempt):
                     self.router.busy(peer, now)
@@ -260,7 +260,7 @@ class Pipeline:
         self.router.sent(peer)
         self._effects.append(SendAct(key, peer, job.attempt, patience))
 
-    def _grad(self, peer: PeerId, key: MicrobatchId, path_seconds: float, now: float) -> None:
+    def _grad(self, peer: PeerId, key: MicrobatchId, now: float) -> None:
         """The first answer counts, whoever gave it: each is a true gradient of this microbatch."""
         if not self.expects_answer(key, peer):
             self.ledger.late_answers += 1
@@ -268,7 +268,7 @@ class Pipeline:
         job = self.jobs[key]
         took = now - job.tried[peer]
         if peer == job.next:
-            job.answer = (path_seconds, took)
+            job.answer_seconds = took
             self.router.ended(peer)
         elif job.phase == "waiting" and job.next is not None:
             self.router.ended(job.next)
@@ -281,9 +281,9 @@ class Pipeline:
     def _committed(self, key: MicrobatchId, tokens: int, now: float) -> None:
         job = self.jobs[key]
         self.ledger.commit(key, tokens)  # Also if it was cancelled while it was computed.
-        if job.answered_by is not None and job.answer is not None:
-            self.router.answered(job.answered_by, *job.answer)
-            self.answers.took(job.answer[1])
+        if job.answered_by is not None and job.answer_seconds is not None:
+            self.router.answered(job.answered_by, job.answer_seconds)
+            self.answers.took(job.answer_seconds)
         job.phase, job.done_at = "done", now
         self._kept[key] = self._open.pop(key)
         if job.own:
@@ -361,7 +361,7 @@ class Pipeline:
         else:
             job.failures += 1
         job.phase, job.next, job.next_deadline, job.rerouted = "unrouted", None, float("inf"), code
-        job.answered_by = job.answer = None
+        job.answered_by = job.answer_seconds = None
         self._route(key, now)
 
     def _abandon(self, key: MicrobatchId, code: str, reason: str, now: float) -> None:

@@ -61,8 +61,6 @@ class GradArrived:
     peer: PeerId
     key: MicrobatchId
     attempt: int
-    path_seconds: float
-    """Compute of the answering peer and of those below it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,6 @@ class Estimate:
     """Smoothed count of microbatches that wait for its compute, as it tells."""
     answer_seconds: float | None = None
     """Smoothed time from sending to the answer: network, queues and everything below."""
-    path_seconds: float = 0.0
-    """Smoothed part of that which was compute, there and below; the rest is network and queues."""
     clock: float = 0.0
     """Virtual time at which it would have done all it was sent."""
     heard: bool = False
@@ -148,15 +146,13 @@ class Router:
         self.clock = max(self.clock, estimate.clock)
         estimate.clock = max(estimate.clock, self.clock - CATCH_UP * cost) + cost
 
-    def answered(self, peer: PeerId, path_seconds: float, answer_seconds: float) -> None:
-        """It came back `answer_seconds` after it was sent; `path_seconds` of that were compute."""
+    def answered(self, peer: PeerId, answer_seconds: float) -> None:
+        """It came back so long after it was sent."""
         estimate = self._estimate(peer)
         known = estimate.answer_seconds
-        if known is None:
-            estimate.answer_seconds, estimate.path_seconds = answer_seconds, path_seconds
-        else:
-            estimate.answer_seconds = known + SMOOTHING * (answer_seconds - known)
-            estimate.path_seconds += SMOOTHING * (path_seconds - estimate.path_seconds)
+        estimate.answer_seconds = (
+            answer_seconds if known is None else known + SMOOTHING * (answer_seconds - known)
+        )
         estimate.failures = estimate.refusals = 0
         if 2 * estimate.peak >= estimate.earned:
             estimate.earned = min(MOST_SLOTS, estimate.earned + 1)

@@ -6,13 +6,18 @@ from torch import Tensor
 
 from swarmnet.fixed_point import learning_rate_units
 from swarmnet.layout import Layout
-from swarmnet.manifest import Sync, learning_rate
+from swarmnet.manifest import Manifest, learning_rate
+from swarmnet.parameters import branch_share
 
 
-def signed_step(signs: Tensor, layout: Layout, sync: Sync, round: int) -> Tensor:
+def signed_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int) -> Tensor:
     """Turn int32 [layout.size] signs (-1, 0, 1) of a direction into the step of `round` against it, in place:
-    one learning rate each, and 0 in the padding. Returns its argument."""
-    signs.mul_(-learning_rate_units(learning_rate(sync, round)))
+    a learning rate each, times the parameter's share (branch_share), and 0 in the padding. Returns its
+    argument."""
+    rate = learning_rate(manifest.sync, round)
+    for entry in layout.entries:
+        units = learning_rate_units(rate * branch_share(manifest.model, entry.name))
+        signs[entry.offset : entry.offset + entry.size].mul_(-units)
     for start, stop in layout.padding:
         signs[start:stop] = 0
     return signs

@@ -33,7 +33,8 @@ class VoteMethod:
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
-        self._sync, self._run_id, self._layout, self._device = sync, manifest.run_id(), layout, device
+        self._manifest, self._run_id = manifest, manifest.run_id()
+        self._layout, self._device = layout, device
         self._transforms = [transform_of(sync.transform, plane.chunk, device) for plane in layout.planes]
         self._selections = [selection_of(sync.selection, plane.chunk, sync.kept) for plane in layout.planes]
         self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
@@ -112,7 +113,7 @@ class VoteMethod:
         return self._transforms[plane].exact_inverse(sums_CN, max(1, voters) * self._selections[plane].kept)
 
     def step_of(self, signs: Tensor, round: int) -> Tensor:
-        return signed_step(signs, self._layout, self._sync, round)
+        return signed_step(signs, self._layout, self._manifest, round)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,9 @@ class Ways:
         self.live = live
         self.reach = rules.reach
         self.round: Callable[[], int] = lambda: 0
-        """Where microbatches start: the round now. It says how many stages they visit (Rules.length)."""
+        """Where microbatches start: the round now. It says how many stages they visit (Rules.length) ..."""
+        self.begun = 0
+        """... and so does how many have started here before."""
         self.planned: Callable[[PeerId], PeerId | None] = lambda _origin: None
         """The next peer from here in an origin's chain (chains.py); None: no chain leads through here."""
         self.headers: dict[MicrobatchId, Header] = {}
@@ -30,8 +32,9 @@ class Ways:
         """The stage that each went to last."""
 
     def start(self, key: MicrobatchId) -> None:
-        """An origin's microbatch: it is to visit as many stages as the rules say for this round."""
+        """An origin's microbatch: it is to visit as many stages as the rules say for it."""
         self.headers[key] = self._first()
+        self.begun += 1
 
     def check(self, header: Header) -> None:
         """Raise IllegalPath unless a microbatch may come here with this header."""
@@ -113,4 +116,4 @@ class Ways:
         return header
 
     def _first(self) -> Header:
-        return begin(self.rules, self.rules.length(self.round()))
+        return begin(self.rules, self.rules.length(self.round(), self.begun))

@@ -41,7 +41,7 @@ def test_many_askers_take_the_answer_from_nobody_who_asked_before():
         assert pipeline.handle(ActArrived(PeerId(f"{number}"), KEY, 1, 60.0), 1.1) == []
     assert pipeline.handle(ActArrived(UP2, KEY, 5, 60.0), 1.2) == [SendBusy(KEY, UP2, 5)]
     assert UP in pipeline.jobs[KEY].above
-    pipeline.handle(GradArrived(X, KEY, 1, 0.1), 1.3)
+    pipeline.handle(GradArrived(X, KEY, 1), 1.3)
     pipeline.handle(BackwardDone(KEY, 32), 1.4)
     assert pipeline.handle(ActArrived(UP2, KEY, 6, 60.0), 1.5) == [SendGrad(KEY, UP2, 6)], "it is there"
 
@@ -73,15 +73,15 @@ def test_who_is_told_that_its_attempt_was_called_off_blames_nobody():
 
 def test_a_gradient_that_is_no_good_is_blamed_on_who_sent_it_and_asked_of_another():
     pipeline, act = waiting(X, Y)
-    pipeline.handle(GradArrived(act.peer, KEY, 1, 0.1), 1.5)
+    pipeline.handle(GradArrived(act.peer, KEY, 1), 1.5)
     (other,) = pipeline.handle(Failed(KEY, "malformed", "inf", again=True), 1.6)
     assert not pipeline.router.is_usable(act.peer, 1.7)
     assert isinstance(other, SendAct)
     assert other.peer == ({X, Y} - {act.peer}).pop()
     assert pipeline.ledger.rerouted == {"malformed": 1}
     assert pipeline.answers.usual is None, "it was no answer"
-    assert pipeline.handle(GradArrived(act.peer, KEY, 1, 0.1), 1.7) == [], "nor is it asked for another"
-    assert pipeline.handle(GradArrived(other.peer, KEY, 2, 0.1), 1.8) == [ComputeBackward(KEY)]
+    assert pipeline.handle(GradArrived(act.peer, KEY, 1), 1.7) == [], "nor is it asked for another"
+    assert pipeline.handle(GradArrived(other.peer, KEY, 2), 1.8) == [ComputeBackward(KEY)]
     assert pipeline.handle(BackwardDone(KEY, 32), 1.9) == [SendGrad(KEY, UP, 1)]
     assert pipeline.answers.usual == pytest.approx(1.8 - 1.6)
 
@@ -89,7 +89,7 @@ def test_a_gradient_that_is_no_good_is_blamed_on_who_sent_it_and_asked_of_anothe
 def test_nobody_below_is_blamed_for_a_backward_that_fails_here():
     """It may be what came from above."""
     pipeline, act = waiting(X, Y)
-    pipeline.handle(GradArrived(act.peer, KEY, 1, 0.1), 1.5)
+    pipeline.handle(GradArrived(act.peer, KEY, 1), 1.5)
     effects = pipeline.handle(Failed(KEY, "not_finite", "inf"), 1.6)
     assert effects == [SendNack(KEY, UP, 1, "not_finite", "inf"), Forget(KEY)]
     assert pipeline.router.is_usable(act.peer, 1.7)

@@ -39,9 +39,9 @@ def machine(*below: PeerId, slots: int = 8) -> Pipeline:
     return Pipeline(1, Router(Random(1)), lambda _key: below, slots, Ledger())
 
 
-def answered(pipeline: Pipeline, peer: PeerId, counter: int, path_seconds: float, now: float) -> None:
+def answered(pipeline: Pipeline, peer: PeerId, counter: int, now: float) -> None:
     """Its gradient comes and is added."""
-    pipeline.handle(GradArrived(peer, key(counter), 1, path_seconds), now)
+    pipeline.handle(GradArrived(peer, key(counter), 1), now)
     pipeline.handle(BackwardDone(key(counter), 32), now)
 
 
@@ -71,12 +71,12 @@ def test_free_slots_are_shared_among_those_that_have_work_here(senders):
 def test_a_slow_peer_gets_the_time_that_it_needs_and_an_unknown_one_the_first_patience():
     pipeline = machine(X)
     assert sent(pipeline, 0, 0.0).deadline_seconds == FIRST_DEADLINE_SECONDS
-    answered(pipeline, X, 0, 0.2, 6.0)
+    answered(pipeline, X, 0, 6.0)
     pipeline.router.told(X, 8, 0.2, 0)
     for counter in range(1, 60):
         start = 10.0 * counter
         sent(pipeline, counter, start)
-        answered(pipeline, X, counter, 0.1, start + 0.2)
+        answered(pipeline, X, counter, start + 0.2)
     assert sent(pipeline, 100, 1000.0).deadline_seconds < DEADLINE_FACTOR * 6.0 / 2
     assert pipeline.answers.slowest < 6.0 / 2
 
@@ -85,7 +85,7 @@ def test_one_slow_answer_makes_patience_twice_as_long_as_it_took():
     pipeline = machine(X)
     for counter, took in enumerate([0.1] * 30 + [3.0]):
         sent(pipeline, counter, 10.0 * counter)
-        answered(pipeline, X, counter, 0.1, 10.0 * counter + took)
+        answered(pipeline, X, counter, 10.0 * counter + took)
         pipeline.router.told(X, 8, 0.1, 0)
     patience = sent(pipeline, 99, 1000.0).deadline_seconds
     assert patience >= SLOWEST_FACTOR * 3.0 > SHORTEST_DEADLINE_SECONDS
@@ -97,7 +97,7 @@ def test_a_microbatch_that_waited_for_room_goes_as_soon_as_an_answer_comes():
         sent(pipeline, counter, 0.0)
     pipeline.handle(Start(key(7)), 0.0)
     assert pipeline.handle(ForwardDone(key(7)), 0.0) == []
-    effects = pipeline.handle(GradArrived(X, key(0), 1, 0.1), 0.05)
+    effects = pipeline.handle(GradArrived(X, key(0), 1), 0.05)
     assert [effect.key for effect in effects if isinstance(effect, SendAct)] == [key(7)]
 
 
@@ -107,7 +107,7 @@ def test_no_try_is_begun_that_could_not_be_answered_in_time():
         sent(pipeline, counter, 10.0 * counter)
         act = pipeline.jobs[key(counter)].next
         assert act is not None
-        answered(pipeline, act, counter, 0.1, 10.0 * counter + 4.0)
+        answered(pipeline, act, counter, 10.0 * counter + 4.0)
     pipeline.handle(ActArrived(UP, key(50), 1, 5.0), 200.0)
     (act,) = pipeline.handle(ForwardDone(key(50)), 200.0)
     assert isinstance(act, SendAct)

@@ -12,7 +12,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest, ModelShape, Span
 from swarmnet.model import Cache, forward, initial_units, scaled
-from swarmnet.parameters import parameter_shapes, whole
+from swarmnet.parameters import branch_share, parameter_shapes, whole
 
 SMALL = ModelShape(
     width=16, layers=3, heads=4, key_value_heads=2, head_width=8, feed_forward=24, context=32, qk_norm=True
@@ -47,12 +47,22 @@ def test_any_cut_starts_as_the_same_model(stages: tuple[int, ...]) -> None:
             assert torch.equal(units, uncut[name]), name
 
 
+@pytest.mark.parametrize(("layers", "wanted", "share"), [(2, 0.0, 0.5), (8, 0.0, 0.25), (8, 1.0, 1.0)])
+def test_what_ends_a_branch_counts_for_less_the_more_of_them_there_are(layers, wanted, share) -> None:
+    shape = ModelShape(layers=layers, branch_share=wanted)
+    shares = {name: branch_share(shape, name) for name in parameter_shapes(shape, whole(shape))}
+    ends = {name for name in shares if name.endswith(("o_proj.weight", "down_proj.weight"))}
+    assert len(ends) == 2 * layers
+    assert {shares[name] for name in ends} == {share}
+    assert {shares[name] for name in shares.keys() - ends} == {1.0}
+
+
 def test_the_first_weights_are_these_on_every_machine_and_in_every_version() -> None:
     shape = ModelShape()
     span = whole(shape)
     units = initial_units(shape, span, layout_of(parameter_shapes(shape, span)), seed=0)
     digest = hashlib.sha256(units.numpy().astype("<i4").tobytes()).hexdigest()
-    assert digest == "cfec1a315d958d89095ba8c5150fdafaa526ba876dba210dacb13df1711ac7f6"
+    assert digest == "03d318eae81b02cbdecbed207bc7a3dd424e4054a978beeb523f90901592bfd4"
 
 
 def test_seed_and_name_both_decide_a_parameter() -> None:
@@ -69,9 +79,10 @@ def test_matrices_start_normal_and_norms_at_one() -> None:
             assert (weight == 1).all(), name
             continue
         count = weight.numel()
-        assert abs(weight.mean()) < 5 * shape.initial_deviation / count**0.5, name
-        assert weight.std().item() == pytest.approx(shape.initial_deviation, rel=5 / (2 * count) ** 0.5)
-        beyond_two = (weight.abs() > 2 * shape.initial_deviation).float().mean().item()
+        deviation = shape.initial_deviation * branch_share(shape, name)
+        assert abs(weight.mean()) < 5 * deviation / count**0.5, name
+        assert weight.std().item() == pytest.approx(deviation, rel=5 / (2 * count) ** 0.5)
+        beyond_two = (weight.abs() > 2 * deviation).float().mean().item()
         assert beyond_two == pytest.approx(0.0455, abs=0.006), name
         assert torch.equal(weight, (weight / UNIT).round() * UNIT), "on the grid"
 

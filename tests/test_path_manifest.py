@@ -19,9 +19,9 @@ def test_a_manifest_without_paths_visits_every_stage_in_order():
 
 
 def test_the_manifest_gives_the_rules():
-    manifest = replace(SIX, paths=Paths(1 / 3, 2, 100))
+    manifest = replace(SIX, paths=Paths(1 / 3, 2, 100, 0.25))
     check(manifest)
-    assert manifest.path_rules() == Rules(6, 2, 2, 100)
+    assert manifest.path_rules() == Rules(6, 2, 2, 100, 0.25)
     assert manifest.run_id() != SIX.run_id()
 
 
@@ -34,7 +34,10 @@ def test_the_manifest_gives_the_rules():
         (Paths(0.5, -1), "paths.swaps is -1"),
         (Paths(0.5, 7), "paths.swaps is 7"),
         (Paths(0.5, whole_rounds=-1), "paths.whole_rounds is -1"),
-        (Paths(whole_rounds=5), "every round is whole"),
+        (Paths(whole_rounds=5), "nothing is ever left out"),
+        (Paths(whole_share=0.5), "nothing is ever left out"),
+        (Paths(0.5, whole_share=1.0), r"paths.whole_share is 1; it must lie in \[0, 1\)"),
+        (Paths(0.5, whole_share=-0.1), "paths.whole_share is -0.1"),
     ],
 )
 def test_paths_that_make_no_sense_are_refused(paths, message):

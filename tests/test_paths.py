@@ -159,10 +159,24 @@ def test_middle_stages_add_as_much_together_however_many_there_are(rules, scales
 
 def test_a_run_begins_whole_for_as_many_rounds_as_it_says():
     rules = Rules.of(6, 1 / 3, 0, whole_rounds=3)
-    assert [rules.length(round) for round in range(5)] == [6, 6, 6, 4, 4]
+    assert [rules.length(round, 7) for round in range(5)] == [6, 6, 6, 4, 4]
     assert rules.skips, "questions run ahead from the first round on"
-    assert Rules.of(6, 1 / 3, 0).length(0) == 4
-    assert Rules(6).length(0) == Rules(6).length(10**6) == 6
+    assert Rules.of(6, 1 / 3, 0).length(0, 0) == 4
+    assert Rules(6).length(0, 0) == Rules(6).length(10**6, 10**6) == 6
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.5, 0.9])
+def test_a_share_of_the_microbatches_is_whole_and_they_lie_evenly(share):
+    rules = Rules.of(6, 1 / 3, 0, whole_rounds=2, whole_share=share)
+    lengths = [rules.length(2, begun) for begun in range(1000)]
+    for first in (0, 300, 990):
+        part = lengths[first : first + 300]
+        assert abs(part.count(6) - share * len(part)) <= 1.0 + 1e-6
+    assert set(lengths) <= {4, 6}
+    assert rules.length(1, 0) == 6
+    assert rules.mean_length(1) == 6.0
+    assert rules.mean_length(2) == pytest.approx(sum(lengths) / 1000, abs=0.01)
+    assert rules.visit_share(3, 2) == pytest.approx(0.5 + 0.5 * share)
 
 
 def test_a_jump_bounds_how_much_a_long_model_may_leave_out():

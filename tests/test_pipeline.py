@@ -45,7 +45,7 @@ def in_flight(pipeline: Pipeline) -> int:
 def test_a_microbatch_goes_down_and_comes_back_and_its_answer_is_kept_for_a_while():
     pipeline, act = waiting(X)
     assert act == SendAct(KEY, X, 1, FIRST_DEADLINE_SECONDS)
-    assert pipeline.handle(GradArrived(X, KEY, 1, 0.5), 2.0) == [ComputeBackward(KEY)]
+    assert pipeline.handle(GradArrived(X, KEY, 1), 2.0) == [ComputeBackward(KEY)]
     assert pipeline.handle(BackwardDone(KEY, 32), 3.0) == [SendGrad(KEY, UP, 1)]
     assert (pipeline.ledger.committed, pipeline.ledger.tokens, in_flight(pipeline)) == (1, 32, 0)
     assert pipeline.answers.usual == 1.0
@@ -58,7 +58,7 @@ def test_an_origin_forgets_its_microbatch_at_once_and_the_last_stage_answers_aft
     assert pipeline.handle(Start(KEY), 0.0) == [ComputeForward(KEY)]
     assert pipeline.started_here == 1
     pipeline.handle(ForwardDone(KEY), 0.1)
-    pipeline.handle(GradArrived(X, KEY, 1, 0.5), 0.2)
+    pipeline.handle(GradArrived(X, KEY, 1), 0.2)
     assert pipeline.handle(BackwardDone(KEY, 32), 0.3) == [Forget(KEY)]
     assert pipeline.started_here == 0
     last = machine(stages_below=0)
@@ -76,7 +76,7 @@ def test_whoever_asks_again_gets_the_answer_as_well_and_it_is_not_added_again(ph
     if phase != "forward":
         pipeline.handle(ForwardDone(KEY), 1.0)
     if phase in ("backward", "done"):
-        pipeline.handle(GradArrived(X, KEY, 1, 0.1), 1.1)
+        pipeline.handle(GradArrived(X, KEY, 1), 1.1)
     if phase == "done":
         pipeline.handle(BackwardDone(KEY, 32), 1.2)
     assert pipeline.jobs[KEY].phase == phase
@@ -89,7 +89,7 @@ def test_whoever_asks_again_gets_the_answer_as_well_and_it_is_not_added_again(ph
     elif phase == "unrouted":
         pipeline.handle(Tick(), 1.4)
     if phase != "done":
-        pipeline.handle(GradArrived(X, KEY, 1, 0.1), 1.5)
+        pipeline.handle(GradArrived(X, KEY, 1), 1.5)
         both = [SendGrad(KEY, UP, 1), SendGrad(KEY, UP2, 5)]
         assert pipeline.handle(BackwardDone(KEY, 32), 1.6) == both
     assert pipeline.ledger.committed == 1
@@ -97,7 +97,7 @@ def test_whoever_asks_again_gets_the_answer_as_well_and_it_is_not_added_again(ph
 
 def test_an_act_after_the_answer_was_forgotten_is_refused_and_not_computed():
     pipeline, _ = waiting(X)
-    pipeline.handle(GradArrived(X, KEY, 1, 0.5), 2.0)
+    pipeline.handle(GradArrived(X, KEY, 1), 2.0)
     pipeline.handle(BackwardDone(KEY, 32), 3.0)
     pipeline.handle(Tick(), 100.0)
     (nack,) = pipeline.handle(ActArrived(UP, KEY, 2, 5.0), 101.0)
@@ -137,10 +137,10 @@ def test_a_missed_deadline_cancels_there_and_sends_elsewhere_and_the_late_answer
     cancel, again = pipeline.handle(Tick(), late)
     assert cancel == SendCancel(KEY, act.peer, 1)
     assert isinstance(again, SendAct)
-    effects = pipeline.handle(GradArrived(act.peer, KEY, 1, 0.1), late + 0.1)
+    effects = pipeline.handle(GradArrived(act.peer, KEY, 1), late + 0.1)
     assert effects == [SendCancel(KEY, again.peer, 2), ComputeBackward(KEY)]
     assert in_flight(pipeline) == 0
-    assert pipeline.handle(GradArrived(again.peer, KEY, 2, 0.1), late + 0.2) == []
+    assert pipeline.handle(GradArrived(again.peer, KEY, 2), late + 0.2) == []
     assert pipeline.ledger.late_answers == 1
 
 
@@ -148,12 +148,12 @@ def test_answers_and_refusals_of_strangers_and_of_old_attempts_change_nothing():
     pipeline, act = waiting(X, Y)
     stranger = PeerId("stranger")
     for event in (
-        GradArrived(stranger, KEY, 1, 0.1),
+        GradArrived(stranger, KEY, 1),
         BusyArrived(stranger, KEY, 1),
         NackArrived(act.peer, KEY, 0, "malformed"),
         CancelArrived(stranger, KEY, 1),
         CancelArrived(UP, MicrobatchId(KEY.origin, 99), 1),
-        GradArrived(act.peer, MicrobatchId(KEY.origin, 99), 1, 0.1),
+        GradArrived(act.peer, MicrobatchId(KEY.origin, 99), 1),
     ):
         assert pipeline.handle(event, 1.1) == [], event
     assert pipeline.jobs[KEY].phase == "waiting"
@@ -194,7 +194,7 @@ def test_cancelled_while_computing_forward_is_dropped_while_computing_backward_i
     assert pipeline.handle(ForwardDone(KEY), 0.2) == [Forget(KEY)]
     assert pipeline.ledger.dropped == {"cancelled": 1}
     pipeline, _ = waiting(X)
-    pipeline.handle(GradArrived(X, KEY, 1, 0.1), 1.1)
+    pipeline.handle(GradArrived(X, KEY, 1), 1.1)
     pipeline.handle(lost, 1.2)
     assert pipeline.handle(BackwardDone(KEY, 32), 1.3) == []
     assert pipeline.ledger.committed == 1
@@ -221,7 +221,7 @@ def answered_by(pipeline: Pipeline, answer_seconds: float, count: int, now: floa
             answer = min(sent.values(), default=float("inf")) + answer_seconds
             now = max(now, min(answer, pipeline.next_deadline()))
             if now >= answer:
-                pipeline.handle(GradArrived(X, key, 1, 0.1), now)
+                pipeline.handle(GradArrived(X, key, 1), now)
                 pipeline.handle(BackwardDone(key, 32), now)
                 back += 1
             else:
@@ -246,7 +246,7 @@ def test_an_answer_to_an_earlier_try_took_the_time_since_that():
     pipeline.handle(Tick(), again)
     while pipeline.jobs[KEY].phase == "unrouted":  # It is left alone for a moment.
         pipeline.handle(Tick(), again := pipeline.next_deadline())
-    pipeline.handle(GradArrived(X, KEY, 1, 0.1), again + 0.5)
+    pipeline.handle(GradArrived(X, KEY, 1), again + 0.5)
     pipeline.handle(BackwardDone(KEY, 32), again + 0.6)
     assert pipeline.answers.usual == again + 0.5 - 1.0
 
@@ -332,8 +332,8 @@ class World:
                 chance.choice(
                     [
                         ActArrived(chance.choice([UP, UP2]), key, attempt, chance.choice([0.1, 5.0, 60.0])),
-                        GradArrived(peer, known, attempt, 0.1),
-                        GradArrived(peer, known, attempt, 0.1),
+                        GradArrived(peer, known, attempt),
+                        GradArrived(peer, known, attempt),
                         BusyArrived(peer, known, attempt),
                         NackArrived(peer, known, attempt, "drawn"),
                         CancelArrived(peer, known, attempt),

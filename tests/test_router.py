@@ -65,7 +65,7 @@ def test_a_distant_peer_gets_as_much_as_a_near_one_that_computes_as_fast():
             heapq.heappush(coming, (free_at[peer] + away[peer] / 2, now, peer))
         now, sent_at, peer = heapq.heappop(coming)
         router.ended(peer)
-        router.answered(peer, 0.1, now - sent_at)
+        router.answered(peer, now - sent_at)
         done[peer] += 1
     assert 0.9 < done[A] / done[B] < 1.1
     assert router.expected_seconds(B) > router.expected_seconds(A)
@@ -123,7 +123,7 @@ def test_credit_counts_from_those_that_were_sent_something_and_within_bounds():
         assert router.choose([A], 0.0) == A
         router.sent(A)
     assert router.choose([A], 0.0) is None
-    router.answered(A, 0.1, 0.2)
+    router.answered(A, 0.2)
     assert router.choose([A], 0.0) is None, "it takes no more"
     router.told(A, FIRST_SLOTS + 1, 0.0, 2**60)
     assert router.choose([A], 0.0) == A
@@ -150,7 +150,7 @@ def test_whoever_promises_much_is_sent_no_more_than_it_has_earned():
 
     assert filled() == FIRST_SLOTS
     for answers in range(1, 9):
-        router.answered(A, 0.1, 0.2)
+        router.answered(A, 0.2)
         assert filled() == FIRST_SLOTS + answers
     for _ in range(9):
         router.failed(A, 100.0)
@@ -158,11 +158,11 @@ def test_whoever_promises_much_is_sent_no_more_than_it_has_earned():
     for _ in range(100):
         router.sent(A)
         router.ended(A)
-        router.answered(A, 0.1, 0.2)
+        router.answered(A, 0.2)
     assert filled(200.0) == 6, "one at a time earns no more than one"
     for _ in range(2 * MOST_SLOTS):
         filled(200.0)
-        router.answered(A, 0.1, 0.2)
+        router.answered(A, 0.2)
     assert filled(200.0) == MOST_SLOTS
 
 
@@ -177,7 +177,7 @@ def test_a_peer_that_fails_is_left_alone_for_a_while_that_doubles_until_it_answe
     assert 0.8 * FIRST_BACK_OFF_SECONDS <= pauses[0] <= 1.2 * FIRST_BACK_OFF_SECONDS
     assert pauses[1] > 1.3 * pauses[0]
     assert max(pauses) <= 1.2 * LONGEST_BACK_OFF_SECONDS
-    router.answered(A, 0.1, 0.2)
+    router.answered(A, 0.2)
     router.failed(A, now)
     assert router.peers[A].blocked_until - now <= 1.2 * FIRST_BACK_OFF_SECONDS
 
@@ -191,7 +191,7 @@ def test_busy_is_a_short_pause_that_doubles_and_no_failure():
     for _ in range(20):
         router.busy(A, 6.0)
     assert router.peers[A].blocked_until == 6.0 + LONGEST_BUSY_SECONDS
-    router.answered(A, 0.1, 0.2)
+    router.answered(A, 0.2)
     router.busy(A, 9.0)
     assert router.peers[A].blocked_until == 9.0 + BUSY_SECONDS
 
@@ -219,7 +219,7 @@ def test_what_may_be_promised_is_what_was_earned_whatever_a_peer_says():
     router.sent(A)
     assert not router.has_earned(A, 0, 0.0)
     router.ended(A)
-    router.answered(A, 0.1, 0.2)
+    router.answered(A, 0.2)
     assert router.has_earned(A, 1, 0.0)
     assert router.has_earned(C, 0, 0.0)
     assert not router.has_earned(C, 1, 0.0), "of one that was never sent anything as well"
@@ -239,7 +239,7 @@ def test_peers_that_are_not_known_any_more_are_forgotten_but_not_before_their_pa
 def test_a_missed_deadline_says_that_the_peer_may_be_slower_than_known():
     router = told(a=0.1)
     assert router.expected_seconds(A) is None
-    router.answered(A, 0.1, 0.5)
+    router.answered(A, 0.5)
     router.overdue(A, 2.0)
     assert 0.5 < router.expected_seconds(A) < 2.0
 
@@ -264,7 +264,7 @@ def test_in_flight_is_never_negative_and_a_choice_always_has_room(happenings):
         elif what == "b":
             router.busy(peer, now)
         elif what == "a":
-            router.answered(peer, 0.2, 0.3)
+            router.answered(peer, 0.3)
         elif what == "t":
             router.told(peer, 3, 0.2, 1)
         else:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from swarmnet.fixed_point import to_floats, to_units
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest, Sync
+from swarmnet.manifest import Manifest, ModelShape, Sync
 from swarmnet.method import ContributionError, GradientError, method_of
+from swarmnet.parameters import parameter_shapes, whole
 
 SELECTIONS = ["top-k", "group", "seeded"]
 TRANSFORMS = ["hadamard", "dct", "identity"]
@@ -23,6 +24,22 @@ EVERY = list(product(METHODS, SELECTIONS, TRANSFORMS))
 CPU = torch.device("cpu")
 SIZES = [("top-k", 32, 10), ("top-k", 128, 8), ("group", 128, 6), ("seeded", 1024, 1)]
 PEERS = [PeerId(f"peer {index}") for index in range(5)]
+
+
+@pytest.mark.parametrize("method_name", METHODS)
+def test_what_ends_a_branch_is_stepped_by_its_share_of_the_learning_rate(method_name):
+    shape = ModelShape(width=32, layers=8, heads=2, key_value_heads=2, head_width=16, feed_forward=64)
+    layout = layout_of(parameter_shapes(shape, whole(shape)))
+    small = replace(manifest(method=method_name, kept=4096, learning_rate=2.0**-6), model=shape)
+    method = method_of(small, layout)
+    tally = method.tally(0)
+    tally.add(PEERS[0], method.contribute(gradient_of(layout, 1), 7, 0, PEERS[0]))
+    step = to_floats(tally.step())
+    for entry in layout.entries:
+        share = 0.25 if entry.name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+        sizes = set(step[entry.offset : entry.offset + entry.size].abs().tolist())
+        assert sizes <= {0.0, share * 2.0**-6}, entry.name
+        assert share * 2.0**-6 in sizes
 
 
 def shapes_of(layers, width=24, first=True, last=True, start=0):

@@ -42,6 +42,18 @@ def test_the_round_says_how_long_the_way_of_a_microbatch_is_that_starts_now():
     assert ways.candidates(KEY) == ["1a", "1b"], "what was begun is done as it was begun"
 
 
+def test_every_second_microbatch_may_be_whole():
+    ways = Ways(Rules.of(6, 1 / 3, 0, whole_share=0.5), 0, swarm())
+    lengths = []
+    for counter in range(6):
+        told = {peer[0] for peer in ways.candidates(None)}
+        key = MicrobatchId(PeerId("origin"), counter)
+        ways.start(key)
+        assert told == {peer[0] for peer in ways.candidates(key)}, "room is looked for where it will go"
+        lengths.append(ways.headers[key].length)
+    assert lengths == [4, 6, 4, 6, 4, 6]
+
+
 def test_a_dead_stage_is_gone_around_while_a_run_begins_whole():
     ways = Ways(Rules.of(6, 1 / 3, 0, whole_rounds=10), 0, swarm(1))
     ways.start(KEY)

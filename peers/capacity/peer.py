@@ -134,11 +134,15 @@ class SimulatedPeer:
 
     def receive(self, event: Event) -> None:
         if self.alive:
-            if isinstance(event, GradArrived) and self.pipeline.expects_answer(event.key, event.peer):
-                self._answered(event)
             self.feed(event)
             self.pump()
             self._arm()
+
+    def receive_grad(self, grad: GradArrived, spent: float) -> None:
+        """`spent`: compute of the answering peer and of those below it, in seconds."""
+        if self.alive and self.pipeline.expects_answer(grad.key, grad.peer):
+            self._answered(grad, spent)
+        self.receive(grad)
 
     def receive_act(self, act: ActArrived, header: Header | None) -> None:
         """`header`: its way, where microbatches may leave stages out."""
@@ -152,9 +156,9 @@ class SimulatedPeer:
         if self.ways is not None and act.key not in self.pipeline.jobs:
             self.ways.forget(act.key)
 
-    def _answered(self, grad: GradArrived) -> None:
+    def _answered(self, grad: GradArrived, spent: float) -> None:
         swarm, key = self.swarm, grad.key
-        self._spent[key] = self._spent.get(key, 0.0) + grad.path_seconds
+        self._spent[key] = self._spent.get(key, 0.0) + spent
         if isinstance(self.router, LatencyRouter):
             took = swarm.events.now - self.pipeline.jobs[key].sent_at
             self.router.measured(grad.peer, max(0.0, took - swarm.below.pop((grad.peer, key), 0.0)))
@@ -198,8 +202,7 @@ class SimulatedPeer:
             case SendAct(key, peer, attempt, deadline):
                 swarm.send_act(self, ActArrived(self.id, key, attempt, deadline), peer)
             case SendGrad(key, peer, attempt):
-                spent = self._spent.get(key, 0.0)
-                swarm.send(self, peer, swarm.body_bytes, GradArrived(self.id, key, attempt, spent))
+                swarm.send_grad(self, GradArrived(self.id, key, attempt), self._spent.get(key, 0.0), peer)
                 swarm.tell(self, peer)
             case SendBusy(key, peer, attempt):
                 swarm.send(self, peer, 0, BusyArrived(self.id, key, attempt))

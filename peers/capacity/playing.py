@@ -17,7 +17,7 @@ from peers.capacity import bound
 from peers.capacity.churn import Play, Turnover
 from peers.capacity.layout import Layout
 from peers.capacity.swarm import Swarm
-from peers.capacity.visits import most_skipping, visit_shares
+from peers.capacity.visits import mixed_shares, most_mixed
 from swarmnet.router import Router
 
 KNOWN_BELOW = 16
@@ -51,8 +51,8 @@ class Course:
     """Unhindered, past peers who get as much as they can do."""
     slow_path: float
     """Past average peers."""
-    stages: int
-    """That it visits."""
+    stages: float
+    """That it visits, on the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,11 @@ def course(layout: Layout, seed: int) -> Course:
     capacity, stages = layout.capacity(), layout.stages()
     sums = [sum(capacity[peer] for peer in peers) for peers in stages]
     if layout.rules is None or len(stages) < 3:
-        most, visited, on_way = bound.most(stages, capacity), (1.0,) * len(stages), len(stages)
+        most, visited, on_way = bound.most(stages, capacity), (1.0,) * len(stages), float(len(stages))
     else:
-        on_way = layout.rules.shortest
-        most, visited = most_skipping(sums, on_way - 2), visit_shares(sums, on_way - 2)
+        on_way, middle = layout.rules.mean_length(0), layout.rules.shortest - 2
+        whole = layout.rules.whole_share
+        most, visited = most_mixed(sums, middle, whole), mixed_shares(sums, middle, whole)
     cores = layout.cores
     if cores:
         forward = [sum(layout.peers[p].forward_seconds for p in peers) / len(peers) for peers in stages]

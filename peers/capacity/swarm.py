@@ -17,7 +17,7 @@ from peers.capacity.layout import Layout
 from peers.capacity.peer import Machine, SimulatedPeer
 from swarmnet.flow import Flow
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.pipeline_events import ActArrived, Event, PeerLost, Tick
+from swarmnet.pipeline_events import ActArrived, Event, GradArrived, PeerLost, Tick
 from swarmnet.router import Router
 
 NOTICED_SECONDS = 0.1
@@ -90,6 +90,12 @@ class Swarm:
         header = None if ways is None else ways.header_for(act.key, receiver.spec.stage)
         arrival = self._arrival(sender, receiver, self.body_bytes)
         self.events.at(arrival, receiver.receive_act, act, header)
+
+    def send_grad(self, sender: SimulatedPeer, grad: GradArrived, spent: float, to: PeerId) -> None:
+        """`spent`: compute of the sender and of those below it, in seconds."""
+        receiver = self.peers[int(to)]
+        arrival = self._arrival(sender, receiver, self.body_bytes)
+        self.events.at(arrival, receiver.receive_grad, grad, spent)
 
     def _arrival(self, sender: SimulatedPeer, receiver: SimulatedPeer, size: int) -> float:
         """When something is there that is sent now. Bodies leave one after another at the sender's speed,

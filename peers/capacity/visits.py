@@ -1,12 +1,15 @@
 """How many microbatches visit each stage where some are left out, and the most that stages then carry.
 
-Every microbatch visits the first stage, the last, and `middle` of those between, none twice.
+Every microbatch visits the first stage, the last, and `middle` of those between, none twice; a share of them
+may visit all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+LEAST_LEFT = 1e-9
+"""Of the richest stage: what a stage that whole microbatches fill counts for the others."""
 STEPS = 60
 """Of bisection: to the last bit that matters."""
 
@@ -21,6 +24,34 @@ def most_skipping(capacities: Sequence[float], middle: int) -> float:
         sum(between[: len(between) - richest]) / (middle - richest) for richest in range(middle)
     )  # fmt: skip
     return min(capacities[0], capacities[-1], *rest)
+
+
+def most_mixed(capacities: Sequence[float], middle: int, whole: float) -> float:
+    """As `most_skipping`, where the share `whole` of the microbatches visits every stage."""
+    if not whole:
+        return most_skipping(capacities, middle)
+    low, high = 0.0, min(min(capacities) / whole, capacities[0], capacities[-1])
+    for _ in range(STEPS):
+        rate = (low + high) / 2
+        if most_skipping(_left(capacities, rate * whole), middle) >= rate * (1 - whole):
+            low = rate
+        else:
+            high = rate
+    return low
+
+
+def mixed_shares(capacities: Sequence[float], middle: int, whole: float) -> tuple[float, ...]:
+    """As `visit_shares`, where the share `whole` of the microbatches visits every stage."""
+    if not whole:
+        return visit_shares(capacities, middle)
+    left = _left(capacities, most_mixed(capacities, middle, whole) * whole)
+    least = max(left) * LEAST_LEFT
+    others = visit_shares([max(one, least) for one in left], middle)
+    return tuple(whole + (1 - whole) * part for part in others)
+
+
+def _left(capacities: Sequence[float], used: float) -> list[float]:
+    return [max(0.0, one - used) for one in capacities]
 
 
 def visit_shares(capacities: Sequence[float], middle: int) -> tuple[float, ...]:

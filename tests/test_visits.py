@@ -1,0 +1,37 @@
+"""How many microbatches stages carry where some are left out: no stage does more than it can, and none less."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.capacity.visits import mixed_shares, most_mixed, most_skipping, visit_shares
+
+
+@given(st.lists(st.floats(0.1, 9.0), min_size=3, max_size=9), st.data())
+def test_so_many_microbatches_find_stages_and_no_more(capacities, data):
+    between = capacities[1:-1]
+    middle = data.draw(st.integers(1, len(between)))
+    most = most_skipping(capacities, middle)
+    room = [sum(min(rate, one) for one in between) / middle for rate in (most, 1.001 * most)]
+    assert room[0] >= most * 0.999999
+    assert most <= min(capacities[0], capacities[-1])
+    assert most == min(capacities[0], capacities[-1]) or room[1] < 1.001 * most
+    shares = visit_shares(capacities, middle)
+    assert sum(shares) == pytest.approx(middle + 2)
+    assert max(shares) <= 1.0
+    if len(between) == middle:
+        assert most == pytest.approx(min(capacities))
+        assert shares == pytest.approx([1.0] * len(capacities))
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=8), st.data(), st.floats(0.0, 0.99))
+def test_where_some_microbatches_visit_all_stages_no_stage_does_more_than_it_can(capacities, data, whole):
+    middle = data.draw(st.integers(1, len(capacities) - 2))
+    most, shares = most_mixed(capacities, middle, whole), mixed_shares(capacities, middle, whole)
+    assert min(capacities) * 0.999999 <= most <= most_skipping(capacities, middle) * 1.000001
+    assert sum(shares[1:-1]) == pytest.approx(whole * (len(capacities) - 2) + (1 - whole) * middle)
+    assert all(whole <= share <= 1.0 for share in shares)
+    room = sum(min(most * (1 - whole), one - most * whole) for one in capacities[1:-1])
+    assert room >= middle * most * (1 - whole) * 0.99999 - 1e-9
+    if not whole:
+        assert (most, shares) == (most_skipping(capacities, middle), visit_shares(capacities, middle))
