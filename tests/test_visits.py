@@ -1,4 +1,4 @@
-"""How many microbatches stages carry where some are left out: no stage does more than it can, and none less."""
+"""How many microbatches stages carry where some are left out: none does more than it can, and none less."""
 
 import pytest
 from hypothesis import given
