@@ -72,7 +72,9 @@ class Quest:
     until: float = 0.0
     """An answer is waited for so long."""
     choice: Choice | None = None
-    """The last one that was asked for, or given."""
+    """The last one that was asked for, or given ..."""
+    stages: int = 0
+    """... and among how many stages it was."""
     granted: PeerId | None = None
     sent: bool = False
     """The body was on its way there: if it is asked for again, it has failed."""
@@ -105,7 +107,7 @@ class Scouting:
         self.gone_on = 0
         """Microbatches that have got a place below."""
         self.visits: dict[int, float] = {}
-        """Microbatches that went from here to each stage, those of long ago count less."""
+        """Microbatches that went from here to each stage of several, those of long ago count less."""
         self.asked = self.refused = self.unanswered = 0
 
     # -- what is known --------------------------------------------------------------------------------
@@ -158,9 +160,9 @@ class Scouting:
             return None
         ahead = [other for other in self._neighbours(live) if other.stage > quest.header.frontier]
         ready = max(quest.ready, now)
-        choice = self._choice(quest.header, ahead, ready, now, quest.silent.union(avoid))
+        choice = self._choice(quest, ahead, ready, now, quest.silent.union(avoid))
         if choice is None and avoid:
-            choice = self._choice(quest.header, ahead, ready, now, quest.silent)
+            choice = self._choice(quest, ahead, ready, now, quest.silent)
         if choice is None:
             return None
         quest.question += 1
@@ -185,9 +187,10 @@ class Scouting:
             return quest
         quest.granted = peer
         self.gone_on += 1
-        stage = quest.choice.header.visited[-1]
-        self.visits = {s: VISITS_KEPT * count for s, count in self.visits.items()}
-        self.visits[stage] = self.visits.get(stage, 0.0) + 1.0
+        if quest.stages > 1:
+            stage = quest.choice.header.visited[-1]
+            self.visits = {s: VISITS_KEPT * count for s, count in self.visits.items()}
+            self.visits[stage] = self.visits.get(stage, 0.0) + 1.0
         return quest
 
     def back(self, quest: Quest, start: float) -> float:
@@ -216,7 +219,7 @@ class Scouting:
         return hit
 
     def _choice(
-        self, header: Header, ahead: Iterable[Neighbour], ready: float, now: float, avoid: Collection[PeerId]
+        self, quest: Quest, ahead: Iterable[Neighbour], ready: float, now: float, avoid: Collection[PeerId]
     ) -> Choice | None:
         """The cheapest, or what is nearly as cheap by a stage that was sent fewer microbatches."""
         by_stage: dict[int, list[Neighbour]] = {}
@@ -225,13 +228,14 @@ class Scouting:
         found = [
             choice
             for others in by_stage.values()
-            for choice in (cheapest(header, self.rules, others, ready, now, avoid),)
+            for choice in (cheapest(quest.header, self.rules, others, ready, now, avoid),)
             if choice is not None
         ]
+        quest.stages = len(found)
         least = min((choice.back for choice in found), default=0.0)
         scarce = [
             choice for choice in found
-            if self._is_scarce(choice.header.visited[-1], len(by_stage))
+            if self._is_scarce(choice.header.visited[-1], len(found))
             and choice.back - ready <= DEAR * (least - ready)
         ]  # fmt: skip
         if scarce:

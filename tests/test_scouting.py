@@ -115,24 +115,28 @@ def test_an_unknown_peer_is_tried_once_and_not_by_all_at_the_same_time():
     assert asked.count(new) == 1
 
 
-def visits_by_stage(microbatches, **hops):
-    """Those that go to stage 1 and 2, whose ways differ by their hops alone."""
+def visits_by_stage(microbatches, whole=0, **hops):
+    """Those that go to stage 1 and 2, whose ways differ by their hops alone; before each, `whole` others leave
+    nothing out."""
     scouts = scouting(**hops)
     for peer, _ in LIVE:
         scouts.told(peer, IDLE, {(1, 1): 10.0, (1, 2): 10.0, (2, 1): 10.0}, 0.0, 0.0)
     visits = []
-    for number in range(microbatches):
+    for number in range(microbatches * (whole + 1)):
         key = MicrobatchId(KEY.origin, number)
-        scouts.quests[key] = Quest(begin(RULES), 0.0)
+        leaves_out = number % (whole + 1) == whole
+        scouts.quests[key] = Quest(begin(RULES, None if leaves_out else RULES.stages), 0.0)
         asking = scouts.seek(key, LIVE, 0.0)
         scouts.answered(asking.peer, key, asking.question, asking.start)
         scouts.measured(asking.peer, hops.get(asking.peer, 1.0))
-        visits.append(dict(LIVE)[asking.peer])
+        if leaves_out:
+            visits.append(dict(LIVE)[asking.peer])
     return visits.count(1), visits.count(2)
 
 
 def test_where_all_ways_are_alike_the_stages_take_turns():
     assert visits_by_stage(40) == (20, 20)
+    assert visits_by_stage(40, whole=3) == (20, 20), "those that could not choose do not count"
 
 
 def test_a_stage_that_is_farther_away_gets_some_all_the_same_unless_it_is_much_farther():
