@@ -16,6 +16,7 @@ the stages visited alone, so any peer can tell an illegal one without asking any
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import comb
 from typing import Self
 
 LONGEST_JUMP = 4
@@ -124,6 +125,12 @@ class Header:
     def length(self) -> int:
         """Stages on the whole path, if it goes on as it is meant to."""
         return len(self.visited) + self.hops_left
+
+
+def ways_on(header: Header, rules: Rules) -> int:
+    """How many ways ahead there are from here, where no jump is too long for them."""
+    between = max(0, rules.last - 1 - header.frontier)
+    return comb(between, max(0, header.hops_left - 1))
 
 
 def begin(rules: Rules, length: int | None = None) -> Header:

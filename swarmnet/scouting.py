@@ -19,7 +19,7 @@ from statistics import median
 from swarmnet.bookings import Booking, Load
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pathfinder import Choice, Neighbour, ToGo, cheapest, costs_to_go
-from swarmnet.paths import Header, Rules
+from swarmnet.paths import Header, Rules, ways_on
 
 MOST_QUESTIONS = 4
 """The last of them asks whoever it is for a place at any time."""
@@ -33,7 +33,10 @@ TIE = 0.01
 """Ways whose times differ by less than this share are equal, and the stage that was visited less is next: by
 cost alone the same one would always be left out where all are alike, and it would learn nothing."""
 LEAST_SHARE = 0.25
-"""Of an equal share of the microbatches that go from here: what a stage gets at least, where it is not DEAR.
+"""Of its share of the microbatches that go from here: what a stage gets at least, where it is not DEAR. Its
+share is that of the ways on that lead through it, by which all stages would be visited alike. Where more
+microbatches are whole, fewer are left to learn from what it is to be without a stage, so there the least is
+Rules.whole_share.
 A stage that nobody visits is not only left untrained: its first, slow passes stand for its speed. By cost
 alone two of four alike ones got 3 and 6 of 1,000 microbatches on real processes (measured)."""
 DEAR = 2.0
@@ -231,21 +234,26 @@ class Scouting:
             for choice in (cheapest(quest.header, self.rules, others, ready, now, avoid),)
             if choice is not None
         ]
-        quest.stages = len(found)
+        quest.stages, ways = len(found), sum(ways_on(choice.header, self.rules) for choice in found)
         least = min((choice.back for choice in found), default=0.0)
         scarce = [
             choice for choice in found
-            if self._is_scarce(choice.header.visited[-1], len(found))
+            if self._is_scarce(choice, ways)
             and choice.back - ready <= DEAR * (least - ready)
         ]  # fmt: skip
         if scarce:
             return min(scarce, key=lambda choice: choice.back)
         near = [choice for choice in found if choice.back <= least + TIE * (least - ready)]
-        return min(near, default=None, key=lambda c: (self.visits.get(c.header.visited[-1], 0.0), c.back))
+        return min(near, default=None, key=lambda c: (self._had(c), c.back))
 
-    def _is_scarce(self, stage: int, stages: int) -> bool:
-        """Whether it gets too few of the microbatches that go from here to one of so many stages."""
-        return self.visits.get(stage, 0.0) * stages < LEAST_SHARE * sum(self.visits.values())
+    def _had(self, choice: Choice) -> float:
+        """Microbatches that its stage has had from here, for each way on."""
+        return self.visits.get(choice.header.visited[-1], 0.0) / max(1, ways_on(choice.header, self.rules))
+
+    def _is_scarce(self, choice: Choice, ways: int) -> bool:
+        """Whether its stage gets too few of the microbatches that go from here by one of so many ways."""
+        least = max(LEAST_SHARE, self.rules.whole_share)
+        return self._had(choice) * ways < least * sum(self.visits.values())
 
     def _seen(self, peer: PeerId) -> Seen:
         return self.seen.setdefault(peer, Seen())

@@ -17,6 +17,7 @@ from swarmnet.paths import (
     needs_swap,
     shorten,
     visit,
+    ways_on,
 )
 
 rules_drawn = st.builds(
@@ -132,6 +133,16 @@ def test_a_true_header_with_one_field_changed_is_refused(rules, data):
             check(changed, stage, rules)
     with pytest.raises(IllegalPath):
         check(header, stage - 1, rules)
+
+
+@pytest.mark.parametrize("rules", [Rules(6, 2), Rules(4, 1), Rules(6, 3), Rules(3)])
+def test_ways_ahead_are_counted_as_there_are(rules):
+    for path in walked(rules):
+        header, as_long = begin(rules, len(path)), [way for way in walked(rules) if len(way) == len(path)]
+        for stage in path[1:-1]:
+            header = visit(header, stage, rules)
+            ahead = [way for way in as_long if way[: len(header.visited)] == header.visited]
+            assert ways_on(header, rules) == len(ahead)
 
 
 def test_the_ratio_is_of_all_stages_and_spares_the_first_and_the_last():

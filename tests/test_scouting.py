@@ -1,5 +1,6 @@
 """Questions that run ahead: who is asked, what an answer changes, and that a way is found or given up."""
 
+from collections import Counter
 from random import Random
 
 from hypothesis import given
@@ -27,9 +28,9 @@ IDLE = Load(2, 1.0, 2.0)
 TO_GO = {(1, 1): 10.0, (1, 2): 30.0, (2, 1): 10.0}
 
 
-def scouting(**hops):
+def scouting(rules=RULES, **hops):
     """On the first stage; everybody is idle and has told so."""
-    made = Scouting(RULES, 0)
+    made = Scouting(rules, 0)
     for peer in (B, C, C2):
         made.told(peer, IDLE, TO_GO, 0.0, 0.0)
         made.measured(peer, hops.get(peer, 1.0))
@@ -115,10 +116,10 @@ def test_an_unknown_peer_is_tried_once_and_not_by_all_at_the_same_time():
     assert asked.count(new) == 1
 
 
-def visits_by_stage(microbatches, whole=0, **hops):
-    """Those that go to stage 1 and 2, whose ways differ by their hops alone; before each, `whole` others leave
-    nothing out."""
-    scouts = scouting(**hops)
+def visits_by_stage(microbatches, whole=0, rules=RULES, **hops):
+    """Those that go to stage 1 and 2, whose ways differ by their hops alone; before each, `whole` others
+    leave nothing out."""
+    scouts = scouting(rules, **hops)
     for peer, _ in LIVE:
         scouts.told(peer, IDLE, {(1, 1): 10.0, (1, 2): 10.0, (2, 1): 10.0}, 0.0, 0.0)
     visits = []
@@ -146,6 +147,30 @@ def test_a_stage_that_is_farther_away_gets_some_all_the_same_unless_it_is_much_f
     assert nearby + rest == 1000
     far = IDLE.compute_seconds + 10.0
     assert visits_by_stage(100, b=DEAR * far)[0] == 0
+
+
+def test_the_more_microbatches_are_whole_the_more_evenly_the_others_leave_stages_out():
+    nearby, _ = visits_by_stage(1000, rules=Rules.of(4, 0.25, 0, whole_share=0.7), b=3.0)
+    assert 0.35 <= nearby / 1000 <= 0.4
+
+
+def test_stages_get_as_much_as_ways_lead_on_from_them():
+    rules = Rules.of(6, 1 / 3, 0)
+    made = Scouting(rules, 0)
+    stages = {PeerId(str(stage)): stage for stage in (1, 2, 3)}
+    for peer in stages:
+        costs = {(stage, hops): 10.0 for stage in (1, 2, 3) for hops in (1, 2)}
+        made.told(peer, IDLE, costs, 0.0, 0.0)
+        made.measured(peer, 1.0)
+    visits = Counter()
+    for number in range(600):
+        key = MicrobatchId(KEY.origin, number)
+        made.quests[key] = Quest(begin(rules), 0.0)
+        asking = made.seek(key, list(stages.items()), 0.0)
+        made.answered(asking.peer, key, asking.question, asking.start)
+        visits[stages[asking.peer]] += 1
+    # Three ways lead on from stage 1, two from stage 2, and one from stage 3.
+    assert all(abs(visits[stage] - wanted) < 10 for stage, wanted in ((1, 300), (2, 200), (3, 100)))
 
 
 peers_drawn = st.lists(st.tuples(st.integers(1, 5), st.floats(0, 5), st.integers(0, 6)), max_size=12)
