@@ -7,10 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from random import Random
 
-from swarm import TINY_MODEL, nothing_is_committed_twice, tiny_manifest
+from swarm import OWNER, TINY_MODEL, nothing_is_committed_twice, tiny_manifest
 from test_orders_in_swarm import OwnedSwarm
 
+from peers.creator.chaining import ANSWER_SECONDS, HopAsker
+from peers.reaching import Reached
 from peers.virtual_time import run
+from protocols.identity import Identity
 from protocols.memory_ways import Conditions
 from swarmnet import orders
 from swarmnet.chains import Chain, Told, places_of, plan
@@ -107,20 +110,39 @@ def test_chains_through_peers_that_are_not_there_or_not_where_they_were_change_n
     play(story)
 
 
+async def asked(swarm: ChainedSwarm) -> dict[PeerId, Told]:
+    """What a visitor hears that asks everybody."""
+    me = Identity.from_seed(b"visitor").peer_id
+    network = swarm.network
+    transport = network.transports.get(me) or network.transport(me)
+    return dict(await HopAsker(Reached(swarm.signed, transport, network.directory(me)), OWNER).ask())
+
+
 def test_what_peers_tell_of_their_hops_is_enough_to_plan_chains():
     async def story(swarm: ChainedSwarm) -> None:
         await swarm.during(20.0)
-        told = {}
-        for name, stage in PEERS.items():
-            hops = swarm.members[name].worker.data.ahead.hops()
-            assert hops.compute_seconds > 0
-            known = {PeerId(hop.peer): hop.seconds for hop in hops.hops}
-            assert all(0.01 <= seconds < 0.2 for seconds in known.values()), known
-            told[swarm.members[name].peer] = Told(stage, hops.compute_seconds, known)
+        told = await asked(swarm)
+        names = {member.peer: name for name, member in swarm.members.items()}
+        assert {names[peer]: one.stage for peer, one in told.items()} == PEERS
+        for one in told.values():
+            assert one.compute_seconds > 0
+            assert all(0.01 <= seconds < 0.2 for seconds in one.hop_seconds.values())
         assert len(told[swarm.members["a"].peer].hop_seconds) == 4
         assert told[swarm.members["d"].peer].hop_seconds == {}
         made = plan(places_of(MANIFEST.path_rules(), told), Random(0))
         assert len(made) == 2
         assert len({peer for chain in made for peer in chain[1:-1]}) == 2
+
+    play(story)
+
+
+def test_who_does_not_answer_has_no_part_in_a_plan():
+    async def story(swarm: ChainedSwarm) -> None:
+        swarm.network.freeze(swarm.members["b"].peer)
+        begun = swarm.loop.time()
+        told = await asked(swarm)
+        assert set(told) == {member.peer for name, member in swarm.members.items() if name != "b"}
+        assert swarm.loop.time() - begun <= ANSWER_SECONDS + 1.0
+        swarm.network.thaw(swarm.members["b"].peer)
 
     play(story)

@@ -43,7 +43,7 @@ class HopAsker:
         """Of those that were asked."""
         self.told: dict[PeerId, Told] = {}
         self._links: list[Link] = []
-        self._complete = asyncio.Event()
+        self._news = asyncio.Event()
 
     async def ask(self) -> Mapping[PeerId, Told]:
         """What all peers of all stages tell; those that do not answer in time are left out. NoAnswer if none
@@ -53,8 +53,9 @@ class HopAsker:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await asyncio.gather(*(self._dial(signed) for group in records for signed in group))
-                if self._stage:
-                    await self._complete.wait()
+                while not self.told.keys() >= self._stage.keys():
+                    self._news.clear()
+                    await self._news.wait()
         except TimeoutError:
             pass  # Who has not answered by now has no part in the plan.
         finally:
@@ -69,14 +70,14 @@ class HopAsker:
         return len(self._found.signed.manifest.stages)
 
     async def _records(self, stage: int) -> list[SignedRecord]:
-        """Those that train there now, by what they said last."""
+        """Those that hold it and stay, by what they said last."""
         run = self._found.signed.run_id
         try:
             found = await self._found.directory.look_up(run, stage, LOOK_SECONDS)
             signed = [open_record(data, run) for data in found.values()]
         except WireError:
             return []
-        return [one for one in signed if one.record.state == "training"]
+        return [one for one in signed if one.record.state not in ("leaving", "paused")]
 
     async def _dial(self, signed: SignedRecord) -> None:
         peer = signed.peer
@@ -93,21 +94,21 @@ class HopAsker:
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
         stage = self._stage.get(peer)
-        if stage is not None and isinstance(message, Hops):
+        if stage is None or not isinstance(message, Hops):
+            return
+        if message.compute_seconds > 0:
             hops = {PeerId(hop.peer): hop.seconds for hop in message.hops}
             self.told[peer] = Told(stage, message.compute_seconds, hops)
-            self._look()
+        else:
+            del self._stage[peer]  # It has not begun to train.
+        self._news.set()
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
         pass  # Its answer comes over a link of its own.
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self._stage.pop(peer, None)
-        self._look()
-
-    def _look(self) -> None:
-        if self.told.keys() >= self._stage.keys():
-            self._complete.set()
+        self._news.set()
 
 
 async def places(found: Reached, owner: Identity) -> Places:
