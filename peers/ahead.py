@@ -291,8 +291,7 @@ class Ahead:
 
     def hops(self) -> Hops:
         """What there is to plan chains by."""
-        below = range(self.ways.stage + 1, min(self.ways.stage + self.ways.reach, self.ways.rules.last) + 1)
-        live = [peer for stage in below for peer in self.neighbourhood.membership.live(stage)]
+        live = [peer for peer, _ in self._live_below()]
         seconds = self.places.forward_seconds + self.places.backward_seconds
         hops = sorted(self.scouting.hops(live).items(), key=lambda hop: hop[1])[:MOST_HOPS]
         return Hops(seconds, [Hop(peer, max(0.0, hop)) for peer, hop in hops])
@@ -328,13 +327,14 @@ class Ahead:
         self.neighbourhood.post(peer, "data", prospect)
 
     def _below(self, now: float) -> list[tuple[PeerId, int]]:
+        usable = self.pipeline.router.is_usable
+        return [(peer, stage) for peer, stage in self._live_below() if usable(peer, now)]
+
+    def _live_below(self) -> list[tuple[PeerId, int]]:
+        """Peers of the stages below that a microbatch may reach from here, and their stages."""
         last = min(self.ways.stage + self.ways.reach, self.ways.rules.last)
-        return [
-            (peer, stage)
-            for stage in range(self.ways.stage + 1, last + 1)
-            for peer in self.neighbourhood.membership.live(stage)
-            if self.pipeline.router.is_usable(peer, now)
-        ]
+        below = range(self.ways.stage + 1, last + 1)
+        return [(peer, stage) for stage in below for peer in self.neighbourhood.membership.live(stage)]
 
     def _latency(self, peer: PeerId) -> float:
         return self.neighbourhood.echoes.round_trips.get(peer, 0.0) / 2

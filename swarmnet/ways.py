@@ -56,10 +56,10 @@ class Ways:
         any: who has done it already by that way can give its answer again, and to another way it has none.
         Before, it goes along its origin's chain, where it has one.
         """
-        way = self._onward(key)
         chained = None if key is None or tried else self.chained(key)
         if chained is not None:
             return [chained]
+        way = self._onward(key)
         if key is not None and tried and self.sent.get(key) in way.stages:
             others = [peer for peer in self.live(self.sent[key]) if peer not in tried]
             if others:

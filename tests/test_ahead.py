@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from io import StringIO
+from typing import TypeVar
 
 from hostile import BODIES, Liar, messages
 from hypothesis import HealthCheck, Phase, given, settings
@@ -23,6 +24,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Paths
 from swarmnet.paths import begin, visit
 
+Kind = TypeVar("Kind", bound=Swarm)
 PEERS = {"a": 0, "a2": 0, "b": 1, "b2": 1, "c": 2, "c2": 2, "d": 3}
 MANIFEST = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4), paths=Paths(0.25))
 NAMES = [Identity.from_seed(name.encode()).peer_id for name in (*PEERS, "liar")]
@@ -31,18 +33,23 @@ NAMES = [Identity.from_seed(name.encode()).peer_id for name in (*PEERS, "liar")]
 def play(story: Callable[[Swarm], Awaitable[None]], manifest=MANIFEST) -> Swarm:
     """Two origins, 20 ms from everybody; nothing is learnt."""
     swarm = Swarm(manifest, 0, Conditions(0.02), stub=True)
+    played(swarm, story, slots=2)
+    return swarm
+
+
+def played(swarm: Kind, story: Callable[[Kind], Awaitable[None]], slots: int) -> None:
+    """The story begins when all PEERS are at work."""
 
     async def whole() -> None:
         swarm.open()
         for name, stage in PEERS.items():
-            swarm.start(name, stage, in_flight=3, slots=2)
+            swarm.start(name, stage, in_flight=3, slots=slots)
         await swarm.until(lambda: swarm.committed(0) >= 30, 60.0)
         await story(swarm)
         await swarm.close()
 
     run(whole())
     nothing_is_committed_twice(swarm)
-    return swarm
 
 
 def ahead(swarm: Swarm, name: str):

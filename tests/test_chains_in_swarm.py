@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from random import Random
 
-from swarm import OWNER, TINY_MODEL, nothing_is_committed_twice, tiny_manifest
+from swarm import OWNER
+from test_ahead import MANIFEST, PEERS, played
 from test_orders_in_swarm import OwnedSwarm
 
 from peers.creator.chaining import ANSWER_SECONDS, HopAsker
 from peers.reaching import Reached
-from peers.virtual_time import run
 from protocols.identity import Identity
 from protocols.memory_ways import Conditions
 from swarmnet import orders
 from swarmnet.chains import Chain, Told, places_of, plan
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Paths
 from swarmnet.orders import NO_ORDER, Chains
-
-PEERS = {"a": 0, "a2": 0, "b": 1, "b2": 1, "c": 2, "c2": 2, "d": 3}
-MANIFEST = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4), paths=Paths(0.25))
 
 
 class ChainedSwarm(OwnedSwarm):
@@ -49,18 +44,7 @@ class ChainedSwarm(OwnedSwarm):
 
 
 def play(story: Callable[[ChainedSwarm], Awaitable[None]]) -> None:
-    swarm = ChainedSwarm(MANIFEST, conditions=Conditions(0.02), stub=True)
-
-    async def whole() -> None:
-        swarm.open()
-        for name, stage in PEERS.items():
-            swarm.start(name, stage, in_flight=3, slots=4)
-        await swarm.until(lambda: swarm.committed(0) >= 30, 60.0)
-        await story(swarm)
-        await swarm.close()
-
-    run(whole())
-    nothing_is_committed_twice(swarm)
+    played(ChainedSwarm(MANIFEST, conditions=Conditions(0.02), stub=True), story, slots=4)
 
 
 def test_microbatches_keep_to_the_chains_of_their_origins_for_as_long_as_was_ordered():

@@ -42,8 +42,6 @@ def most_mixed(capacities: Sequence[float], middle: int, whole: float) -> float:
 
 def mixed_shares(capacities: Sequence[float], middle: int, whole: float) -> tuple[float, ...]:
     """As `visit_shares`, where the share `whole` of the microbatches visits every stage."""
-    if not whole:
-        return visit_shares(capacities, middle)
     left = _left(capacities, most_mixed(capacities, middle, whole) * whole)
     least = max(left) * LEAST_LEFT
     others = visit_shares([max(one, least) for one in left], middle)
