@@ -1,6 +1,6 @@
 """In one process: what a way of skipping stages costs the model, without a network and without chance.
 
-    scripts/soak quality-alone [--tokens 500000] [--seeds 2] [--report FILE] RULE...
+    scripts/soak quality-alone [--tokens 500000] [--seeds 2] [--sequences 2] [--report FILE] RULE...
 
 RULE is `whole` (nothing is left out) or `skip`, with what else is to be tried after colons:
 
@@ -10,9 +10,10 @@ RULE is `whole` (nothing is left out) or `skip`, with what else is to be tried a
     skip:ramp=0.5        fewer and fewer, none any more after half
     ...:plain            whole paths are trained without Rules.branch_scale
 
-The model, text and rounds are those of `scripts/soak quality`; stages are the real ones, called one after the
-other, one microbatch a round, and legal paths are drawn uniformly. A rule and a seed always give the same
-model, but another rounding anywhere gives one that is 1 to 2 % better or worse after half a million tokens.
+The model, text and rounds are those of `scripts/soak quality`; stages are the real ones, called one after
+the other, four microbatches a round (one with `--sequences 8`), and legal paths are drawn uniformly. A rule
+and a seed always give the same model, but another rounding anywhere gives one that is 1 to 2 % better or
+worse after half a million tokens.
 """
 
 from __future__ import annotations
@@ -173,9 +174,12 @@ def main() -> int:
     parser.add_argument(
         "--seeds", type=int, default=2, help="runs of each rule, from first weights of their own"
     )
+    parser.add_argument("--sequences", type=int, help="of 64 tokens, in a microbatch; a round has 8")
     parser.add_argument("--report", type=Path, help="where to write all figures, a line of JSON per run")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.sequences:
+        RUN["data"]["microbatch_sequences"] = options.sequences
     names = ("perplexity", "half gone", "worst", "all gone", "seconds")
     print(f"{'rule':32} seed " + " ".join(f"{name:>10}" for name in names))
     for seed, rule in itertools.product(range(options.seeds), options.rules):

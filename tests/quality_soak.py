@@ -2,8 +2,8 @@
 
     scripts/soak quality [--tokens 500000] [--seeds 3] [--keep FOLDER] [--report FILE]
 
-Two runs that differ in nothing but `paths` (no skipping; 1/3, after a first quarter without and by three
-microbatches of ten) train on 127.0.0.1 for the same number of tokens, one after the other. Then their
+Two runs that differ in nothing but `paths` (no skipping; 1/3, by every fourth microbatch after a first
+quarter that skips nothing) train on 127.0.0.1 for the same number of tokens, beside each other. Then their
 checkpoints are scored on held-out text: whole, and with every choice of half of the middle stages left out,
 which is what inference does with stages that nobody holds (hidden states go by). Last, the skipping run is
 started again without the peers of two middle stages and scored through the live peers that are left, as
@@ -46,23 +46,26 @@ RUN: dict[str, Any] = {
         "layers": sum(STAGES), "width": 64, "heads": 4, "key_value_heads": 4, "head_width": 16,
         "feed_forward": 192,
     },
-    "data": {"sequence_tokens": 64, "microbatch_sequences": 8},
+    "data": {"sequence_tokens": 64, "microbatch_sequences": 2},
     "rounds": {"target_tokens": 512},
 }  # fmt: skip
 """Small rounds: with 2048 tokens each, half a million are 244 steps, and by then the model has hardly begun
-to use its depth (docs/benchmarks/quality.md)."""
+to use its depth. Four microbatches in each, so that whole and short paths meet in one step, as they do in a
+round of a real swarm (docs/benchmarks/quality.md)."""
 IN_FLIGHT = 1
-"""Microbatches of an origin under way. With 2 every gradient is of the weights a round ago, rounds being one
-microbatch here: that costs 10 to 17 % of perplexity, and equal runs scatter by 6 %, which hides the 2 %
-that are looked for."""
+"""Microbatches of an origin under way: gradients are of the weights of their own round. Those of the
+weights a round ago cost 10 to 17 % of perplexity, and equal runs scatter by 6 %, which hides the 2 % that
+are looked for."""
 SKIP_RATIO = 1 / 3
-WHOLE_FIRST, WHOLE_SHARE = 1 / 4, 0.7
+WHOLE_FIRST, WHOLE_SHARE = 1 / 4, 0.75
 """Of the rounds, at the beginning, and of the microbatches after them (docs/benchmarks/quality.md)."""
 MIDDLE = range(1, len(STAGES) - 1)
 GONE = len(MIDDLE) // 2
 MOST_LOSS, MOST_COST = 1.07, 1.02
 """Times the perplexity: with half of the middle gone, and of the whole model for having skipped (issue 4)."""
 SCORED_BYTES = 32 * 1024
+TOLD_TOKENS = 100_000
+"""How often a run says how far it is."""
 SILENT_SECONDS = 300.0
 """Without one microbatch more, a run is given up."""
 
@@ -125,16 +128,18 @@ class Swarm:
             now, before = sum(peer.status.get("tokens", 0) for peer in self.origins()), done
             if now > before:
                 done, moved_at = now, time.monotonic()
-                print(f"\r{self.arm.name}: {done:,} of {self.tokens:,} tokens", end="", file=sys.stderr)
+                if done // TOLD_TOKENS > before // TOLD_TOKENS:
+                    print(f"{self.arm.name}: {done:,} of {self.tokens:,} tokens", file=sys.stderr)
             dead = [name for name, peer in self.peers.items() if not peer.alive]
             assert not dead, f"{dead} ended: {[list(self.peers[name].said)[-3:] for name in dead]}"
             assert time.monotonic() < moved_at + SILENT_SECONDS, f"nothing for {SILENT_SECONDS:g} s"
-        print(file=sys.stderr)
 
     def origins(self) -> list[DemoPeer]:
         return [peer for name, peer in self.peers.items() if name.startswith("stage-0-")]
 
     async def end(self) -> None:
+        # Origins first: their last microbatches need the others, who would be waited for until they give up.
+        await asyncio.gather(*(peer.stop(90.0) for peer in self.origins()))
         await asyncio.gather(*(peer.stop(90.0) for peer in self.peers.values()))
         if self.boot is not None:
             await self.boot.stop(5.0)
@@ -229,10 +234,11 @@ async def train(folder: Path, arm: Arm, tokens: int, each: int, seed: int) -> di
         await swarm.end()
     seconds = time.monotonic() - began
     text = held_out_text()
-    found = {"seconds": round(seconds), "stages": swarm.counts(), **quality(newest(folder), text)}
+    rated = await asyncio.to_thread(quality, newest(folder), text)
+    found = {"seconds": round(seconds), "stages": swarm.counts(), **rated}
     if arm.skip_ratio > 0:
         gone = tuple(MIDDLE)[:GONE]
-        resting = scored(newest(folder), text, gone, SCORED_BYTES // 4)
+        resting = await asyncio.to_thread(scored, newest(folder), text, gone, SCORED_BYTES // 4)
         try:
             await swarm.begin(without=gone)
             found["live"] = {"gone": list(gone), "checkpoints": told(resting), **await swarm.live(text)}
@@ -240,6 +246,15 @@ async def train(folder: Path, arm: Arm, tokens: int, each: int, seed: int) -> di
             await swarm.end()
     kept.write_text(json.dumps(found))
     return found
+
+
+async def train_pair(folder: Path, tokens: int, each: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Both runs, beside each other: waiting for one's messages leaves its cores to the other."""
+    async with asyncio.TaskGroup() as group:
+        runs = {
+            arm.name: group.create_task(train(folder / arm.name, arm, tokens, each, seed)) for arm in ARMS
+        }
+    return {name: run.result() for name, run in runs.items()}
 
 
 def told_pair(seed: int, found: dict[str, dict[str, Any]]) -> str:
@@ -264,12 +279,7 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="swarmnet-quality-"))
     pairs = [
-        {
-            arm.name: asyncio.run(
-                train(folder / f"seed-{seed}" / arm.name, arm, options.tokens, options.each, seed)
-            )
-            for arm in ARMS
-        }
+        asyncio.run(train_pair(folder / f"seed-{seed}", options.tokens, options.each, seed))
         for seed in range(options.seeds)
     ]
     costs = [pair["skipping"]["whole"]["perplexity"] / pair["whole"]["whole"]["perplexity"] for pair in pairs]

@@ -78,9 +78,9 @@ def test_a_rule_of_skipping_says_which_microbatches_leave_nothing_out(text, whol
 def test_a_run_in_one_process_visits_what_its_rule_says(monkeypatch):
     monkeypatch.setattr(quality_alone, "quality", lambda model, text: {"round": model.round})
     found = quality_alone.train(Rule.parse("skip:first=0.5"), seed=0, tokens=4 * 512)
-    assert found["visits"][0] == found["visits"][-1] == 4
-    assert sum(found["visits"][stage] for stage in MIDDLE) == 2 * 4 + 2 * 2
-    assert found["round"] == min(found["visits"]) >= 2, "a round is one microbatch"
+    assert found["visits"][0] == found["visits"][-1] == 16
+    assert sum(found["visits"][stage] for stage in MIDDLE) == 8 * 4 + 8 * 2
+    assert found["round"] == min(found["visits"]) // 4 >= 2, "a round is four microbatches"
 
 
 def test_a_model_that_skipped_is_scored_as_long_as_its_path_is(model):
