@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Manifest
 from swarmnet.mover import (
     LOOKS_IN_VAIN,
     PATIENT_STARVING_SECONDS,
@@ -35,9 +38,11 @@ from swarmnet.moving import (
     choose_move,
     choose_stage,
     period_seconds,
+    stage_work,
     view_of,
     worthwhile,
 )
+from swarmnet.parameters import EMBEDDING, parameter_shapes
 
 ME, MATE, THIRD = PeerId("me"), PeerId("mate"), PeerId("third")
 EQUAL = MoveRules((1.0, 1.0, 1.0))
@@ -373,3 +378,14 @@ def test_a_directory_that_does_not_answer_moves_nobody():
     machine.handle(Tick(), now)
     (withdrawn,) = machine.handle(Looked(None, 1.0), now)
     assert isinstance(withdrawn, Withdraw)
+
+
+def test_the_work_of_a_stage_is_its_matrices_and_attention_to_half_of_the_sequence():
+    manifest = Manifest("run", PeerId("owner"), 0, (2, 1, 1))
+    model, tokens = manifest.model, manifest.data.sequence_tokens
+    products = []
+    for stage, layers in enumerate(manifest.stages):
+        shapes = parameter_shapes(model, manifest.span(stage)).items()
+        matrices = sum(prod(sides) for name, sides in shapes if len(sides) > 1 and name != EMBEDDING)
+        products.append(matrices + layers * 2 * (tokens / 2) * model.heads * model.head_width)
+    assert stage_work(manifest) == pytest.approx([each / products[1] for each in products])

@@ -10,7 +10,7 @@ from test_cli import refused
 from peers.capacity import links
 from peers.capacity.churn import JOIN_SECONDS, Play, Turnover, thinnest_share
 from peers.capacity.layout import Layout, PeerSpec, Work
-from peers.capacity.placing import placed, stage_shares
+from peers.capacity.placing import placed
 from peers.capacity.plan import plan
 from peers.capacity.playing import course, play, playable
 from peers.capacity.question import BACKWARD_RATIO, Question
@@ -47,12 +47,6 @@ def test_classes_of_peers_are_read_and_wrong_ones_named():
     for wrong in ("", "x", "0x5tps", "3x0tps", "3x5tps@1", "3x5tps@0/1", "3x5"):
         with pytest.raises(ValueError, match=r"peers|nothing"):
             peer_classes(wrong)
-
-
-def test_a_stage_with_more_layers_has_more_of_the_compute():
-    shares = stage_shares(MANIFEST)
-    assert sum(shares) == pytest.approx(1.0)
-    assert shares[0] > shares[2] > shares[1]
 
 
 def test_a_plan_adds_up():

@@ -10,24 +10,14 @@ from peers.capacity.question import BACKWARD_RATIO, Question
 from peers.capacity.speeds import PeerClass
 from peers.errors import UserError
 from swarmnet.manifest import Manifest
-from swarmnet.parameters import EMBEDDING, parameter_shapes
-
-
-def stage_shares(manifest: Manifest) -> tuple[float, ...]:
-    """Each stage's part of the compute: matrix products per token, attention's own counted in."""
-    model, tokens = manifest.model, manifest.data.sequence_tokens
-    shares = []
-    for stage, layers in enumerate(manifest.stages):
-        shapes = parameter_shapes(model, manifest.span(stage))
-        products = sum(a * b for name, (a, *rest) in shapes.items() if name != EMBEDDING for b in rest)
-        shares.append(products + layers * tokens * 2 * model.heads * model.head_width)
-    return tuple(share / sum(shares) for share in shares)
+from swarmnet.moving import stage_work
 
 
 def placed(manifest: Manifest, question: Question, whole: bool = False) -> list[PeerSpec]:
     """Every peer, the fastest first, in the stage that carries least of the run so far. `whole`: while
     microbatches leave nothing out, if the run begins so; when that ends peers move. Raises UserError."""
-    shares, rules = stage_shares(manifest), manifest.path_rules()
+    work, rules = stage_work(manifest), manifest.path_rules()
+    shares = [one / sum(work) for one in work]
     visits = [rules.visit_share(stage, 0 if whole else rules.whole_rounds) for stage in range(len(shares))]
     count = sum(one.count for one in question.classes)
     if count < len(shares):

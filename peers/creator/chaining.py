@@ -97,8 +97,7 @@ class HopAsker:
         if stage is None or not isinstance(message, Hops):
             return
         if message.compute_seconds > 0:
-            hops = {PeerId(hop.peer): hop.seconds for hop in message.hops}
-            self.told[peer] = Told(stage, message.compute_seconds, hops)
+            self.told[peer] = told_by(stage, message)
         else:
             del self._stage[peer]  # It has not begun to train.
         self._news.set()
@@ -109,6 +108,11 @@ class HopAsker:
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self._stage.pop(peer, None)
         self._news.set()
+
+
+def told_by(stage: int, hops: Hops) -> Told:
+    """The answer of a peer of that stage."""
+    return Told(stage, hops.compute_seconds, {PeerId(hop.peer): hop.seconds for hop in hops.hops})
 
 
 async def places(found: Reached, owner: Identity) -> Places:

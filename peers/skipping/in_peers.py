@@ -23,6 +23,7 @@ from rich.table import Table
 from torch import Tensor
 
 from peers.compute import BACKWARD, FORWARD, InlineCompute, Result
+from peers.creator.chaining import told_by
 from peers.run_file import SignedManifest
 from peers.settings import Settings
 from peers.simulation.clock import GatedLoop
@@ -267,13 +268,10 @@ class Story:
 
     def plan(self) -> None:
         """Chains by what the peers have measured so far, as the run's owner orders them."""
-        told = dict[PeerId, chains.Told]()
-        for number, worker in self.workers.items():
-            assert worker.data is not None
-            hops = worker.data.ahead.hops()
-            known = {PeerId(hop.peer): hop.seconds for hop in hops.hops}
-            stage = self.topology.stage[number]
-            told[worker.transport.peer] = chains.Told(stage, hops.compute_seconds, known)
+        told = {
+            worker.transport.peer: told_by(self.topology.stage[number], worker.data.ahead.hops())
+            for number, worker in self.workers.items() if worker.data is not None
+        }  # fmt: skip
         planned = chains.plan(chains.places_of(self.manifest.path_rules(), told), Random(self.seed))
         for worker in self.workers.values():
             now = worker.presence.directory.now()
