@@ -294,13 +294,13 @@ class Worker:
             reason, group = f"not in step after {STEP_SECONDS:g} s", tuple(self.recovery.group())
             self.note("resynchronise", code="not_in_step", peers=list(group), reason=reason, fork_round=None)
             self._resynchronise(Resynchronise(group, reason))
-        if not self._behind.is_set():
+        if not (self._behind.is_set() or self._leaving.is_set()):
             self.data.serving = True
             self.note("in_step", round=rounds.current, settled=rounds.settled)
             self.say("trains", f"in step with its stage, at round {rounds.current}: takes part from now on")
             self.neighbourhood.beat_now()
             self.data.pump()
-            if self.settings.moves and self.states is not None and not self._leaving.is_set():
+            if self.settings.moves and self.states is not None:
                 self.moving.begin(self.states.fetched_bytes, self.states.state_bytes, self.settings.moved)
 
     async def _until_leaving_or_behind(self) -> None:
