@@ -10,6 +10,7 @@ from peers.archive.keepers import PATIENCE_SECONDS, Keepers
 from peers.compute import UPDATE, Compute
 from peers.disk import Disk
 from peers.neighbourhood import Neighbourhood
+from peers.parting import until_left
 from peers.presence import Presence
 from peers.snapshots import Weights
 from peers.state_path import NoState, StatePath
@@ -77,18 +78,17 @@ class Recovery:
     async def weights(self, update: UpdatePath | None, wish: Callable[[], Resynchronise | None]) -> Weights:
         """The newest that the group offers, else what this peer has itself. `wish`: why the state is
         fetched anew, as it is known by then; after a fork only from those of the history that stands, and not
-        on top of the own one. What is on disk of a download is removed, unless this peer leaves before it has
-        any weights: then it goes on with that when it is started again."""
-        found = await self._weights(update, wish)
-        if not self.leaving.is_set():
-            await self.disk.chunks.remove()
+        on top of the own one. What is on disk of a download is removed. Raises Left when this peer is told to
+        leave before it has any weights: then it goes on with that when it is started again."""
+        found = await until_left(self.leaving, self._weights(update, wish))
+        await self.disk.chunks.remove()
         return found
 
     async def _weights(self, update: UpdatePath | None, wish: Callable[[], Resynchronise | None]) -> Weights:
         own = self._first() if update is None else await self._settled(update)
         clock = self.neighbourhood.clock
         until, agreed_until = clock.time() + PATIENCE_SECONDS, clock.time() + AGREE_SECONDS
-        while not self.leaving.is_set():
+        while True:
             given_up = wish()
             forked = given_up is not None and given_up.fork_round is not None
             wanted = self.group() if given_up is None else given_up.peers
@@ -125,7 +125,6 @@ class Recovery:
             return replace(
                 weights, past=self._pasts.get((weights.settled_round, weights.chain), NOTHING_PAST)
             )
-        return own
 
     def _holds_another(self, weights: Weights) -> bool:
         """Whether the own disk had other weights after the same round."""

@@ -28,6 +28,7 @@ from peers.looking import Looking
 from peers.meeting import met
 from peers.moving import Moving, first_stage
 from peers.neighbourhood import Neighbourhood
+from peers.parting import Left, until_left
 from peers.presence import OPERATION_SECONDS, Presence
 from peers.receipts import Receipts
 from peers.recovery import Recovery, newest_wish
@@ -130,14 +131,14 @@ class Worker:
             task.add_done_callback(self.task_ended)
         try:
             self.recovery.restore()
-            await self._meet()
-            await self._from_archive()
-            while not self._leaving.is_set():
-                self._enter("joining")
-                await self._take_up()
-                self._enter("training")
-                self.stands()
-                await self._until_leaving_or_behind()
+            with suppress(Left):
+                await until_left(self._leaving, self._meet())
+                while not self._leaving.is_set():
+                    self._enter("joining")
+                    await self._take_up()
+                    self._enter("training")
+                    self.stands()
+                    await self._until_leaving_or_behind()
             await self._drain()
         finally:
             await self._close()
@@ -206,14 +207,12 @@ class Worker:
         self.note("assembled", stage=self.stage, parameters=self.part.layout.parameters)
 
     async def _meet(self) -> None:
-        """Find the group before deciding that there is none: a second history must not be started."""
+        """Find the group before deciding that there is none: a second history must not be started. Where
+        nobody trains this stage, what the archive has becomes the own checkpoint; archivists are met."""
         assert self.neighbourhood is not None
         membership = self.neighbourhood.membership
         await self.looking.look()
         await self._until(lambda: met(membership), self.loop.time() + MEET_SECONDS)
-
-    async def _from_archive(self) -> None:
-        """Nobody trains this stage: what the archive has becomes the own checkpoint; archivists are met."""
         url, folder = self.settings.archive, self.settings.checkpoints
         # Others that start as this one does are no group yet: all of them take the archive's.
         trained = self.recovery.is_trained

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from peers.kept_chunks import KeptChunks
+from peers.parting import Left
 from peers.recovery import AGREE_SECONDS, Recovery, newest_wish
 from peers.snapshots import Weights
 from peers.state_path import NoState
@@ -98,9 +99,11 @@ def test_what_is_on_disk_of_a_download_goes_once_there_are_weights_but_not_when_
         assert states.kept is recovery.disk.chunks
         if leaves:  # It gets none of the group.
             asyncio.get_running_loop().call_later(5.0, recovery.leaving.set)
+            with pytest.raises(Left):
+                await recovery.weights(None, lambda: None)
         else:
             recovery.neighbourhood.membership.peers.clear()
-        assert (await recovery.weights(None, lambda: None)).settled_round == -1
+            assert (await recovery.weights(None, lambda: None)).settled_round == -1
         assert tmp_path.exists() == leaves
 
     run(story())

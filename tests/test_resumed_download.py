@@ -272,3 +272,22 @@ def test_the_same_seed_plays_the_same_story(tmp_path):
         return play(story).notes
 
     assert notes(tmp_path / "first") == notes(tmp_path / "second")
+
+
+def test_a_newcomer_told_to_leave_in_its_download_goes_at_once_and_comes_back_for_the_rest(tmp_path):
+    async def story(swarm: Swarm) -> None:
+        worker = comes(swarm, tmp_path).worker
+        await swarm.until(lambda: swarm.of("fetching", "d"), 20.0)
+        await swarm.until(lambda: worker.states.fetched_bytes >= STATE_BYTES // 2, 60.0)
+        told_at = swarm.loop.time()
+        await swarm.leave("d")
+        assert swarm.loop.time() - told_at < 1.0, "the lines would take seconds for the other half"
+        here = chunks_in(tmp_path) * CHUNK_BYTES
+        assert STATE_BYTES // 2 <= here < STATE_BYTES
+        assert not list(tmp_path.glob("*.safetensors")), "it had no weights yet"
+        await worker.transport.close()
+        comes(swarm, tmp_path)
+        await in_step(swarm)
+        assert swarm.of("fetching", "d")[-1].fields["kept"] == here
+
+    play(story)
