@@ -14,6 +14,8 @@ import swarm as fixture
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
 from peers import checkpoint
+from peers.archive.restoring import Restoring
+from peers.archive.store import StoreUnreachable
 from peers.run_file import RunFileError, from_wire
 from peers.virtual_time import run
 from protocols.memory import Conditions
@@ -151,6 +153,23 @@ def test_an_origin_told_to_leave_while_it_comes_into_step_begins_nothing():
         assert not swarm.of("in_step", "g")
 
     play(Swarm(tiny_manifest()), story)
+
+
+def test_a_peer_that_waits_for_its_archive_can_leave(tmp_path, monkeypatch):
+    def away(*_: object) -> str:
+        raise StoreUnreachable("nobody answers")
+
+    async def story() -> None:
+        swarm.open()
+        member = swarm.start("a", 0, archive=str(tmp_path / "archive"), checkpoints=tmp_path)
+        await swarm.until(lambda: any("trying again" in line for _, line in member.said), 60.0)
+        told_at = swarm.loop.time()
+        await swarm.close()
+        assert swarm.loop.time() - told_at < 1.0
+
+    monkeypatch.setattr(Restoring, "_bring", away)
+    swarm = Swarm(tiny_manifest())
+    run(story())
 
 
 @pytest.mark.parametrize(("missed", "way"), [(5, "contributions"), (FETCH_ROUNDS + 5, "snapshot")])
