@@ -206,20 +206,22 @@ def test_a_pause_that_comes_when_a_move_was_announced_does_not_become_the_move()
     run(story())
 
 
-def test_a_peer_that_is_told_to_leave_before_it_is_in_step_decides_on_no_move_while_it_drains():
+def test_a_peer_that_is_told_to_leave_before_it_is_in_step_begins_no_microbatch_and_decides_on_no_move():
     async def story() -> None:
-        swarm, begun = Uneven(), []
+        swarm, moves = Uneven(), []
         swarm.open()
         swarm.begin({"a": 0, "b": 1, "c": 2}, moves=True)
         await swarm.until(lambda: swarm.committed() > 20, 60.0)
         swarm.begin({"d": 0}, moves=True)
         told = swarm.members["d"]
         await swarm.until(lambda: told.worker.update is not None, 30.0)
-        told.worker.moving.begin = lambda *known: begun.append(known)
+        told.worker.moving.begin = lambda *known: moves.append(known)
+        assert not swarm.of("in_step", "d"), "it has weights, and is not in step yet"
+        begun = told.worker.data.next_counter
         told.worker.leave(60.0, "pausing")
         await swarm.until(lambda: told.task.done(), 90.0)
-        assert swarm.of("in_step", "d")
-        assert not begun
+        assert told.worker.data.next_counter == begun
+        assert not moves
         await swarm.close()
 
     run(story())

@@ -141,20 +141,6 @@ def test_a_polite_leave_finishes_what_it_started_and_hands_over_the_last_contrib
     assert "left: leaving" in reasons
 
 
-def test_an_origin_told_to_leave_while_it_comes_into_step_begins_nothing():
-    async def story(swarm: Swarm) -> None:
-        await swarm.until(lambda: settled(swarm) >= 3, 60.0)
-        worker = swarm.start("g", 0).worker
-        await swarm.until(lambda: worker.update is not None, 60.0)
-        assert worker.state == "joining", "it has weights, and is not in step yet"
-        begun = worker.data.next_counter
-        await swarm.leave("g")
-        assert worker.data.next_counter == begun
-        assert not swarm.of("in_step", "g")
-
-    play(Swarm(tiny_manifest()), story)
-
-
 def test_a_peer_that_waits_for_its_archive_can_leave(tmp_path, monkeypatch):
     def away(*_: object) -> str:
         raise StoreUnreachable("nobody answers")
