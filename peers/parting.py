@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from peers.supervision import until_one_ends
+
 Result = TypeVar("Result")
 
 
@@ -15,13 +17,12 @@ class Left(Exception):
 
 async def until_left(leaving: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result:
     """What `work` gives or raises; Left when the peer is to leave before that."""
-    doing, told = asyncio.ensure_future(work), asyncio.ensure_future(leaving.wait())
-    try:
-        await asyncio.wait((doing, told), return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            return doing.result()
+    given: list[Result] = []
+
+    async def wait() -> None:
+        given.append(await work)
+
+    await until_one_ends(work=wait(), leaving=leaving.wait())
+    if not given:
         raise Left
-    finally:
-        for each in (doing, told):
-            each.cancel()
-        await asyncio.gather(doing, told, return_exceptions=True)
+    return given[0]

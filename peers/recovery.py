@@ -10,7 +10,6 @@ from peers.archive.keepers import PATIENCE_SECONDS, Keepers
 from peers.compute import UPDATE, Compute
 from peers.disk import Disk
 from peers.neighbourhood import Neighbourhood
-from peers.parting import until_left
 from peers.presence import Presence
 from peers.snapshots import Weights
 from peers.state_path import NoState, StatePath
@@ -42,7 +41,6 @@ class Recovery:
         presence: Presence,
         neighbourhood: Neighbourhood,
         compute: Compute,
-        leaving: asyncio.Event,
         note: Callable[..., None],
         say: Callable[[str, str], None],
     ) -> None:
@@ -57,7 +55,6 @@ class Recovery:
         states.vouched = self.keepers.vouched
         states.kept = disk.chunks
         self.compute = compute
-        self.leaving = leaving
         self.note = note
         self.say = say
 
@@ -78,13 +75,7 @@ class Recovery:
     async def weights(self, update: UpdatePath | None, wish: Callable[[], Resynchronise | None]) -> Weights:
         """The newest that the group offers, else what this peer has itself. `wish`: why the state is
         fetched anew, as it is known by then; after a fork only from those of the history that stands, and not
-        on top of the own one. What is on disk of a download is removed. Raises Left when this peer is told to
-        leave before it has any weights: then it goes on with that when it is started again."""
-        found = await until_left(self.leaving, self._weights(update, wish))
-        await self.disk.chunks.remove()
-        return found
-
-    async def _weights(self, update: UpdatePath | None, wish: Callable[[], Resynchronise | None]) -> Weights:
+        on top of the own one."""
         own = self._first() if update is None else await self._settled(update)
         clock = self.neighbourhood.clock
         until, agreed_until = clock.time() + PATIENCE_SECONDS, clock.time() + AGREE_SECONDS

@@ -185,9 +185,8 @@ class Worker:
         )
         self.states.signed = self.digests.roots
         self.recovery = Recovery(
-            self.disk, self.states, self.presence, self.neighbourhood, self.compute, self._leaving,
-            self.note, self.say,
-        )  # fmt: skip
+            self.disk, self.states, self.presence, self.neighbourhood, self.compute, self.note, self.say
+        )
         self.data = DataPath(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
             self.settings.slots, self.settings.in_flight, self._committed, self.note,
@@ -242,7 +241,8 @@ class Worker:
         assert self.states is not None
         assert self.data is not None
         old = self.update
-        weights = await self.recovery.weights(old, lambda: self._given_up)
+        weights = await until_left(self._leaving, self.recovery.weights(old, lambda: self._given_up))
+        await self.disk.chunks.remove()  # Who leaves in a download goes on with it another time.
         given_up, self._given_up = self._given_up, None
         self._behind.clear()
         units = weights.units.to(self.part.device)

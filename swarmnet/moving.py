@@ -51,9 +51,9 @@ class MoveRules:
     """By how much of what a peer does the poorer of the two stages must gain: at 0 a difference of one peer
     would be passed on for ever, at 1 only differences of two exactly known speeds would count. Of a usual
     peer, if the one that moves is slower: its download and its absence cost as much."""
-    enough: float = 0.125
+    enough: float = 0.08
     """Or by so much of what it has: among few peers a fraction of one is a good part of the throughput.
-    Speeds scatter by half of that."""
+    Speeds scatter by 5 %, a stage of three by 3: what looks like so much is not chance."""
     slack: float = 0.02
     """By how much richer the one stage must be than the other: 10,000 peers are not for ever evening out
     single ones."""
@@ -242,12 +242,19 @@ def choose_move(
     if view.usual > 0:
         speed = min(speed, FASTEST * view.usual)  # As it is counted.
     leaves = speed / needs[stage]
-    richer = sum(capacity > capacities[stage] + leaves for capacity in capacities)
-    if min(capacities) > 0 and richer > passed_over:
-        return None  # Whoever is at the richest stage goes first, or peers would move twice.
     target = chance.choice(_poorest(capacities, rules.never))
-    intent = Intent(me, stage, target, leaves, speed / needs[target])
     one = view.usual / needs[target]
+
+    def goes_first(other: int) -> bool:
+        """A stage so much richer that it would be this stage's turn only after it, and that a usual peer of
+        it would leave."""
+        usual = Intent(me, other, target, view.usual / needs[other], one)
+        richer = capacities[other] > capacities[stage] + leaves
+        return richer and worthwhile(capacities, usual, rules, download_seconds, one)
+
+    if min(capacities) > 0 and sum(map(goes_first, range(len(capacities)))) > passed_over:
+        return None  # Whoever is at the richest stage goes first, or peers would move twice.
+    intent = Intent(me, stage, target, leaves, speed / needs[target])
     if target == stage or not worthwhile(capacities, intent, rules, download_seconds, one):
         return None
     return intent

@@ -105,12 +105,14 @@ def test_a_slow_peer_does_not_move_for_the_little_that_it_brings():
     assert wish(view, rate=0.2) is None
 
 
-def test_among_few_peers_an_eighth_more_for_the_poorest_stage_is_worth_a_move():
+def test_among_few_peers_8_percent_more_for_the_poorest_stage_are_worth_a_move():
     rules = MoveRules((2.0, 2.0, 1.36))
     move = Intent(ME, 1, 2, leaves=1 / 2, brings=1 / 1.36)
     few = (3 / 2, 3 / 2, 1.2 / 1.36)  # One of the last stage is gone, another five times as slow.
     assert worthwhile(few, move, rules, 0.0, one=1 / 1.36)
-    assert not worthwhile((3 / 2, 3 / 2, 1.25 / 1.36), move, rules, 0.0, one=1 / 1.36)
+    assert not worthwhile((3 / 2, 3 / 2, 1.27 / 1.36), move, rules, 0.0, one=1 / 1.36)
+    slow = Intent(ME, 2, 1, leaves=0.2 / 1.36, brings=0.2 / 2)
+    assert worthwhile((3 / 2, 2 / 2, 2.2 / 1.36), slow, rules, 0.0, one=1 / 2), "a tenth more, at no cost"
 
 
 def test_what_a_peer_brings_follows_from_the_work_of_the_stage():
@@ -314,6 +316,14 @@ def test_only_looks_in_a_row_count_at_which_nothing_else_was_in_the_way():
     stuck, even = View((6.0, 3.0, 9.0)), View((3.5, 3.0, 9.0))
     assert looks(mover(), *[stuck] * 2, even, *[stuck] * LOOKS_IN_VAIN) == []
     assert looks(mover(), *[even] * 9) == []
+
+
+def test_nobody_waits_for_a_richer_stage_that_no_usual_peer_would_leave():
+    def slow(richest: float) -> Intent | None:
+        return choose_move(View((richest, 2.0, 2.4), usual=1.0), ME, 2, 0.2, EQUAL, 0.0, Random(1))
+
+    assert slow(3.0) == Intent(ME, 2, 1, 0.2, 0.2), "one of them gone, theirs would be the poorest"
+    assert slow(4.0) is None, "they have one to spare"
 
 
 def test_of_the_stages_below_one_that_nobody_leaves_the_richest_is_the_first_to_be_left():

@@ -93,7 +93,7 @@ def best_assignment() -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_a_stage_that_lost_its_peers_is_helped_within_a_minute_to_90_percent_of_the_best_assignment():
+def test_a_stage_that_lost_its_peers_is_helped_within_a_minute_to_93_percent_of_the_best_assignment():
     async def watched(swarm: Uneven) -> None:
         await change(swarm)
         await swarm.during(80.0)
@@ -108,13 +108,14 @@ def test_a_stage_that_lost_its_peers_is_helped_within_a_minute_to_90_percent_of_
     after = moving.rate(CHANGE + 60, CHANGE + 80)
     moved = [note for note in moving.of("assembled") if note.time > CHANGE]
     assert short < 0.75 * best
-    assert after >= 0.9 * best
-    assert [note.fields["stage"] for note in moved] == [2], "one moved, once"
+    assert after >= 0.93 * best
+    assert [note.fields["stage"] for note in moved] == [2, 1], "one went, then the slow one, once each"
+    assert moved[1].name == "h"
     assert moved[0].time < CHANGE + 40.0
     mover = moved[0].name
     assert any(note.time > moved[0].time for note in moving.of("committed", mover)), "it works there"
     assert len(agreed(moving, mover)) > 5
-    assert len(moving.of("moving")) <= 3
+    assert len(moving.of("moving")) <= 5
 
 
 def agreed(swarm: Uneven, mover: str) -> set[int]:
@@ -125,8 +126,7 @@ def agreed(swarm: Uneven, mover: str) -> set[int]:
         for note in swarm.of("settled", mover)
         if note.time > began
     }
-    mates = [name for name, stage in NINE.items() if stage == 2]
-    theirs = [note.fields for note in swarm.of("settled", *mates) if note.fields["round"] in here]
+    theirs = [note.fields for note in swarm.of("settled", "g", "i") if note.fields["round"] in here]
     assert all(fields["digest"] == here[fields["round"]] for fields in theirs)
     return here.keys() & {fields["round"] for fields in theirs}
 

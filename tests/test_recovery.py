@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 
-from peers.kept_chunks import KeptChunks
-from peers.parting import Left
 from peers.recovery import AGREE_SECONDS, Recovery, newest_wish
 from peers.snapshots import Weights
 from peers.state_path import NoState
@@ -56,8 +53,8 @@ class Apart:
         return Weights(None, 7, START)
 
 
-def starting(ready: bool, folder: Path | None = None) -> tuple[Recovery, Apart]:
-    """A peer without checkpoints and two in its group; `ready`: they take part. `folder`: of a download."""
+def starting(ready: bool) -> tuple[Recovery, Apart]:
+    """A peer without checkpoints and two in its group; `ready`: they take part."""
     membership = Membership(PeerId("me"), 0, Random(1))
     for name in (LIAR, HONEST):
         membership.recorded(name, 0, "worker", ("/x",), 1, b"record", 0.0)
@@ -71,10 +68,10 @@ def starting(ready: bool, folder: Path | None = None) -> tuple[Recovery, Apart]:
 
     disk = SimpleNamespace(
         restored=list, first_weights=lambda: Weights(None, -1, START), forget_after=lambda round: None,
-        chunks=KeptChunks(folder, nothing),
+        chunks=None,
     )  # fmt: skip
     states = Apart()
-    recovery = Recovery(disk, states, None, around, None, asyncio.Event(), nothing, nothing)
+    recovery = Recovery(disk, states, None, around, None, nothing, nothing)
     recovery.keepers = SimpleNamespace(linked=list)
     return recovery, states
 
@@ -88,25 +85,6 @@ def test_where_nobody_takes_part_a_peer_that_starts_waits_for_agreement_only_for
         return asyncio.get_running_loop().time()
 
     assert AGREE_SECONDS <= run(story()) <= AGREE_SECONDS + 2.0
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-def test_what_is_on_disk_of_a_download_goes_once_there_are_weights_but_not_when_leaving(tmp_path, leaves):
-    (tmp_path / ("0" * 64)).touch()
-
-    async def story() -> None:
-        recovery, states = starting(ready=True, folder=tmp_path)
-        assert states.kept is recovery.disk.chunks
-        if leaves:  # It gets none of the group.
-            asyncio.get_running_loop().call_later(5.0, recovery.leaving.set)
-            with pytest.raises(Left):
-                await recovery.weights(None, lambda: None)
-        else:
-            recovery.neighbourhood.membership.peers.clear()
-            assert (await recovery.weights(None, lambda: None)).settled_round == -1
-        assert tmp_path.exists() == leaves
-
-    run(story())
 
 
 def test_where_somebody_takes_part_agreement_is_waited_for():

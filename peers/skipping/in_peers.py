@@ -268,10 +268,10 @@ class Story:
 
     def plan(self) -> None:
         """Chains by what the peers have measured so far, as the run's owner orders them."""
-        told = {
-            worker.transport.peer: told_by(self.topology.stage[number], worker.data.ahead.hops())
-            for number, worker in self.workers.items() if worker.data is not None
-        }  # fmt: skip
+        told = dict[PeerId, chains.Told]()
+        for number, worker in self.workers.items():
+            assert worker.data is not None
+            told[worker.transport.peer] = told_by(self.topology.stage[number], worker.data.ahead.hops())
         planned = chains.plan(chains.places_of(self.manifest.path_rules(), told), Random(self.seed))
         for worker in self.workers.values():
             now = worker.presence.directory.now()

@@ -1,0 +1,56 @@
+"""A peer of a given speed: `paced_peer.py SECONDS NOW LATER PYTHON -m peers.cli run FILE`.
+
+It computes everything, and takes SECONDS for a layer and microbatch: NOW times that at first, LATER times
+from a SIGUSR2 on, as a computer that something else has begun to use. What the machine below can do matters
+only where that is less. Rounds and messages are as quick as they are.
+"""
+
+import signal
+import sys
+import time
+
+from peers import cli, data_path
+from peers.microbatch_work import Bodies, Computed, MicrobatchWork, Trouble
+from peers.stage_part import Computes
+from swarmnet.identifiers import MicrobatchId
+from swarmnet.manifest import Manifest
+from swarmnet.moving import stage_work
+
+FORWARD_PART, BACKWARD_PART = 1 / 3, 2 / 3
+"""Of a microbatch: a backward pass multiplies twice as much. The last stage does both in one."""
+
+
+class PacedWork(MicrobatchWork):
+    layer_seconds = 0.0
+    times = 1.0
+
+    def __init__(self, manifest: Manifest, stage: int, stage_compute: Computes) -> None:
+        super().__init__(manifest, stage, stage_compute)
+        self.layers = stage_work(manifest)[stage]
+
+    def forward(self, key: MicrobatchId, kept: Bodies, branch_scale: float = 1.0) -> Computed | Trouble:
+        until = self.until(1.0 if self.is_last else FORWARD_PART)
+        done = super().forward(key, kept, branch_scale)
+        time.sleep(max(0.0, until - time.perf_counter()))
+        return done
+
+    def backward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
+        until = self.until(BACKWARD_PART)
+        done = super().backward(key, kept)
+        time.sleep(max(0.0, until - time.perf_counter()))
+        return done
+
+    def until(self, part: float) -> float:
+        return time.perf_counter() + part * self.times * self.layers * self.layer_seconds
+
+
+def slow_down(*_: object) -> None:
+    PacedWork.times = later
+
+
+if __name__ == "__main__":
+    PacedWork.layer_seconds, PacedWork.times, later = map(float, sys.argv[1:4])
+    data_path.MicrobatchWork = PacedWork  # type: ignore[misc]
+    signal.signal(signal.SIGUSR2, slow_down)
+    sys.argv = ["swarmnet", *sys.argv[7:]]
+    cli.main()
