@@ -127,7 +127,6 @@ class UpdatePath:
         """Neighbours that have pulled a contribution of ours."""
         queued = partial(neighbourhood.queued_bytes, lane="group")
         self.giving = Giving(self._send, queued, self.clock)
-        self._closed = False
         self._timer = Timer(lambda: self.feed(Tick()), self.clock)
 
     def start(self) -> None:
@@ -151,7 +150,7 @@ class UpdatePath:
             self.note("undecided", ids=ids)
 
     def close(self) -> None:
-        self._closed = self.work.closed = True
+        self.work.closed = True
         self._timer.close()
         self.giving.close()
 
@@ -159,7 +158,7 @@ class UpdatePath:
 
     def feed(self, event: Event) -> None:
         """Give the rounds an event and do what they say."""
-        if self._closed:
+        if self.work.closed:
             return
         operations: list[Operation] = []
         for effect in self.rounds.handle(event, self.clock.time()):
@@ -217,7 +216,7 @@ class UpdatePath:
                 if result.id is not None:
                     reference = Reference(result.round, self.me, result.id, len(result.data))
                     self._store(reference, result.data)
-                    if self._closed:  # Made while the state was fetched anew: nobody will see it.
+                    if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
                         self.rounds.offers.made(result.round, result.id, self.clock.time())
                     self.note("made", round=result.round, id=reference.id, tokens=result.tokens)
                     self.made(result.round, result.tokens)
@@ -229,7 +228,7 @@ class UpdatePath:
                 self.digest = result.digest
                 ids = [reference.id.hex() for reference in result.references]
                 self.note("settled", round=result.round, digest=result.digest, ids=ids)
-                if not self._closed:  # Nothing is signed of a history that was given up meanwhile.
+                if not self.work.closed:  # Nothing is signed of a history that was given up meanwhile.
                     self.settled(result)
 
     # -- messages -------------------------------------------------------------------------------------
