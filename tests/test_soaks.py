@@ -104,14 +104,14 @@ def test_every_choice_of_half_of_the_middle_stages_is_scored(model):
 
 @pytest.mark.parametrize("name", STORIES)
 def test_the_best_assignment_leaves_no_stage_with_less_than_any_other_would(name):
-    story, seconds = STORIES[name], (2.0, 2.0, 1.36)
-    best = best_assignment(story, seconds)
+    story, work = STORIES[name], (2.0, 2.0, 1.36)
+    best = best_assignment(story, work)
     assert set(best) == set(range(9)) - {story.killed}
 
     def least(assignment):
         speeds = {number: 1 / SLOWNESS if number == story.slow else 1.0 for number in best}
         return min(
-            sum(speeds[number] for number, at in assignment.items() if at == stage) / seconds[stage]
+            sum(speeds[number] for number, at in assignment.items() if at == stage) / work[stage]
             for stage in range(3)
         )
 
