@@ -1,9 +1,9 @@
 """What a microbatch costs this machine, everything counted in: two small real swarms, their processor time.
 
 Timing a stage's matrix products is not enough where peers are small: messages, p2pd, hashing, rounds and
-Python itself take more. So real peers train for a while, one per stage and then two, and the kernel says how
-much processor time the peers of a stage and their p2pd took per microbatch. The difference is what another
-peer of the same stage costs each: its contributions.
+Python itself take more. So real peers train for a while, one per stage and then MANY, and the kernel says how
+much processor time the peers of a stage and their p2pd took per microbatch. What each of the others adds is
+what another peer of the same stage costs: its contributions.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,21 +24,27 @@ from peers.run_file import publish
 from protocols.identity import load_or_create
 from swarmnet.manifest import Manifest
 
-WARM_SECONDS, MEASURED_SECONDS = 12.0, 20.0
-"""Seven processes on two cores import and meet for 8 to 12 s."""
+MANY = 3
+"""Peers per stage of the second swarm: the more, the less it matters that no machine is as fast twice."""
+START_SECONDS = 12.0
+"""For each of the peers, which start together: on two cores seven take 8 to 12 s in all, on a busy machine
+several times that."""
+LOOK_SECONDS = 0.25
+WARM_SECONDS, MEASURED_SECONDS = 4.0, 20.0
+"""From when all train: what is under way must fill the pipeline."""
 DRAIN_SECONDS = 3.0
 
 
 def measured(manifest: Manifest) -> Measured:
-    """Takes about 40 s per swarm, two of them."""
+    """Takes a minute and a half, mostly for the peers to start."""
     tokens = manifest.microbatch_tokens
     found = []
-    for each in (1, 2):
+    for each in (1, MANY):
         with tempfile.TemporaryDirectory(prefix="swarmnet-plan-") as folder:
             _publish(manifest, Path(folder))
             found.append(asyncio.run(_swarm(manifest, Path(folder), each, tokens)))
-    one, two = found
-    return Measured(one, tuple(max(0.0, b - a) for a, b in zip(one, two, strict=True)))
+    one, many = found
+    return Measured(one, tuple(max(0.0, (b - a) / (MANY - 1)) for a, b in zip(one, many, strict=True)))
 
 
 def _publish(manifest: Manifest, folder: Path) -> None:
@@ -55,6 +62,7 @@ async def _swarm(manifest: Manifest, folder: Path, each: int, tokens: int) -> tu
         for stage in range(len(manifest.stages)):
             keys = {"run": "run.json", "bootstrap": boot.addresses, "stage": stage, **LOOPBACK}
             peers += [await start(folder, f"peer-{stage}-{number}", keys) for number in range(each)]
+        await _all_train(peers)
         await asyncio.sleep(WARM_SECONDS)
         before = [(_processor_seconds(peer), _tokens(peer)) for peer in peers]
         await asyncio.sleep(MEASURED_SECONDS)
@@ -70,6 +78,23 @@ async def _swarm(manifest: Manifest, folder: Path, each: int, tokens: int) -> tu
             raise UserError(f"measuring: stage {stage} trained nothing in {MEASURED_SECONDS:g} s")
         costs.append(spent / done)
     return tuple(costs)
+
+
+async def _all_train(peers: Sequence[DemoPeer]) -> None:
+    """UserError with the last words of one that does not."""
+    late, seconds = None, START_SECONDS * len(peers)
+    try:
+        async with asyncio.timeout(seconds):
+            while (late := next((peer for peer in peers if not _tokens(peer)), None)) is not None:
+                if not late.alive:
+                    break
+                await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError:
+        pass
+    if late is not None:
+        why = "ended" if not late.alive else f"did not begin to train within {seconds:g} s"
+        words = " | ".join(list(late.said)[-3:]) or "it said nothing"
+        raise UserError(f"measuring: {late.name} {why}: {words}")
 
 
 def _tokens(peer: DemoPeer) -> int:
