@@ -39,7 +39,7 @@ class World:
         method = SimpleNamespace(payload_bytes=len(PAYLOAD), check=lambda payload: None)
         work = SimpleNamespace(
             replica=SimpleNamespace(settled_round=-1), counts=SimpleNamespace(applied=lambda *_: "completed"),
-            method=method, run_id=RUN, stage=0, run=lambda operations: [],
+            method=method, run_id=RUN, stage=0, closed=False, run=lambda operations: [],
         )  # fmt: skip
         around = SimpleNamespace(
             clock=SimpleNamespace(time=loop.time, call_at=loop.call_at),
