@@ -8,6 +8,8 @@ only where that is less. Rounds and messages are as quick as they are.
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from peers import cli, data_path
 from peers.microbatch_work import Bodies, Computed, MicrobatchWork, Trouble
@@ -29,19 +31,19 @@ class PacedWork(MicrobatchWork):
         self.layers = stage_work(manifest)[stage]
 
     def forward(self, key: MicrobatchId, kept: Bodies, branch_scale: float = 1.0) -> Computed | Trouble:
-        until = self.until(1.0 if self.is_last else FORWARD_PART)
-        done = super().forward(key, kept, branch_scale)
-        time.sleep(max(0.0, until - time.perf_counter()))
-        return done
+        with self.paced(1.0 if self.is_last else FORWARD_PART):
+            return super().forward(key, kept, branch_scale)
 
     def backward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
-        until = self.until(BACKWARD_PART)
-        done = super().backward(key, kept)
-        time.sleep(max(0.0, until - time.perf_counter()))
-        return done
+        with self.paced(BACKWARD_PART):
+            return super().backward(key, kept)
 
-    def until(self, part: float) -> float:
-        return time.perf_counter() + part * self.times * self.layers * self.layer_seconds
+    @contextmanager
+    def paced(self, part: float) -> Iterator[None]:
+        """Sleeps in the compute thread, which to the peer is work: taking so long is what it is for."""
+        until = time.perf_counter() + part * self.times * self.layers * self.layer_seconds
+        yield
+        time.sleep(max(0.0, until - time.perf_counter()))
 
 
 def slow_down(*_: object) -> None:
@@ -50,7 +52,7 @@ def slow_down(*_: object) -> None:
 
 if __name__ == "__main__":
     PacedWork.layer_seconds, PacedWork.times, later = map(float, sys.argv[1:4])
-    data_path.MicrobatchWork = PacedWork  # type: ignore[misc]
+    data_path.MicrobatchWork = PacedWork  # A volunteer's program has no setting that makes it slow.
     signal.signal(signal.SIGUSR2, slow_down)
     sys.argv = ["swarmnet", *sys.argv[7:]]
     cli.main()

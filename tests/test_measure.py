@@ -13,7 +13,7 @@ from peers.virtual_time import run
 
 
 def peer(name: str, tokens: int = 0, alive: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(name=name, alive=alive, said=["meets its group"], status={"tokens": tokens})
+    return SimpleNamespace(name=name, alive=alive, last_words="meets its group", status={"tokens": tokens})
 
 
 def test_peers_are_waited_for_until_the_last_one_trains():

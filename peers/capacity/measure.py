@@ -82,19 +82,16 @@ async def _swarm(manifest: Manifest, folder: Path, each: int, tokens: int) -> tu
 
 async def _all_train(peers: Sequence[DemoPeer]) -> None:
     """UserError with the last words of one that does not."""
-    late, seconds = None, START_SECONDS * len(peers)
-    try:
-        async with asyncio.timeout(seconds):
-            while (late := next((peer for peer in peers if not _tokens(peer)), None)) is not None:
-                if not late.alive:
-                    break
-                await asyncio.sleep(LOOK_SECONDS)
-    except TimeoutError:
-        pass
-    if late is not None:
-        why = "ended" if not late.alive else f"did not begin to train within {seconds:g} s"
-        words = " | ".join(list(late.said)[-3:]) or "it said nothing"
-        raise UserError(f"measuring: {late.name} {why}: {words}")
+    seconds = START_SECONDS * len(peers)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while late := next((peer for peer in peers if not _tokens(peer)), None):
+        if not late.alive:
+            raise UserError(f"measuring: {late.name} ended: {late.last_words}")
+        if loop.time() >= deadline:
+            why = f"did not begin to train within {seconds:g} s"
+            raise UserError(f"measuring: {late.name} {why}: {late.last_words}")
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _tokens(peer: DemoPeer) -> int:

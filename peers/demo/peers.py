@@ -46,6 +46,11 @@ class DemoPeer:
     def alive(self) -> bool:
         return self.process.returncode is None
 
+    @property
+    def last_words(self) -> str:
+        """For an error, when it does not do what it should."""
+        return " | ".join(list(self.said)[-3:]) or "it said nothing"
+
     async def read(self) -> None:
         """Follow the JSON lines on its standard error until it ends."""
         assert self.process.stderr is not None
@@ -76,8 +81,7 @@ class DemoPeer:
         for task in (wait, end):
             task.cancel()
         if wait not in done:
-            words = " | ".join(list(self.said)[-3:]) or "it said nothing"
-            raise UserError(f"{self.name} did not start within {START_SECONDS:g} s: {words}")
+            raise UserError(f"{self.name} did not start within {START_SECONDS:g} s: {self.last_words}")
 
     def kill(self) -> None:
         """SIGKILL, as a power cut would."""
