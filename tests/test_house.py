@@ -18,7 +18,7 @@ TEXTS = [
     if path.is_file() and path.suffix != ".png"
 ]
 
-FILE_LINES = 400
+FILE_LINES = 600
 FUNCTION_LINES = 60
 SUPERVISORS = {"peers/supervisor.py"}
 """May catch Exception: they log it, count it and start again what fell."""
