@@ -64,6 +64,10 @@ REFUSALS = {
     "backlog": Reason("too much is queued for that peer", f"{DOCTOR}: its line, or ours, is too slow"),
     "wrong_stage": Reason("meant for another stage", "passes when records are fresh, within 2 minutes"),
     "illegal_path": Reason("a way through the stages that the run forbids", "ban it; `swarmnet version`"),
+    "not_due": Reason(
+        "a receipt that nobody owes this peer, or not any more: of a stranger, or of rounds long past",
+        NOTHING,
+    ),
     "other": Reason("a code that this version does not know", VERSION),
 }
 

@@ -2,14 +2,18 @@
 
 After every `snapshot_rounds` settled rounds a peer signs, for each maker of contributions in them, how many
 it has counted, and sends it to the maker. `swarmnet me` adds up what is kept here.
+
+Strangers send receipts, too: one is looked at only where it can be owed, its signature last of all. The file
+is written once a second, beside the event loop: a crash costs the last second, a normal end nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,19 +22,39 @@ from peers.errors import UserError
 from peers.files import write_atomically
 from peers.neighbourhood import Neighbourhood
 from peers.run_file import SignedManifest
+from protocols.envelope import claimed
 from protocols.errors import Malformed, WireError
 from protocols.identity import Identity
 from protocols.messages import ReceiptIs
 from protocols.receipts import open_receipt, seal_receipt
 from swarmnet.identifiers import PeerId
-from swarmnet.receipts import BLOCKS_KEPT, SIGNERS_KEPT, ReceiptBook, SettledMakers
+from swarmnet.receipts import (
+    BLOCKS_BACK,
+    BLOCKS_KEPT,
+    SIGNERS_KEPT,
+    Counted,
+    OwnContributions,
+    ReceiptBook,
+    SettledMakers,
+)
 
 if TYPE_CHECKING:
     from peers.update_work import Settled
 
 FILE_NAME = "receipts.jsonl"
-MAKERS_OWED, RECEIPTS_OWED = 1024, 4
-"""Receipts that wait for their maker to be linked: for so many makers, so many each."""
+MAKERS_OWED, RECEIPTS_OWED = 1024, BLOCKS_BACK
+"""Receipts that wait for their maker to be linked: for so many makers, so many each, which it still takes."""
+EARLY_SIGNERS = 64
+"""Peers whose receipts wait here for our own link to them: it stands a moment after theirs. More than a peer
+has neighbours in its group; a receipt has 248 bytes at most."""
+WRITE_SECONDS = 1.0
+"""As the event log: what a crash may cost."""
+LINES_WAITING = 1024
+"""For a disk that hangs: 200 blocks of four signers and the own count, hours of a run. Then all of the file
+is written anew once it can be."""
+LINES_ADDED = 4096
+"""After so many, of 800 blocks, the file is written anew without what is superseded or too old: it has 10 MB
+at most."""
 _MOST_LINES = 2 * BLOCKS_KEPT * SIGNERS_KEPT
 """A longer file is not ours; a line has about 400 bytes."""
 
@@ -40,11 +64,12 @@ class Kept:
     """The file's content."""
 
     book: ReceiptBook
-    lines: dict[tuple[int, int, PeerId], str] = field(default_factory=dict)
-    """By stage, block and signer."""
+    lines: dict[tuple[int, int], dict[PeerId, str]] = field(default_factory=dict)
+    """As in the book: by stage and block, by signer."""
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
     """Of the own contributions, by stage and block, as this peer counted them."""
     made: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The blocks in the order in which they were counted."""
     first_seconds: float | None = None
     """When the first receipt was signed, swarm time."""
     unusable: int = 0
@@ -80,11 +105,15 @@ def _take_line(kept: Kept, line: str, signed: SignedManifest, me: PeerId) -> Non
         kept.book.older += int(content["older"])
         return
     if "own" in content:
-        key = (int(content["stage"]), int(content["own"]))
-        kept.made[key] = kept.made.get(key, 0) + int(content["made"])
-        kept.tokens[key] = kept.tokens.get(key, 0) + int(content["tokens"])
+        _count(kept, Counted(*(int(content[name]) for name in ("stage", "own", "made", "tokens"))))
         return
     take(kept, base64.b64decode(content["receipt"]), signed, me)
+
+
+def _count(kept: Kept, counted: Counted) -> None:
+    key = (counted.stage, counted.block)
+    kept.made[key] = kept.made.get(key, 0) + counted.contributions
+    kept.tokens[key] = kept.tokens.get(key, 0) + counted.tokens
 
 
 def take(kept: Kept, data: bytes, signed: SignedManifest, me: PeerId, sender: PeerId | None = None) -> str:
@@ -100,7 +129,10 @@ def take(kept: Kept, data: bytes, signed: SignedManifest, me: PeerId, sender: Pe
         "contributions": receipt.contributions, "signer": receipt.signer, "time": at,
         "receipt": base64.b64encode(data).decode(),
     })  # fmt: skip
-    kept.lines[receipt.stage, receipt.first // rounds, receipt.signer] = line
+    kept.lines.setdefault((receipt.stage, receipt.first // rounds), {})[receipt.signer] = line
+    if len(kept.lines) > len(kept.book.blocks):
+        for gone in kept.lines.keys() - kept.book.blocks.keys():
+            del kept.lines[gone]
     kept.first_seconds = at if kept.first_seconds is None else min(at, kept.first_seconds)
     return line
 
@@ -122,45 +154,39 @@ class Receipts:
         self.identity, self.signed, self.stage = identity, signed, stage
         self.path = path
         self.neighbourhood, self.now, self.note = neighbourhood, now, note
-        self.block_rounds = signed.manifest.rounds.snapshot_rounds
-        self.makers = SettledMakers(identity.peer_id, stage, self.block_rounds)
-        empty = Kept(ReceiptBook(self.block_rounds))
-        self.kept = read(path, signed, identity.peer_id) if path is not None else empty
-        if self.path is not None and self.kept.unusable:
+        rounds = signed.manifest.rounds.snapshot_rounds
+        self.makers = SettledMakers(identity.peer_id, stage, rounds)
+        self.kept = read(path, signed, identity.peer_id) if path is not None else Kept(ReceiptBook(rounds))
+        if self.kept.unusable:
             self.note("receipts_unusable", lines=self.kept.unusable)
+        self.own = OwnContributions(stage, rounds, self.kept.made)
+        self.made = self.own.made
         self._owed: OrderedDict[PeerId, list[bytes]] = OrderedDict()
-        self._tokens: dict[int, int] = {}
-        """Of the own contributions that have not settled, by round."""
-        self._block = [0, 0]
-        """Own contributions that settled in this block, and their tokens; not on disk yet."""
-        self.prune()
+        self._early: OrderedDict[PeerId, list[ReceiptIs]] = OrderedDict()
+        self._lines: list[str] = []
+        """Not on disk yet."""
+        self._added = 0
+        """Lines of the file since it was written anew."""
+        self._news = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
+        if path is not None and path.exists():
+            _write_anew(path, *_content(self.kept))
 
-    def made(self, round: int, tokens: int) -> None:
-        """An own contribution, and how many tokens it stands for."""
-        self._tokens[round] = tokens
-        while len(self._tokens) > 4 * self.block_rounds + 64:
-            del self._tokens[min(self._tokens)]
+    # -- signed for others ----------------------------------------------------------------------------
 
     def settled(self, settled: Settled) -> None:
         """A round settled here: sign what is due at the end of a block."""
         makers = [reference.peer for reference in settled.references]
-        due = self.makers.settled(settled.round, makers)
-        tokens = self._tokens.pop(settled.round, None)
-        if tokens is not None and self.identity.peer_id in makers:
-            self._block = [self._block[0] + 1, self._block[1] + tokens]
-        if (settled.round + 1) % self.block_rounds == 0:
-            self._count_own(settled.round // self.block_rounds)
-        for receipt in due:
+        self._write_down(self.own.settled(settled.round, self.identity.peer_id in makers))
+        for receipt in self.makers.settled(settled.round, makers):
             data = seal_receipt(self.identity, self.signed.run_id, receipt, self.now())
             if not self.neighbourhood.post(receipt.maker, "group", ReceiptIs(data)):
                 self._owe(receipt.maker, data)
 
-    def _count_own(self, block: int) -> None:
-        (made, tokens), self._block, key = self._block, [0, 0], (self.stage, block)
-        if made:
-            self.kept.made[key] = self.kept.made.get(key, 0) + made
-            self.kept.tokens[key] = self.kept.tokens.get(key, 0) + tokens
-            self._append(_own_line(key, made, tokens))
+    def _write_down(self, counts: Iterable[Counted]) -> None:
+        for counted in counts:
+            _count(self.kept, counted)
+            self._append(_own_line(counted))
 
     def _owe(self, maker: PeerId, data: bytes) -> None:
         owed = self._owed.setdefault(maker, [])
@@ -170,47 +196,119 @@ class Receipts:
             self._owed.popitem(last=False)
 
     def linked(self, peer: PeerId) -> None:
-        """It can be sent to: hand over what it was owed."""
+        """It can be sent to: hand over what it was owed; and look at what it sent before."""
         for data in self._owed.pop(peer, ()):
             self.neighbourhood.post(peer, "group", ReceiptIs(data))
+        for message in self._early.pop(peer, ()):
+            self.message(peer, message)
+
+    # -- taken from others ----------------------------------------------------------------------------
 
     def message(self, peer: PeerId, message: ReceiptIs) -> None:
-        """From whoever signed it."""
+        """From whoever signed it. One that is not due is only counted: an honest one may come late."""
+        known, line = self.neighbourhood.known().get(peer), ""
         try:
-            line = take(self.kept, message.receipt, self.signed, self.identity.peer_id, peer)
+            if known is None or not self._is_due(peer, known.stage, message.receipt, known.linked):
+                self.neighbourhood.traffic.refused["not_due"] += 1
+            elif known.linked:
+                line = take(self.kept, message.receipt, self.signed, self.identity.peer_id, peer)
+            else:
+                self._keep_early(peer, message)
         except WireError as error:
             self.neighbourhood.refused(peer, error.code, str(error))
-            return
         if line:
             self.note("receipt", signer=peer, accepted=self.kept.book.total().contributions)
             self._append(line)
 
+    def _is_due(self, peer: PeerId, stage_of_peer: int, data: bytes, linked: bool) -> bool:
+        """Whether the signature is worth verifying: of a peer of the stage that it is about, for a block of
+        which receipts are taken. Raises Malformed."""
+        sender, stage, round = claimed(data)
+        if sender != peer:
+            raise Malformed("a receipt that somebody else signed")
+        if stage != stage_of_peer or not self.own.takes(stage, round):
+            return False
+        if not self.kept.book.has_place(peer, stage, round):
+            return False
+        return not linked or self.own.may_check(peer, stage, round)
+
+    def _keep_early(self, peer: PeerId, message: ReceiptIs) -> None:
+        """Our own link to it is not up yet, or broke and is made anew."""
+        early = self._early.setdefault(peer, [])
+        early.append(message)
+        del early[:-RECEIPTS_OWED]
+        while len(self._early) > EARLY_SIGNERS:
+            self._early.popitem(last=False)
+
+    # -- on disk --------------------------------------------------------------------------------------
+
     def _append(self, line: str) -> None:
-        """A full disk costs the receipt, not the training; it is said once an event."""
         if self.path is None:
             return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        except OSError as error:
-            self.note("receipt_not_kept", reason=error.strerror or str(error))
+        if len(self._lines) >= LINES_WAITING:
+            self._lines, self._added = [], LINES_ADDED
+        self._lines.append(line)
+        self._news.set()
 
-    def prune(self) -> None:
-        """Write the file anew, without what is superseded or too old."""
-        if self.path is None or not self.path.exists():
+    async def keep_forever(self) -> None:
+        """Write what has come in, once a second, until cancelled."""
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(WRITE_SECONDS)
+            self._news.clear()
+            self._writing = asyncio.create_task(self._write())
+            await asyncio.shield(self._writing)
+
+    async def close(self) -> None:
+        """Write the rest; `keep_forever` is cancelled by then."""
+        self._write_down(self.own.rest())
+        if self._writing is not None:
+            await self._writing
+        await self._write()
+
+    async def _write(self) -> None:
+        """A full disk costs no training and, once there is room, no receipt: all is written anew then."""
+        lines, self._lines = self._lines, []
+        if self.path is None or not lines:
             return
-        kept = self.kept
-        blocks = kept.book.blocks
-        lines = [line for (stage, block, _), line in sorted(kept.lines.items()) if (stage, block) in blocks]
-        newest = sorted(kept.tokens.items(), key=lambda item: item[0][1])[-BLOCKS_KEPT:]
-        own = [_own_line(key, kept.made[key], tokens) for key, tokens in newest]
-        older = [json.dumps({"older": kept.book.older})] if kept.book.older else []
-        write_atomically(self.path, "".join(f"{line}\n" for line in [*older, *own, *lines]).encode())
+        self._added += len(lines)
+        try:
+            if self._added > LINES_ADDED:
+                self._added = 0
+                await asyncio.to_thread(_write_anew, self.path, *_content(self.kept))
+            else:
+                await asyncio.to_thread(_append_to, self.path, lines)
+        except (OSError, UserError) as error:
+            self._added = LINES_ADDED
+            self.note("receipt_not_kept", reason=str(error))
 
 
-def _own_line(key: tuple[int, int], made: int, tokens: int) -> str:
-    return json.dumps({"stage": key[0], "own": key[1], "made": made, "tokens": tokens})
+def _content(kept: Kept) -> tuple[int, list[Counted], list[str]]:
+    """What is to be kept: contributions of older blocks, own counts, lines of receipts. Forgets the counts
+    beyond BLOCKS_KEPT."""
+    for old in list(kept.made)[:-BLOCKS_KEPT]:
+        del kept.made[old], kept.tokens[old]
+    own = [Counted(*key, made, kept.tokens[key]) for key, made in kept.made.items()]
+    return kept.book.older, own, [line for held in kept.lines.values() for line in held.values()]
+
+
+def _write_anew(path: Path, older: int, own: Iterable[Counted], lines: Iterable[str]) -> None:
+    """Raises UserError."""
+    first = [json.dumps({"older": older})] if older else []
+    counts = (_own_line(counted) for counted in own)
+    write_atomically(path, "".join(f"{line}\n" for line in (*first, *counts, *lines)).encode())
+
+
+def _append_to(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def _own_line(counted: Counted) -> str:
+    return json.dumps({
+        "stage": counted.stage, "own": counted.block, "made": counted.contributions, "tokens": counted.tokens,
+    })  # fmt: skip
 
 
 def summary(kept: Kept) -> dict[str, Any]:

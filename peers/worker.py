@@ -126,6 +126,7 @@ class Worker:
             self.loop.create_task(self.presence.announce_forever(self.stage, self._record), name="announce"),
             self.loop.create_task(self.presence.look_forever(self.looking.look), name="look up"),
             self.loop.create_task(self.orders.keep_forever(), name="orders"),
+            self.loop.create_task(self.receipts.keep_forever(), name="receipts"),
         ]
         for task in self._tasks:
             task.add_done_callback(self.task_ended)
@@ -349,6 +350,7 @@ class Worker:
             self.states.close()
         if self.neighbourhood is not None:
             await self.neighbourhood.close(self._goodbye if self.goes_to is None else "moving")
+        await self.receipts.close()
         await self.compute.close()
 
     # -- directory ------------------------------------------------------------------------------------

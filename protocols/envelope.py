@@ -88,6 +88,14 @@ def seal(
     return b"".join((head, payload))
 
 
+def claimed(data: Body) -> tuple[PeerId, int, int]:
+    """Sender, stage and round as an envelope names them; nothing is verified. Raises Malformed."""
+    if len(data) < ENVELOPE_BYTES:
+        raise Malformed(f"an envelope of {len(data)} bytes; it has at least {ENVELOPE_BYTES}")
+    _, _, _, key, stage, round, _, _ = _HEAD.unpack_from(data)
+    return peer_id_of(key), stage, round
+
+
 def open_envelope(data: Body, run_id: RunId, kind: Kind, payload_limit: int) -> Envelope:
     """Check and verify; the payload is a view into `data`, which must not change afterwards.
 

@@ -1,26 +1,39 @@
 """Receipts: who signs what, what they add up to, what is refused, and that they come in a swarm."""
 
+import asyncio
 import base64
 import json
+import threading
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+from hostile import Liar
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm import Swarm, sign, tiny_manifest
 
+from peers import receipts as shell
 from peers.contributed import lines
-from peers.receipts import Receipts, read, summary
+from peers.receipts import EARLY_SIGNERS, RECEIPTS_OWED, Receipts, read, summary
 from peers.update_work import Settled
 from peers.virtual_time import run
+from protocols import envelope
 from protocols.errors import WireError
 from protocols.identity import Identity
 from protocols.messages import ReceiptIs, decode, encode
 from protocols.receipts import open_receipt, seal_receipt
+from swarmnet import receipts as core
 from swarmnet.identifiers import ContributionId
 from swarmnet.receipts import (
+    BLOCKS_BACK,
     BLOCKS_KEPT,
+    CHECKS_OF_A_BLOCK,
+    CHECKS_OF_A_PEER,
     SIGNERS_KEPT,
+    OwnContributions,
     Receipt,
     ReceiptBook,
     ReceiptError,
@@ -134,8 +147,18 @@ def test_no_bytes_of_strangers_are_a_receipt(noise, at, flip):
 class Posts:
     """A neighbourhood that notes what is posted and refused."""
 
-    def __init__(self):
+    def __init__(self, *linked, stage=0):
         self.sent, self.refusals, self.there = [], [], True
+        self.traffic = SimpleNamespace(refused=Counter())
+        self.peers = {}
+        for peer in (A, B, *linked):
+            self.meet(peer, stage)
+
+    def meet(self, peer, stage=0, linked=True):
+        self.peers[peer.peer_id] = SimpleNamespace(stage=stage, linked=linked)
+
+    def known(self):
+        return self.peers
 
     def post(self, peer, lane, message, body=b""):
         if self.there:
@@ -146,8 +169,15 @@ class Posts:
         self.refusals.append((peer, code))
 
 
-def one(identity, path=None, posts=None):
-    return Receipts(identity, SIGNED, 0, path, posts or Posts(), lambda: 1000.0, lambda *a, **k: None)
+def one(identity, path=None, posts=None, stage=0, note=lambda *a, **k: None):
+    return Receipts(identity, SIGNED, stage, path, posts or Posts(), lambda: 1000.0, note)
+
+
+def contributed(path=None, posts=None, rounds=range(4)):
+    """One whose own contributions settled in those rounds."""
+    mine = one(ME, path, posts)
+    settle(mine, rounds, [ME])
+    return mine
 
 
 def settle(receipts, rounds, makers):
@@ -167,14 +197,14 @@ def test_a_receipt_reaches_its_maker_also_when_that_is_linked_only_later():
     signer.linked(ME.peer_id)
     ((peer, message),) = posts.sent
     assert peer == ME.peer_id
-    mine = one(ME)
+    mine = contributed()
     mine.message(A.peer_id, message)
     assert summary(mine.kept)["accepted"] == 4
 
 
 def test_one_for_somebody_else_or_not_by_its_sender_is_refused_and_counted():
     posts = Posts()
-    mine = one(ME, posts=posts)
+    mine = contributed(posts=posts)
     mine.message(B.peer_id, ReceiptIs(sealed(A)))
     mine.message(A.peer_id, ReceiptIs(sealed(A, maker=B)))
     mine.message(A.peer_id, ReceiptIs(b"noise"))
@@ -190,6 +220,7 @@ def test_they_are_kept_on_disk_with_the_own_tokens_and_verified_when_read(tmp_pa
     settle(mine, range(4), [ME, A])
     mine.message(A.peer_id, ReceiptIs(sealed(A)))
     mine.message(B.peer_id, ReceiptIs(sealed(B, contributions=3)))
+    run(mine.close())
     again = summary(one(ME, path).kept)
     assert again == summary(mine.kept) | {"unusable": 0}
     assert (again["accepted"], again["tokens"], again["signers"], again["made"]) == (4, 406, 2, 4)
@@ -207,12 +238,281 @@ def test_they_are_kept_on_disk_with_the_own_tokens_and_verified_when_read(tmp_pa
 
 def test_the_file_does_not_grow_by_what_is_superseded(tmp_path):
     path = tmp_path / "receipts.jsonl"
-    mine = one(ME, path)
+    mine = contributed(path)
     for contributions in (1, 2, 3, 4):
         mine.message(A.peer_id, ReceiptIs(sealed(A, first=4 - contributions, contributions=contributions)))
-    assert len(path.read_text().splitlines()) == 4
+    run(mine.close())
+    assert len(path.read_text().splitlines()) == 1 + 4, "the own count, and four receipts"
     one(ME, path)
-    assert len(path.read_text().splitlines()) == 1
+    assert len(path.read_text().splitlines()) == 2
+
+
+# -- what strangers send ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def verified(monkeypatch):
+    """The peers whose signatures were verified."""
+    calls, real = [], envelope.verify
+    monkeypatch.setattr(envelope, "verify", lambda peer, *rest: calls.append(peer) or real(peer, *rest))
+    return calls
+
+
+def of_block(block, signer=A, **changes):
+    return ReceiptIs(sealed(signer, first=4 * block, last=4 * block + 3, **changes))
+
+
+def test_a_stranger_cannot_leave_a_receipt_and_no_signature_of_it_is_verified(tmp_path, verified):
+    stranger, posts, path = Identity.from_seed(b"s" * 32), Posts(), tmp_path / "receipts.jsonl"
+    mine = contributed(path, posts)
+    run(mine.close())
+    before = path.read_bytes()
+    for _ in range(300):
+        mine.message(stranger.peer_id, of_block(0, stranger))
+    posts.meet(stranger, stage=1)
+    mine.message(stranger.peer_id, of_block(0, stranger))
+    mine.message(stranger.peer_id, of_block(0, stranger, stage=1))
+    run(mine.close())
+    assert (mine.kept.book.blocks, path.read_bytes(), verified) == ({}, before, [])
+    assert posts.traffic.refused == {"not_due": 302}
+    assert posts.refusals == [], "an honest one may come late: its link stays"
+
+
+def test_blocks_without_an_own_contribution_are_not_taken_nor_those_more_than_two_back(verified):
+    mine = one(ME)
+    for block in (10, 12, 13, 14):
+        settle(mine, range(4 * block, 4 * block + 4), [ME, A])
+    settle(mine, range(60, 64), [A])
+    for block in (0, 9, 10, 11, 15, 16, 10**6):
+        mine.message(A.peer_id, of_block(block))
+    assert (mine.kept.book.blocks, verified) == ({}, [])
+    for block in (12, 13, 14):
+        mine.message(A.peer_id, of_block(block))
+    assert {block for _, block in mine.kept.book.blocks} == {12, 13, 14}
+
+
+def test_what_is_owed_after_a_long_partition_is_what_is_still_taken():
+    posts = Posts(ME)
+    posts.there = False
+    signer, mine = one(A, posts=posts), one(ME)
+    for block in range(7):
+        for peer in (signer, mine):
+            settle(peer, range(4 * block, 4 * block + 4), [ME, A])
+    mine.made(28, 5)
+    settle(mine, [28], [ME])
+    posts.there = True
+    signer.linked(ME.peer_id)
+    for _, message in posts.sent:
+        mine.message(A.peer_id, message)
+    assert len(posts.sent) == RECEIPTS_OWED == BLOCKS_BACK
+    assert mine.kept.book.total().contributions == 4 * RECEIPTS_OWED
+    assert mine.neighbourhood.traffic.refused == {}
+
+
+def test_a_signer_that_is_ahead_is_believed_for_rounds_that_have_not_settled_here_yet():
+    mine = one(ME)
+    settle(mine, range(4), [A])
+    mine.made(4, 100)
+    mine.message(A.peer_id, of_block(1, contributions=1))
+    mine.message(A.peer_id, of_block(2, contributions=1))
+    assert [block for _, block in mine.kept.book.blocks] == [1]
+    settle(mine, range(4, 8), [A])
+    mine.message(B.peer_id, of_block(1, B, contributions=1))
+    assert len(mine.kept.book.blocks[0, 1]) == 1, "it has settled without an own one: nobody can owe it"
+
+
+def test_a_receipt_that_comes_before_the_own_link_is_whole_waits_for_it():
+    posts = Posts()
+    posts.meet(A, linked=False)
+    mine = contributed(posts=posts)
+    mine.message(A.peer_id, of_block(0))
+    assert mine.kept.book.blocks == {}
+    posts.meet(A)
+    mine.linked(A.peer_id)
+    mine.linked(A.peer_id)
+    assert mine.kept.book.total().contributions == 4
+
+
+def test_of_peers_that_never_get_linked_a_bounded_number_waits(verified):
+    posts = Posts()
+    mine = contributed(posts=posts)
+    crowd = [Identity.from_seed(b"c%031d" % number) for number in range(EARLY_SIGNERS + 10)]
+    for peer in crowd:
+        posts.meet(peer, linked=False)
+        for _ in range(5):
+            mine.message(peer.peer_id, of_block(0, peer))
+    assert len(mine._early) == EARLY_SIGNERS
+    assert all(len(held) == RECEIPTS_OWED for held in mine._early.values())
+    assert verified == []
+
+
+def test_a_peer_that_starts_again_takes_receipts_of_its_former_life(tmp_path):
+    path = tmp_path / "receipts.jsonl"
+    first = one(ME, path)
+    first.made(8, 100)
+    settle(first, [8], [ME, A])
+    first.made(12, 100)
+    run(first.close())
+    again = one(ME, path)
+    for block in (2, 3):
+        again.message(A.peer_id, of_block(block, contributions=1))
+    assert summary(again.kept) | {"since": None} == {
+        "accepted": 2, "tokens": 100, "signers": 1, "receipts": 2, "blocks": 2, "since": None, "unusable": 0,
+        "made": 1,
+    }  # fmt: skip
+
+
+def test_a_peer_that_moved_takes_what_its_old_stage_still_owes_it_and_of_the_new_one_nothing_yet(tmp_path):
+    path = tmp_path / "receipts.jsonl"
+    run(contributed(path).close())
+    posts = Posts()
+    posts.meet(B, stage=1)
+    moved = one(ME, path, posts, stage=1)
+    moved.message(A.peer_id, of_block(0))
+    moved.message(B.peer_id, of_block(0, B, stage=1))
+    moved.message(B.peer_id, of_block(0, B, stage=0))
+    assert {key: set(held) for key, held in moved.kept.book.blocks.items()} == {(0, 0): {A.peer_id}}
+
+
+def test_a_linked_peer_cannot_have_signatures_verified_without_end(verified):
+    crowd = [Identity.from_seed(b"c%031d" % number) for number in range(CHECKS_OF_A_BLOCK)]
+    posts = Posts(*crowd)
+    mine = contributed(posts=posts)
+    for _ in range(10):
+        mine.message(A.peer_id, ReceiptIs(sealed(A)[:-1] + b"\x07"))
+    assert len(verified) == CHECKS_OF_A_PEER
+    for peer in crowd:
+        for _ in range(10):
+            mine.message(peer.peer_id, ReceiptIs(sealed(peer)[:-1] + b"\x07"))
+    assert len(verified) == CHECKS_OF_A_BLOCK
+    settle(mine, range(4, 8), [ME])
+    mine.message(A.peer_id, of_block(1))
+    assert mine.kept.book.total().contributions == 4, "in the next block it starts anew"
+
+
+# -- what they cost ---------------------------------------------------------------------------------------
+
+ANY_RECEIPT = st.builds(
+    Receipt, st.sampled_from("abcdef"), st.just(ME.peer_id), st.integers(0, 1),
+    st.integers(0, 9).map(lambda block: 4 * block), st.just(3), st.integers(1, 4),
+)  # fmt: skip
+
+
+@given(st.lists(ANY_RECEIPT, max_size=80))
+def test_the_running_sum_is_what_adding_up_anew_gives_after_any_receipts(receipts):
+    with mock.patch.object(core, "BLOCKS_KEPT", 3):
+        book = ReceiptBook(4)
+        for one_more in receipts:
+            known = book.blocks.get((one_more.stage, one_more.first // 4), {}).get(one_more.signer)
+            taken = book.take(one_more)
+            kept = [held for block in book.blocks.values() for held in block.values()]
+            total = book.total()
+            newly = sum(accepted(block.values()) for block in book.blocks.values())
+            assert total.contributions == book.older + newly
+            assert (total.receipts, total.signers) == (len(kept), len({held.signer for held in kept}))
+            assert total.blocks == len(book.blocks) <= 3
+            assert all(len(block) <= SIGNERS_KEPT for block in book.blocks.values())
+            assert taken or one_more not in kept or known == one_more
+
+
+def test_one_more_receipt_adds_up_no_block_but_its_own(monkeypatch):
+    book, sums = ReceiptBook(4), []
+    for block in range(1000):
+        book.take(receipt(first=4 * block, last=4 * block + 3))
+    monkeypatch.setattr(core, "accepted", lambda held: sums.append(1) or accepted(held))
+    book.take(receipt(B, first=0))
+    assert book.total().contributions == 4000
+    assert len(sums) <= 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 19), st.booleans(), st.booleans()), max_size=60))
+def test_every_own_contribution_that_settled_is_told_once_and_no_older_block_is_taken(story):
+    """Rounds may settle again, jump and go back, as after forks."""
+    own, told, expected, made = OwnContributions(0, 4), [], 0, set()
+    for round, contributes, settles in story:
+        if contributes:
+            own.made(round, 7)
+            made.add(round)
+        if settles:
+            expected += contributes and round in made
+            told += own.settled(round, contributes)
+            made.discard(round)
+        settled = {one.block for one in told}
+        for block in range(5):
+            if own.takes(0, 4 * block):
+                assert block in settled or block in {at // 4 for at in made}
+        assert len({block for block in range(5) if own.takes(0, 4 * block)} - {at // 4 for at in made}) <= 3
+    told += own.rest()
+    assert sum(one.contributions for one in told) == expected
+    assert sum(one.tokens for one in told) == 7 * expected
+
+
+def test_the_file_is_written_beside_the_event_loop_and_once_for_all_that_has_come_in(tmp_path, monkeypatch):
+    writes, real, written = [], shell._append_to, threading.Event()
+
+    def write(path, lines):
+        writes.append((threading.get_ident(), len(lines)))
+        real(path, lines)
+        written.set()
+
+    monkeypatch.setattr(shell, "_append_to", write)
+    monkeypatch.setattr(shell, "WRITE_SECONDS", 0.01)
+
+    async def story():
+        mine = contributed(tmp_path / "receipts.jsonl")
+        keeping = asyncio.create_task(mine.keep_forever())
+        mine.message(A.peer_id, of_block(0))
+        mine.message(B.peer_id, of_block(0, B))
+        assert await asyncio.to_thread(written.wait, 10.0)
+        settle(mine, range(4, 8), [ME])
+        mine.message(A.peer_id, of_block(1))
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await mine.close()
+        return summary(mine.kept)
+
+    told = asyncio.run(story())
+    assert [lines for _, lines in writes] == [3, 2], "the own count and two receipts, then one of each"
+    assert threading.get_ident() not in {thread for thread, _ in writes}
+    assert summary(one(ME, tmp_path / "receipts.jsonl").kept) == told
+    assert told["accepted"] == 8
+
+
+def test_the_file_and_the_memory_stay_bounded_while_the_peer_lives(tmp_path, monkeypatch):
+    monkeypatch.setattr(core, "BLOCKS_KEPT", 20)
+    monkeypatch.setattr(shell, "BLOCKS_KEPT", 20)
+    monkeypatch.setattr(shell, "LINES_ADDED", 50)
+    path = tmp_path / "receipts.jsonl"
+    mine, most = one(ME, path), 0
+    for block in range(200):
+        for round in range(4 * block, 4 * block + 4):
+            mine.made(round, 10)
+            settle(mine, [round], [ME, A, B])
+        mine.message(A.peer_id, of_block(block))
+        mine.message(B.peer_id, of_block(block, B))
+        run(mine._write())
+        most = max(most, len(path.read_text().splitlines()))
+    run(mine.close())
+    assert most <= 20 * (SIGNERS_KEPT + 1) + 1 + 50
+    assert len(mine.kept.lines) == len(mine.kept.book.blocks) == 20
+    assert max(len(mine.kept.made), len(mine.kept.tokens)) <= 20 + 50
+    assert mine.kept.book.total().contributions == 800
+    again = summary(one(ME, path).kept)
+    assert (again["accepted"], again["tokens"]) == (800, 20 * 40)
+
+
+def test_a_disk_that_was_full_costs_no_receipt_once_there_is_room(tmp_path):
+    room, notes = tmp_path / "state", []
+    mine = one(ME, room / "receipts.jsonl", note=lambda event, **fields: notes.append(event))
+    room.write_text("a file where the folder belongs")
+    settle(mine, range(4), [ME])
+    mine.message(A.peer_id, of_block(0))
+    run(mine._write())
+    assert notes[-1] == "receipt_not_kept"
+    room.unlink()
+    mine.message(B.peer_id, of_block(0, B))
+    run(mine.close())
+    assert summary(one(ME, room / "receipts.jsonl").kept)["receipts"] == 2
 
 
 # -- what is told -----------------------------------------------------------------------------------------
@@ -261,6 +561,31 @@ def test_in_a_swarm_every_peer_of_a_group_is_counted_by_the_others():
             for (stage, block), held in kept.book.blocks.items():
                 assert stage == 0
                 assert accepted(held.values()) <= 4, f"block {block}"
+        await swarm.close()
+
+    run(story())
+
+
+def test_in_a_swarm_a_stranger_that_greets_leaves_no_receipt_and_neither_does_a_linked_liar():
+    swarm = Swarm(tiny_manifest(stages=(3,)))
+
+    async def story():
+        swarm.open()
+        victim, other = (swarm.start(name, stage=0) for name in ("a", "b"))
+        await swarm.until(lambda: victim.worker.state == "training", 60.0)
+        await swarm.until(lambda: len(victim.worker.receipts.kept.book.blocks) >= 2, 120.0)
+        for name, stage in (("stranger", 2), ("linked", 0)):
+            liar = Liar(swarm, stage, name)
+            for block in range(1000, 1200):
+                made_up = Receipt(liar.identity.peer_id, victim.peer, 0, 4 * block, 4 * block + 3, 4)
+                data = seal_receipt(liar.identity, swarm.signed.run_id, made_up, 1000.0)
+                await liar.say(victim.peer, ReceiptIs(data))
+            await swarm.during(1.0)
+            await liar.transport.close()
+        kept, refused = victim.worker.receipts.kept, victim.worker.neighbourhood.traffic.refused
+        assert {signer for held in kept.book.blocks.values() for signer in held} == {other.peer}
+        assert max(block for _, block in kept.book.blocks) < 1000
+        assert refused["not_due"] == 400
         await swarm.close()
 
     run(story())
