@@ -138,7 +138,9 @@ class Peer:
         address = self.config.metrics.address
         exporter = None
         if address is not None:
-            exporter = Exporter(address, self._metrics_text, self.pulse.problem, self._not_ready)
+            exporter = Exporter(
+                address, self._metrics_text, self.pulse.problem, self._not_ready, self.config.metrics.hosts
+            )
             self.say("metrics", f"metrics at {exporter.url}/metrics", url=exporter.url)
         for process in self.processes:
             me = process.identity.peer_id

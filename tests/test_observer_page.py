@@ -250,28 +250,17 @@ def test_a_port_that_is_taken_is_named_with_its_key():
         PageServer(server.address, {}, "observer.listen")
 
 
-def test_a_flood_of_silent_visitors_takes_no_more_threads_than_there_are_places():
+def test_a_flood_of_silent_visitors_takes_a_bounded_number_of_threads_and_no_page_from_anybody():
     import socket
     import threading
 
     with served(shown(crowd(6))) as server:
         before = threading.active_count()
         visitors = [socket.create_connection(server.address) for _ in range(MOST_REQUESTS + 40)]
-        deadline = time.monotonic() + 10
-        while threading.active_count() < before + MOST_REQUESTS and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert threading.active_count() <= before + MOST_REQUESTS
+        assert fetch(server.url + "/healthz")[0] == 200
+        assert threading.active_count() <= before + 2 * MOST_REQUESTS
         for visitor in visitors:
             visitor.close()
-        while fetch_or_none(server.url + "/healthz") is None:
-            assert time.monotonic() < deadline
-
-
-def fetch_or_none(url):
-    try:
-        return fetch(url)
-    except OSError:
-        return None
 
 
 def test_the_page_writes_what_strangers_say_as_text_only_and_loads_nothing_from_elsewhere():

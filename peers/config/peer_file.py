@@ -25,6 +25,7 @@ from peers.config.quantities import (
     BootstrapMultiaddr,
     ByteCount,
     HostAndPort,
+    HostName,
     Multiaddr,
     Seconds,
     at_least_bytes,
@@ -113,6 +114,9 @@ class MetricsFile(BaseModel):
     listen: HostAndPort = "127.0.0.1:9410"
     """Where /metrics, /healthz and /readyz are served; port 0 takes any free one, off serves none.
     Whoever reaches this address can read it."""
+    hosts: tuple[HostName, ...] = ()
+    """Names by which it is asked there. Addresses and localhost always count; any other name is refused, or
+    a website could read it through the browser of somebody who reaches it."""
     peak_operations: Annotated[
         float | None, Field(gt=0, json_schema_extra={"default": "measured at the start"})
     ] = None
@@ -137,6 +141,8 @@ class ObserverFile(BaseModel):
     listen: HostAndPort = "127.0.0.1:9420"
     """Where the page, /swarm.json, /metrics of the swarm, /sd and /healthz are served; port 0 takes any free
     one. Whoever reaches this address can read them."""
+    hosts: tuple[HostName, ...] = ()
+    """Names by which they are asked there, as `metrics.hosts`: those of a reverse proxy or a service."""
     series: Annotated[int, Field(ge=0, le=4096)] = 200
     """Most peers that get series of their own in /metrics; how many have none is a series itself."""
     targets: tuple[HostAndPort, ...] = ()

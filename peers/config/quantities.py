@@ -136,6 +136,13 @@ def split_host_and_port(value: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def host_name(value: str) -> str:
+    """A name as DNS has them, in small letters, without the last dot. Raises ValueError."""
+    if not _NAME.fullmatch(value) or len(value) > 253:
+        raise ValueError(f"is {value!r}; expected a name without port, such as node-07.example.org")
+    return value.lower().rstrip(".")
+
+
 def _is_ip(text: str, version: int) -> bool:
     try:
         return ipaddress.ip_address(text).version == version
@@ -148,4 +155,5 @@ BytesPerSecond = Annotated[float, BeforeValidator(byte_rate), Shown("rate such a
 ByteCount = Annotated[int, BeforeValidator(byte_count), Shown("size such as 64MiB")]
 Multiaddr = Annotated[str, AfterValidator(multiaddr), Shown("multiaddr")]
 BootstrapMultiaddr = Annotated[str, AfterValidator(bootstrap_multiaddr), Shown("multiaddr with /p2p/...")]
+HostName = Annotated[str, AfterValidator(host_name), Shown("name")]
 HostAndPort = Annotated[str, AfterValidator(host_and_port), Shown("HOST:PORT | off")]

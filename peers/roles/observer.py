@@ -40,7 +40,8 @@ class ObserverRole(Role):
         process, config = self.process, self.process.config
         assert config.run is not None, "checked by PeerFile"
         shown = pages(lambda: self.board, self.metrics, config.observer.targets, process.pulse.problem)
-        server = PageServer(config.observer.address, shown, "observer.listen")
+        observer = config.observer
+        server = PageServer(observer.address, shown, "observer.listen", observer.hosts)
         process.say("page", f"the swarm's page is at {server.url}", url=server.url)
         try:
             await network.join(process)
