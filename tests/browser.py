@@ -24,8 +24,10 @@ FLAGS = (
 class Browser:
     """Use as `async with Browser(folder) as browser`. One page."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, resolves: str = "") -> None:
+        """`resolves`: a name that DNS says is this machine, as a website's owner may have it."""
         self.folder = folder
+        self.flags = [*FLAGS, *([f"--host-resolver-rules=MAP {resolves} 127.0.0.1"] if resolves else [])]
         self._answers: dict[int, asyncio.Future[dict]] = {}
         self._count = 0
         self._session = ""
@@ -38,7 +40,7 @@ class Browser:
         # Chromium reads descriptor 3 and writes descriptor 4; a shell puts the pipes there.
         self.process = await asyncio.create_subprocess_exec(
             "/bin/bash", "-c", f'exec "$0" "$@" 3<&{read_there} 4>&{write_there}',
-            CHROMIUM, f"--user-data-dir={self.folder}", *FLAGS,
+            CHROMIUM, f"--user-data-dir={self.folder}", *self.flags,
             pass_fds=(read_there, write_there), start_new_session=True,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,

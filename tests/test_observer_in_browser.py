@@ -218,6 +218,23 @@ async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path
         server.close()
 
 
+# -- a website that would read it -------------------------------------------------------------------------
+
+
+async def test_a_website_whose_name_points_to_this_machine_reads_nothing_through_a_visitors_browser(tmp_path):
+    board = Board(sign(tiny_manifest()), "swarmnet join RUN", "0.1.0")
+    made = pages(lambda: board, SwarmMetrics(lambda: board, 200), (), lambda: None)
+    status = "fetch('/metrics').then(answer => answer.status)"
+    with PageServer(("127.0.0.1", 0), made, "observer.listen") as server:
+        async with Browser(tmp_path / "browser", resolves="rebound.example") as browser:
+            await browser.open(f"http://rebound.example:{server.address[1]}/")
+            await browser.until("document.body?.innerText.startsWith('asked by another name')")
+            assert await browser.js(status) == 403
+            await browser.open(server.url)
+            await browser.until("document.getElementById('rows') !== null")
+            assert await browser.js(status) == 200
+
+
 # -- a run that its owner holds ---------------------------------------------------------------------------
 
 HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>" + "w" * 120
