@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def how_to_install(extra: str) -> str:
-    """What to type. By name alone, `swarmnet` would be whatever else is called so."""
-    return f"in this repository's folder, python -m pip install -c scripts/requirements.lock -e '.[{extra}]'"
+    """What to type: only what the lock has a hash of, into the environment that runs this."""
+    return f"in this repository's folder, VENV={sys.prefix} scripts/setup {extra}"

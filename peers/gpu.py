@@ -5,18 +5,18 @@ knows (load, temperature, power), where that is installed (extra `gpu`). What ca
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
+from peers.extras import how_to_install
 from peers.metrics import Metrics
 
 LOOK_SECONDS = 5.0
 """The library takes its own means over up to a second; asking wakes a GPU that sleeps."""
 MILLIWATTS = 1000.0
-INSTALL = f"{sys.executable} -m pip install nvidia-ml-py"
+INSTALL = how_to_install("gpu")
 """What brings NVIDIA's library (the extra `gpu`)."""
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.quantities import bootstrap_multiaddr
 from peers.errors import UserError
+from peers.extras import how_to_install
 from peers.run_file import load_signed
 from protocols.dht import split_multiaddr
 from swarmnet.identifiers import PeerId
@@ -102,7 +103,7 @@ async def neighbours(
             lan = Lan.start(peer, addresses, run)
         except NoLan as error:
             if config.lan is True:
-                how = "install zeroconf (pip install zeroconf)" if not installed() else "set lan: auto"
+                how = f"install zeroconf: {how_to_install('lan')}" if not installed() else "set lan: auto"
                 raise UserError(f"lan is true, but {error}; {how}") from None
     if lan is not None:
         say("lan", "looks for peers of this run on the local network too")

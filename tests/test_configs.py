@@ -129,26 +129,32 @@ def test_the_image_takes_its_extras_from_a_build_argument_and_needs_no_compiler_
 @pytest.mark.parametrize(
     ("extras", "done"),
     [
-        ("lan,gpu", ["pip install --no-cache-dir -c scripts/requirements.lock .[lan,gpu]"]),
-        ("", ["pip install --no-cache-dir -c scripts/requirements.lock ."]),
+        ("lan,gpu", ["setup lan,gpu"]),
+        ("", ["setup"]),
         ("lan,libp2p", [
             "apt-get update",
             "apt-get install --yes --no-install-recommends build-essential libgmp-dev",
-            "pip install --no-cache-dir -c scripts/requirements.lock .[lan,libp2p]",
+            "setup lan,libp2p",
         ]),
     ],
 )  # fmt: skip
 def test_the_image_installs_them_and_a_compiler_where_that_is_needed(extras: str, done: list[str]) -> None:
     text = (CONFIGS / "Dockerfile").read_text().replace("\\\n", "")
     commands = re.findall(r"^RUN (.*)$", text, re.MULTILINE)
-    said = "".join(f'{name}() {{ echo "{name} $*"; }}\n' for name in ("pip", "apt_get", "useradd", "rm"))
-    script = said + "\n".join(commands).replace("apt-get", "apt_get")
+    said = "".join(f'{name}() {{ echo "{name} $*"; }}\n' for name in ("setup", "apt_get", "useradd", "rm"))
+    script = said + "\n".join(commands).replace("apt-get", "apt_get").replace("scripts/setup", "setup")
     ran = subprocess.run(
         ["/bin/sh", "-eu", "-c", script], env={"EXTRAS": extras}, capture_output=True, text=True, timeout=60
     )
     assert ran.returncode == 0, ran.stderr
-    lines = [line.replace("apt_get", "apt-get") for line in ran.stdout.splitlines()]
-    assert [line for line in lines if line.startswith(("pip", "apt-get"))] == done
+    lines = [line.replace("apt_get", "apt-get").rstrip() for line in ran.stdout.splitlines()]
+    assert [line for line in lines if line.startswith(("setup", "apt-get"))] == done
+
+
+def test_the_image_is_built_on_a_base_that_no_tag_can_be_moved_away_from() -> None:
+    bases = re.findall(r"^FROM (\S+)", (CONFIGS / "Dockerfile").read_text(), re.MULTILINE)
+    assert bases
+    assert all(re.fullmatch(r"python:3\.1[123]-slim@sha256:[0-9a-f]{64}", base) for base in bases)
 
 
 # Kubernetes.

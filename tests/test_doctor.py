@@ -230,7 +230,7 @@ def test_a_taken_port_fails_and_that_of_the_running_peer_does_not(tmp_path):
 def test_without_py_libp2p_the_command_that_brings_it_is_told():
     line = machine.second_opinion(able=False)
     assert line.level == "warn"
-    assert line.fix.endswith(f"{sys.executable} -m pip install libp2p==0.8.1")
+    assert line.fix.endswith(f"VENV={sys.prefix} scripts/setup libp2p")
 
 
 def test_a_held_lock_means_that_the_peer_runs_and_nothing_is_made(tmp_path):
@@ -325,8 +325,8 @@ def test_every_check_is_in_the_documentation():
     [
         ("auto", True, True, "bootstrap: [MULTIADDR]"),
         (True, True, True, "bootstrap: [MULTIADDR]"),
-        ("auto", False, False, f"{sys.executable} -m pip install zeroconf"),
-        (True, False, False, f"{sys.executable} -m pip install zeroconf"),
+        ("auto", False, False, "scripts/setup lan"),
+        (True, False, False, "scripts/setup lan"),
         (False, True, False, "bootstrap: [MULTIADDR]"),
         (False, False, False, "bootstrap: [MULTIADDR]"),
     ],
@@ -336,7 +336,7 @@ def test_neighbours_are_promised_only_where_they_are_looked_for(lan, zeroconf, n
     assert line.level == "warn"
     assert ("neighbours on the local network would find this peer" in line.text) == neighbours
     assert fix in line.fix
-    assert ("zeroconf" in line.fix) == (bool(lan) and not zeroconf)
+    assert ("scripts/setup lan" in line.fix) == (bool(lan) and not zeroconf)
 
 
 # -- the command ------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_without_the_library_a_warning_says_so_with_the_command_that_helps(libra
     assert isinstance(use, NoGpu)
     (text,) = warned
     assert "only_when_idle sees other programs on the processor only" in text
-    assert text.endswith(f"{sys.executable} -m pip install nvidia-ml-py")
+    assert text.endswith("scripts/setup gpu")
     assert use.share() is None
     assert len(warned) == 1, "once, not at every look"
     gpu_use(CPU, True, warned.append)
@@ -166,7 +166,7 @@ def test_a_worker_says_it_when_it_starts_as_a_warning(library, monkeypatch, only
         log=SimpleNamespace(listeners=[]), control=SimpleNamespace(answers={}),
     ))  # fmt: skip
     assert [(event, level) for event, level, _ in said] == [("limits", "warning")] * only_when_idle
-    assert all("pip install nvidia-ml-py" in text for _, _, text in said)
+    assert all("scripts/setup gpu" in text for _, _, text in said)
 
 
 # -- the doctor ---------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_the_doctor_says_when_only_when_idle_cannot_see_the_gpu():
     line = graphics.unwatched(SEEN, "auto", only_when_idle=True)
     assert line is not None
     assert (line.check, line.level) == ("gpu", "warn")
-    assert line.fix == f"{sys.executable} -m pip install nvidia-ml-py"
+    assert line.fix.endswith("scripts/setup gpu")
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ async def test_a_peer_of_one_machine_only_is_left_alone_unless_its_file_insists(
 async def test_without_zeroconf_auto_goes_on_and_true_names_it(tmp_path, monkeypatch):
     monkeypatch.setattr(lan, "installed", lambda: False)
     assert await enter(peer_file(tmp_path), [HERE]) == (None, [])
-    with pytest.raises(UserError, match="pip install zeroconf"):
+    with pytest.raises(UserError, match="scripts/setup lan"):
         await enter(peer_file(tmp_path, lan=True), [HERE])
 
 

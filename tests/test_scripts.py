@@ -1,13 +1,18 @@
 """scripts/setup on machines that lack something, and where there is nothing to do. Nothing is downloaded."""
 
+import hashlib
+import importlib.metadata
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(path for path in [*(ROOT / "scripts").iterdir(), ROOT / ".ci/run"]
@@ -107,9 +112,11 @@ def test_extras_are_installed_together_and_not_again(clone, extras):
     for _ in range(2):
         assert run(clone, "setup", "exit 1", *extras).returncode == 0
         shutil.rmtree(clone.parent / "tools")
-    installed = [line for line in asked.read_text().splitlines() if "--editable" in line]
-    assert len(installed) == 1
-    assert installed[0].endswith(f"--editable {clone}[{','.join(extras)}]")
+    installs = [line for line in asked.read_text().splitlines() if "pip install" in line]
+    editable = [line for line in installs if "--editable" in line]
+    assert len(editable) == 1
+    assert editable[0].endswith(f"--no-deps --no-build-isolation --editable {clone}")
+    assert all("--require-hashes" in line for line in installs if line not in editable)
 
 
 def test_the_readme_says_of_every_extra_what_it_is_for():
@@ -117,8 +124,118 @@ def test_the_readme_says_of_every_extra_what_it_is_for():
     assert set(OPTIONAL) - {"test"} <= set(rows)
 
 
-def test_the_lock_pins_exact_versions_and_names_no_place():
-    lines = (ROOT / "scripts/requirements.lock").read_text().splitlines()
-    pins = [line for line in lines if not line.startswith("#")]
-    assert all(line.count("==") == 1 and not set("@/+ ") & set(line) for line in pins)
-    assert {"torch==2.13.0", "hivemind==1.1.12"} <= set(pins)
+LOCK = (ROOT / "scripts/requirements.lock").read_text()
+PIN = re.compile(
+    r"(?P<name>[a-z0-9-]+)==(?P<version>[^\s;]+)(?: ; [^\\]+)?"
+    r"(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})*)\n"
+)
+"""One requirement of the lock, over its lines."""
+
+
+def locked():
+    """name -> (the words after `# for`, the version, how many hashes) of each requirement."""
+    found = {}
+    for block in re.split(r"^# for ", LOCK, flags=re.MULTILINE)[1:]:
+        words, _, requirement = block.partition("\n")
+        pin = PIN.fullmatch(requirement)
+        assert pin is not None, f"not one exact version with hashes: {requirement[:80]}"
+        assert pin["name"] not in found
+        found[pin["name"]] = (words.split(), pin["version"], pin["hashes"].count("--hash="))
+    return found
+
+
+def needed(extra):
+    """Normal names of what pyproject.toml asks for, for Linux."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] if extra == "run" else OPTIONAL[extra]
+    return {re.match(r"[\w.-]+", line)[0].lower().replace(".", "-").replace("_", "-") for line in wanted}
+
+
+def test_the_lock_has_exact_versions_with_hashes_and_names_no_place():
+    assert all(hashes for _, _, hashes in locked().values())
+    assert not re.search(r"://|--(?!hash=sha256:)\w|@", LOCK)
+    assert (locked()["torch"][1], locked()["hivemind"][1]) == ("2.13.0", "1.1.12")
+
+
+@pytest.mark.parametrize("extra", ["run", *OPTIONAL])
+def test_whatever_an_extra_needs_is_in_the_lock_for_it(extra):
+    taken = {name for name, (words, _, _) in locked().items() if {extra, "run", "first"} & set(words)}
+    assert needed(extra) <= taken
+
+
+def test_whoever_runs_it_gets_everything_that_its_packages_need():
+    """Of what is installed here, each dependency of a package of the lock is there for the same word."""
+    words = {name: set(each) for name, (each, _, _) in locked().items()}
+    for name, here in words.items():
+        if not here & {"run", "test"}:
+            continue
+        try:
+            wanted = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for line in map(Requirement, wanted):
+            if line.marker is None or line.marker.evaluate({"extra": ""}):
+                there = words.get(canonicalize_name(line.name), set())
+                assert here <= there or there & {"run", "cuda"}, f"{name} needs {line.name}"
+
+
+def installs(text):
+    """Each command that installs a Python package, on one line."""
+    lines = text.replace("\\\n", " ").splitlines()
+    called = re.compile(r"\b(pip3?|uv|pipx|conda)\b.*\binstall\b")
+    return [line for line in lines if called.search(line) and not line.lstrip().startswith(("#", "echo"))]
+
+
+def test_only_setup_installs_and_only_what_has_a_hash():
+    others = [path for folder in ("scripts", "configs", ".ci") for path in (ROOT / folder).rglob("*")
+              if path.is_file() and path.name != "setup" and path.suffix != ".pyc"]  # fmt: skip
+    assert [(path.name, line) for path in others for line in installs(path.read_text())] == []
+    text = (ROOT / "scripts/setup").read_text()
+    (only,) = installs(text)
+    assert only.startswith('try() { "$venv/bin/python" -m pip install ')
+    calls = re.findall(r"^.*\b(?:try|install) .*$", text[text.index(only) + len(only) :], re.MULTILINE)
+    asked = [call for call in calls if "$hashed" in call]
+    assert len(asked) == 3
+    rest = [call for call in calls if call not in asked and '"$@"' not in call and not call.startswith("#")]
+    assert rest == ['install --no-deps --no-build-isolation --editable "$root"']
+    assert 'hashed="--require-hashes --no-build-isolation ' in text
+
+
+def test_a_file_with_another_hash_is_refused(clone):
+    """A real pip, and a wheel made here: the one whose hash the lock has goes in, a changed one does not."""
+    subprocess.run([sys.executable, "-m", "venv", clone / ".venv"], check=True, timeout=120)
+    wheels = clone.parent / "wheels"
+    wheels.mkdir()
+    wheel = wheels / "torch-2.13.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        about = "torch-2.13.0.dist-info"
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+    def setup(digest):
+        (clone / "scripts/requirements.lock").write_text(
+            f"# for first run\ntorch==2.13.0 \\\n    --hash=sha256:{digest}\n"
+        )
+        places = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": "/dev/null"}
+        return subprocess.run([clone / "scripts/setup"], env={"PATH": "/usr/bin:/bin", **places},
+                              capture_output=True, text=True, timeout=120)  # fmt: skip
+
+    refused = setup("0" * 64)
+    assert refused.returncode == 1
+    assert "DO NOT MATCH THE HASHES" in refused.stderr
+    assert refused.stderr.splitlines()[-1].startswith("error: installing failed; the lines above say why")
+    assert not list((clone / ".venv").rglob("torch-2.13.0.dist-info"))
+    setup(digest)
+    assert list((clone / ".venv").rglob("torch-2.13.0.dist-info"))
+
+
+def test_another_environment_must_be_there(clone):
+    named = {"PATH": "/usr/bin:/bin", "VENV": str(clone / "none")}
+    done = subprocess.run(
+        [clone / "scripts/setup"], env=named, capture_output=True, text=True, timeout=60
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: there is no Python with pip in {clone / 'none'}; make it")
+    assert not (clone / "none").exists()

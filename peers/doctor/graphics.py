@@ -12,6 +12,7 @@ from pathlib import Path
 
 from peers.doctor.line import Line, gibibytes
 from peers.doctor.machine import pinned
+from peers.extras import how_to_install
 
 NVIDIA, AMD = "0x10de", "0x1002"
 """PCI vendor ids."""
@@ -117,7 +118,7 @@ def unwatched(found: Graphics, wish: str, only_when_idle: bool) -> Line | None:
     if not (only_when_idle and found.devices) or wish == "cpu" or found.library or found.rocm_build:
         return None
     text = "limits.only_when_idle sees no programs on the GPU: NVIDIA's library for Python is not installed"
-    return Line("gpu", "warn", text, f"{sys.executable} -m pip install nvidia-ml-py", {"library": False})
+    return Line("gpu", "warn", text, how_to_install("gpu"), {"library": False})
 
 
 def _why_none(found: Graphics) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from peers.config.peer_file import PeerFile
 from peers.doctor.line import Line, gibibytes
+from peers.extras import how_to_install
 from protocols.daemon import OPEN_FILES, CannotStart, check_ports
 
 PYTHONS = ((3, 11), (3, 14))
@@ -132,5 +133,5 @@ def second_opinion(able: bool) -> Line:
                     data={"version": version})  # fmt: skip
     text = "py-libp2p is not installed: no second opinion here, and nobody can be dialled back from here"
     compiler = "sudo apt install build-essential python3-dev libgmp-dev"
-    fix = f"{compiler} && {sys.executable} -m pip install {pinned('libp2p')}"
+    fix = f"{compiler}; then {how_to_install('libp2p')}"
     return Line("libp2p", "warn", text, fix)

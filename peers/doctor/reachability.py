@@ -7,13 +7,13 @@ where only the own door does, something wrong is announced; where nothing does, 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Literal
 
 from peers.doctor.line import Level, Line
+from peers.extras import how_to_install
 from protocols.dialler import ADDRESSES, Dialled
 from protocols.multiaddr import is_circuit
 
@@ -33,7 +33,7 @@ def no_bootstrap(lan: bool | Literal["auto"], zeroconf: bool) -> Line:
         text = f"no bootstrap is named, and neighbours on the local network are not looked for (lan): {alone}"
         return Line("bootstrap", "warn", text, NAME_ONE)
     text = f"no bootstrap is named, and zeroconf, which finds neighbours, is not installed: {alone}"
-    fix = f"{NAME_ONE}; for neighbours on the local network: {sys.executable} -m pip install zeroconf"
+    fix = f"{NAME_ONE}; for neighbours on the local network: {how_to_install('lan')}"
     return Line("bootstrap", "warn", text, fix)
 
 
