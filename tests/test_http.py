@@ -56,7 +56,7 @@ def ask(server, request=GET, seconds=20.0):
 
 def test_slow_strangers_cannot_keep_a_probe_from_liveness():
     with peer() as server, ExitStack() as crowd:
-        for _ in range(2 * MOST_REQUESTS):
+        for _ in range(MOST_REQUESTS + OF_A_CLIENT):
             slow = crowd.enter_context(socket.create_connection(server.address))
             slow.sendall(b"GET /metrics HTTP/1.1\r\nX-")
         for _ in range(20):
