@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Literal, Protocol, TypeVar
 
 from peers.timings import Timings
@@ -37,6 +37,9 @@ class CountedDirectory:
 
     def now(self) -> float:
         return self._inner.now()
+
+    def met(self) -> Collection[PeerId]:
+        return self._inner.met()
 
     async def bootstrap(self, multiaddrs: Sequence[str], deadline_seconds: float) -> int:
         return await self._count("bootstrap", self._inner.bootstrap(multiaddrs, deadline_seconds))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from peers.admission import Admission, OpenToAll
@@ -38,6 +38,7 @@ from protocols.messages import (
 )
 from protocols.records import SignedRecord, open_record
 from protocols.transport import Body, Transport
+from swarmnet.address_ranges import dialable
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.manifest import WIRE_VERSION
 from swarmnet.membership import BEAT_SECONDS, SILENT_SECONDS, Membership
@@ -81,6 +82,8 @@ class Neighbourhood:
         self.echoes = Echoes(self.timings)
         self.answer_visitor: Callable[[PeerId, Message, Body], None] = lambda peer, message, body: None
         self.admission: Admission = OpenToAll()
+        self.met: Callable[[], Collection[PeerId]] = tuple
+        """Peers that answer for another reason: to dial them leads to no new address."""
         self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer = Timer(self._beat)  # The others do not know that we stood still.
@@ -140,6 +143,8 @@ class Neighbourhood:
     def learn_all(self, records: Iterable[bytes], teller: PeerId | None = None) -> None:
         for data in records:
             self._learn(data, teller)
+        if teller is None:
+            self.membership.met(self.met())
         self._dial_due()  # Once: in a large group whom to dial takes long to find.
 
     def _learn(self, data: bytes, teller: PeerId | None) -> PeerId | None:
@@ -155,8 +160,9 @@ class Neighbourhood:
     def _recorded(self, signed: SignedRecord, data: bytes, teller: PeerId | None) -> None:
         record, before = signed.record, self.membership.peers.get(signed.peer)
         stage = before.stage if before is not None else record.stage
+        addresses = dialable(record.addresses, self.transport.addresses)
         self.membership.recorded(
-            signed.peer, record.stage, record.role, tuple(record.addresses), signed.sequence, data,
+            signed.peer, record.stage, record.role, addresses, signed.sequence, data,
             self.clock.time(), teller,
         )  # fmt: skip
         if before is not None and before.linked and before.stage != stage:
@@ -166,8 +172,7 @@ class Neighbourhood:
     def _dial_due(self) -> None:
         if self._closed or not self.record:
             return
-        for peer in self.membership.to_dial(self.clock.time()):
-            self.membership.dialing(peer, True)
+        for peer in self.membership.begin_dials(self.clock.time()):
             self._spawn(self._dial(peer))
 
     async def _dial(self, peer: PeerId) -> None:
@@ -339,6 +344,7 @@ class Neighbourhood:
         for peer in self.membership.surplus(self.clock.time()):
             self._unlink(peer, "released")
         self.listener.counted(self.membership.group_size())
+        self.membership.met(self.met())
         self._dial_due()
 
     def _drop_silent(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 
 from peers.config.peer_file import PeerFile
@@ -88,6 +89,7 @@ class Sessions:
         try:
             ways = circuits_through(self.config.bootstrap) if self.config.relay else ()
             directory = await DhtDirectory.start(transport.daemon, ways=ways)
+            directory.say = partial(process.say, "clock")
             beside.append(asyncio.create_task(directory.keep_time_forever(), name="clock"))
             for address in transport.addresses:
                 where = f"listening on {address}/p2p/{transport.peer}"

@@ -43,6 +43,7 @@ from peers.update_path import UpdatePath
 from peers.update_work import Settled, UpdateWork
 from protocols.identity import Identity
 from protocols.transport import Directory, Transport
+from swarmnet.identifiers import PeerId
 from swarmnet.membership import Membership
 from swarmnet.offers import NOTHING_PAST, Offers, Past
 from swarmnet.replica import Replica
@@ -168,6 +169,7 @@ class Worker:
         self.neighbourhood = Neighbourhood(
             self.transport, self.signed.run_id, membership, Hearing(self), self.signed.wire(), self.note
         )
+        self.neighbourhood.met = self.presence.directory.met
         self.looking = Looking(self.presence, self.neighbourhood, len(manifest.stages), self.say)
         self.digests = SignedDigests(
             self.identity, self.signed, self.stage, self.neighbourhood, self._resynchronise, self.note
@@ -366,6 +368,11 @@ class Worker:
     def wake(self) -> None:
         """Something happened: conditions that are waited for may hold now."""
         self._changed.set()
+
+    def linked(self) -> list[PeerId]:
+        """Peers to whom links stand."""
+        known = self.neighbourhood.known() if self.neighbourhood is not None else {}
+        return [peer for peer, seen in known.items() if seen.linked]
 
     def has_company(self) -> bool:
         """Whether some other peer of the stage holds its weights, too."""

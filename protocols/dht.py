@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from statistics import median
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 
 from protocols.daemon import DAEMON_ERRORS, Daemon
 from protocols.envelope import run_bytes
 from protocols.errors import PeerGone, Unreachable, WireError
 from protocols.gate import Gate
-from protocols.hivemind_parts import DHTID, DHTNode, MSGPackSerializer, PeerID, dht_pb2
+from protocols.hivemind_parts import DHTID, DHTNode, DictionaryDHTValue, MSGPackSerializer, PeerID, dht_pb2
 from protocols.identity import public_key_bytes
 from protocols.listing import LISTING_SECONDS, RUNS_KEY, open_listing
 from protocols.orders import (
@@ -38,7 +38,10 @@ from protocols.records import (
     open_record,
     stage_key,
 )
-from protocols.stored import PLAIN, content_of, key_id, node_id, stored_value
+from protocols.storage import Name
+from protocols.stored import PLAIN, content_of, key_id, node_id, stored_value, text_of
+from protocols.swarm_time import Told, changed, correction, told
+from swarmnet.address_ranges import dialable
 from swarmnet.identifiers import PeerId, RunId
 
 logger = logging.getLogger(__name__)
@@ -58,6 +61,8 @@ def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:
 
 CLOCK_SECONDS, WITNESSES = 60.0, 5
 """How often others are asked what time it is, and how many: a ping each, of a hundred bytes."""
+MOST_NAMED = 256
+"""Bootstraps, remembered peers and those nearby that are kept in mind as witnesses, the newest."""
 
 
 class DhtDirectory:
@@ -66,6 +71,13 @@ class DhtDirectory:
     def __init__(self, gate: Gate, node: DHTNode, refusals: Counter[str]) -> None:
         self._gate, self._node = gate, node
         self._remembered = Remembered()
+        self._named: dict[str, None] = {}
+        """Peers that `bootstrap` was told of."""
+        self._told = Told(None, None, 0)
+        self._warned = False
+        self.say: Callable[[str], None] = logger.warning
+        """Is told what a person should know of this machine's clock."""
+        gate.evicted = self._evict
         self.refusals = refusals
         """What was refused, by reason; for the metrics."""
 
@@ -104,7 +116,20 @@ class DhtDirectory:
     @property
     def measured_offset(self) -> float | None:
         """The same as it was measured, however small; None: nobody has told the time yet."""
-        return median(self._gate.offsets.values()) if self._gate.offsets else None
+        return self._told.offset if self._told.offset is not None else self._told.unbelieved
+
+    @property
+    def linked(self) -> Callable[[], Collection[PeerId]]:
+        """Peers to whom links stand: they may say what time it is, and their records are kept."""
+        return self._gate.linked
+
+    @linked.setter
+    def linked(self, linked: Callable[[], Collection[PeerId]]) -> None:
+        self._gate.linked = linked
+
+    def met(self) -> Collection[PeerId]:
+        """See `Directory.met`."""
+        return [PeerId(peer.to_base58()) for peer in self._node.protocol.routing_table.peer_id_to_uid]
 
     @property
     def known_nodes(self) -> int:
@@ -126,8 +151,9 @@ class DhtDirectory:
         return self._gate.now()
 
     async def bootstrap(self, multiaddrs: Sequence[str], deadline_seconds: float) -> int:
-        """Join through any of `multiaddrs`; how many answered. Unreachable, naming them all, if none did;
-        the caller tries again later. ValueError for what is no multiaddr."""
+        """Join through any of `multiaddrs`; how many answered. Unreachable, naming them all, if none did, or
+        if this machine's clock differs so much from theirs that a person must look at it; the caller tries
+        again later. ValueError for what is no multiaddr."""
         targets = [split_multiaddr(multiaddr) for multiaddr in dict.fromkeys(multiaddrs)]
         own = self._gate.peer_id.to_base58()
         reasons: dict[str, str] = {}
@@ -143,6 +169,8 @@ class DhtDirectory:
             return True
 
         others = [(peer, address) for peer, address in targets if peer != own]
+        self._named = dict.fromkeys([*self._named, *(peer for peer, _ in others)][-MOST_NAMED:])
+        self._gate.witnesses = {*self._gate.witnesses, *(peer for peer, _ in others)}
         tasks = [asyncio.create_task(join(peer, address)) for peer, address in others]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=deadline_seconds)
@@ -154,7 +182,9 @@ class DhtDirectory:
             tried = "; ".join(reasons.get(f"{address}/p2p/{peer}", f"{address}/p2p/{peer}: no answer in time")
                               for peer, address in others)  # fmt: skip
             raise Unreachable(f"no bootstrap answered: {tried or 'none was given'}")
-        self._set_clock()
+        await self._set_clock()
+        if self._told.refusal:
+            raise Unreachable(self._told.refusal)
         try:
             async with asyncio.timeout(min(deadline_seconds, CALL_SECONDS)):
                 await self._node.find_nearest_nodes([self._node.node_id])
@@ -170,29 +200,42 @@ class DhtDirectory:
             await self.look_at_clocks()
 
     async def look_at_clocks(self) -> None:
-        """What a few nodes say that it is now. Where none answers, what they said last stands."""
-        known = list(self._node.protocol.routing_table.peer_id_to_uid)
-        before, self._gate.offsets = self._gate.offsets, OrderedDict()
-        asked = random.sample(known, min(WITNESSES, len(known)))
-        await asyncio.gather(*(self._node.protocol.call_ping(peer) for peer in asked))
+        """What a few of those that were named or are linked say that it is now, of as many address ranges as
+        there are. Where none answers, what was said last stands."""
+        candidates = list({*self._named, *self.linked()})
+        random.shuffle(candidates)
+        of_range: Counter[str] = Counter()
+        places: dict[str, int] = {}
+        for peer in candidates:
+            if address_range := await self._gate.range_of(peer):
+                places[peer] = of_range[address_range]
+                of_range[address_range] += 1
+        asked = sorted(places, key=lambda peer: places[peer])[:WITNESSES]
+        self._gate.witnesses, self._gate.offsets = frozenset(asked), {}
+        await asyncio.gather(*(self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in asked))
         if self._gate.offsets:
-            self._set_clock()
-        else:
-            self._gate.offsets = before
+            await self._set_clock()
 
-    def _set_clock(self) -> None:
-        offset = median(self._gate.offsets.values()) if self._gate.offsets else 0.0
-        changed = abs(offset - self._gate.clock_offset) > SKEW_SECONDS
-        if not changed:
-            return
-        self._gate.clock_offset = offset if abs(offset) > SKEW_SECONDS else 0.0
-        if self._gate.clock_offset == 0.0:
-            logger.warning("this machine's clock agrees with the swarm's again")
-        else:
-            logger.warning(
-                "this machine's clock is %.0f s %s the swarm's; records use the swarm's time. Set the clock.",
-                abs(offset), "behind" if offset > 0 else "ahead of",
-            )  # fmt: skip
+    async def _set_clock(self) -> None:
+        """By what the witnesses have said; says so when that changes something."""
+        offsets = self._gate.offsets
+        self._told = told(offsets, {peer: await self._gate.range_of(peer) for peer in offsets})
+        offset = self._told.offset
+        if self._told.refusal and not self._warned:
+            self.say(self._told.refusal)
+        self._warned = bool(self._told.refusal)
+        if offset is not None and abs(offset - self._gate.clock_offset) > SKEW_SECONDS:
+            self._gate.clock_offset = correction(offset)
+            self.say(changed(offset))
+
+    def _evict(self, name: Name) -> None:
+        key, tag = name
+        storage, place = self._node.protocol.storage, DHTID.from_bytes(key)
+        kept = storage.get(place)
+        if tag == PLAIN:
+            del storage[place]
+        elif kept is not None and isinstance(kept.value, DictionaryDHTValue):
+            del kept.value[text_of(tag)]
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
         """See `Directory.announce`. Raises what `open_record` raises for a record nobody would take."""
@@ -218,7 +261,8 @@ class DhtDirectory:
                 self._remembered.take(run, entry.value[32:])
             except WireError as error:
                 self.refusals[error.code] += 1
-        records = self._remembered.at(run, stage, self.now())
+        # What has expired by the swarm's time only may be somebody's lie about the time.
+        records = self._remembered.at(run, stage, min(self.now(), time.time()))
         if late and not records:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s")
         return records
@@ -283,6 +327,8 @@ class DhtDirectory:
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
         """See `Directory.ask`. A ping that enters no routing table: a thousand cost no more."""
         until = asyncio.get_running_loop().time() + deadline_seconds
+        if peer not in self._named:
+            addresses = dialable(addresses, self._gate.addresses)
         await self._gate.connect(peer, addresses, deadline_seconds)
         left = max(0.0, until - asyncio.get_running_loop().time())
         stub = self._node.protocol.get_stub(PeerID.from_base58(peer))

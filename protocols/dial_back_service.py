@@ -11,7 +11,6 @@ to knock at strangers' gets fewer knocks out of it than the packets it takes to 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import secrets
 import socket
 from collections import deque
@@ -34,6 +33,7 @@ from protocols.dialler import Dialled, Dials, can_dial, dial
 from protocols.errors import WireError
 from protocols.hivemind_parts import P2P, StreamInfo
 from protocols.identity import verify
+from swarmnet.address_ranges import IP, ip_of
 from swarmnet.identifiers import PeerId
 
 REQUESTS_PER_MINUTE, REQUESTS_PER_IP = 4, 2
@@ -41,7 +41,6 @@ STREAMS = 8
 """Open at once; a stream costs a socket and nothing else until its signature is checked."""
 LOOK_UP_SECONDS = 3.0
 
-IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 LookUp = Callable[[str], Awaitable[Sequence[str]]]
 
 
@@ -69,15 +68,6 @@ def place_of(address: str) -> Place | None:
     if ip is None or kind != f"ip{ip.version}":
         return None
     return Place(host, False, port)
-
-
-def ip_of(text: str) -> IP | None:
-    """The IP address written so, an IPv4 in IPv6 clothes as what it is; None if it is none."""
-    try:
-        ip = ipaddress.ip_address(text)
-    except ValueError:
-        return None
-    return (ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
 
 
 def observed_ip(address: str) -> IP | None:

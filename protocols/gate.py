@@ -5,8 +5,8 @@ before hivemind decodes the MessagePack inside, and takes out whatever is not a 
 (records.py), an order (orders.py) or an entry of the registry (listing.py). hivemind's own validators come
 too late: it decodes dictionaries first, and a deeply nested one kills the process (measured). What else is
 enforced here: a node's DHT id is the hash of its peer id, expiries are bounded, nothing older replaces
-something newer, storage has a limit, an answer stays below the 4 MiB at which hivemind's callers hang, and
-the swarm's time counts, not this machine's.
+something newer, storage has a limit and nobody takes it all (storage.py), an answer stays below the 4 MiB at
+which hivemind's callers hang, and the swarm's time counts, not this machine's (swarm_time.py).
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ import contextlib
 import hashlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import islice
 from math import isfinite
 from typing import Any, TypeAlias
 
 from protocols.daemon import DAEMON_ERRORS, Daemon
-from protocols.errors import Malformed, Unreachable, WireError
-from protocols.hivemind_parts import Multiaddr, P2PContext, P2PDaemonError, PeerID, dht_pb2
+from protocols.errors import Malformed, PeerGone, Unreachable, WireError
+from protocols.hivemind_parts import (
+    MSGPackSerializer,
+    Multiaddr,
+    P2PContext,
+    P2PDaemonError,
+    PeerID,
+    dht_pb2,
+)
 from protocols.records import MANIFEST_SECONDS, SKEW_SECONDS
+from protocols.storage import Kept, Name, Storage, Storer
 from protocols.stored import (
     DICTIONARY,
-    PEERS_PER_KEY,
     PLAIN,
     Item,
     Proof,
@@ -40,13 +46,11 @@ from protocols.stored import (
     shifted_dictionary,
     text_of,
 )
+from swarmnet.address_ranges import range_of
 from swarmnet.identifiers import PeerId
 
 ANSWER_LIMIT = 3_500_000
 """hivemind 1.1.12 never answers when a response reaches 4 MiB, and the caller hangs (trap 1)."""
-STORAGE_LIMIT = 32 * 1024 * 1024
-"""Bytes kept for others; hivemind's storage has no limit."""
-RECORDS_PER_PEER = 16
 KEYS_PER_REQUEST = 1024
 """A node that meets a new one hands over all that this one should keep, in one request."""
 NEAREST, PEER_ID_BYTES = 20, 64
@@ -56,6 +60,8 @@ PING, PING_SECONDS = "DHTProtocol.rpc_ping", 3.0
 """hivemind's name of it, and as long as it waits for one."""
 WAY_SECONDS = 1.5
 """For a circuit to stand, of the 3 s that a call has."""
+RANGE_SECONDS, RANGE_ANSWER_SECONDS = 60.0, 1.0
+"""How long it is believed where a peer is connected from, and how long p2pd may take to say."""
 _VERIFIED = 4096
 _ORDERS = 256
 
@@ -64,13 +70,6 @@ Request: TypeAlias = Any
 Response: TypeAlias = Any
 """The like."""
 Handler = Callable[[Request, P2PContext], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    sequence: int
-    expires: float
-    size: int
 
 
 class Gate:
@@ -85,15 +84,21 @@ class Gate:
         self._refused = refused
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._verified: OrderedDict[bytes, Proof] = OrderedDict()
-        self._kept: dict[tuple[bytes, bytes], _Kept] = {}
-        self._kept_bytes = 0
-        self._per_key: Counter[bytes] = Counter()
-        self._per_subkey: Counter[bytes] = Counter()
-        self._swept = 0.0
+        self.evicted: Callable[[Name], None] = lambda name: None
+        """Takes a value out of hivemind's storage."""
+        self.linked: Callable[[], Collection[PeerId]] = tuple
+        """Peers to whom links stand: their records are kept, whatever else comes."""
+        self.storage = Storage(
+            lambda name: self.evicted(name), lambda: {MSGPackSerializer.dumps(peer) for peer in self.linked()}
+        )
+        self._ranges: dict[str, tuple[str, float]] = {}
+        """Peer -> the address range that it is connected from, and when p2pd said so."""
         self.clock_offset = 0.0
         """Swarm's time minus this machine's, seconds."""
-        self.offsets: OrderedDict[str, float] = OrderedDict()
-        """The same as measured with each of the last peers that answered a ping."""
+        self.witnesses: Collection[str] = frozenset()
+        """Peers who may say what time it is."""
+        self.offsets: dict[str, float] = {}
+        """What each of them said last, as `clock_offset`."""
         self.sent_bytes = self.received_bytes = 0
         """Requests and responses of the DHT, without what libp2p adds."""
         self.acknowledged: Counter[bytes] = Counter()
@@ -161,9 +166,26 @@ class Gate:
             self._filter_found(str(peer), request, response)
         return response
 
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Multiaddrs at which this peer is reached, as p2pd last told."""
+        return self._daemon.addresses
+
     async def connect(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
         """Dial a peer; Unreachable if it does not answer."""
         await self._daemon.connect(peer, addresses, deadline_seconds)
+
+    async def range_of(self, peer: str) -> str:
+        """The address range that a peer is connected from, a relay's if it comes through one; empty if it is
+        not connected, or p2pd does not say."""
+        now = asyncio.get_running_loop().time()
+        if peer not in self._ranges or self._ranges[peer][1] + RANGE_SECONDS < now:
+            try:
+                found = await self._daemon.connections(RANGE_ANSWER_SECONDS)
+            except PeerGone:
+                return ""
+            self._ranges = {peer: ("", now), **{each: (range_of(address), now) for each, address in found}}
+        return self._ranges[peer][0]
 
     async def _unless_ended(self, call: Awaitable[Response]) -> Response:
         """The call's result; P2PDaemonError as soon as p2pd ends, on which hivemind would wait for ever."""
@@ -216,17 +238,22 @@ class Gate:
         if count > KEYS_PER_REQUEST or any(len(column) != count for column in columns):
             self._refused(sender, f"a store request of {count} keys with unequal or too many columns")
             raise Malformed("refused")
+        storer = Storer(await self.range_of(sender), sender)
         for index in range(count):
             try:
                 if request.in_cache[index]:
                     raise Malformed("it asks for the cache, which is not used")
                 for item in items_of(index, request.keys[index], request.subkeys[index],
                                    request.values[index], request.expiration_time[index]):  # fmt: skip
-                    self._admit(item)
+                    self._admit(item, storer)
                     taken.append(item)
             except WireError as error:
                 stored[index] = False
                 self._refused(sender, str(error))
+        for item in taken:
+            if (item.key, item.tag) not in self.storage:  # What came after it has taken its place.
+                stored[item.index] = False
+        taken = [item for item in taken if (item.key, item.tag) in self.storage]
         reduced = dht_pb2.StoreRequest(peer=request.peer)
         for item in taken:
             reduced.keys.append(item.key)
@@ -296,10 +323,8 @@ class Gate:
                 result.value = dictionary(kept, -self.clock_offset)
 
     def _measure(self, peer: PeerID, response: dht_pb2.PingResponse, sent: float, received: float) -> None:
-        if isfinite(response.dht_time) and response.dht_time > 0:
+        if str(peer) in self.witnesses and isfinite(response.dht_time) and response.dht_time > 0:
             self.offsets[str(peer)] = response.dht_time - (sent + received) / 2
-            while len(self.offsets) > 64:
-                self.offsets.popitem(last=False)
 
     def _shifted_store(self, request: dht_pb2.StoreRequest) -> dht_pb2.StoreRequest:
         """Our own store request, in the swarm's time and without more items than a receiver takes."""
@@ -332,7 +357,8 @@ class Gate:
             self._verified[digest] = proof
             if len(self._verified) > _VERIFIED:
                 self._verified.popitem(last=False)
-        now = self.now()
+        # What is in order by this machine's clock is not refused for what others say of the time.
+        early, now = sorted((time.time(), self.now()))
         subkey = None if item.tag == PLAIN else text_of(item.tag)
         latest = proof.expires_seconds
         if latest is None:
@@ -341,7 +367,7 @@ class Gate:
             raise Malformed("a value under a key or subkey that is not its own")
         if proof.issued_seconds > now + SKEW_SECONDS:
             raise Malformed(f"a record signed {proof.issued_seconds - now:.0f} s in the future")
-        if not now - SKEW_SECONDS < item.expires <= latest + 1e-3:
+        if not early - SKEW_SECONDS < item.expires <= latest + 1e-3:
             raise Malformed(
                 f"an expiry {item.expires - now:.0f} s from now, where {latest - now:.0f} is the end"
             )
@@ -356,42 +382,19 @@ class Gate:
             while len(self.orders) > _ORDERS:
                 self.orders.popitem(last=False)
 
-    def _admit(self, item: Item) -> None:
-        """Raise a WireError unless the value may be stored here; keeps the count of what is."""
+    def _admit(self, item: Item, storer: Storer | None) -> None:
+        """Raise a WireError unless the value may be stored here; keeps the account of what is. `storer`:
+        None for this node itself."""
         proof = self._prove(item)
-        self._sweep()
+        self.storage.sweep(self.now())
         name = (item.key, item.tag)
-        old = self._kept.get(name)
-        if old is not None:
-            if (proof.sequence, item.expires) < (old.sequence, old.expires):
-                raise Malformed("an older record than the one that is kept")  # trap 7: it would end the newer
-            self._forget(name)
-        elif (
-            self._kept_bytes + len(item.value) > STORAGE_LIMIT
-            or self._per_key[item.key] >= PEERS_PER_KEY
-            or (item.tag != PLAIN and self._per_subkey[item.tag] >= RECORDS_PER_PEER)
-        ):
-            raise Malformed("no room for more records of this key, peer or node")
-        self._kept[name] = _Kept(proof.sequence, item.expires, len(item.value))
-        self._kept_bytes += len(item.value)
-        self._per_key[item.key] += 1
-        self._per_subkey[item.tag] += 1
+        old = self.storage.get(name)
+        if old is not None and (proof.sequence, item.expires) < (old.sequence, old.expires):
+            raise Malformed("an older record than the one that is kept")  # trap 7: it would end the newer
+        if old is not None and storer is not None and item.tag != MSGPackSerializer.dumps(storer.peer):
+            storer = old.storer  # Who passes on what others have stored does not make it its own.
+        self.storage.put(name, Kept(proof.sequence, item.expires, len(item.value), storer))
 
     def note(self, key: bytes, tag: bytes, value: bytes, expires: float) -> None:
         """Count a value that this node itself stores; raises a WireError as for others'."""
-        self._admit(Item(0, key, tag, value, expires))
-
-    def _sweep(self) -> None:
-        now = self.now()
-        if now - self._swept > 1.0:
-            self._swept = now
-            for name in [name for name, kept in self._kept.items() if kept.expires < now]:
-                self._forget(name)
-
-    def _forget(self, name: tuple[bytes, bytes]) -> None:
-        kept = self._kept.pop(name)
-        self._kept_bytes -= kept.size
-        for counter, part in ((self._per_key, name[0]), (self._per_subkey, name[1])):
-            counter[part] -= 1
-            if not counter[part]:
-                del counter[part]
+        self._admit(Item(0, key, tag, value, expires), None)

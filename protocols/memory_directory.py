@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from protocols.errors import Malformed, PeerGone, Unreachable
@@ -25,6 +25,11 @@ class MemoryDirectory:
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def met(self) -> Collection[PeerId]:
+        """See `Directory.met`: who takes part in this network is a node of it."""
+        others = self._network.transports.items()
+        return [peer for peer, other in others if not other.closed and self._reaches(peer)]
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
         """See `Directory.announce`."""

@@ -36,6 +36,7 @@ from protocols.subflow_dialer import SUBFLOW_PROTOCOL, SubflowDialer
 from protocols.subflows import ACKNOWLEDGED, P2pdLink, acknowledgement
 from protocols.transport import Arrived, FindChunk, Progressed, Receiver
 from protocols.upload import Upload
+from swarmnet.address_ranges import dialable
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 
@@ -189,6 +190,7 @@ class P2pdTransport:
             return LocalLink(peer, lane, self._ear.receiver, self._limit, self._backlog_bytes)
         if self.near is not None and self.near.holds(peer):
             return self.near.open(self.peer, peer, lane, self._limit, self._backlog_bytes)
+        addresses = dialable(addresses, self.daemon.addresses)
         stream = await self._dialling.stream(peer, protocol_name(lane), addresses, deadline_seconds)
         # Who is only reached through a relay gets no carriers: they would share the relay's line.
         relayed = through_relay(stream.address)

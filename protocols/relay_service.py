@@ -40,12 +40,13 @@ from protocols.circuits import (
     read_fields,
 )
 from protocols.daemon import DAEMON_ERRORS
-from protocols.dial_back_service import IP, observed_ip
+from protocols.dial_back_service import observed_ip
 from protocols.errors import Malformed, WireError
 from protocols.hivemind_parts import P2P, StreamInfo
 from protocols.messages import Chunk
 from protocols.multiaddr import is_circuit
 from protocols.upload import Upload
+from swarmnet.address_ranges import IP
 from swarmnet.identifiers import PeerId
 
 SLOTS = 1024

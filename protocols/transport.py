@@ -6,7 +6,7 @@ side opens back. So no link has two owners, and either side notices when the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from protocols.messages import Lane, Message
@@ -123,6 +123,9 @@ class Directory(Protocol):
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
         """Publish the own signed PeerRecord for `RECORD_SECONDS`; False if nobody stored it."""
+
+    def met(self) -> Collection[PeerId]:
+        """Peers whose nodes have answered this one: to dial them leads to no new address."""
 
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
         """Signed, verified, unexpired PeerRecords of a stage."""

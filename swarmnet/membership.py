@@ -3,15 +3,17 @@
 A peer is *live* while its link to us or ours to it stands and something was heard of it within
 SILENT_SECONDS. A lost link or silence ends that at once; the record stays as an address to try again.
 Records cost nothing to make: whoever was reached is not displaced by those who were not, and how many records
-there are says little about how many peers there are. Times in seconds on the caller's clock.
+there are says little about how many peers there are; how many are dialled for them is limited
+(dial_budget.py). Times in seconds on the caller's clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
+from swarmnet.dial_budget import DialBudget
 from swarmnet.identifiers import PeerId
 from swarmnet.neighbours import FULL_GROUP, choose_neighbours, choose_some, size_by_neighbours
 from swarmnet.patience import doubled
@@ -63,10 +65,17 @@ class Known:
     unneeded_since: float = float("inf")
     reached: bool = False
     """It was linked, if only once: not only a record, or a key that greets."""
+    met: bool = False
+    """Its node of the directory has answered ours."""
     tellers: tuple[PeerId, ...] = ()
     """Some of the peers that told of it."""
     outdated: int = -1
     """Sequence of records that it has taken back itself: its clock was ahead when it signed them."""
+
+    @property
+    def stranger(self) -> bool:
+        """Nothing but its record says where it is."""
+        return not (self.reached or self.wants_us or self.met)
 
     @property
     def present(self) -> bool:
@@ -82,6 +91,8 @@ class Membership:
         self.reach = reach
         self.chance = chance
         self.peers: dict[PeerId, Known] = {}
+        self.budget = DialBudget()
+        """For those that nobody knows to be where their records say."""
         self._left: dict[PeerId, int] = {}
         """Sequence of the last record of peers that said Bye: the directory keeps it for a while."""
         self._wanted: frozenset[PeerId] | None = None
@@ -139,15 +150,45 @@ class Membership:
         """A dial has begun, or has ended: there is never a second one beside it."""
         if peer in self.peers:
             self.peers[peer].dialing = now
+        if not now:
+            self.budget.ended(peer)
+
+    def met(self, peers: Iterable[PeerId]) -> None:
+        """These answer this machine already, for another reason than a link."""
+        for peer in peers:
+            known = self.peers.get(peer)
+            if known is not None and not known.met:
+                known.met, self._wanted = True, None
+
+    def begin_dials(self, now: float) -> list[PeerId]:
+        """Whom to dial now: who is no stranger, and of the others as many as the budget allows, those first
+        that somebody tells of who was reached. Their dials have begun."""
+
+        def place(peer: PeerId) -> tuple[bool, bool, int]:
+            known = self.peers[peer]
+            return known.stranger, not self._vouched(known), known.failures
+
+        begun = []
+        for peer in sorted(self.to_dial(now), key=place):
+            known = self.peers[peer]
+            if known.stranger and not self.budget.take(peer, known.addresses, now):
+                if self.budget.spent:
+                    break
+                continue
+            self.dialing(peer, True)
+            begun.append(peer)
+        return begun
 
     def linked(self, peer: PeerId, now: float) -> None:
         known = self.peers[peer]
+        self.budget.reached(peer)
         known.linked, known.reached, known.failures, known.heard_at = True, True, 0, now
         known.unneeded_since = float("inf")
         self._wanted = None
 
     def unlinked(self, peer: PeerId, now: float) -> None:
         """A dial failed, a link broke, or it fell silent: try again later, with growing patience."""
+        self.budget.failed(peer, now)
         known = self.peers.get(peer)
         if known is None:
             return
@@ -195,8 +236,8 @@ class Membership:
     def wanted(self) -> frozenset[PeerId]:
         """Whom this peer keeps links to: its neighbours in the group, and some of the stages next to it.
 
-        Chosen among all, then among those that were reached or that one of these tells of, then among those
-        that were reached. Where all records are true and all links stand, the three are the same."""
+        Chosen among all, then among those that were reached or met, or that one who was reached tells of, then
+        among those that were reached. Where all records are true and all links stand, these are the same."""
         if self._wanted is None:
             wanted: frozenset[PeerId] = frozenset()
             for trusted in (lambda _: True, self._vouched, lambda known: known.reached):
@@ -284,8 +325,8 @@ class Membership:
             self._wanted = None
 
     def _vouched(self, known: Known) -> bool:
-        """Whether it was reached, or somebody who was tells of it."""
-        return known.reached or any(
+        """Whether it was reached or met, or somebody who was reached tells of it."""
+        return known.reached or known.met or any(
             teller in self.peers and self.peers[teller].reached for teller in known.tellers
         )
 

@@ -270,11 +270,11 @@ async def test_records_survive_the_death_of_a_node_and_of_the_own_p2pd(tmp_path)
 
 
 @pytest.mark.loopback
-async def test_a_peer_whose_clock_is_a_day_off_joins_and_uses_the_swarms_time(tmp_path, caplog):
+async def test_a_peer_whose_clock_is_minutes_off_joins_and_uses_the_swarms_time(tmp_path, caplog):
     world = DhtWorld(tmp_path)
     (first,) = await world.members(1)
-    day = 86_400.0
-    first.directory._gate.clock_offset = day  # the others' clocks, seen from this machine, are a day ahead
+    minutes = 240.0
+    first.directory._gate.clock_offset = minutes  # the others' clocks, seen from this machine, are ahead
     late = Member(create(tmp_path / "late"), None)
     world.daemons.append(await Daemon.start(tmp_path / "late", LOOPBACK))
     late.directory = await DhtDirectory.start(world.daemons[-1])
@@ -283,8 +283,8 @@ async def test_a_peer_whose_clock_is_a_day_off_joins_and_uses_the_swarms_time(tm
     await late.directory.bootstrap(
         [f"{world.daemons[0].addresses[0]}/p2p/{first.identity.peer_id}"], DEADLINE
     )
-    assert abs(late.directory.clock_offset - day) < 3.0
-    assert "86400 s behind" in caplog.text
+    assert abs(late.directory.clock_offset - minutes) < 3.0
+    assert "240 s behind" in caplog.text
     for member in (first, late):
         assert await member.directory.announce(RUN, 0, member.record(), DEADLINE)
     for member in (first, late):
@@ -296,6 +296,45 @@ async def test_a_peer_whose_clock_is_a_day_off_joins_and_uses_the_swarms_time(tm
     await late.directory.look_at_clocks()
     assert late.directory.clock_offset == 0.0
     assert "agrees with the swarm's again" in caplog.text
+    await world.end()
+
+
+@pytest.mark.loopback
+async def test_a_peer_whose_clock_is_a_day_off_is_told_to_set_it_and_joins_once_it_is_set(tmp_path):
+    world = DhtWorld(tmp_path)
+    (first,) = await world.members(1)
+    first.directory._gate.clock_offset = 86_400.0
+    create(tmp_path / "late")
+    world.daemons.append(await Daemon.start(tmp_path / "late", LOOPBACK))
+    late = await DhtDirectory.start(world.daemons[-1])
+    world.directories.append(late)
+    said = []
+    late.say = said.append
+    bootstrap = [f"{world.daemons[0].addresses[0]}/p2p/{first.identity.peer_id}"]
+    for _ in range(2):
+        with pytest.raises(Unreachable, match=r"86400 s behind .* Set the clock"):
+            await late.bootstrap(bootstrap, DEADLINE)
+    assert (late.clock_offset, len(said)) == (0.0, 1)
+    assert late.measured_offset == pytest.approx(86_400.0, abs=3.0)
+    first.directory._gate.clock_offset = 0.0  # as it looks once this machine's clock is set
+    assert await late.bootstrap(bootstrap, DEADLINE) == 1
+    assert late.clock_offset == 0.0
+    await world.end()
+
+
+@pytest.mark.loopback
+async def test_a_crowd_of_nodes_that_nobody_named_has_no_say_in_what_time_it_is(tmp_path):
+    world = DhtWorld(tmp_path)
+    first, second, *liars = await world.members(6)
+    for liar in liars:
+        liar.directory._gate.clock_offset = 200.0
+        for honest in (first, second):  # Nodes that are new are pinged back.
+            await liar.directory._node.protocol.call_ping(honest.directory._gate.peer_id)
+    for _ in range(5):
+        for honest in (first, second):
+            await honest.directory.look_at_clocks()
+            assert honest.directory.clock_offset == 0.0
+    assert second.directory.measured_offset == pytest.approx(0.0, abs=3.0)
     await world.end()
 
 

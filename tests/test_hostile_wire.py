@@ -1,6 +1,7 @@
 """Strangers against the DHT and the handlers of a real peer: nothing they send is kept, or ends it."""
 
 import asyncio
+import functools
 import hashlib
 import math
 import time
@@ -14,12 +15,20 @@ from protocols.daemon import LOOPBACK, Daemon
 from protocols.dht import DhtDirectory
 from protocols.errors import WireError
 from protocols.gate import Gate
-from protocols.hivemind_parts import DictionaryDHTValue, MSGPackSerializer, P2PHandlerError, PeerID, dht_pb2
+from protocols.hivemind_parts import (
+    DHTID,
+    DictionaryDHTValue,
+    MSGPackSerializer,
+    P2PHandlerError,
+    PeerID,
+    dht_pb2,
+)
 from protocols.identity import Identity, create
 from protocols.listing import RUNS_KEY, seal_listing
 from protocols.messages import PeerRecord
 from protocols.orders import order_key, seal_order, stored_order
 from protocols.records import RECORD_SECONDS, manifest_key, seal_record, sign_manifest, stage_key
+from protocols.storage import STORAGE_LIMIT
 from protocols.stored import (
     DICTIONARY,
     PEERS_PER_KEY,
@@ -74,17 +83,29 @@ class StillDaemon:
 
     ending = None
 
+    def __init__(self):
+        self.connected = {}
+        """Peer -> the address that it is connected from."""
+
+    async def connections(self, deadline_seconds):
+        return list(self.connected.items())
+
 
 @pytest.fixture
 async def gate():
     refusals = []
     gate = Gate(StillDaemon(), lambda peer, reason: refusals.append(reason))
     gate.refusals = refusals
+    gate.gone = []
+    gate.evicted = gate.gone.append
     return gate
 
 
-async def stored(gate, *columns):
-    """Ask the gate to store (key, subkey, value, expiry) items; what it lets through to hivemind."""
+async def stored(gate, *columns, by=BOB, at=""):
+    """Ask the gate to store (key, subkey, value, expiry) items, as `by` connected from `at`; what it lets
+    through to hivemind."""
+    gate._daemon.connected[by.peer_id] = at
+    gate._ranges.clear()
     reached = []
 
     async def hivemind(request, context):
@@ -99,7 +120,7 @@ async def stored(gate, *columns):
     )
 
     class Context:
-        remote_id = PeerID.from_base58(BOB.peer_id)
+        remote_id = PeerID.from_base58(by.peer_id)
 
     response = await gate._serve_store(hivemind, request, Context())
     return list(response.store_ok), reached
@@ -229,13 +250,81 @@ async def test_an_older_record_is_refused_before_it_can_end_the_newer_one(gate):
 async def test_storage_is_bounded_per_peer_and_in_all(gate, monkeypatch):
     many = [(key_id(stage_key(RUN, n)), tag(), record(stage=n), soon()) for n in range(20)]
     assert sum((await stored(gate, *many))[0]) == 16
-    monkeypatch.setattr("protocols.gate.STORAGE_LIMIT", gate._kept_bytes + 100)
-    assert (await stored(gate, (KEY, tag(BOB.peer_id), record(BOB), soon())))[0] == [False]
+    gate.storage._rooms[False].limit = gate.storage.kept_bytes + 100
+    assert (await stored(gate, (KEY, tag(BOB.peer_id), record(BOB), soon())))[0] == [True]
+    assert len(gate.gone) == 1, "another one has made room"
+    assert gate.storage.kept_bytes <= gate.storage._rooms[False].limit
     gate.clock_offset = 1000.0  # later all of it has expired
     fresh = time.time() + 1000.0
     ok, _ = await stored(gate, (KEY, tag(BOB.peer_id), record(BOB, issued=fresh), fresh + 60))
     assert ok == [True]
-    assert len(gate._kept) == 1
+    assert len(gate.storage) == 1
+
+
+CROWD, HOME = "/ip4/198.51.100.7/tcp/9", "/ip4/203.0.113.5/tcp/31337"
+"""Where the many come from, and where somebody else does."""
+
+
+@functools.cache
+def crowd(first, count):
+    """Records of so many fresh keys, all under one stage's key."""
+    keys = [Identity.from_seed(b"fresh %d" % number) for number in range(first, first + count)]
+    return [(KEY, tag(each.peer_id), record(each), soon()) for each in keys]
+
+
+async def test_who_fills_a_stages_place_from_one_network_shuts_nobody_out_from_another(gate):
+    assert all((await stored(gate, *crowd(0, PEERS_PER_KEY), at=CROWD))[0])
+    home = (KEY, tag(), record(), soon())
+    assert (await stored(gate, home, by=ALICE, at=HOME))[0] == [True]
+    assert len(gate.gone) == 1
+    ok, reached = await stored(gate, *crowd(PEERS_PER_KEY, 200), at=CROWD)
+    assert sum(ok) == len(reached) >= 150, "some push out others of the same request"
+    assert (KEY, tag()) in gate.storage, "the crowd only pushes out itself"
+    assert gate.storage._per_key[KEY].keys() == {name[1] for name in gate.storage._kept}
+    assert len(gate.storage) == PEERS_PER_KEY
+
+
+async def test_where_all_share_one_network_who_stored_most_makes_room(gate):
+    await stored(gate, *crowd(0, PEERS_PER_KEY), at="/ip4/127.0.0.1/tcp/5")
+    home = (KEY, tag(), record(), soon())
+    assert (await stored(gate, home, by=ALICE, at="/ip4/127.0.0.1/tcp/6"))[0] == [True]
+    await stored(gate, *crowd(PEERS_PER_KEY, 200), at="/ip4/127.0.0.1/tcp/5")
+    assert (KEY, tag()) in gate.storage
+
+
+async def test_a_crowd_of_many_networks_pushes_out_no_record_of_a_linked_peer(gate):
+    gate.linked = lambda: [ALICE.peer_id]
+    await stored(gate, (KEY, tag(), record(), soon()), by=ALICE, at=HOME)
+    for number in range(4):
+        part = crowd(0, 4 * (PEERS_PER_KEY // 3))[number::4]
+        await stored(gate, *part, at=f"/ip4/198.51.{number}.7/tcp/9")
+    assert len(gate.storage) == PEERS_PER_KEY
+    assert (KEY, tag()) in gate.storage
+
+
+async def test_who_stores_again_what_another_has_stored_cannot_have_it_pushed_out(gate):
+    await stored(gate, (KEY, tag(), record(), soon()), by=ALICE, at=HOME)
+    await stored(gate, *crowd(0, PEERS_PER_KEY - 1), (KEY, tag(), record(), soon()), at=CROWD)
+    await stored(gate, *crowd(PEERS_PER_KEY, 200), at=CROWD)
+    assert (KEY, tag()) in gate.storage
+
+
+async def test_records_without_end_leave_room_for_orders_and_manifests(gate):
+    records, shared = gate.storage._rooms[False], gate.storage._rooms[True]
+    assert records.limit + shared.limit == STORAGE_LIMIT
+    records.limit = 40_000
+    assert all((await stored(gate, *crowd(0, PEERS_PER_KEY), at=CROWD))[0][-100:])
+    assert 39_000 < records.size <= records.limit
+    canonical = b'{"owner":"%s"}' % ALICE.peer_id.encode()
+    run = RunId(hashlib.sha256(canonical).hexdigest())
+    manifest = stored_value(sign_manifest(ALICE, canonical))
+    wanted = (order_place(), PLAIN, order(), soon()), (key_id(manifest_key(run)), PLAIN, manifest, soon())
+    assert (await stored(gate, *wanted, by=ALICE, at=HOME))[0] == [True, True]
+    shared.limit = shared.size + 2000
+    others = [Identity.from_seed(b"owner %d" % number) for number in range(60)]
+    orders = [(order_place(each), PLAIN, order(each), soon()) for each in others]
+    await stored(gate, *orders, at=CROWD)
+    assert {(key, each) for key, each, _, _ in wanted} <= gate.storage._kept.keys()
 
 
 async def test_an_answer_that_grows_too_long_is_cut(gate):
@@ -336,6 +425,38 @@ def test_random_dictionaries_are_refused_without_a_crash(value):
     except WireError:
         return
     assert all(isinstance(item, Item) for item in items)
+
+
+@pytest.mark.loopback
+async def test_what_makes_room_is_gone_from_hiveminds_storage_and_where_a_storer_sits_is_known(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("protocols.storage.PEERS_PER_KEY", 3)
+    peers = []
+    for name in ("node", "stranger"):
+        create(tmp_path / name)
+        peers.append(await Daemon.start(tmp_path / name, LOOPBACK))
+    directory = await DhtDirectory.start(peers[0])
+    await peers[1].connect(peers[0].peer, peers[0].addresses, DEADLINE)
+    rows = crowd(0, 5)
+    keys, tags, values, expiries = zip(*rows, strict=True)
+    request = dht_pb2.StoreRequest(
+        keys=keys, subkeys=tags, values=values, expiration_time=expiries, in_cache=[False] * len(rows)
+    )
+    for _ in range(2):
+        async with asyncio.timeout(DEADLINE):
+            answer = await peers[1].p2p.call_protobuf_handler(
+                PeerID.from_base58(peers[0].peer), "DHTProtocol.rpc_store", request, dht_pb2.StoreResponse
+            )
+    account = directory._gate.storage
+    assert sum(answer.store_ok) >= 1
+    assert {kept.storer.range for kept in account._kept.values()} == {"127.0.0.0/24"}
+    kept = directory._node.protocol.storage.get(DHTID.from_bytes(KEY)).value
+    assert {MSGPackSerializer.dumps(peer) for peer, _ in kept.items()} == {tag for _, tag in account._kept}
+    assert len(account) == 3
+    await directory.close()
+    for daemon in peers:
+        await daemon.stop()
 
 
 @pytest.mark.loopback

@@ -9,9 +9,13 @@ from peers.errors import UserError
 from protocols.errors import WireError
 from protocols.invites import Invite, open_invite
 from protocols.messages import Message, OrderIs
+from protocols.swarm_time import MOST_OFFSET_SECONDS
 from swarmnet.identifiers import PeerId
 
 REMEMBERED_INVITES = 1024
+INVITE_GRACE_SECONDS = MOST_OFFSET_SECONDS
+"""So much later an invite ends: the swarm's time is what others say, and may be ahead of this machine's clock
+by as much. None ends before that clock says so."""
 
 
 class Gatekeeper:
@@ -37,7 +41,7 @@ class Gatekeeper:
             found = self._open(invite)
         except WireError as error:
             return "not_invited", str(error)
-        unfit = found.refusal(peer, self.now())
+        unfit = found.refusal(peer, self.now() - INVITE_GRACE_SECONDS)
         if unfit is None and found.id in self.book.order.revoked:
             unfit = "the run's owner has revoked the invite"
         if unfit is not None:

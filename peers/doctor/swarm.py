@@ -35,6 +35,8 @@ from protocols.multiaddr import is_circuit
 from protocols.p2pd import P2pdTransport
 from protocols.records import SKEW_SECONDS, open_record
 from protocols.speed import BYTES, measure
+from protocols.swarm_time import MOST_OFFSET_SECONDS
+from swarmnet.address_ranges import dialable
 from swarmnet.identifiers import PeerId
 
 CONNECT_SECONDS = 8.0
@@ -191,8 +193,9 @@ class Examination:
         try:
             await directory.bootstrap(known, CONNECT_SECONDS)
         except Unreachable as error:
-            self.tell(Line("bootstrap", "fail", str(error), "ask whoever published the run for another"))
-            return
+            if directory.measured_offset is None:
+                self.tell(Line("bootstrap", "fail", str(error), "ask whoever published the run for another"))
+                return
         offset = directory.measured_offset
         if offset is None:
             return
@@ -202,6 +205,9 @@ class Examination:
         )
         if abs(offset) <= SKEW_SECONDS:
             self.tell(Line("clock", "ok", text, data=data))
+        elif abs(offset) > MOST_OFFSET_SECONDS:
+            text += f"; more than {MOST_OFFSET_SECONDS:.0f} s is not corrected: the peer would not join"
+            self.tell(Line("clock", "fail", text, "sudo timedatectl set-ntp true", data))
         else:
             text += "; the peer would use the swarm's time, but logs and orders would mislead"
             self.tell(Line("clock", "warn", text, "sudo timedatectl set-ntp true", data))
@@ -247,7 +253,8 @@ class Examination:
             except WireError:
                 continue
             for found in opened:
-                direct = [each for each in found.record.addresses if not is_circuit(each)]
+                addresses = dialable(found.record.addresses, transport.addresses)
+                direct = [each for each in addresses if not is_circuit(each)]
                 if found.peer not in known and direct:
                     known.add(found.peer)
                     self.helpers.append(Helper(found.peer, direct[0]))

@@ -166,6 +166,7 @@ class WorkerRole(Role):
             Random(process.identity.peer_id), process.log.record, process.say,
             self._part,
         )  # fmt: skip
+        network.dht.linked = worker.linked
         observer = self.observer = Observer(
             worker, process.metrics, process.report, process.log, self.compute_time, self.peak
         )
@@ -184,7 +185,7 @@ class WorkerRole(Role):
             if worker.neighbourhood is not None:
                 known = worker.neighbourhood.membership.peers.items()
                 with contextlib.suppress(UserError):  # A full disk, which was said before.
-                    network.cache.write((peer, seen.addresses) for peer, seen in known)
+                    network.cache.write((peer, seen.addresses) for peer, seen in known if seen.reached)
             if siblings is None or siblings.computing.compute is None:
                 process.pulse.fault = lambda: None
             self.worker = self.observer = self.compute = None
