@@ -232,7 +232,8 @@ class Network:
         self.clock_offset = declare.gauge(
             "network_clock_offset_seconds",
             "The swarm's clock minus this machine's, as others last told the time, seconds; above 3, either "
-            "way, this peer goes by the swarm's. 0 while nobody has told it.",
+            "way, this peer goes by the swarm's, above 300 not: then this clock must be set. 0 while nobody "
+            "has told it.",
         )
         self.refused = declare.counters(
             "refused_total",

@@ -236,7 +236,7 @@ class Membership:
     def wanted(self) -> frozenset[PeerId]:
         """Whom this peer keeps links to: its neighbours in the group, and some of the stages next to it.
 
-        Chosen among all, then among those that were reached or met, or that one who was reached tells of, then
+        Chosen among all, then among those that were reached or met, or that a reached one tells of, then
         among those that were reached. Where all records are true and all links stand, these are the same."""
         if self._wanted is None:
             wanted: frozenset[PeerId] = frozenset()

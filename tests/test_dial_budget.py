@@ -132,7 +132,7 @@ def test_of_the_records_of_nobody_few_are_dialled():
     assert MOST_ADJACENT <= dialled <= BURST_ADDRESSES + 2 * ADDRESSES_PER_MINUTE
 
 
-FALSE = [Identity.from_seed(b"nobody %d" % number) for number in range(400)]
+FALSE = [Identity.from_seed(b"nobody %d" % number) for number in range(300)]
 
 
 def announce_nobody(swarm: Swarm) -> None:
@@ -140,7 +140,7 @@ def announce_nobody(swarm: Swarm) -> None:
     run_id = swarm.signed.run_id
     kept = swarm.network.records.setdefault((run_id, 1), {})
     for each in FALSE:
-        record = PeerRecord(each.peer_id, 1, "worker", [f"/memory/{each.peer_id}"], 0, 0.0, "0", state="training")
+        record = PeerRecord(each.peer_id, 1, "worker", [f"/memory/{each.peer_id}"], 0, 0.0, "0")
         kept[each.peer_id] = seal_record(each, run_id, record, swarm.loop.time())
 
 

@@ -17,7 +17,6 @@ from protocols import (
     dialler,
     envelope,
     frames,
-    gate,
     guard,
     invites,
     listing,
@@ -27,9 +26,12 @@ from protocols import (
     records,
     relay_service,
     speed,
+    storage,
     stored,
     subflows,
+    swarm_time,
 )
+from swarmnet import dial_budget
 from swarmnet.manifest import MANIFEST_LIMIT
 from swarmnet.orders import ORDER_LIMIT
 
@@ -79,6 +81,7 @@ def test_every_test_that_the_trap_table_names_exists():
         ("invite", f"{invites.INVITE_LIMIT} bytes"),
         ("registry entry", f"{listing.LISTING_BYTES} bytes, {listing.LISTING_SECONDS:g} s"),
         ("clock", f"{records.SKEW_SECONDS:g} s"),
+        ("clock's correction", f"{swarm_time.MOST_OFFSET_SECONDS:g} s"),
         ("streams", f"{p2pd.STREAMS_PER_PEER} per peer, {p2pd.STREAMS} in all"),
         ("subflows", f"{p2pd.MOST_SUBFLOWS} per peer"),
         ("unread acknowledgements", f"{p2pd.UNREAD_BYTES // 1024} KiB"),
@@ -87,9 +90,14 @@ def test_every_test_that_the_trap_table_names_exists():
         ("idle", f"{p2pd.IDLE_SECONDS:g} s"),
         ("write", f"{subflows.WRITE_SECONDS:g} s"),
         ("DHT call", f"{dht.CALL_SECONDS:g} s"),
-        ("DHT storage", f"{gate.STORAGE_LIMIT // 2**20} MiB"),
+        ("DHT storage", f"{storage.STORAGE_LIMIT // 2**20} MiB"),
+        ("of these for orders and manifests", f"{storage.SHARED_LIMIT // 2**20} MiB"),
+        (
+            "strangers' addresses dialled",
+            f"{dial_budget.BURST_ADDRESSES}, then {dial_budget.ADDRESSES_PER_MINUTE} a minute",
+        ),
         ("DHT peers per key", str(stored.PEERS_PER_KEY)),
-        ("DHT records per peer", str(gate.RECORDS_PER_PEER)),
+        ("DHT records per peer", str(storage.RECORDS_PER_PEER)),
         (
             "slots at a relay",
             f"{relay_service.SLOTS}, {relay_service.SLOTS_PER_IP} per IP, "
