@@ -255,7 +255,7 @@ class StatePath:
                     or root.size != self.state_bytes or len(root.chunks) != count
                 ):  # fmt: skip
                     raise Malformed("a snapshot root that does not fit this stage")
-            except (WireError, msgspec.DecodeError) as error:
+            except (WireError, msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.neighbourhood.refused(peer, "malformed", str(error))
                 continue
             if self.vouched(peer, root):

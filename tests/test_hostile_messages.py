@@ -34,6 +34,8 @@ from protocols.messages import (
     PeerRecord,
     Progress,
     Reference,
+    SnapshotRoot,
+    State,
 )
 from protocols.records import seal_record
 from swarmnet.branches import START
@@ -259,6 +261,24 @@ def test_codes_that_a_peer_invents_do_not_become_names_of_metrics():
         assert victim.data.ledger.rerouted.get("other", 0) > 0
 
     play(2, story)
+
+
+def test_a_snapshot_root_that_is_no_text_where_text_should_be_stops_no_newcomer():
+    """Signed as it should be, by a peer of the group: who asks it for the state goes on with the others'."""
+
+    async def story(swarm: Swarm, liar: Liar) -> None:
+        honest = msgspec.msgpack.encode(SnapshotRoot(3, 1, 0, bytes(32), START, []))
+        payload = honest.replace(b"root", b"\xff\xfe\xfd\xfc")
+        root = seal(liar.identity, swarm.signed.run_id, Kind.SNAPSHOT, 1, 3, 3, payload)
+        await swarm.until(lambda: len(swarm.of("settled", "c")) > 8, LATE_SECONDS)
+        newcomer = swarm.start("n", 1)
+        while not swarm.of("in_step", "n"):
+            await liar.say(newcomer.peer, State(1, 3, 3, bytes(32), [root], 3))
+            await swarm.during(0.05)
+        assert liar.heard["AskState"], "the newcomer has asked it"
+        assert newcomer.worker.neighbourhood.traffic.refused["malformed"]
+
+    play(1, story)
 
 
 def progress(rounds: GroupRounds, **lie: object) -> Progress:
