@@ -11,6 +11,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
@@ -42,6 +43,7 @@ class Key:
     meaning: str
 
 
+@cache  # Reads the source of the class, and is asked again for every mistake in a file.
 def keys(cls: type) -> tuple[Key, ...]:
     """The keys of a pydantic model or a dataclass, in order."""
     hints = get_type_hints(cls, include_extras=True)
