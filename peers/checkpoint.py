@@ -299,7 +299,7 @@ def _stage_and_round(file: Path) -> tuple[int, int]:
 def _require_digest(checkpoint: Checkpoint, manifest: Manifest) -> None:
     """Raises CheckpointError."""
     stage, at = checkpoint.stage, checkpoint.round
-    if stage < len(manifest.stages):
+    if 0 <= stage < len(manifest.stages):
         layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
         if state_digest(at, checkpoint.units(layout)) == checkpoint.digest:
             return

@@ -178,7 +178,7 @@ def read(path: Path) -> Iterator[Event]:
             try:
                 fields = json.loads(line)
                 yield Event(fields.pop("time"), fields.pop("monotonic"), fields.pop("event"), fields)
-            except (ValueError, KeyError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise UserError(f"{path}:{number}: is no event; the file was changed or damaged") from None
 
 

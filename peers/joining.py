@@ -34,7 +34,7 @@ class PeerCache:
         """Multiaddrs, newest first; an unreadable file is as good as none."""
         try:
             content = json.loads(self.path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return []
         addresses = content.get("addresses") if isinstance(content, dict) else None
         return [a for a in addresses if _leads_to_a_peer(a)] if isinstance(addresses, list) else []

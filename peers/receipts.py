@@ -82,7 +82,7 @@ def read(path: Path, signed: SignedManifest, me: PeerId) -> Kept:
     for line in _lines(path):
         try:
             _take_line(kept, line, signed, me)
-        except (WireError, ValueError, KeyError, TypeError):
+        except (WireError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             kept.unusable += 1
     return kept
 
@@ -99,7 +99,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _take_line(kept: Kept, line: str, signed: SignedManifest, me: PeerId) -> None:
-    """Raises WireError, ValueError, KeyError or TypeError for what is no receipt."""
+    """Raises WireError, ValueError, KeyError, TypeError, OverflowError or RecursionError for no receipt."""
     content = json.loads(line)
     if "older" in content:
         kept.book.older += int(content["older"])

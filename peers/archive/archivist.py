@@ -31,6 +31,8 @@ ALONE_NOT_NEEDED = -2
 """For StatePath.fetch: no round from which contributions alone would do."""
 FETCH_SECONDS = 900.0
 """For one stage's snapshot: 103 MB take 25 s from four holders on home lines."""
+STAGE_DIGITS = 5
+"""As in the names of an archive's checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,8 @@ class Archivist:
         if not isinstance(peer, str) or not isinstance(tokens, dict):
             return
         for stage, count in tokens.items():
-            if str(stage).isdecimal() and isinstance(count, int) and count > 0:
+            numbered = str(stage).isdecimal() and len(str(stage)) <= STAGE_DIGITS
+            if numbered and isinstance(count, int) and 0 < count < 1 << 63:
                 self.contributions.tokens[peer, int(stage)] = count
         self.contributions.names[peer] = name if isinstance(name, str) else ""
         signed = one.get("signed")

@@ -68,7 +68,7 @@ def _line(connection: socket.socket, until: float) -> bytes:
 def _decoded(line: bytes, state: Path) -> dict[str, Any]:
     try:
         answer = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
         raise UserError(f"the peer of {state} answered with something else than an object: another version?")

@@ -113,7 +113,7 @@ def load_shape(folder: Path) -> ModelShape:
             context=int(config["max_position_embeddings"]),
             initial_deviation=float(config["initializer_range"]),
         )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise ExportError(f"{folder / 'config.json'} is not of an exported model: {error!r}") from None
 
 
@@ -220,7 +220,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except OSError as error:
         raise ExportError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(f"{file} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ExportError(f"{file} is not a JSON object")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ CLAIMS, CLAIMS_BYTES = "contributors.json", 64 << 20
 """In an archive (peers/archive/archive.py)."""
 MOST_RECEIPTS = 2 * BLOCKS_KEPT * SIGNERS_KEPT
 """Lines of one peer that are read: more than it keeps."""
+_NUMBER = re.compile(r"[0-9]{1,10}")
+"""Of a stage or a round: as many digits as in the names of an archive's files."""
 
 
 @dataclass(slots=True)
@@ -98,7 +101,7 @@ def _metadata(file: Path) -> Mapping[str, str]:
             found: Mapping[str, str] = opened.metadata() or {}
     except (OSError, SafetensorError):
         return {}
-    return found if found.get("stage", "").isdecimal() and found.get("round", "").isdecimal() else {}
+    return found if all(_NUMBER.fullmatch(found.get(key, "")) for key in ("stage", "round")) else {}
 
 
 def _signers(metadata: Mapping[str, str], run_id: RunId) -> Iterator[str]:
@@ -143,7 +146,7 @@ def _read_receipts(found: Facts, file: Path, run_id: RunId, block_rounds: int) -
                 try:
                     data = base64.b64decode(json.loads(line).get("receipt", ""))
                     receipt, _ = open_receipt(data, run_id, block_rounds)
-                except (ValueError, AttributeError, TypeError, WireError):
+                except (ValueError, AttributeError, TypeError, RecursionError, WireError):
                     continue  # The peer's own counts stand there too, and nobody has signed those.
                 books.setdefault(receipt.maker, ReceiptBook(block_rounds)).take(receipt)
     except OSError as error:
@@ -165,7 +168,7 @@ def _read_claims(found: Facts, file: Path) -> None:
                     found.claims[peer] += sum(count for count in tokens.values() if isinstance(count, int))
                 case _:
                     raise ValueError("it holds something else than contributors")
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         found.troubles.append(f"{file}: is no list of contributors: {error}")
 
 
