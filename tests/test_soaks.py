@@ -8,6 +8,7 @@ import pytest
 import quality_alone
 import torch
 import wan_holder
+from floods_soak import GROWTH_MIB, longest_gap, problems
 from moving_soak import SLOWNESS, STORIES, best_assignment
 from quality_alone import Rule
 from quality_soak import MIDDLE, STAGES, quality, scored
@@ -126,3 +127,26 @@ def test_the_holder_that_is_no_use_takes_the_place_of_what_a_holder_serves_with(
     assert wan_holder.honest is StatePath.chunk
     assert callable(StatePath._serve)
     assert callable(ChunkService.accept)
+
+
+def test_the_longest_gap_counts_from_the_first_moment_and_to_the_last():
+    assert longest_gap([], 10.0, 14.0) == 4.0
+    assert longest_gap([9.0, 11.0, 12.5, 20.0], 10.0, 14.0) == 1.5
+    assert longest_gap([13.0, 11.0], 10.0, 14.0) == 2.0
+
+
+def test_a_flood_is_held_where_training_goes_on_memory_stays_and_the_floods_links_end():
+    held = {
+        "during": {"longest_gap_seconds": 1.2}, "growth_mib": {"worker": 20.0, "p2pd": 5.0}, "alive": True,
+        "p2pd_replaced": 0, "floods": {"known": {"ended": 3}, "bodies": {"ended": 24}, "beats": {"ended": 0}},
+    }  # fmt: skip
+    assert problems(held) == []
+    for changed, said in (
+        ({"during": {"longest_gap_seconds": 2.0}}, "no commit for 2.0 s"),
+        ({"growth_mib": {"worker": 20.0, "p2pd": GROWTH_MIB}}, "p2pd grew by 64.0 MiB"),
+        ({"floods": {"known": {"ended": 0}}}, "no link of the flood of known was ended"),
+        ({"p2pd_replaced": 1}, "replaced"),
+        ({"alive": False}, "the victim ended"),
+    ):
+        (problem,) = problems({**held, **changed})
+        assert said in problem

@@ -1,0 +1,516 @@
+"""The decoders of tensors and files: what peers hand on, archives hold, and people are given by others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import torch
+from fuzz_inputs import (
+    ALICE,
+    BOB,
+    TEXTS,
+    Decoder,
+    anything_in_json,
+    bent,
+    built,
+    fields_of,
+    replaced,
+    written,
+)
+from fuzz_wire import bent_or_signed, run_id
+from safetensors.torch import load, save
+from swarm import OWNER, sign, tiny_manifest
+
+from peers import act_checks, checkpoint, event_log, receipts, run_file
+from peers.archive.archive import INDEX, RUN, Archive
+from peers.archive.archivist import Archivist
+from peers.archive.store import FolderStore
+from peers.checkpoint import CheckpointError
+from peers.config import peer_file, yaml_lines
+from peers.control import client as control_client
+from peers.control.server import Control
+from peers.errors import UserError
+from peers.home import facts
+from peers.home.export import ExportError, load_shape, load_weights
+from peers.inference.forward_work import ForwardWork
+from peers.joining import PeerCache
+from peers.microbatch_work import Trouble
+from peers.observer.contributions import Contributions
+from peers.run_file import SignedManifest
+from peers.signed_digests import SignedDigests
+from peers.snapshots import Snapshots, Weights
+from peers.stage_part import real_part
+from peers.state_path import StatePath
+from peers.top import picture
+from protocols.envelope import Kind, seal
+from protocols.messages import Act, AskForward, State
+from swarmnet import hidden
+from swarmnet.branches import START
+from swarmnet.identifiers import PeerId
+from swarmnet.index_code import ContributionError
+from swarmnet.layout import layout_of
+from swarmnet.manifest import Sync, owner_statement
+from swarmnet.method import Method, method_of
+from swarmnet.parameters import parameter_shapes
+
+CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32")
+SHAPE = (2, 16, 32)
+STEPS = 50
+"""Of so many contributions one is made into a step: that takes longer than all else."""
+
+
+@cache
+def signed_manifest() -> SignedManifest:
+    return sign(tiny_manifest())
+
+
+# -- runs -------------------------------------------------------------------------------------------------
+
+
+def hostile_manifest(chance: Random) -> bytes:
+    """On the wire: signed by the run's owner, who may write what he likes."""
+    canonical = signed_manifest().manifest.canonical()
+    if chance.random() < 0.3:
+        return bent(canonical + bytes(64), chance)
+    content = replaced(json.loads(canonical), chance)
+    canonical = written(content) if chance.random() < 0.9 else bent(written(content), chance)
+    run = hashlib.sha256(canonical).hexdigest()
+    return canonical + OWNER.sign(owner_statement(run))  # type: ignore[arg-type]
+
+
+def published(chance: Random) -> bytes:
+    good = run_file.published_text(signed_manifest()).encode()
+    if chance.random() < 0.05:
+        return chance.choice((b'{"a":' * 12_000, b"[" * 60_000, b'{"run_id":' + b"9" * 60_000 + b"}"))
+    return bent(good, chance) if chance.random() < 0.5 else written(replaced(json.loads(good), chance))
+
+
+# -- the data path ----------------------------------------------------------------------------------------
+
+
+@cache
+def methods() -> tuple[tuple[Method, bytes], ...]:
+    """Every way to contribute, with an honest contribution."""
+    kinds = [Sync(selection=selection) for selection in ("top-k", "group", "seeded")]
+    found = []
+    for sync in (*kinds, Sync(method="demo-float")):
+        manifest = tiny_manifest(sync=sync)
+        layout = layout_of(parameter_shapes(manifest.model, manifest.span(1)))
+        method = method_of(manifest, layout)
+        gradient = torch.randn(layout.size, generator=torch.Generator().manual_seed(1))
+        found.append((method, method.contribute(gradient, 256, 0, PeerId(ALICE.peer_id))))
+    return tuple(found)
+
+
+def contribution(chance: Random) -> tuple[int, bytes, bool]:
+    """Of which method; the payload; whether a step is made of it."""
+    number, way = chance.randrange(len(methods())), chance.random()
+    good = methods()[number][1]
+    if way < 0.5:
+        data = bytearray(good)
+        for _ in range(chance.randrange(1, 6)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        payload = bytes(data)
+    else:
+        payload = bent(good, chance) if way < 0.8 else chance.randbytes(len(good))
+    return number, payload, chance.randrange(STEPS) == 0
+
+
+def take_contribution(made: tuple[int, bytes, bool], _folder: Path) -> None:
+    number, payload, steps = made
+    method = methods()[number][0]
+    method.check(payload)
+    tally = method.tally(0)
+    tally.add(PeerId(BOB.peer_id), payload)
+    if steps:
+        assert torch.isfinite(tally.step().double()).all()
+        tally.remove(PeerId(BOB.peer_id))
+
+
+def hidden_states(chance: Random) -> tuple[bytes, Any]:
+    codec = chance.choice(CODECS)
+    way = chance.random()
+    if way < 0.5:
+        seeded = torch.Generator().manual_seed(chance.randrange(2**32))
+        values = torch.randn(SHAPE, generator=seeded) * 10.0 ** chance.randrange(-30, 30)
+        return bent(hidden.encode(values, codec), chance), codec
+    return chance.randbytes(chance.choice((4096, 2048, 1152, 1088, 0, 7))), codec
+
+
+def take_hidden_states(body: tuple[bytes, Any], _folder: Path) -> None:
+    decoded = hidden.decode(body[0], SHAPE, body[1])
+    assert torch.isfinite(decoded).all()
+    assert decoded.shape == SHAPE
+
+
+def microbatch(chance: Random) -> tuple[Act, bytes]:
+    manifest = signed_manifest().manifest
+    size = manifest.body_bytes
+    bodies = (bytes(size), chance.randbytes(size), b"\x7f" * size, b"", bytes(chance.randrange(size)))
+    act = built(Act, chance)
+    shape = manifest.hidden_shape if chance.random() < 0.9 else act.shape
+    return msgspec.structs.replace(act, shape=shape), chance.choice(bodies)
+
+
+def take_microbatch(sent: tuple[Act, bytes], _folder: Path) -> None:
+    act, body = sent
+    refused(act_checks.unfit_body(signed_manifest().manifest, act, body))
+
+
+class Refused(Exception):
+    """What a decoder answers instead of raising."""
+
+
+def refused(trouble: Trouble | None) -> None:
+    if trouble is not None:
+        raise Refused(trouble.reason)
+
+
+@cache
+def forward_work(stage: int) -> ForwardWork:
+    """Stage 0 takes tokens, the last one labels besides."""
+    manifest = signed_manifest().manifest
+    part = real_part(manifest, stage)
+    snapshots = Snapshots(ALICE, run_id(), stage, manifest.rounds)
+    snapshots.hold(Weights(part.first_units(), 3, START))
+    return ForwardWork(manifest, stage, part, snapshots)
+
+
+def request(chance: Random) -> tuple[AskForward, bytes]:
+    stage = chance.randrange(3)
+    ask = AskForward(1, 1, stage, -1, 3, 2, 16, chance.random() < 0.5, chance.random() < 0.5, 5.0)
+    size = forward_work(stage).body_bytes(ask)
+    return ask, chance.choice((bytes(size), chance.randbytes(size), b"\x7f" * size, b"\xff" * size))
+
+
+def answer_request(asked: tuple[AskForward, bytes], _folder: Path) -> None:
+    ask, body = asked
+    answer = forward_work(ask.stage).run(ask, body)
+    refused(answer if isinstance(answer, Trouble) else None)
+
+
+# -- the state path ---------------------------------------------------------------------------------------
+
+
+@cache
+def snapshots() -> Snapshots:
+    return forward_work(1).snapshots
+
+
+def snapshot_root(chance: Random) -> bytes:
+    held = snapshots().held[0]
+    return bent_or_signed(held.signed, Kind.SNAPSHOT, fields_of(held.root), chance, 1, held.root.round)
+
+
+def take_snapshot_root(data: bytes, _folder: Path) -> None:
+    def refuse(_peer: str, _code: str, reason: str) -> None:
+        raise Refused(reason)
+
+    path = SimpleNamespace(
+        snapshots=snapshots(), state_bytes=len(snapshots().held[0].data), vouched=lambda peer, root: True,
+        neighbourhood=SimpleNamespace(refused=refuse),
+    )  # fmt: skip
+    for root in StatePath._roots(path, PeerId(ALICE.peer_id), State(1, 3, 3, bytes(32), [data], 0)):  # type: ignore[arg-type]
+        assert root.size == path.state_bytes
+
+
+def statement(chance: Random) -> bytes:
+    round = chance.choice((3, 7, 11, 2**32 - 1))
+    payload, stage = bent(START + bytes(32), chance), chance.choice((1, 1, 1, 0))
+    return bent(seal(ALICE, run_id(), Kind.SETTLED, stage, round, round, payload), chance)
+
+
+@cache
+def digests() -> SignedDigests:
+    def note(_event: str, reason: str) -> None:
+        raise Refused(reason)
+
+    return SignedDigests(BOB, signed_manifest(), 1, SimpleNamespace(), lambda event: None, note)  # type: ignore[arg-type]
+
+
+# -- checkpoints and archives -----------------------------------------------------------------------------
+
+
+@cache
+def layout() -> Any:
+    manifest = signed_manifest().manifest
+    return layout_of(parameter_shapes(manifest.model, manifest.span(1)))
+
+
+@cache
+def honest_checkpoint() -> tuple[bytes, dict[str, Any], bytes]:
+    """The file, its header, and its tensors."""
+    manifest = signed_manifest().manifest
+    units = torch.zeros(layout().size, dtype=torch.int32)
+    signed = seal(ALICE, run_id(), Kind.SETTLED, 1, 7, 7, START + bytes(32))
+    data = checkpoint.content(manifest, 1, 7, START, units, layout(), [signed])
+    (length,) = struct.unpack("<Q", data[:8])
+    return data, json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+_LIES = (
+    "", "x", "-1", "99", "9" * 4000, "9" * 5000, "[" * 5000, "{}", "null", "\0", "zz", "1e999", "٣", "00",
+    "00" * 5000, '{"1":[["a","b",1]]}', '{"1":[["a","AAAA",1]]}', '{"x":1}', "-9223372036854775809",
+)  # fmt: skip
+"""For whatever a checkpoint says of itself: it is all text."""
+
+
+def checkpoint_file(chance: Random) -> bytes:
+    good, header, tensors = honest_checkpoint()
+    way = chance.randrange(6)
+    if way == 0:
+        return bent(good, chance)
+    if way == 1:
+        return struct.pack("<Q", chance.choice((0, 1, 2**31, 2**63, 2**64 - 1, 10**8))) + good[8:]
+    if way == 2:
+        return _forged(chance)
+    header = json.loads(json.dumps(header))
+    place = header[chance.choice([name for name in header if name != "__metadata__"])]
+    lies: dict[str, tuple[Any, ...]] = {
+        "data_offsets": ([0, 2**63], [-1, 4], [4, 0], [0, 0], [0, len(good)], [2**64, 2**65], ["a", 1], []),
+        "shape": ([2**40, 2**40], [-1], [0], [2**63], [[1]], [1.5], []),
+        "dtype": ("F64", "I64", "BOOL", "F8_E4M3", "X", "", 5),
+    }
+    if way == 3:
+        header["__metadata__"][chance.choice(list(header["__metadata__"]))] = chance.choice(_LIES)
+    else:
+        key = chance.choice(list(lies))
+        place[key] = chance.choice(lies[key])
+    raw = written(header)
+    return struct.pack("<Q", len(raw)) + raw + tensors
+
+
+def _forged(chance: Random) -> bytes:
+    """Whose hash of all that it holds fits: whoever writes a file can compute it."""
+    good, header, _ = honest_checkpoint()
+    metadata = {key: value for key, value in header["__metadata__"].items() if key != "content"}
+    for _ in range(chance.randrange(1, 3)):
+        metadata[chance.choice(list(metadata))] = chance.choice(_LIES)
+    tensors = load(good)
+    metadata["content"] = checkpoint._content(metadata, tensors)
+    return bytes(save(tensors, metadata))
+
+
+def restore_checkpoint(data: bytes, folder: Path) -> None:
+    file = folder / "stage-1-round-00000007.safetensors"
+    file.write_bytes(data)
+    round, _, units = checkpoint.restore(file, run_id(), 1, layout())
+    assert 0 <= round < 2**63
+    assert units.count_nonzero() == 0, "these are the weights whose digest it names"
+
+
+def tell_of_checkpoint(data: bytes, folder: Path) -> None:
+    """What `card` and `evaluate` read of it before anything is verified."""
+    file = folder / "stage-1-round-00000007.safetensors"
+    file.write_bytes(data)
+    facts.facts(file, signed_manifest().manifest)
+    checkpoint.newest(file)
+
+
+HELD = b"12345"
+"""What the archive's only checkpoint holds."""
+
+
+def archive_index(chance: Random) -> bytes:
+    name = "stage-1-round-00000007.safetensors"
+    entry = {
+        "name": name, "stage": 1, "round": 7, "bytes": len(HELD), "sha256": hashlib.sha256(HELD).hexdigest(),
+        "signers": [ALICE.peer_id], "archived": 1.0,
+    }  # fmt: skip
+    names = ("../x", "/etc/passwd", f"{name}/../x", f"{name}\n", "stage-٣-round-٣٣٣٣٣٣٣٣.safetensors")
+    for _ in range(chance.randrange(3)):
+        key = chance.choice([*entry, "extra", "name"])
+        entry[key] = chance.choice(names) if key == "name" else anything_in_json(chance)
+    checkpoints = chance.choice(([entry], [entry, entry], entry))
+    index = {"format": chance.choice((1, 1, 1, 1, 2, "1")), "checkpoints": checkpoints}
+    if chance.random() < 0.02:
+        return chance.choice((b"[" * 10**6, b'{"format":1,"checkpoints":[' + b"{}," * 10**5 + b"{}]}"))
+    return bent(written(index), chance) if chance.random() < 0.3 else written(index)
+
+
+def open_archive(index: bytes, folder: Path) -> None:
+    run = folder / RUN
+    if not run.exists():
+        run.write_text(run_file.published_text(signed_manifest()))
+        (folder / "stage-1-round-00000007.safetensors").write_bytes(HELD)
+    (folder / INDEX).write_bytes(index)
+    archive = Archive(FolderStore(folder))
+    archive.open(signed_manifest())
+    for entry in archive.newest(1):
+        assert "/" not in entry.name
+        archive.checkpoint(entry)
+
+
+# -- files that people are given --------------------------------------------------------------------------
+
+PEER_FILE = b"""run: %s
+stage: auto
+bootstrap: [/ip4/127.0.0.1/tcp/1]
+limits: {memory: 4 GB, hours: "22:00-08:00"}
+text: {stories: /data/stories}
+name: x
+"""
+
+
+def peer_yaml(chance: Random) -> bytes:
+    if chance.random() < 0.05:
+        return chance.choice((
+            b"a: &a [x,x,x,x,x]\nb: &b [*a,*a,*a,*a]\nc: [*b,*b,*b,*b]\n", b"? {a: b}\n: c\n",
+            b"x: !!python/object/apply:os.system [id]\n", b"a: 1\na: 2\n", b"%YAML 9.9\n---\na: 1\n",
+            b"x: " + b"[" * 200, b"".join(b"k%d: 1\n" % number for number in range(100)),
+        ))  # fmt: skip
+    lines = (PEER_FILE % run_id().encode()).splitlines(keepends=True)
+    if chance.random() < 0.4:
+        key = lines[chance.randrange(len(lines))].partition(b":")[0]
+        lines.append(key + b": " + written(anything_in_json(chance)) + b"\n")
+    return bent(b"".join(lines), chance)
+
+
+def read_peer_yaml(data: bytes, folder: Path) -> None:
+    typed = yaml_lines.parse(data.decode("utf-8", "replace"), "peer.yaml")
+    peer_file.check_typed(typed, folder, "peer", {"HOME": str(folder)})
+
+
+def _config(chance: Random) -> bytes:
+    """An exported model's."""
+    good = {
+        "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 8,
+        "num_key_value_heads": 2, "intermediate_size": 64, "architectures": ["LlamaForCausalLM"],
+        "rope_theta": 1e4, "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "initializer_range": 0.02,
+    }  # fmt: skip
+    data = written(replaced(good, chance))
+    return b"[" * 10**5 if chance.random() < 0.01 else bent(data, chance) if chance.random() < 0.3 else data
+
+
+def load_export(data: bytes, folder: Path) -> None:
+    (folder / "config.json").write_bytes(data)
+    (folder / "model.safetensors.index.json").write_bytes(data)
+    load_shape(folder)
+    load_weights(folder)
+
+
+def lines_of(make: Callable[[Random], object]) -> Callable[[Random], bytes]:
+    """Files of one to four lines of JSON, of which some are bent."""
+
+    def file(chance: Random) -> bytes:
+        found = b""
+        for _ in range(chance.randrange(1, 5)):
+            line = written(replaced(make(chance), chance)) if chance.random() < 0.7 else written(make(chance))
+            found += (bent(line, chance) if chance.random() < 0.3 else line) + b"\n"
+        return b"[" * 10**5 + b"\n" if chance.random() < 0.01 else found
+
+    return file
+
+
+def _event(chance: Random) -> dict[str, Any]:
+    base = {"time": 1.0, "monotonic": 1.0, "event": "settled", "ids": ["ab"]}
+    others = (
+        {},
+        {"event": "started", "peer": ALICE.peer_id},
+        {"event": "committed", "origin": "a", "tokens": 5},
+    )
+    continued = {"event": event_log.CONTINUED, "standing": [{"event": "started"}]}
+    return {**base, **chance.choice((*others, continued))}
+
+
+def read_event_log(data: bytes, folder: Path) -> None:
+    file = folder / "events.jsonl"
+    file.write_bytes(data)
+    for _ in event_log.read_lately(file):
+        pass
+
+
+def _addresses(_chance: Random) -> dict[str, Any]:
+    return {"addresses": [f"/ip4/127.0.0.1/tcp/1/p2p/{ALICE.peer_id}", *TEXTS]}
+
+
+def _contributors(_chance: Random) -> list[Any]:
+    return [{"peer": ALICE.peer_id, "name": "alice", "tokens": {"0": 5, "1": 7}, "signed": 2}]
+
+
+def read_contributors(data: bytes, folder: Path) -> None:
+    """What an archivist remembers of its earlier life, or of another's."""
+    (folder / "contributors.json").write_bytes(data.splitlines()[0])
+    archivist = SimpleNamespace(contributions=Contributions(), signed={})
+    for one in Archive(FolderStore(folder)).contributors():
+        Archivist._remember(archivist, one)  # type: ignore[arg-type]
+    assert all(0 < count < 2**63 for count in archivist.contributions.tokens.values())
+
+
+def _receipt(chance: Random) -> dict[str, Any]:
+    return chance.choice((
+        {"older": 5}, {"stage": 1, "own": 4, "made": 1, "tokens": 5}, {"receipt": "AAAA"},
+    ))  # fmt: skip
+
+
+def read_receipts(data: bytes, folder: Path) -> None:
+    """The peer's own list, and what a card makes of somebody's state."""
+    file = folder / "receipts.jsonl"
+    file.write_bytes(data)
+    receipts.read(file, signed_manifest(), PeerId(ALICE.peer_id))
+    facts._read_receipts(facts.Facts(), file, run_id(), 4)
+    facts._read_claims(facts.Facts(), file)
+
+
+def read_peer_cache(data: bytes, folder: Path) -> None:
+    file = folder / "peers.json"
+    file.write_bytes(data)
+    for address in PeerCache(file).read():
+        assert isinstance(address, str)
+
+
+# -- between the programs of one machine ------------------------------------------------------------------
+
+
+def _picture(_chance: Random) -> dict[str, Any]:
+    seen = picture.PeerSeen(ALICE.peer_id, 0, "trains", loss=3.5)
+    return picture.as_json(picture.Picture("here", 1.0, peers=(seen,), losses=(3.5,), sent={"act": 5}))
+
+
+async def answer_control(data: bytes, folder: Path) -> None:
+    async def answer(_request: object) -> dict[str, Any]:
+        return {}
+
+    control = Control(folder)
+    control.answers["status"] = answer
+    assert (await control._answer(data)).endswith(b"\n")
+
+
+def read_control_answer(data: bytes, folder: Path) -> None:
+    picture.from_json(control_client._decoded(data, folder))
+
+
+FILE = (UserError,)
+RUN_FILE = (run_file.RunFileError,)
+DECODERS = (
+    Decoder(
+        "manifests of a hostile owner", hostile_manifest, lambda data, _: run_file.from_wire(data), RUN_FILE
+    ),
+    Decoder("published runs", published, lambda data, _: run_file.from_published(data, "x"), RUN_FILE),
+    Decoder("contributions of every method", contribution, take_contribution, (ContributionError,)),
+    Decoder("hidden states in every codec", hidden_states, take_hidden_states, (hidden.HiddenError,)),
+    Decoder("microbatches", microbatch, take_microbatch, (Refused,)),
+    Decoder("requests of visitors", request, answer_request, (Refused,)),
+    Decoder("snapshot roots", snapshot_root, take_snapshot_root, (Refused,)),
+    Decoder("signed digests", statement, lambda data, _: digests().restore([data]), (Refused,)),
+    Decoder("checkpoints", checkpoint_file, restore_checkpoint, (CheckpointError,)),
+    Decoder("checkpoints of strangers", checkpoint_file, tell_of_checkpoint, FILE),
+    Decoder("archive indexes", archive_index, open_archive, FILE),
+    Decoder("contributors of an archive", lines_of(_contributors), read_contributors, ()),
+    Decoder("peer files", peer_yaml, read_peer_yaml, FILE),
+    Decoder("exported models", _config, load_export, (ExportError,)),
+    Decoder("event logs", lines_of(_event), read_event_log, FILE),
+    Decoder("lists of receipts", lines_of(_receipt), read_receipts, FILE),
+    Decoder("remembered peers", lines_of(_addresses), read_peer_cache, ()),
+    Decoder("control requests", lines_of(lambda _: {"do": "status"}), answer_control, ()),
+    Decoder("control answers", lines_of(_picture), read_control_answer, FILE),
+)
