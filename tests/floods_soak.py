@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -124,6 +125,12 @@ class Watched:
         return {who: round(mib - self.first[who], 1) for who, mib in now.items()}
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 async def swarm(folder: Path, peers: list[DemoPeer]) -> None:
     """Starts the bootstrap and the workers, and waits until all of them train."""
     (folder / "run.yaml").write_text(RUN)
@@ -132,7 +139,11 @@ async def swarm(folder: Path, peers: list[DemoPeer]) -> None:
     await peers[0].until_listening()
     keys = {"run": "run.json", "bootstrap": peers[0].addresses[-1:], "device": "cpu", "lan": False, **QUIET}
     for number, stage in enumerate(STAGES):
-        peers.append(await start(folder, f"worker{number}", {**keys, "stage": stage, "threads": 1}))
+        listen = [
+            f"/ip4/127.0.0.1/tcp/{free_port()}"
+        ]  # The same again when p2pd is replaced: attackers redial.
+        more = {"stage": stage, "threads": 1, "listen": listen}
+        peers.append(await start(folder, f"worker{number}", {**keys, **more}))
     for peer in peers[1:]:
         await until(lambda peer=peer: len(times(peer.state, "committed")) > 20, f"{peer.name} trains", 120.0)
 

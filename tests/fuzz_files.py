@@ -354,7 +354,7 @@ def open_archive(index: bytes, folder: Path) -> None:
 
 PEER_FILE = b"""run: %s
 stage: auto
-bootstrap: [/ip4/127.0.0.1/tcp/1]
+bootstrap: [/ip4/127.0.0.1/tcp/1/p2p/%s]
 limits: {memory: 4 GB, hours: "22:00-08:00"}
 text: {stories: /data/stories}
 name: x
@@ -368,7 +368,7 @@ def peer_yaml(chance: Random) -> bytes:
             b"x: !!python/object/apply:os.system [id]\n", b"a: 1\na: 2\n", b"%YAML 9.9\n---\na: 1\n",
             b"x: " + b"[" * 200, b"".join(b"k%d: 1\n" % number for number in range(100)),
         ))  # fmt: skip
-    lines = (PEER_FILE % run_id().encode()).splitlines(keepends=True)
+    lines = (PEER_FILE % (run_id().encode(), ALICE.peer_id.encode())).splitlines(keepends=True)
     if chance.random() < 0.4:
         key = lines[chance.randrange(len(lines))].partition(b":")[0]
         lines.append(key + b": " + written(anything_in_json(chance)) + b"\n")
