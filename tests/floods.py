@@ -66,6 +66,8 @@ MOST_BODIES_BYTES = 1 << 30
 LONG = (Grad("x", 1, 1, 1.0, 1, 0.0, 0.0, (1, 1, 1)), Act("x", 1, 1, 1, 1.0, (1, 1, 1)), Chunk(bytes(32), 0))
 """One of each priority."""
 STORE = "DHTProtocol.rpc_store"
+UNREAD = "it takes nothing since"
+"""How a link of ours ends whose other side reads nothing (protocols/subflows.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +230,10 @@ async def _flood_link(
                     flooded.pushed_back += 1
             elif flooded.messages % 16 == 0:
                 await asyncio.sleep(0)
-    except WireError:
+    except WireError as error:
+        if UNREAD in str(error):  # Our own side gave up: nothing was ended.
+            flooded.pushed_back += 1
+            return False
         flooded.ended += 1
         return True
     finally:
