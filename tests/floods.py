@@ -224,14 +224,11 @@ async def _flood_link(
             flooded.sent_bytes += link.post(next(messages))
             flooded.messages += 1
             if link.queued_bytes > QUEUED_BYTES:
-                try:
-                    await link.drained(QUEUED_BYTES // 2, DEADLINE_SECONDS)
-                except TimeoutError:
-                    flooded.pushed_back += 1
+                await link.drained(QUEUED_BYTES // 2, DEADLINE_SECONDS)
             elif flooded.messages % 16 == 0:
                 await asyncio.sleep(0)
     except WireError as error:
-        if UNREAD in str(error):  # Our own side gave up: nothing was ended.
+        if not link.closed or UNREAD in str(error):  # Our own side gave up: nothing was ended.
             flooded.pushed_back += 1
             return False
         flooded.ended += 1
