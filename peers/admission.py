@@ -18,6 +18,10 @@ class Admission(Protocol):
     def refusal(self, peer: PeerId, invite: bytes) -> tuple[str, str] | None:
         """Code and reason why a peer that greets with this invite is not spoken to."""
 
+    def invited(self, peer: PeerId, invite: bytes) -> bool:
+        """Whether this invite in its record, or one that was seen before, lets it in; True where the
+        run is open to all."""
+
     def shuns(self, peer: PeerId) -> bool:
         """Whether it is not to be dialled either."""
 
@@ -36,6 +40,9 @@ class OpenToAll:
 
     def refusal(self, peer: PeerId, invite: bytes) -> tuple[str, str] | None:
         return None
+
+    def invited(self, peer: PeerId, invite: bytes) -> bool:
+        return True
 
     def shuns(self, peer: PeerId) -> bool:
         return False

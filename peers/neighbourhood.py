@@ -36,7 +36,7 @@ from protocols.messages import (
     OrderIs,
     Refuse,
 )
-from protocols.records import SignedRecord, open_record
+from protocols.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from protocols.transport import Body, Transport
 from swarmnet.address_ranges import dialable
 from swarmnet.identifiers import PeerId, RunId
@@ -45,6 +45,8 @@ from swarmnet.membership import BEAT_SECONDS, SILENT_SECONDS, Membership
 from swarmnet.membership import Known as KnownPeer
 
 RECORDS_TOLD = 32
+INTRODUCED_SECONDS = 2 * ANNOUNCE_SECONDS
+"""So long a peer is a newcomer: later the directory has told everybody of it."""
 GOODBYES = {"moving": "moved", "pausing": "paused"}
 """What a Bye says, and the code of the departure; `left` for any other."""
 
@@ -84,6 +86,8 @@ class Neighbourhood:
         self.admission: Admission = OpenToAll()
         self.met: Callable[[], Collection[PeerId]] = tuple
         """Peers that answer for another reason: to dial them leads to no new address."""
+        self._introduced: dict[PeerId, set[PeerId]] = {}
+        """Neighbour -> newcomers whose records it was told."""
         self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer = Timer(self._beat)  # The others do not know that we stood still.
@@ -160,14 +164,38 @@ class Neighbourhood:
     def _recorded(self, signed: SignedRecord, data: bytes, teller: PeerId | None) -> None:
         record, before = signed.record, self.membership.peers.get(signed.peer)
         stage = before.stage if before is not None else record.stage
+        by_invite = self.admission.by_invite and record.stage >= 0
+        invited = by_invite and self.admission.invited(signed.peer, record.invite)
+        if by_invite and not invited and (record.invite or not self._seeks_anybody(teller)):
+            self.traffic.refused["not_invited"] += 1
+            return
+        if by_invite and before is not None and before.invited and not record.invite:
+            data = before.record  # Others are told the one that proves it.
         addresses = dialable(record.addresses, self.transport.addresses)
         self.membership.recorded(
             signed.peer, record.stage, record.role, addresses, signed.sequence, data,
-            self.clock.time(), teller,
+            self.clock.time(), teller, invited,
         )  # fmt: skip
         if before is not None and before.linked and before.stage != stage:
             # Its lanes are those of its old stage, where the rounds still count on it: begin anew.
             self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")
+
+    def _seeks_anybody(self, teller: PeerId | None) -> bool:
+        """Whether a record of the directory is tried though it has no invite: as long as nobody is linked. An
+        invite for whoever shows it stands in no record there, and who comes later finds the others itself."""
+        return teller is None and not any(known.linked for known in self.membership.peers.values())
+
+    def introduce(self, maker: PeerId, peers: Iterable[PeerId]) -> None:
+        """Tell these the record of a newcomer whose contribution they are told of, each once: they may not
+        have met it, and take nothing of strangers."""
+        known = self.membership.peers.get(maker)
+        if known is None or known.stage < 0 or self.clock.time() > known.met_at + INTRODUCED_SECONDS:
+            return
+        for peer in peers:
+            introduced = self._introduced.setdefault(peer, set())
+            if maker not in introduced and peer not in (maker, *known.tellers):
+                introduced.add(maker)
+                self.post(peer, "group", Known([known.record]))
 
     def _dial_due(self) -> None:
         if self._closed or not self.record:
@@ -233,6 +261,7 @@ class Neighbourhood:
     def _unlink(self, peer: PeerId, code: str, reason: str = "", left: bool = False) -> None:
         """Forget all links to a peer and tell the roles; it is dialled again unless it has left."""
         self._lanes.drop(peer)
+        self._introduced.pop(peer, None)
         known = self.membership.peers.get(peer)
         was_linked = known is not None and known.linked
         released = not left and code != "moved" and was_linked and not self.membership.needs(peer)

@@ -86,13 +86,13 @@ class Presence:
             self.note("look_up_failed", stage=stage, code=error.code, reason=str(error))
             return None
 
-    def record(self, stage: int, claims: Claims) -> bytes:
+    def record(self, stage: int, claims: Claims, invite: bytes = b"") -> bytes:
         """The own record as it is now, signed."""
         record = PeerRecord(
             self.transport.peer, stage, claims.role, list(self.transport.addresses), claims.round,
             claims.tokens_per_second, self.version, claims.moving_to, claims.name, claims.state, claims.loss,
             claims.tokens, claims.settled, claims.checkpoint_round, claims.checkpoint_seconds,
-            claims.sent_bytes, claims.received_bytes,
+            claims.sent_bytes, claims.received_bytes, invite,
         )  # fmt: skip
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 

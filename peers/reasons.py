@@ -123,6 +123,7 @@ CONTRIBUTIONS = {
     "accepted": Reason("checked and counted", NOTHING),
     "repeated": Reason("it was here already", NOTHING),
     "late": Reason("its round was settled without it", f"its maker runs {DOCTOR}: line and clock"),
+    "not_counted": Reason("its maker is no known member of the group", "if it goes on: ban who sent it"),
     "not_taken": Reason("a second one of that peer for the round, or a round too far ahead", "ban its maker"),
     "malformed": REFUSALS["malformed"],
     "too_large": REFUSALS["too_large"],

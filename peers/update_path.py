@@ -23,7 +23,7 @@ from peers.update_messages import (
     write_progress,
 )
 from peers.update_work import Add, Made, Operation, Settled, UpdateWork
-from protocols.envelope import ENVELOPE_BYTES, Kind, open_envelope
+from protocols.envelope import ENVELOPE_BYTES, Kind, claimed, open_envelope
 from protocols.errors import Malformed, WireError
 from protocols.messages import (
     Announce,
@@ -38,6 +38,7 @@ from protocols.messages import (
 from swarmnet import round_events as rounds_
 from swarmnet.branches import START, SettledSet
 from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.makers import MakerCounts
 from swarmnet.manifest import Manifest
 from swarmnet.method import ContributionError
 from swarmnet.offers import Offers, Past
@@ -91,11 +92,13 @@ class UpdatePath:
         neighbourhood: Neighbourhood,
         weights: Weights,
         offers: Offers,
+        maker_counts: MakerCounts,
         resynchronise: Callable[[Resynchronise], None],
         note: Callable[..., None],
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
-        `resynchronise` is called when only the whole state can help."""
+        `maker_counts`: whose contributions are taken; `resynchronise` is called when only the whole state can
+        help."""
         self.manifest = manifest
         self.work = work
         self.compute = compute
@@ -112,6 +115,7 @@ class UpdatePath:
             weights.chain,
             offers,
             weights.past.earlier,
+            maker_counts,
         )
         self.stored: dict[ContributionId, _Stored] = {}
         self.outcomes: dict[str, int] = {}
@@ -197,6 +201,8 @@ class UpdatePath:
             case rounds_.AskChain(peer, last):
                 post(peer, "group", AskChain(last))
             case SendAnnounce(peers, references, complete):
+                for maker in {reference.peer for reference in references} - {self.me}:
+                    self.neighbourhood.introduce(maker, peers)
                 for message in write_announces(references, complete):
                     for peer in peers:
                         post(peer, "group", message)
@@ -303,8 +309,13 @@ class UpdatePath:
             self.note("first_pull", peer=peer, round=stored.reference.round)
 
     def _take(self, peer: PeerId, body: bytes) -> None:
-        """A contribution from anybody: verified by its maker's signature, not by who sent it."""
+        """A contribution from anybody: verified by its maker's signature, not by who sent it. What would not
+        count is not looked at."""
         try:
+            maker, _, round = claimed(body)
+            if round > self.rounds.settled and not self.rounds.expects(round, maker):
+                self._count("not_counted")
+                return
             reference = self._open(body)
         except WireError as error:
             self._refused(peer, error.code, str(error))
@@ -312,16 +323,16 @@ class UpdatePath:
         if reference.id in self.stored and not self.rounds.takes(reference):
             self._count("repeated")  # It may have left the set since it came, and belong to it after all.
             return
-        try:
-            self.work.method.check(body[ENVELOPE_BYTES:])
-        except ContributionError as error:
-            self._refused(peer, "malformed", str(error))
-            return
         if reference.round <= self.rounds.settled:
             self._count("late")
             return
         if not self.rounds.takes(reference):
             self._count("not_taken")
+            return
+        try:
+            self.work.method.check(body[ENVELOPE_BYTES:])
+        except ContributionError as error:
+            self._refused(peer, "malformed", str(error))
             return
         self._store(reference, body)
         self._count("accepted")

@@ -44,6 +44,7 @@ from peers.update_work import Settled, UpdateWork
 from protocols.identity import Identity
 from protocols.transport import Directory, Transport
 from swarmnet.identifiers import PeerId
+from swarmnet.makers import Makers
 from swarmnet.membership import Membership
 from swarmnet.offers import NOTHING_PAST, Offers, Past
 from swarmnet.replica import Replica
@@ -165,7 +166,9 @@ class Worker:
     def _assemble(self, text: Text | None) -> None:
         manifest, me = self.manifest, self.transport.peer
         self.part = self.make_part(manifest, self.stage)
-        membership = Membership(me, self.stage, self.chance, manifest.path_rules().reach)
+        by_invite = manifest.access == "invite"
+        membership = Membership(me, self.stage, self.chance, manifest.path_rules().reach, by_invite)
+        self.makers = Makers(membership, manifest.rounds)
         self.neighbourhood = Neighbourhood(
             self.transport, self.signed.run_id, membership, Hearing(self), self.signed.wire(), self.note
         )
@@ -264,8 +267,8 @@ class Worker:
         offers.restored(weights.past.sets)
         offers.jumped(weights.settled_round)
         update = self.update = UpdatePath(
-            self.manifest, work, self.compute, self.neighbourhood, weights, offers, self._resynchronise,
-            self.note,
+            self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.makers.counts,
+            self._resynchronise, self.note,
         )  # fmt: skip
         rounds, began = update.rounds, weights.settled_round
         update.settled, update.made = self._heard_settled, self.receipts.made
@@ -358,9 +361,11 @@ class Worker:
     # -- directory ------------------------------------------------------------------------------------
 
     def _record(self) -> bytes:
-        record = self.presence.record(self.stage, claims_of(self))
+        """For the directory, which anybody reads. An invite for whoever shows it goes to neighbours alone."""
+        claims, gatekeeper = claims_of(self), self.orders.gatekeeper
+        record = self.presence.record(self.stage, claims, gatekeeper.invite_for_all())
         if self.neighbourhood is not None:
-            self.neighbourhood.record = record
+            self.neighbourhood.record = self.presence.record(self.stage, claims, gatekeeper.invite_told())
         return record
 
     # -- between the parts ----------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from protocols.message_fields import Name, Number, RoundNumber, StageNumber
+from protocols.message_fields import Invite, Name, Number, RoundNumber, StageNumber
 
 NAME_CHARACTERS = 64
 """As long as the peer file's `name` may be."""
@@ -51,3 +51,6 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """When that was written, seconds since 1970."""
     sent_bytes: Number = 0
     received_bytes: Number = 0
+    invite: Invite = b""
+    """The owner's, where the run takes peers by invite. It does not travel where it is empty. One for whoever
+    shows it stands only in what is told between peers that have shown theirs."""

@@ -63,10 +63,16 @@ def seal_record(identity: Identity, run_id: RunId, record: PeerRecord, now_secon
         record.stage,
         record.round,
         int(now_seconds * 1e6),
-        msgspec.msgpack.encode(record),
+        _encode(record),
     )
     open_record(data, run_id)  # so that what nobody would take is found here, by its maker
     return data
+
+
+def _encode(record: PeerRecord) -> bytes:
+    """Without an invite as it was before records had any."""
+    fields: list[object] = msgspec.to_builtins(record, builtin_types=(bytes,))
+    return msgspec.msgpack.encode(fields if record.invite else fields[:-1])
 
 
 def open_record(data: bytes, run_id: RunId) -> SignedRecord:

@@ -128,7 +128,7 @@ class Agreement:
             return standing == state.digest
         if not state.sealed:
             return False
-        if now >= state.sealed_at + self.rules.settle_seconds:
+        if now >= self._own_patience_ends(number, state):
             return True
         if self.is_half(not view.in_step for view in self.allies.values()):
             return False
@@ -141,8 +141,21 @@ class Agreement:
             return float("inf")
         if not applied:
             return state.closed_at + self.rules.deadline_seconds
-        over = state.sealed_at + self.rules.settle_seconds
+        over = self._own_patience_ends(number, state)
+        if over > state.sealed_at + self.rules.settle_seconds:
+            return over
         believed = self._settled_by_some(number) and self._outweighs(
             self._named_most(number, state), number, state
         )
         return over + self.rules.settle_seconds if believed else over
+
+    def _own_patience_ends(self, number: int, state: RoundSet) -> float:
+        """When a round that is sealed here settles with the own set. Where more than half of those in sight
+        have sealed one other set, theirs is the history that stands (branches.py): for as long again this
+        peer waits to take up what they settle."""
+        told = [view.sets.get(number) for view in self.allies.values()]
+        sealed = Counter(entry.digest for entry in told if entry is not None and entry.sealed)
+        outvoted = any(
+            2 * count > 1 + len(self.allies) for digest, count in sealed.items() if digest != state.digest
+        )
+        return state.sealed_at + self.rules.settle_seconds * (2 if outvoted else 1)

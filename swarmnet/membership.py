@@ -15,7 +15,7 @@ from random import Random
 
 from swarmnet.dial_budget import DialBudget
 from swarmnet.identifiers import PeerId
-from swarmnet.neighbours import FULL_GROUP, choose_neighbours, choose_some, size_by_neighbours
+from swarmnet.neighbours import FULL_GROUP, RINGS, choose_neighbours, choose_some, size_by_neighbours
 from swarmnet.patience import doubled
 
 BEAT_SECONDS = 1.0
@@ -34,6 +34,9 @@ RELEASE_SECONDS = 10.0
 over it has arrived."""
 MOST_TELLERS = 4
 """Kept of each peer: one of them that was reached is enough."""
+FEWEST_ON_RINGS = RINGS + 1
+"""In a group of twelve or more, 95 of 100 peers have as many neighbours (counted): often the same one stands
+beside them on several rings."""
 MOST_PEERS = 4096
 """Keys cost nothing to make: beyond this many, whoever is not linked and was met longest ago is forgotten."""
 
@@ -71,6 +74,10 @@ class Known:
     """Some of the peers that told of it."""
     outdated: int = -1
     """Sequence of records that it has taken back itself: its clock was ahead when it signed them."""
+    invited: bool = False
+    """The run is by invite, and the owner's for it was seen."""
+    met_at: float = float("-inf")
+    """When its first record came."""
 
     @property
     def stranger(self) -> bool:
@@ -84,32 +91,42 @@ class Known:
 
 
 class Membership:
-    def __init__(self, me: PeerId, stage: int, chance: Random, reach: int = 1) -> None:
-        """`reach`: stages between neighbours on a path, 1 where none is left out (paths.Rules)."""
+    def __init__(
+        self, me: PeerId, stage: int, chance: Random, reach: int = 1, by_invite: bool = False
+    ) -> None:
+        """`reach`: stages between neighbours on a path, 1 where none is left out (paths.Rules). `by_invite`:
+        only whom the run's owner has invited belongs to a group."""
         self.me = me
         self.stage = stage
         self.reach = reach
         self.chance = chance
+        self.by_invite = by_invite
         self.peers: dict[PeerId, Known] = {}
         self.budget = DialBudget()
         """For those that nobody knows to be where their records say."""
+        self._former: dict[PeerId, float] = {}
+        """Members of the group that have left it since, and when they were heard last."""
         self._left: dict[PeerId, int] = {}
         """Sequence of the last record of peers that said Bye: the directory keeps it for a while."""
         self._wanted: frozenset[PeerId] | None = None
         """Kept until something changes who is present."""
+        self._is_large = False
+        """As when `_wanted` was chosen."""
 
     # -- what happens ---------------------------------------------------------------------------------
 
     def recorded(
         self, peer: PeerId, stage: int, role: str, addresses: tuple[str, ...], sequence: int, record: bytes,
-        now: float, teller: PeerId | None = None,
+        now: float, teller: PeerId | None = None, invited: bool = False,
     ) -> bool:  # fmt: skip
         """A verified record, told by a peer or by the directory; True if it is news. An older sequence never
         replaces a newer one, but where the peer itself says that it is in another stage or back: its clock
-        was set back since."""
+        was set back since. `invited`: the owner's invite for it was seen."""
         known, first_hand = self.peers.get(peer), peer == teller
-        if known is not None and teller is not None:
-            self._told_by(known, teller)
+        if known is not None:
+            known.invited |= invited
+            if teller is not None:
+                self._told_by(known, teller)
         newest = known.sequence if known is not None else self._left.get(peer, -1)
         if peer == self.me or (known is not None and known.stage == stage and newest >= sequence):
             return False
@@ -119,10 +136,14 @@ class Membership:
         if known is None:
             if len(self.peers) >= MOST_PEERS and not self._make_room():
                 return False
-            known = self.peers[peer] = Known(stage, role, addresses, sequence, record, now)
+            known = self.peers[peer] = Known(
+                stage, role, addresses, sequence, record, now, invited=invited, met_at=now
+            )
             if teller is not None:
                 self._told_by(known, teller)
         else:
+            if stage != known.stage:
+                self._remember_former(peer)
             known.stage, known.role, known.addresses = stage, role, addresses
             known.sequence, known.record, known.recorded_at = sequence, record, now
         known.outdated = outdated if sequence <= outdated else -1
@@ -142,6 +163,7 @@ class Membership:
         if known is not None:
             known.moving_to, known.has_seen = moving_to, has_seen
             if known.stage != stage:
+                self._remember_former(peer)
                 self._wanted = None
             known.heard_at, known.stage, known.ready = now, stage, ready
             known.round, known.service_seconds = round, service_seconds
@@ -205,6 +227,7 @@ class Membership:
 
     def left(self, peer: PeerId) -> None:
         """It said Bye: nothing to wait for, until it signs a newer record."""
+        self._remember_former(peer)
         known = self.peers.pop(peer, None)
         self._wanted = None
         if known is not None:
@@ -233,6 +256,18 @@ class Membership:
         spoken_for = max(FULL_GROUP + 1, 1 + len(reached), size_by_neighbours(self.me, reached))
         return min(1 + len(present), spoken_for)
 
+    def is_member(self, peer: PeerId) -> bool:
+        """Whether it belongs to the own group, or did until lately: it was reached in this stage, or has a
+        record of it and, in a run by invite, an invite. A record alone costs nothing: where the run is open
+        it counts only in a group that cannot be linked whole, which is seen by whom this peer has reached."""
+        known = self.peers.get(peer)
+        if known is None or known.stage != self.stage:
+            return peer in self._former
+        if known.reached or self.by_invite:
+            return known.reached or known.invited
+        self.wanted()
+        return self._is_large
+
     def wanted(self) -> frozenset[PeerId]:
         """Whom this peer keeps links to: its neighbours in the group, and some of the stages next to it.
 
@@ -246,6 +281,8 @@ class Membership:
             if not any(self.peers[peer].linked for peer in group):  # Whoever leads into the group will do.
                 wanted |= choose_some(self.me, group, MOST_ADJACENT)
             self._wanted = wanted
+            reached = sum(self.peers[peer].reached for peer in group)
+            self._is_large = len(group) >= FULL_GROUP and reached >= FEWEST_ON_RINGS
         return self._wanted
 
     def _chosen(self, trusted: Callable[[Known], bool]) -> frozenset[PeerId]:
@@ -318,6 +355,18 @@ class Membership:
             if not known.linked and max(known.recorded_at, known.heard_at) + FORGET_SECONDS <= now:
                 del self.peers[peer]
                 self._wanted = None
+        for peer in [peer for peer, heard_at in self._former.items() if heard_at + FORGET_SECONDS <= now]:
+            del self._former[peer]
+
+    def _remember_former(self, peer: PeerId) -> None:
+        """It leaves the group. What it made for open rounds counts on."""
+        if peer not in self.peers or not self.is_member(peer):
+            return
+        known = self.peers[peer]
+        if known.stage == self.stage:
+            self._former[peer] = max(known.recorded_at, known.heard_at)
+            if len(self._former) > MOST_PEERS:
+                del self._former[next(iter(self._former))]
 
     def _told_by(self, known: Known, teller: PeerId) -> None:
         if teller not in known.tellers and len(known.tellers) < MOST_TELLERS:

@@ -1,7 +1,7 @@
 """The rounds of one group, as one peer sees them: when to contribute, apply, correct and settle.
 
 A round is the *set* of contributions made for it, at most one per peer (of two different ones by the same
-peer the smaller id counts, so that everybody picks the same). Its life on a peer:
+peer the smaller id counts, so that everybody picks the same), of makers that count (makers.py). Its life:
 
     current  --enough tokens, time up, or others went on-->  closed: own contribution made and announced
     closed   --what the group makes is in, or deadline-->     applied: its step is in the live weights
@@ -29,7 +29,8 @@ from swarmnet.branches import START, Chain, Earlier, SettledSet
 from swarmnet.current_round import CurrentRound
 from swarmnet.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
 from swarmnet.histories import Histories
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.makers import MOST_MAKERS, MakerCounts, Waiting, most_makers
 from swarmnet.manifest import Rounds
 from swarmnet.neighbours import hops, links
 from swarmnet.offers import Offers
@@ -74,6 +75,7 @@ class GroupRounds:
     def __init__(
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
         offers: Offers | None = None, earlier: Earlier | None = None,
+        maker_counts: MakerCounts = lambda maker, round: True,
     ) -> None:  # fmt: skip
         """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`, with what
         this peer had offered before and remembers of `earlier` sets."""
@@ -93,6 +95,10 @@ class GroupRounds:
         self.parted: dict[PeerId, float] = {}
         """Lost allies, and until when they hold up settling unless they are heard again."""
         self.pulls = Pulls()
+        self.maker_counts = maker_counts
+        self.waiting = Waiting()
+        self._decided: dict[int, dict[ContributionId, PeerId]] = {}
+        """Of open rounds: contributions, with their makers, that the group has decided to count."""
         self.offers = offers or Offers(rules)
         self.dropped_late = 0
         """Contributions that came, or were made here, after their round had settled or been sealed."""
@@ -161,6 +167,7 @@ class GroupRounds:
                 elif view is not None and view.relation == "same":
                     self.parted[peer] = now + PARTING_SECONDS
                 self.pulls.left(peer, now)
+                self.waiting.left(peer)
             case GroupCounted(peers):
                 self._counted(max(1, peers))
             case Leave():
@@ -190,9 +197,14 @@ class GroupRounds:
         return not self.pending and (not told or all(shared))
 
     def takes(self, reference: Reference) -> bool:
-        """Whether this contribution would enter a set now: of an open round that is not far ahead, and
-        with a smaller id than the one of the same maker that is held."""
-        return self.settled < reference.round <= self.current + self.rules.window and self._counts(reference)
+        """Whether this contribution would enter a set now: it is news, and its maker counts."""
+        return self._is_news(reference) and self._may_enter(reference)
+
+    def expects(self, round: int, maker: PeerId) -> bool:
+        """Whether any contribution of this maker could enter the set of an open round: asked of what came in
+        before anything is verified of it."""
+        decided = maker in self._decided.get(round, {}).values()
+        return decided or (self.maker_counts(maker, round) and self._has_room(round, maker))
 
     def _counted(self, peers: int) -> None:
         self.agreement = Agreement(self.rules, self._allies, hops(peers))
@@ -246,8 +258,15 @@ class GroupRounds:
             for maker in self.rounds[number].keep_only(settled):
                 self.dropped_late += 1
                 self._effects.append(RemoveContribution(number, maker))
-        missing = [reference for reference in references if self.takes(reference)]
-        self._effects += self.pulls.offered(peer, missing, now)
+            for reference in references:
+                self._decide(reference, reference.round == number)
+        missing = [reference for reference in references if self._is_news(reference)]
+        for reference in missing:
+            if not self._may_enter(reference):
+                self.waiting.named(peer, reference)
+                self._decide(reference, self._half_holds(reference))
+        self._effects += self.pulls.offered(peer, filter(self._may_enter, missing), now)
+        self._look_at_waiting(missing, now)
 
     def _arrived(self, peer: PeerId, reference: Reference, now: float) -> None:
         """A contribution, verified and checked by the caller. From anybody, asked for or not."""
@@ -255,7 +274,7 @@ class GroupRounds:
         if reference.round <= self.settled:
             self.dropped_late += 1
             return
-        if reference.round > self.current + self.rules.window or not self._counts(reference):
+        if not self.takes(reference):
             return
         self._hold(reference)
         others = (
@@ -272,11 +291,46 @@ class GroupRounds:
 
     # -- what follows from the state ------------------------------------------------------------------
 
-    def _counts(self, reference: Reference) -> bool:
-        """Whether this contribution is news: none of this peer is held, or one with a larger id."""
+    def _is_news(self, reference: Reference) -> bool:
+        """Whether it belongs to an open round that is not far ahead, and none of this maker is held there, or
+        one with a larger id."""
+        if not self.settled < reference.round <= self.current + self.rules.window:
+            return False
         state = self.rounds.get(reference.round)
         held = state.held.get(reference.peer) if state else None
         return held is None or reference.id < held.id
+
+    def _may_enter(self, reference: Reference) -> bool:
+        if reference.id in self._decided.get(reference.round, {}):
+            return self._held_of_others(reference.round, reference.peer) < MOST_MAKERS - 1
+        maker, round = reference.peer, reference.round
+        return self.maker_counts(maker, round) and self._has_room(round, maker)
+
+    def _has_room(self, round: int, maker: PeerId) -> bool:
+        """Those that are linked to this peer always find it: nobody can take it from them."""
+        most = MOST_MAKERS if maker in self.neighbours else most_makers(self.open_round.peers)
+        return self._held_of_others(round, maker) < most - 1
+
+    def _held_of_others(self, round: int, maker: PeerId) -> int:
+        """Than this peer, whose own always finds room, and that maker."""
+        state = self.rounds.get(round)
+        held = state.held if state is not None else {}
+        return len(held) - (maker in held) - (self.me in held)
+
+    def _half_holds(self, reference: Reference) -> bool:
+        holders = self.waiting.holders(reference.id)
+        return self.agreement.is_half(ally in holders for ally in self._allies)
+
+    def _decide(self, reference: Reference, decided: bool) -> None:
+        if decided and reference.round > self.settled:
+            self._decided.setdefault(reference.round, {})[reference.id] = reference.peer
+
+    def _look_at_waiting(self, references: Iterable[Reference], now: float) -> None:
+        """Pull those whose makers count by now, or that the group has decided to count."""
+        for reference in references:
+            if self.takes(reference):
+                for holder in self.waiting.end(reference.id):
+                    self._effects += self.pulls.offered(holder, (reference,), now)
 
     def _hold(self, reference: Reference) -> None:
         state = self.rounds.setdefault(reference.round, RoundSet())
@@ -334,6 +388,7 @@ class GroupRounds:
         while self._may_settle(self.settled + 1, now):
             self._settle(self.settled + 1, now)
         self._effects += self.offers.decide(self.settled, tuple(self._allies), now)
+        self._look_at_waiting(self.waiting.due(now), now)
         self._effects += self.pulls.again(now)
         self._ask_ids(now)
         self._effects += self.gossip.relays(self._allies, self.settled, now)
@@ -345,6 +400,8 @@ class GroupRounds:
         state.seal(now)
         self.history.pop(number - kept_rounds(self.rules), None)
         self.pulls.forget_until(number)
+        self.waiting.forget_until(number)
+        self._decided.pop(number, None)
         references = tuple(reference for _, reference in sorted(state.held.items()))
         self.offers.settled(number, references)
         self._effects.append(SettleRound(number, references, self.chain.value))

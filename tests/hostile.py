@@ -26,12 +26,15 @@ BODY_BYTES = 2 * 16 * 32 * 2
 class Liar:
     """`Receiver` that answers nothing and remembers the kinds of what it hears."""
 
-    def __init__(self, swarm: Swarm, stage: int, name: str = "liar") -> None:
+    def __init__(self, swarm: Swarm, stage: int, name: str = "liar", invite: bytes = b"") -> None:
         self.swarm = swarm
         self.identity = Identity.from_seed(name.encode())
         self.transport = swarm.network.transport(self.identity.peer_id)
         self.transport.listen(self)
-        record = PeerRecord(self.identity.peer_id, stage, "worker", ["/memory/liar"], 0, 0.0, "0")
+        self.invite = invite
+        record = PeerRecord(
+            self.identity.peer_id, stage, "worker", ["/memory/liar"], 0, 0.0, "0", invite=invite
+        )
         self.record = seal_record(self.identity, swarm.signed.run_id, record, swarm.loop.time())
         self.heard: Counter[str] = Counter()
         self.messages: list[Message] = []
@@ -51,7 +54,7 @@ class Liar:
         try:
             if link is None or link.closed:
                 link = self._links[target, lane] = await self.transport.open(target, lane, 5.0)
-                link.post(Hello(WIRE_VERSION, run_bytes(self.swarm.signed.run_id), self.record))
+                link.post(Hello(WIRE_VERSION, run_bytes(self.swarm.signed.run_id), self.record, self.invite))
             link.post(message, body)
         except WireError:
             self._links.pop((target, lane), None)  # Too long for a header, or the link has just ended.

@@ -248,7 +248,7 @@ def test_a_run_by_invite_takes_in_whom_the_owner_invited_and_nobody_else():
         await swarm.crash("r")
         # Revoked: the bearer's links end.
         revoked = next(iter({
-            swarm.members["c"].worker.orders.gatekeeper._shown[swarm.members["d"].peer]
+            swarm.members["c"].worker.orders.gatekeeper._shown[swarm.members["d"].peer][1].id
         }))  # fmt: skip
         await swarm.give(orders.revoke(NO_ORDER, revoked, "lost"), "b")
         with pytest.raises(UserError, match="revoked"):

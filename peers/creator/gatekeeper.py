@@ -11,11 +11,13 @@ from protocols.invites import Invite, open_invite
 from protocols.messages import Message, OrderIs
 from protocols.swarm_time import MOST_OFFSET_SECONDS
 from swarmnet.identifiers import PeerId
+from swarmnet.membership import MOST_PEERS
 
-REMEMBERED_INVITES = 1024
 INVITE_GRACE_SECONDS = MOST_OFFSET_SECONDS
 """So much later an invite ends: the swarm's time is what others say, and may be ahead of this machine's clock
 by as much. None ends before that clock says so."""
+REMEMBERED_INVITES = MOST_PEERS
+"""One of each peer that is known."""
 
 
 class Gatekeeper:
@@ -26,8 +28,8 @@ class Gatekeeper:
         self.book = book
         self.invite = invite
         self.now = now
-        self._shown: dict[PeerId, str] = {}
-        """Ids of the invites with which peers came in."""
+        self._shown: dict[PeerId, tuple[bytes, Invite]] = {}
+        """The invites with which peers came in, and that were found in their records."""
 
     def refusal(self, peer: PeerId, invite: bytes) -> tuple[str, str] | None:
         """See `Admission.refusal`."""
@@ -38,7 +40,7 @@ class Gatekeeper:
         if manifest.access == "open" or peer == manifest.owner:
             return None
         try:
-            found = self._open(invite)
+            found = self._open(peer, invite)
         except WireError as error:
             return "not_invited", str(error)
         unfit = found.refusal(peer, self.now() - INVITE_GRACE_SECONDS)
@@ -46,10 +48,28 @@ class Gatekeeper:
             unfit = "the run's owner has revoked the invite"
         if unfit is not None:
             return "not_invited", unfit
-        if len(self._shown) >= REMEMBERED_INVITES:
+        if peer not in self._shown and len(self._shown) >= REMEMBERED_INVITES:
             self._shown.pop(next(iter(self._shown)))
-        self._shown[peer] = found.id
+        self._shown[peer] = (invite, found)
         return None
+
+    def invited(self, peer: PeerId, invite: bytes) -> bool:
+        """See `Admission.invited`."""
+        shown, found = self._shown.get(peer, (b"", None))
+        if found is None or invite not in (b"", shown):
+            return self.refusal(peer, invite) is None
+        return found.id not in self.book.order.revoked and not self.shuns(peer)  # Who is in stays in.
+
+    def invite_told(self) -> bytes:
+        """The own one, for the records that neighbours are told; empty in a run that is open to all."""
+        return self.invite if self.by_invite else b""
+
+    def invite_for_all(self) -> bytes:
+        """The own one if it lets in nobody else, for the record in the directory."""
+        if not self.by_invite or not self.invite:
+            return b""
+        found = open_invite(self.invite, self.book.signed.run_id, self.book.signed.manifest.owner)
+        return self.invite if found.peer is not None else b""
 
     def shuns(self, peer: PeerId) -> bool:
         """See `Admission.shuns`."""
@@ -72,8 +92,8 @@ class Gatekeeper:
         }
         revoked = {
             peer: ("not_invited", "the run's owner has revoked the invite")
-            for peer, invite in self._shown.items()
-            if invite in order.revoked
+            for peer, (_, invite) in self._shown.items()
+            if invite.id in order.revoked
         }
         return {**revoked, **banned}
 
@@ -93,9 +113,13 @@ class Gatekeeper:
         manifest = self.book.signed.manifest
         return manifest.contact or manifest.owner
 
-    def _open(self, invite: bytes) -> Invite:
+    def _open(self, peer: PeerId, invite: bytes) -> Invite:
+        """Verified once."""
         if not invite:
             raise NoInvite("the run takes peers by invite only, and none was shown")
+        shown, found = self._shown.get(peer, (b"", None))
+        if found is not None and invite == shown:
+            return found
         return open_invite(invite, self.book.signed.run_id, self.book.signed.manifest.owner)
 
 

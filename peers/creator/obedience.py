@@ -1,7 +1,8 @@
 """What a worker does about the owner's orders: hands them on, and obeys.
 
-Nothing of it touches the sets of contributions: whoever was banned has no links any more, so nothing new of
-it is taken, but what some peer took before stays in the sets that all come to agree on.
+Nothing of it touches the sets of contributions that are open: whoever was banned has no links any more, and
+nothing that it makes for rounds some way ahead is taken from anybody (swarmnet/makers.py), but what some peer
+took before stays in the sets that all come to agree on.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Obedience:
         neighbourhood = self.worker.neighbourhood
         assert neighbourhood is not None
         neighbourhood.admission = self.gatekeeper
+        self._bar()
         self._chain()
         self._steer()
 
@@ -124,6 +126,7 @@ class Obedience:
         for peer, known in list(neighbourhood.membership.peers.items()):
             if known.linked:
                 self._tell(peer)
+        self._bar()
         for peer, (code, reason) in self.gatekeeper.parted().items():
             neighbourhood.part_from(peer, code, reason)
         try:
@@ -138,6 +141,12 @@ class Obedience:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="ordered checkpoint")
             self._saving.add_done_callback(worker.task_ended)
         worker.stands()
+
+    def _bar(self) -> None:
+        """Whose contributions count no more."""
+        update = self.worker.update
+        current = update.rounds.current if update is not None else -1
+        self.worker.makers.bar(self.gatekeeper.parted(), current)
 
     def _steer(self) -> None:
         """Start microbatches or not, from the text that may be read."""

@@ -1,0 +1,394 @@
+"""Whose contributions count: members', and nobody else's, without losing an honest one or parting a group."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hostile import Liar
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swarm import OWNER, Swarm, shared_rounds, tiny_manifest
+from test_orders_in_swarm import FOUR, OwnedSwarm
+from test_rounds import RULES, Group, partitioned
+
+from peers.virtual_time import run
+from protocols.envelope import Kind, seal
+from protocols.identity import Identity
+from protocols.invites import seal_invite
+from protocols.messages import Announce, Contribution, PeerRecord, encode
+from protocols.messages import Reference as WireReference
+from protocols.records import RECORD_BYTES, open_record, seal_record
+from swarmnet import orders
+from swarmnet.branches import START
+from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.makers import (
+    FEWEST_MAKERS,
+    MOST_MAKERS,
+    MOST_OF_ONE,
+    MOST_WAITING,
+    Makers,
+    Waiting,
+    most_makers,
+)
+from swarmnet.membership import FORGET_SECONDS, Membership
+from swarmnet.orders import NO_ORDER
+from swarmnet.round_events import (
+    Announced,
+    ContributionArrived,
+    NeighbourJoined,
+    NeighbourLeft,
+    ProgressArrived,
+    Reference,
+)
+from swarmnet.rounds import GroupRounds
+
+ME, A, B, C, X = (PeerId(name) for name in ("me", "a", "b", "c", "x"))
+
+
+# -- in a swarm ---------------------------------------------------------------------------------------
+
+
+async def hands_on(swarm: Swarm, friend: Liar, makers: list[Identity], victim: str, seconds: float) -> int:
+    """`friend` delivers contributions that these sign, with honest votes, to every open round; how many."""
+    update, sent, seen = swarm.members[victim].worker.update, 0, set()
+    end = swarm.loop.time() + seconds
+    while swarm.loop.time() < end:
+        for stored in list(update.stored.values()):
+            round = stored.reference.round
+            if round in seen or round <= update.rounds.settled:
+                continue
+            seen.add(round)
+            for maker in makers:
+                data = seal(maker, swarm.signed.run_id, Kind.CONTRIBUTION, 1, round, 1, stored.payload)
+                await friend.say(swarm.members[victim].peer, Contribution(), data)
+                sent += 1
+        await swarm.during(0.1)
+    return sent
+
+
+@pytest.mark.parametrize("access", ["open", "invite"])
+def test_a_crowd_of_keys_behind_one_link_has_no_votes(access):
+    async def story():
+        swarm = OwnedSwarm(tiny_manifest((2, 1), access=access), stub=True)
+        swarm.open()
+        invite = seal_invite(OWNER, swarm.signed.run_id, None, swarm.loop.time() + 1e6, swarm.loop.time())
+        for name, stage in FOUR:
+            swarm.start(name, stage, invite=invite)
+        await swarm.training()
+        friend = Liar(swarm, 1, invite=invite)
+        crowd = [Identity.from_seed(b"nobody %d" % number) for number in range(8)]
+        assert await hands_on(swarm, friend, crowd, "c", 10.0) > 100
+        names = {maker.peer_id for maker in crowd}
+        assert not [note for note in swarm.of("took") if note.fields["maker"] in names]
+        outcomes = swarm.members["c"].worker.update.outcomes
+        assert outcomes["not_counted"] > 100
+        assert "malformed" not in outcomes
+        await friend.transport.close()
+        await swarm.close()
+        assert shared_rounds(swarm) > 10
+
+    run(story())
+
+
+def test_of_a_banned_peer_nothing_is_taken_soon_after_though_a_friend_hands_it_on():
+    async def story():
+        swarm = OwnedSwarm(tiny_manifest((2, 1)), stub=True)
+        swarm.open()
+        for name, stage in (*FOUR, ("e", 1)):
+            swarm.start(name, stage)
+        await swarm.training()
+        banned = swarm.members["e"]
+        given = await swarm.give(orders.ban(NO_ORDER, banned.peer, "sent nonsense"), "a")
+        rounds = swarm.members["c"].worker.update.rounds
+        heard_at, rules = rounds.current, swarm.signed.manifest.rounds
+        await swarm.crash("e")  # Its friend speaks for it.
+        await swarm.until(lambda: swarm.knows(given), 5.0)
+        assert await hands_on(swarm, Liar(swarm, 1), [banned.identity], "c", 12.0) > 15
+        taken = [note for note in swarm.of("took", "c", "d") if note.fields["maker"] == banned.peer]
+        last = heard_at + rules.window + rules.snapshot_rounds
+        assert rounds.settled > last + 5, "rounds from which it is barred have settled"
+        assert all(note.fields["round"] <= last for note in taken)
+        await swarm.close()
+        assert shared_rounds(swarm) > 10
+
+    run(story())
+
+
+def test_a_ban_bars_the_same_rounds_wherever_it_is_heard_within_a_block():
+    for heard, begins in ((-1, 0), (0, 8), (4, 8), (5, 16), (12, 16), (13, 24)):
+        membership = Membership(ME, 0, Random(0))
+        membership.recorded(X, 0, "worker", (), 1, b"", 0.0)
+        membership.linked(X, 0.0)
+        makers = Makers(membership, RULES)
+        makers.bar([X], heard)
+        makers.bar([X, A], heard + 50)  # A later order that repeats it.
+        assert [round for round in range(40) if makers.counts(X, round)] == list(range(begins)), heard
+        makers.bar([], 0)
+        assert makers.counts(X, 39)
+
+
+def test_an_uninvited_record_is_neither_kept_nor_dialled_and_an_invite_for_anyone_is_told_to_members_alone():
+    async def story():
+        swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite"), stub=True)
+        swarm.open()
+        now, run_id = swarm.loop.time(), swarm.signed.run_id
+
+        def invite(peer):
+            return seal_invite(OWNER, run_id, peer, now + 1e6, now)
+
+        own = Identity.from_seed(b"b").peer_id
+        swarm.start("a", 0, invite=invite(None))
+        swarm.start("b", 1, invite=invite(own))
+        await swarm.training()
+        late = swarm.start("c", 1, invite=invite(None))
+        await swarm.until(lambda: late.worker.state == "training", 20.0)
+        stranger = Liar(swarm, 1)
+        directory = swarm.network.directory(stranger.identity.peer_id)
+        await directory.announce(run_id, 1, stranger.record, 5.0)
+        for told in (stranger.record, Liar(swarm, 1, "other", shown := invite(own)).record):
+            swarm.members["a"].worker.neighbourhood.learn_all([told], swarm.members["b"].peer)
+        await swarm.during(25.0)
+        for name in "abc":
+            around = swarm.members[name].worker.neighbourhood
+            assert around.membership.peers.keys() == {
+                swarm.members[other].peer for other in "abc" if other != name
+            }
+            assert around.traffic.refused["not_invited"] > 0
+        assert not stranger.heard, "nobody has dialled it"
+        found = await directory.look_up(run_id, 1, 5.0)
+        public = {peer: open_record(data, run_id).record.invite for peer, data in found.items()}
+        assert public == {own: shown, late.peer: b"", stranger.identity.peer_id: b""}
+        told = swarm.members["a"].worker.neighbourhood.membership.peers[late.peer].record
+        assert open_record(told, run_id).record.invite
+        await swarm.close()
+
+    run(story())
+
+
+def test_a_record_without_an_invite_is_as_it_was_and_one_with_the_longest_fits():
+    liar = Identity.from_seed(b"x")
+    content = [liar.peer_id, 0, "worker", ["/x" * 100] * 12, 1, 0.0, "1"]
+    plain = PeerRecord(*content)
+    run_id = "ab" * 32
+    assert len(open_record(seal_record(liar, run_id, plain, 1.0), run_id).record.invite) == 0
+    assert seal_record(liar, run_id, plain, 1.0)[120] == 0xDC
+    longest = PeerRecord(*content, name="n" * 64, state="training", loss=1.0, invite=b"i" * 256)
+    data = seal_record(liar, run_id, longest, 1.0)
+    assert len(data) <= RECORD_BYTES
+    assert open_record(data, run_id).record.invite == b"i" * 256
+
+
+# -- in a group ---------------------------------------------------------------------------------------
+
+
+def group_with_newcomer(size: int, knowing: set[PeerId], seed: int = 0) -> Group:
+    """`size` peers and `x`, which only those of `knowing` are linked to, and take for a member."""
+    group = Group(size, seed)
+    group.join(X)
+    for peer in group.peers.keys() - {X} - knowing:
+        group.cut |= {(X, peer), (peer, X)}
+        group.handle(X, NeighbourLeft(peer))
+        group.handle(peer, NeighbourLeft(X))
+        group.peers[peer].maker_counts = lambda maker, round: maker != X
+    return group
+
+
+def peers(*numbers: int) -> set[PeerId]:
+    return {PeerId(f"peer{number}") for number in numbers}
+
+
+def made_by(group: Group, maker: PeerId, until: int) -> set[ContributionId]:
+    return {
+        name for name, reference in group.made.items() if reference.peer == maker and reference.round <= until
+    }
+
+
+def in_settled(group: Group, at: str) -> set[ContributionId]:
+    return {reference.id for sets in group.settled[PeerId(at)].values() for reference in sets}
+
+
+def test_what_half_of_the_group_holds_is_taken_by_those_who_never_met_its_maker():
+    group = group_with_newcomer(4, peers(0, 1))
+    group.run(20.0, tokens_per_second=50)
+    assert group.shared_rounds_are_equal() >= 20
+    assert not group.resynchronised
+    mine = made_by(group, X, group.peers[PeerId("peer3")].settled)
+    assert len(mine) >= 20
+    assert mine <= in_settled(group, "peer3")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_who_is_known_to_one_of_four_has_no_votes_and_parts_nobody_else(seed):
+    group = group_with_newcomer(4, peers(0), seed)
+    group.run(25.0, tokens_per_second=30)
+    del group.settled[X]
+    assert group.shared_rounds_are_equal() >= 5
+    assert {peer for peer, _ in group.resynchronised} == {X}
+    assert not made_by(group, X, 10**6) & in_settled(group, "peer0")
+
+
+def test_the_first_contributions_of_a_newcomer_wait_until_it_is_known():
+    group = Group(4)
+    group.join(X)
+    for peer in group.peers.keys() - {X, PeerId("peer0")}:
+        group.peers[peer].maker_counts = lambda maker, round: maker != X or group.now > 2.0
+    group.run(2.0, tokens_per_second=50)
+    early = made_by(group, X, 99)
+    assert len(early) >= 2
+    assert len(group.peers[PeerId("peer2")].waiting) > 0
+    group.run(15.0, tokens_per_second=50)
+    assert early <= in_settled(group, "peer2")
+    assert group.shared_rounds_are_equal() >= 20
+    assert not group.resynchronised
+    assert not group.given_back[X]
+
+
+def test_who_comes_later_takes_up_settled_sets_whoever_made_them():
+    group = Group(3)
+    group.run(10.0, tokens_per_second=50)
+    gone = PeerId("peer2")
+    group.leave(gone)
+    group.join(X, settled=group.peers[PeerId("peer0")].settled - 10, like=PeerId("peer0"))
+    group.peers[X].maker_counts = lambda maker, round: maker != gone
+    group.run(15.0, tokens_per_second=50)
+    assert group.peers[X].in_step
+    assert not group.resynchronised
+    assert in_settled(group, X) & made_by(group, gone, 99)
+    group.shared_rounds_are_equal()
+
+
+def test_after_a_partition_both_sides_take_what_the_other_made_meanwhile():
+    group = Group(5)
+    group.run(5.0, tokens_per_second=50)
+    partitioned(group, peers(0, 1))
+    group.run(2.0, tokens_per_second=50)
+    group.cut.clear()
+    for one in group.peers:
+        for other in group.peers.keys() - {one}:
+            group.handle(one, NeighbourJoined(other))
+    group.run(25.0, tokens_per_second=50)
+    assert len({machine.chain.at(20) for machine in group.peers.values()}) == 1
+
+
+# -- bounds -------------------------------------------------------------------------------------------
+
+
+def machine_with(*allies: PeerId, counts=lambda maker, round: True) -> GroupRounds:
+    machine = GroupRounds(RULES, ME, -1, 0.0, maker_counts=counts)
+    for ally in allies:
+        machine.handle(NeighbourJoined(ally), 0.0)
+        machine.handle(ProgressArrived(ally, 0, 0, frozenset(), -1, True, -1, START, ()), 0.0)
+    return machine
+
+
+def reference(number: int, maker: PeerId | None = None) -> Reference:
+    return Reference(0, maker or PeerId(f"maker {number}"), ContributionId(number.to_bytes(16, "big")), 10)
+
+
+def held_after(machine: GroupRounds, references: list[Reference], *tellers: PeerId) -> int:
+    for teller in tellers:
+        machine.handle(Announced(teller, tuple(references)), 0.1)
+    for each in references:
+        machine.handle(ContributionArrived(tellers[0], each), 0.2)
+    return len(machine.rounds[0].held) if 0 in machine.rounds else 0
+
+
+def test_members_that_come_and_go_fill_twice_the_group_and_who_is_linked_still_finds_room():
+    machine = machine_with(A, B, C)
+    assert held_after(machine, [reference(number) for number in range(100)], A) == FEWEST_MAKERS - 1
+    assert not machine.expects(0, PeerId("one more"))
+    assert machine.expects(0, B)
+    assert held_after(machine, [reference(101, B), reference(102, C)], B) == FEWEST_MAKERS + 1
+
+
+def test_no_set_outgrows_one_announcement_though_half_of_the_group_names_it():
+    machine = machine_with(A, B, C, counts=lambda maker, round: False)
+    crowd = [reference(number) for number in range(MOST_MAKERS + 100)]
+    held = 0
+    for start in range(0, len(crowd), 100):
+        held = held_after(machine, crowd[start : start + 100], A, B)
+    assert held == MOST_MAKERS - 1, "and the own one"
+    assert most_makers(10**6) == MOST_MAKERS
+    name = Identity.from_seed(b"x").peer_id
+    longest = [WireReference(2**32 - 1, name, bytes(16), 2**26)] * MOST_MAKERS
+    assert len(encode(Announce(longest, [2**32 - 1]))) < 2**16
+    assert MOST_MAKERS < 2**15, "sums of votes, and the counts that Progress tells"
+
+
+def test_what_one_of_four_names_is_not_asked_for():
+    machine = machine_with(A, B, C, counts=lambda maker, round: False)
+    assert held_after(machine, [reference(number) for number in range(20)], A) == 0
+    assert not len(machine.pulls)
+    assert len(machine.waiting) == 20
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 40), st.integers(0, 700)), max_size=60))
+def test_what_waits_is_bounded_in_all_and_of_one_neighbour(told):
+    waiting = Waiting()
+    for peer, first, count in told:
+        for number in range(first, first + count):
+            waiting.named(PeerId(peer), reference(number))
+        if first == 0:
+            waiting.left(PeerId(peer))
+        if first == 1:
+            waiting.end(reference(count).id)
+    assert len(waiting) <= MOST_WAITING
+    for peer in "abcd":
+        names = [r for r in waiting.due(1e9) if waiting.holders(r.id) == (peer,)]
+        assert len(names) <= MOST_OF_ONE + 40, "and those that others named beside it and are gone"
+    waiting.forget_until(0)
+    assert len(waiting) == 0
+    assert not waiting._alone
+
+
+# -- members ------------------------------------------------------------------------------------------
+
+
+def known(membership: Membership, peer: PeerId, stage: int = 0, sequence: int = 1, **more) -> None:
+    membership.recorded(peer, stage, "worker", (), sequence, b"r", 0.0, **more)
+
+
+def test_a_record_makes_no_member_of_a_small_open_group_and_a_link_does():
+    membership = Membership(ME, 0, Random(0))
+    known(membership, X)
+    for number in range(50):
+        known(membership, PeerId(f"only a record {number}"))
+    assert not membership.is_member(X)
+    membership.linked(X, 0.0)
+    assert membership.is_member(X)
+    membership.unlinked(X, 5.0)
+    assert membership.is_member(X), "killed, maybe: what it made counts"
+    assert not membership.is_member(PeerId("nobody"))
+
+
+@pytest.mark.parametrize("ends", ["left", "moved"])
+def test_who_has_left_the_group_stays_a_maker_for_a_while(ends):
+    membership = Membership(ME, 0, Random(0))
+    known(membership, X)
+    membership.linked(X, 0.0)
+    membership.left(X) if ends == "left" else known(membership, X, stage=1, sequence=2)
+    assert membership.is_member(X)
+    membership.forget_old(FORGET_SECONDS + 1.0)
+    assert not membership.is_member(X)
+
+
+def test_in_a_run_by_invite_whose_invite_was_seen_is_a_member():
+    membership = Membership(ME, 0, Random(0), by_invite=True)
+    known(membership, X)
+    known(membership, A, invited=True)
+    assert not membership.is_member(X)
+    assert membership.is_member(A)
+
+
+def test_in_a_group_too_large_to_be_linked_whole_records_are_members():
+    membership = Membership(ME, 0, Random(0))
+    group = [PeerId(f"peer {number}") for number in range(40)]
+    for peer in group:
+        known(membership, peer)
+    assert not membership.is_member(group[-1]), "nobody was reached yet"
+    for peer in group[:8]:
+        membership.linked(peer, 0.0)
+    assert membership.is_member(group[-1])
+    assert not membership.is_member(PeerId("nobody"))
