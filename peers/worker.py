@@ -363,9 +363,11 @@ class Worker:
     def _record(self) -> bytes:
         """For the directory, which anybody reads. An invite for whoever shows it goes to neighbours alone."""
         claims, gatekeeper = claims_of(self), self.orders.gatekeeper
-        record = self.presence.record(self.stage, claims, gatekeeper.invite_for_all())
+        public, told = gatekeeper.invite_for_all(), gatekeeper.invite_told()
+        record = self.presence.record(self.stage, claims, public)
         if self.neighbourhood is not None:
-            self.neighbourhood.record = self.presence.record(self.stage, claims, gatekeeper.invite_told())
+            same = told == public
+            self.neighbourhood.record = record if same else self.presence.record(self.stage, claims, told)
         return record
 
     # -- between the parts ----------------------------------------------------------------------------

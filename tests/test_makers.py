@@ -179,6 +179,33 @@ def test_a_record_without_an_invite_is_as_it_was_and_one_with_the_longest_fits()
     assert open_record(data, run_id).record.invite == b"i" * 256
 
 
+def test_what_a_newcomer_makes_counts_with_those_who_can_not_reach_it_once_its_record_has_travelled():
+    async def story():
+        swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite"), stub=True)
+        swarm.open()
+        invite = seal_invite(OWNER, swarm.signed.run_id, None, swarm.loop.time() + 1e6, swarm.loop.time())
+        for name, stage in (("a", 0), ("b", 1), ("c", 1), ("d", 1)):
+            swarm.start(name, stage, invite=invite)
+        await swarm.training()
+        late = Identity.from_seed(b"e").peer_id
+        for name in "cd":
+            there = swarm.members[name].peer
+            swarm.network.block(late, there)
+            swarm.network.block(there, late)
+        swarm.start("e", 1, invite=invite)
+        await swarm.until(lambda: len(swarm.of("made", "e")) > 5, 30.0)
+        await swarm.during(8.0)
+        mine = {note.fields["id"].hex() for note in swarm.of("made", "e")[:5]}
+        for name in "bcd":
+            assert mine <= {name for note in swarm.of("settled", name) for name in note.fields["ids"]}
+        assert not swarm.of("resynchronise")
+        for name in swarm.living():
+            await swarm.crash(name)
+        assert shared_rounds(swarm) > 5
+
+    run(story())
+
+
 # -- in a group ---------------------------------------------------------------------------------------
 
 
