@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from swarmnet.identifiers import ContributionId, PeerId
@@ -122,15 +122,16 @@ class Pulls:
         for asked in [asked for asked in self._asked if asked[0] <= round]:
             del self._asked[asked]
 
-    def again(self, now: float) -> list[Want]:
-        """What was asked for too long ago, asked of the next holder; given up after MOST_ASKS."""
+    def again(self, now: float, wanted: Callable[[Reference], bool] = lambda reference: True) -> list[Want]:
+        """What was asked for too long ago, asked of the next holder; given up after MOST_ASKS, or if it is not
+        `wanted` any more."""
         if now < self._due:
             return []
         wants = []
         for identity, pull in list(self._pulls.items()):
             if now < pull.due:
                 continue
-            if pull.asks >= MOST_ASKS:
+            if pull.asks >= MOST_ASKS or not wanted(pull.reference):
                 self._end(identity)
             else:
                 if pull.asks:

@@ -389,7 +389,7 @@ class GroupRounds:
             self._settle(self.settled + 1, now)
         self._effects += self.offers.decide(self.settled, tuple(self._allies), now)
         self._look_at_waiting(self.waiting.due(now), now)
-        self._effects += self.pulls.again(now)
+        self._effects += self.pulls.again(now, self.takes)
         self._ask_ids(now)
         self._effects += self.gossip.relays(self._allies, self.settled, now)
         self._tell_progress(now)

@@ -40,6 +40,7 @@ from swarmnet.round_events import (
     NeighbourLeft,
     ProgressArrived,
     Reference,
+    Tick,
 )
 from swarmnet.rounds import GroupRounds
 
@@ -348,6 +349,17 @@ def test_what_one_of_four_names_is_not_asked_for():
     assert held_after(machine, [reference(number) for number in range(20)], A) == 0
     assert not len(machine.pulls)
     assert len(machine.waiting) == 20
+
+
+def test_nobody_waits_for_a_contribution_whose_maker_is_sent_away_meanwhile():
+    sent_away: set[PeerId] = set()
+    machine = machine_with(A, B, C, counts=lambda maker, round: maker not in sent_away)
+    machine.handle(Announced(A, (reference(1, X),)), 0.1)
+    assert machine.pulls.of_round(0)
+    sent_away.add(X)
+    assert not machine.expects(0, X)
+    machine.handle(Tick(), 2.0)
+    assert not machine.pulls.under_way(0)
 
 
 @settings(max_examples=50, deadline=None)
