@@ -123,8 +123,8 @@ class Pulls:
             del self._asked[asked]
 
     def again(self, now: float, wanted: Callable[[Reference], bool] = lambda reference: True) -> list[Want]:
-        """What was asked for too long ago, asked of the next holder; given up after MOST_ASKS, or if it is not
-        `wanted` any more."""
+        """What was asked for too long ago, asked of the next holder; given up after MOST_ASKS, or if it is
+        not `wanted` any more."""
         if now < self._due:
             return []
         wants = []
