@@ -23,7 +23,7 @@ from peers.timer import Timer
 from peers.timings import Timings
 from peers.unheard import Unheard
 from protocols.envelope import run_bytes
-from protocols.errors import WireError
+from protocols.errors import BadSignature, WireError
 from protocols.messages import (
     AskManifest,
     Beat,
@@ -37,6 +37,7 @@ from protocols.messages import (
     Refuse,
 )
 from protocols.records import ANNOUNCE_SECONDS, SignedRecord, open_record
+from protocols.terms import ANYTHING, Bodies, Terms
 from protocols.transport import Body, Transport
 from swarmnet.address_ranges import dialable
 from swarmnet.identifiers import PeerId, RunId
@@ -62,14 +63,16 @@ class Neighbourhood:
         listener: Listener,
         signed_manifest: bytes,
         note: Callable[..., None],
+        bodies: Bodies = ANYTHING.bodies,
     ) -> None:
-        """`note(event, **fields)` writes to the peer's event log."""
+        """`note(event, **fields)` writes to the peer's event log; `bodies`: the longest that are taken."""
         self.transport = transport
         self.run_id = run_id
         self.membership = membership
         self.listener = listener
         self.signed_manifest = signed_manifest
         self.note = note
+        self._terms = Terms(bodies, lambda peer: peer in self._greeted)
         self.record = b""
         """The own signed record; empty until the peer knows its stage."""
         self.traffic = Traffic()
@@ -95,7 +98,7 @@ class Neighbourhood:
         self._closed = False
 
     def start(self) -> None:
-        self.transport.listen(self)
+        self.transport.listen(self, self._terms)
         self._timer.arm(self._loop.time())
         self._drop_silent()
 
@@ -139,23 +142,29 @@ class Neighbourhood:
     # -- links ----------------------------------------------------------------------------------------
 
     def learn(self, data: bytes, teller: PeerId | None = None) -> PeerId | None:
-        """A record, maybe in its peer's own greeting; that peer if it is in order. Dials whom it concerns."""
+        """A record, maybe in its peer's own greeting; that peer if it is in order. Dials whom it concerns.
+        Raises WireError for one that a peer tells and that is not in order: it should have looked."""
         peer = self._learn(data, teller)
         self._dial_due()
         return peer
 
     def learn_all(self, records: Iterable[bytes], teller: PeerId | None = None) -> None:
-        for data in records:
-            self._learn(data, teller)
-        if teller is None:
-            self.membership.met(self.met())
-        self._dial_due()  # Once: in a large group whom to dial takes long to find.
+        """Raises as `learn`, at the first that is not in order."""
+        try:
+            for data in records:
+                self._learn(data, teller)
+        finally:
+            if teller is None:
+                self.membership.met(self.met())
+            self._dial_due()  # Once: in a large group whom to dial takes long to find.
 
     def _learn(self, data: bytes, teller: PeerId | None) -> PeerId | None:
         try:
             signed = open_record(data, self.run_id)
         except WireError as error:
-            self.traffic.refused[error.code] += 1
+            if teller is not None:
+                raise
+            self.traffic.refused[error.code] += 1  # From the directory, where anybody stores.
             return None
         if not self.admission.shuns(signed.peer):
             self._recorded(signed, data, teller)
@@ -346,12 +355,12 @@ class Neighbourhood:
         if code:
             self._turn_away(peer, code, reason)
             return
+        if hello.record and open_record(hello.record, self.run_id).peer != peer:
+            raise BadSignature("the record in its greeting is not its own")
         self._greeted.add(peer)
         self._hears(peer)
-        if hello.record and self.learn(hello.record, peer) != peer:
-            self.refused(peer, "bad_signature", "the record in its greeting is not its own")
-            self._greeted.discard(peer)
-            return
+        if hello.record:
+            self.learn(hello.record, peer)
         known = self.membership.peers.get(peer)
         if known is None:
             return

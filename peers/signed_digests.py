@@ -15,7 +15,7 @@ from peers.run_file import SignedManifest
 from peers.snapshots import Weights
 from peers.update_work import Settled
 from protocols.envelope import Kind, open_envelope, seal
-from protocols.errors import Malformed, WireError
+from protocols.errors import BadSignature, Malformed, WireError
 from protocols.identity import Identity
 from protocols.messages import MOST_STATEMENTS, Statements
 from swarmnet.branches import START
@@ -75,9 +75,12 @@ class SignedDigests:
         self.neighbourhood.answer(peer, "group", Statements(statements[:MOST_STATEMENTS]))
 
     def message(self, peer: PeerId, message: Statements) -> None:
-        """From a neighbour, its own or those of others; only words of peers that are known here are kept."""
+        """From a neighbour, its own or those of others; only words of peers that are known here are kept.
+        Raises BadSignature for what nobody has signed: it should have looked before it passed that on."""
         try:
             rounds = {self._take(data) for data in message.statements[:MOST_STATEMENTS]}
+        except BadSignature:
+            raise
         except WireError as error:
             self.neighbourhood.refused(peer, error.code, str(error))
             return

@@ -24,7 +24,7 @@ from peers.update_messages import (
 )
 from peers.update_work import Add, Made, Operation, Settled, UpdateWork
 from protocols.envelope import ENVELOPE_BYTES, Kind, claimed, open_envelope
-from protocols.errors import Malformed, WireError
+from protocols.errors import BadSignature, Malformed, WireError
 from protocols.messages import (
     Announce,
     AskChain,
@@ -310,13 +310,16 @@ class UpdatePath:
 
     def _take(self, peer: PeerId, body: bytes) -> None:
         """A contribution from anybody: verified by its maker's signature, not by who sent it. What would not
-        count is not looked at."""
+        count is not looked at. Raises BadSignature."""
         try:
             maker, _, round = claimed(body)
             if round > self.rounds.settled and not self.rounds.expects(round, maker):
                 self._count("not_counted")
                 return
             reference = self._open(body)
+        except BadSignature as error:
+            self._count(error.code)
+            raise  # Whoever passes it on should have looked: its link ends.
         except WireError as error:
             self._refused(peer, error.code, str(error))
             return

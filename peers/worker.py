@@ -41,6 +41,7 @@ from peers.stage_part import MakePart, real_part
 from peers.state_path import StatePath
 from peers.update_path import UpdatePath
 from peers.update_work import Settled, UpdateWork
+from protocols.body_limits import bodies_for_workers
 from protocols.identity import Identity
 from protocols.transport import Directory, Transport
 from swarmnet.identifiers import PeerId
@@ -170,8 +171,9 @@ class Worker:
         membership = Membership(me, self.stage, self.chance, manifest.path_rules().reach, by_invite)
         self.makers = Makers(membership, manifest.rounds)
         self.neighbourhood = Neighbourhood(
-            self.transport, self.signed.run_id, membership, Hearing(self), self.signed.wire(), self.note
-        )
+            self.transport, self.signed.run_id, membership, Hearing(self), self.signed.wire(), self.note,
+            bodies_for_workers(manifest, self.part.method.payload_bytes, self.part.layout.size * 4),
+        )  # fmt: skip
         self.neighbourhood.met = self.presence.directory.met
         self.looking = Looking(self.presence, self.neighbourhood, len(manifest.stages), self.say)
         self.digests = SignedDigests(

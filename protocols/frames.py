@@ -17,11 +17,11 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 
 from protocols import guard
 from protocols.errors import Malformed, TooLarge
-from protocols.messages import HEADER_LIMIT, Message, decode, encode
+from protocols.messages import BODY_LIMIT, HEADER_LIMIT, Message, decode, encode
 from protocols.transport import Body
 
 PIECE_BYTES = 64 * 1024
@@ -33,8 +33,6 @@ CHECK_BYTES = 8
 """Noise or TLS below authenticates every byte; this finds bugs and cut streams, at 2^-64."""
 PRIORITIES = 4
 """Messages have priority 0..3."""
-BODY_LIMIT = 64 * 1024 * 1024
-"""The longest body where the receiver knows no better bound."""
 
 _VIEW_BYTES = 4096
 """From so many bytes on a view into what was read is cheaper than a copy."""
@@ -190,7 +188,7 @@ class FrameReader:
     def __init__(self, limit: Callable[[Message], int] = body_limit) -> None:
         self._limit = limit
         self._partial: dict[int, _Incoming] = {}
-        self._ready: list[Received] = []
+        self._ready: deque[Received] = deque()
         self._parser = self._parse()
         self._wanted = next(self._parser)
         self._head = b""
@@ -198,6 +196,9 @@ class FrameReader:
         self._broken = False
         self.messages = 0
         """Messages completed so far."""
+        self.body_bytes = 0
+        """Of bodies that have come so far."""
+        self._unfinished = 0
         self.closed = False
         """The writer ended the stream on purpose."""
 
@@ -206,37 +207,57 @@ class FrameReader:
         """Whether the stream may end here: every message that began is complete."""
         return not self._partial and not self._head and self._wanted == _PIECE.size
 
+    @property
+    def held_bytes(self) -> int:
+        """Kept of messages that are not complete."""
+        return self._unfinished + len(self._head)
+
     def feed(self, data: bytes) -> list[Received]:
         """The messages that `data` completes. Raises Malformed or TooLarge, and always again after that."""
+        return list(self.take(data))
+
+    def take(self, data: bytes) -> Iterator[Received]:
+        """As `feed`, but each message is parsed when it is asked for. Take all before the next `data`."""
         if self._broken:
             raise Malformed("bytes after a malformed piece")
         view, at = memoryview(data), 0
         self._read_bytes = len(data)
-        self._ready = []
-        try:
-            while at < len(view):
-                if self._wanted < 0:  # body bytes, as many as there are, up to this many: not copied
-                    part = view[at : at - self._wanted]
-                    at += len(part)
-                    self._wanted = self._parser.send(part)
-                elif self._head or len(view) - at < self._wanted:
-                    taken = view[at : at + self._wanted - len(self._head)]
-                    at += len(taken)
-                    self._head += bytes(taken)
-                    if len(self._head) == self._wanted:
-                        head, self._head = self._head, b""
-                        self._wanted = self._parser.send(memoryview(head))
-                elif whole := self._whole(view, at):
-                    at += whole
-                else:
-                    part = view[at : at + self._wanted]
-                    at += self._wanted
-                    self._wanted = self._parser.send(part)
-        except Malformed:
-            self._broken = True
-            self._partial.clear()
-            raise
-        return self._ready
+        while at < len(view) and not self._broken:
+            try:
+                at = self._step(view, at)
+            except Malformed:
+                self.close()
+                raise
+            while self._ready:
+                yield self._ready.popleft()
+
+    def close(self) -> None:
+        """Take nothing more, and keep nothing. The parser and this refer to one another: left to itself, what
+        a cut stream held would stay until the garbage collector's last generation comes round."""
+        self._broken = True
+        self._partial.clear()
+        self._head, self._unfinished = b"", 0
+        self._parser.close()
+
+    def _step(self, view: memoryview, at: int) -> int:
+        """Take some of `view` from `at` on; where that ends."""
+        if self._wanted < 0:  # body bytes, as many as there are, up to this many: not copied
+            part = view[at : at - self._wanted]
+            self._wanted = self._parser.send(part)
+            return at + len(part)
+        if self._head or len(view) - at < self._wanted:
+            taken = view[at : at + self._wanted - len(self._head)]
+            self._head += bytes(taken)
+            if len(self._head) == self._wanted:
+                head, self._head = self._head, b""
+                self._wanted = self._parser.send(memoryview(head))
+            return at + len(taken)
+        if whole := self._whole(view, at):
+            return at + whole
+        part = view[at : at + self._wanted]
+        at += self._wanted
+        self._wanted = self._parser.send(part)
+        return at
 
     def _whole(self, view: memoryview, at: int) -> int:
         """Take a message that is all in one piece that is all here, as most are; the bytes it took. 0: the
@@ -262,6 +283,7 @@ class FrameReader:
         if message.priority != flags & _PRIORITY or body_bytes > self._limit(message):
             return 0
         self.messages += 1
+        self.body_bytes += body_bytes
         self._ready.append((message, bytes(view[start + header_bytes : end]), content + _PIECE.size))
         return content + _PIECE.size
 
@@ -323,10 +345,13 @@ class FrameReader:
             part = yield -body
             incoming.take(part, self._read_bytes)
             body -= len(part)
+            self.body_bytes += len(part)
+            self._unfinished += len(part)
         if ends:
             check = yield CHECK_BYTES
             if check != incoming.check.digest()[:CHECK_BYTES]:
                 raise Malformed(f"the check of a {type(incoming.message).__name__} does not fit its bytes")
             del self._partial[priority]
+            self._unfinished -= incoming.body_bytes
             self.messages += 1
             self._ready.append((incoming.message, b"".join(incoming.parts), incoming.wire_bytes))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import stat
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,6 +31,17 @@ _KEPT_KEYS = 4096
 
 _KEPT_ANSWERS = 2048
 """Signatures whose check is remembered: records are met again in every Hello, Known and look-up."""
+
+
+@dataclass(slots=True)
+class Checked:
+    """How many signatures were really checked, not only looked up, on behalf of somebody."""
+
+    count: int = 0
+
+
+CHECKED: ContextVar[Checked | None] = ContextVar("checked", default=None)
+"""Set while a message is handed on, so that its sender's share of the work is known (intake.py)."""
 
 
 class IdentityError(Exception):
@@ -85,6 +98,9 @@ def public_key(peer: PeerId) -> Ed25519PublicKey:
 @lru_cache(maxsize=_KEPT_ANSWERS)
 def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
     """Whether `peer` signed `statement`. Never raises on hostile arguments."""
+    checked = CHECKED.get()
+    if checked is not None:
+        checked.count += 1
     try:
         public_key(peer).verify(signature, statement)
     except (InvalidSignature, ValueError):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterable
 
 from protocols.errors import Backlog, PeerGone, WireError
-from protocols.frames import FrameReader, FrameWriter
+from protocols.frames import FrameReader, FrameWriter, Received
 from protocols.messages import Lane, Message
+from protocols.terms import ANYTHING, Terms
 from protocols.transport import Body, Receiver
 from swarmnet.identifiers import PeerId
 
@@ -150,8 +151,12 @@ class Ear:
     place. Then nobody does: those links end when the others end them, and must not keep alive until then
     whoever heard them (a paused peer's stage)."""
 
-    def __init__(self, receiver: Receiver | None = None) -> None:
-        self.receiver = receiver
+    def __init__(self, receiver: Receiver | None = None, terms: Terms = ANYTHING) -> None:
+        self.receiver, self.terms = receiver, terms
+
+    def close(self) -> None:
+        """Somebody else listens."""
+        self.receiver, self.terms = None, ANYTHING
 
 
 class LocalLink(InnerLink):
@@ -162,27 +167,27 @@ class LocalLink(InnerLink):
         peer: PeerId,
         lane: Lane,
         receiver: Receiver,
-        limit: Callable[[Message], int],
+        terms: Terms,
         backlog_bytes: int,
     ) -> None:
         super().__init__(peer, lane, backlog_bytes)
         self._receiver = receiver
-        self._reader = FrameReader(limit)
+        self._reader = FrameReader(lambda message: terms.limit(peer, message))
 
     def _carry(self, piece: bytes) -> None:
-        refusal = deliver(self._receiver, self.peer, self.lane, self._reader, piece)
+        refusal = deliver(self._receiver, self.peer, self.lane, self._reader.take(piece))
         if refusal is not None:
             self._finish(str(refusal))
             self._receiver.refused(self.peer, refusal.code, str(refusal))
 
 
 def deliver(
-    receiver: Receiver, peer: PeerId, lane: Lane, reader: FrameReader, data: bytes, counted: bool = True
+    receiver: Receiver, peer: PeerId, lane: Lane, messages: Iterable[Received], counted: bool = True
 ) -> WireError | None:
-    """Hand on what `data` completes; the WireError for which the link must be closed, if there is one. Not
-    `counted`: it came over nobody's line."""
+    """Hand on these messages as they are parsed; the WireError for which the link must be closed, if there is
+    one. Not `counted`: they came over nobody's line."""
     try:
-        for message, body, taken in reader.feed(data):
+        for message, body, taken in messages:
             receiver.received(peer, lane, message, body, taken if counted else 0)
     except WireError as error:
         return error

@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from random import Random
 
-from protocols.errors import PeerGone
-from protocols.frames import FrameReader, body_limit, wire_bytes
-from protocols.links import BACKLOG_BYTES, LocalLink, QueuedLink, deliver
+from protocols.errors import PeerGone, WireError
+from protocols.frames import wire_bytes
+from protocols.intake import Intake
+from protocols.links import BACKLOG_BYTES, Ear, LocalLink, QueuedLink, deliver
 from protocols.memory_directory import MemoryDirectory
 from protocols.memory_ways import Conditions, Line, Timers, Way
 from protocols.messages import Lane, Message, encode
 from protocols.orders import SignedOrder
+from protocols.terms import ANYTHING, Terms
 from protocols.transport import Arrived, Body, FindChunk, Progressed, Receiver
 from swarmnet.identifiers import PeerId, RunId
 
@@ -37,7 +39,7 @@ class MemoryLink(QueuedLink):
         super().__init__(target.peer, lane, source.backlog_bytes)
         self.source, self.target, self.way = source, target, way
         self._network = network
-        self._reader = FrameReader(target.limit)
+        self._inflow = target.intake.open(source.peer, target.ear, self._cut)
         self._timers = network.timers
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
@@ -120,11 +122,24 @@ class MemoryLink(QueuedLink):
         receiver = self.target.receiver
         if not self._inbound_open or receiver is None:
             return
-        error = deliver(receiver, self.source.peer, self.lane, self._reader, data)
-        if error is not None:
+        error = deliver(receiver, self.source.peer, self.lane, self._inflow.take(data))
+        if error is not None and self._inbound_open:
+            self._refuse(receiver, error)
+
+    def _refuse(self, receiver: Receiver, error: WireError) -> None:
+        self._end_inflow()
+        receiver.refused(self.source.peer, error.code, str(error))
+        self._network.end_from_target(self, "it ended")
+
+    def _cut(self) -> None:
+        """Its sender has too much unfinished here."""
+        if self._inbound_open and self.target.receiver is not None and self._inflow.error is not None:
+            self._refuse(self.target.receiver, self._inflow.error)
+
+    def _end_inflow(self) -> None:
+        if self._inbound_open:
             self._inbound_open = False
-            receiver.refused(self.source.peer, error.code, str(error))
-            self._network.end_from_target(self, "it ended")
+            self._inflow.end()
 
     def inject(self, data: bytes) -> None:
         """Send raw bytes, as no honest peer does."""
@@ -139,13 +154,13 @@ class MemoryLink(QueuedLink):
     def end_inbound(self, reason: str) -> None:
         """Tell the receiving side that the link has ended."""
         if self._inbound_open:
-            self._inbound_open = False
+            self._end_inflow()
             if self.target.receiver is not None:
                 self.target.receiver.lost(self.source.peer, self.lane, reason)
 
     def end_outbound(self, reason: str) -> None:
         """Tell the sending side that the link has ended."""
-        self._inbound_open = False
+        self._end_inflow()
         if self._finish(reason):
             self.way.links.pop(self, None)
             if self.source.receiver is not None:
@@ -155,11 +170,10 @@ class MemoryLink(QueuedLink):
 class MemoryTransport:
     """`Transport` inside a MemoryNetwork; made by `MemoryNetwork.transport`."""
 
-    def __init__(
-        self, network: MemoryNetwork, peer: PeerId, limit: Callable[[Message], int], backlog_bytes: int
-    ) -> None:
-        self.peer, self.limit, self.backlog_bytes = peer, limit, backlog_bytes
-        self.receiver: Receiver | None = None
+    def __init__(self, network: MemoryNetwork, peer: PeerId, backlog_bytes: int) -> None:
+        self.peer, self.backlog_bytes = peer, backlog_bytes
+        self.ear = Ear()
+        self.intake = Intake()
         self.subflows: dict[str, int] = {}
         self.uplink = Line()
         self.frozen = False
@@ -175,8 +189,13 @@ class MemoryTransport:
     def when_moved(self, told: Callable[[], None]) -> None:
         """Its address is its name."""
 
-    def listen(self, receiver: Receiver) -> None:
-        self.receiver, self._context = receiver, copy_context()
+    @property
+    def receiver(self) -> Receiver | None:
+        return self.ear.receiver
+
+    def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
+        self.ear.receiver, self.ear.terms = receiver, terms
+        self._context = copy_context()
 
     def hear(self, what: Callable[[], None]) -> None:
         """Do `what` as this peer: in the context in which it listens; once it thaws, if it is frozen."""
@@ -200,7 +219,7 @@ class MemoryTransport:
         if peer == self.peer:
             if self.receiver is None:
                 raise PeerGone("this peer does not listen yet")
-            return LocalLink(peer, lane, self.receiver, self.limit, self.backlog_bytes)
+            return LocalLink(peer, lane, self.receiver, self.ear.terms, self.backlog_bytes)
         way, back = self._network.way(self.peer, peer), self._network.way(peer, self.peer)
         if not way.links:
             round_trip = way.conditions.latency_seconds + back.conditions.latency_seconds
@@ -243,14 +262,13 @@ class MemoryNetwork:
         self,
         peer: PeerId,
         *,
-        limit: Callable[[Message], int] = body_limit,
         backlog_bytes: int = BACKLOG_BYTES,
     ) -> MemoryTransport:
         """A new peer, or one that is back after `crash` or `close`."""
         old = self.transports.get(peer)
         if old is not None and not old.closed:
             raise ValueError(f"{peer} is in this network already")
-        self.transports[peer] = MemoryTransport(self, peer, limit, backlog_bytes)
+        self.transports[peer] = MemoryTransport(self, peer, backlog_bytes)
         return self.transports[peer]
 
     def way(self, source: PeerId, target: PeerId) -> Way:
@@ -321,7 +339,7 @@ class MemoryNetwork:
         """The peer's process dies (SIGKILL); the others learn it after the latency, it learns nothing."""
         transport = self.transports[peer]
         transport.closed = True
-        transport.receiver = None
+        transport.ear.close()
         self.remove(transport, "it ended")
 
     def remove(self, transport: MemoryTransport, reason: str) -> None:

@@ -51,6 +51,9 @@ Lane = Literal["data", "group", "bulk"]
 HEADER_LIMIT = 64 * 1024
 """Largest message header in bytes: 4 MB of MessagePack can become 296 MB of objects, 64 KiB cannot hurt."""
 
+BODY_LIMIT = 64 * 1024 * 1024
+"""The longest body where the receiver knows no better bound."""
+
 MOST_STATEMENTS = 256
 """In one message: 164 bytes each."""
 

@@ -7,10 +7,10 @@ is cut in frames and bounded as everywhere, and counted as nothing: nobody's lin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from functools import partial
 
 from protocols.frames import FrameReader
-from protocols.links import InnerLink, deliver
+from protocols.links import Ear, InnerLink, deliver
 from protocols.messages import Lane, Message
 from protocols.transport import Body, Receiver
 from swarmnet.identifiers import PeerId
@@ -20,17 +20,17 @@ class Near:
     """One per process. A peer is in it while it listens and its own p2pd runs."""
 
     def __init__(self) -> None:
-        self._receivers: dict[PeerId, Receiver] = {}
+        self._ears: dict[PeerId, Ear] = {}
         self._links: dict[NearLink, PeerId] = {}
         """And who opened it."""
 
-    def enter(self, peer: PeerId, receiver: Receiver) -> None:
-        """It listens; `receiver` takes the place of the one before it."""
-        self._receivers[peer] = receiver
+    def enter(self, peer: PeerId, ear: Ear) -> None:
+        """It listens; `ear` takes the place of the one before it."""
+        self._ears[peer] = ear
 
     def leave(self, peer: PeerId, reason: str) -> None:
         """It is gone: links from it and to it end, and the other side of each is told."""
-        if self._receivers.pop(peer, None) is None:
+        if self._ears.pop(peer, None) is None:
             return
         for link, opener in list(self._links.items()):
             if peer in (opener, link.peer):
@@ -38,18 +38,22 @@ class Near:
 
     def holds(self, peer: PeerId) -> bool:
         """Whether a link to this peer can be opened here."""
-        return peer in self._receivers
+        return peer in self._ears
 
-    def open(
-        self, opener: PeerId, peer: PeerId, lane: Lane, limit: Callable[[Message], int], backlog_bytes: int
-    ) -> NearLink:
+    def open(self, opener: PeerId, peer: PeerId, lane: Lane, backlog_bytes: int) -> NearLink:
         """A link to a peer that is held here."""
-        link = NearLink(self, opener, peer, lane, limit, backlog_bytes)
+        link = NearLink(self, opener, peer, lane, backlog_bytes)
         self._links[link] = opener
         return link
 
     def receiver(self, peer: PeerId) -> Receiver | None:
-        return self._receivers.get(peer)
+        ear = self._ears.get(peer)
+        return ear.receiver if ear is not None else None
+
+    def limit(self, opener: PeerId, peer: PeerId, message: Message) -> int:
+        """The longest body that `peer` takes of `opener` with this message."""
+        ear = self._ears.get(peer)
+        return ear.terms.limit(opener, message) if ear is not None else 0
 
     def forget(self, link: NearLink) -> None:
         """It has ended."""
@@ -59,13 +63,10 @@ class Near:
 class NearLink(InnerLink):
     """From one peer of this process to another."""
 
-    def __init__(
-        self, near: Near, opener: PeerId, peer: PeerId, lane: Lane, limit: Callable[[Message], int],
-        backlog_bytes: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, near: Near, opener: PeerId, peer: PeerId, lane: Lane, backlog_bytes: int) -> None:
         super().__init__(peer, lane, backlog_bytes)
         self._near, self._opener = near, opener
-        self._reader = FrameReader(limit)
+        self._reader = FrameReader(partial(near.limit, opener, peer))
 
     def close(self) -> None:
         if self._finish("closed by us"):
@@ -91,13 +92,14 @@ class NearLink(InnerLink):
 
     def _drop(self) -> None:
         super()._drop()
+        self._reader.close()
         self._near.forget(self)
 
     def _carry(self, piece: bytes) -> None:
         receiver = self._near.receiver(self.peer)
         if self.closed or receiver is None:
             return
-        refusal = deliver(receiver, self._opener, self.lane, self._reader, piece, counted=False)
+        refusal = deliver(receiver, self._opener, self.lane, self._reader.take(piece), counted=False)
         if refusal is not None and self._finish(str(refusal)):
             receiver.refused(self._opener, refusal.code, str(refusal))
             self._lose(self._opener, self.peer, "it ended")

@@ -21,19 +21,21 @@ from protocols.chunks import CHUNKS_PROTOCOL, ChunkCarriers, ChunkService
 from protocols.daemon import DAEMON_ERRORS, LOOPBACK, Daemon, DaemonOptions
 from protocols.dial_back_service import DialBackService
 from protocols.dialling import Dialling
-from protocols.errors import Backlog, Malformed, PeerGone, WireError
-from protocols.frames import FrameReader, body_limit
+from protocols.errors import Backlog, PeerGone, WireError
 from protocols.hivemind_parts import StreamInfo
 from protocols.identity import Identity, load
-from protocols.links import BACKLOG_BYTES, BoundedLink, Ear, LocalLink, deliver
-from protocols.messages import Lane, Message
+from protocols.intake import Intake
+from protocols.links import BACKLOG_BYTES, BoundedLink, Ear, LocalLink
+from protocols.messages import Lane
 from protocols.multiaddr import is_circuit, through_relay
 from protocols.near import Near
+from protocols.reading import FIRST_MESSAGE_SECONDS, Reading
 from protocols.relay_service import RelayService
 from protocols.relays import Relays
 from protocols.speed import SpeedService
 from protocols.subflow_dialer import SUBFLOW_PROTOCOL, SubflowDialer
-from protocols.subflows import ACKNOWLEDGED, P2pdLink, acknowledgement
+from protocols.subflows import ACKNOWLEDGED, P2pdLink
+from protocols.terms import ANYTHING, Terms
 from protocols.transport import Arrived, FindChunk, Progressed, Receiver
 from protocols.upload import Upload
 from swarmnet.address_ranges import dialable
@@ -45,12 +47,10 @@ MOST_SUBFLOWS = 8
 """Of one peer; two are asked for (subflow_dialer.py)."""
 STREAMS = 512
 """A stranger opened 1 500 silent streams in 1.9 s and took all descriptors (measured)."""
-FIRST_MESSAGE_SECONDS = 10.0
-IDLE_SECONDS = 60.0
-"""Three keep-alives missed: the other process is frozen, or the path is dead and libp2p has not noticed."""
-_READ_BYTES = 256 * 1024
-UNREAD_BYTES = 64 * 1024
-"""Of acknowledgements that the other side does not read: no honest peer lets 16,000 of them lie."""
+STREAMS_PER_STRANGER = 8
+"""Of a peer that has not greeted: a link per lane, and as many that it opens anew meanwhile."""
+STREAMS_OF_STRANGERS = 256
+"""In all: the others are for those who have greeted."""
 LANES: tuple[Lane, ...] = get_args(Lane)
 Handler = Callable[[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -71,9 +71,7 @@ class _Subflows:
 class P2pdTransport:
     """`Transport` over p2pd; make it with `start`."""
 
-    def __init__(
-        self, daemon: Daemon, identity: Identity, limit: Callable[[Message], int], backlog_bytes: int
-    ) -> None:
+    def __init__(self, daemon: Daemon, identity: Identity, backlog_bytes: int) -> None:
         self.daemon = daemon
         self.chunks = ChunkService()
         """Serves chunks of snapshots to the carriers of others."""
@@ -90,12 +88,13 @@ class P2pdTransport:
         self.speed = SpeedService()
         self.checks = (DialBackService(daemon.peer), self.speed)
         """What `swarmnet doctor` asks of the peers of a swarm."""
-        self._limit, self._backlog_bytes = limit, backlog_bytes
+        self._backlog_bytes = backlog_bytes
+        self._intake = Intake()
         self._ear = Ear()
         """Of the links that are accepted from now on."""
         self._links: set[P2pdLink] = set()
         self._ending: set[asyncio.Task[None]] = set()
-        self._accepted: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+        self._accepted: dict[asyncio.Task[Any], tuple[PeerId, Ear, asyncio.StreamWriter]] = {}
         self._per_peer: Counter[PeerId] = Counter()
         self._carried: dict[PeerId, _Subflows] = {}
         """Of those who have a link on the data lane to us."""
@@ -108,14 +107,11 @@ class P2pdTransport:
         identity_path: Path,
         options: DaemonOptions,
         *,
-        limit: Callable[[Message], int] = body_limit,
         backlog_bytes: int = BACKLOG_BYTES,
     ) -> P2pdTransport:
-        """Start p2pd with the identity in the file. Raises CannotStart (daemon.py) or IdentityError.
-
-        `limit`: the longest body a message may have, in bytes; called before a body is read."""
+        """Start p2pd with the identity in the file. Raises CannotStart (daemon.py) or IdentityError."""
         identity = load(identity_path)
-        transport = cls(await Daemon.start(identity_path, options), identity, limit, backlog_bytes)
+        transport = cls(await Daemon.start(identity_path, options), identity, backlog_bytes)
         handlers: dict[str, Handler] = {
             protocol_name(lane): partial(transport._accept, lane) for lane in LANES
         }
@@ -150,11 +146,11 @@ class P2pdTransport:
         repeated = counted["repeated"] + sum(link.repeated for link in self._links)
         return {"open": open_, "opened": counted["opened"], "failed": counted["failed"], "repeated": repeated}
 
-    def listen(self, receiver: Receiver) -> None:
-        self._ear.receiver = None
-        self._ear = Ear(receiver)
+    def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
+        self._ear.close()
+        self._ear = Ear(receiver, terms)
         if self.near is not None and not self._closed:
-            self.near.enter(self.peer, receiver)
+            self.near.enter(self.peer, self._ear)
 
     def limit_upload(self, upload: Upload) -> None:
         """All links, the chunks and the circuits that are served, and what others measure, share it from now
@@ -187,9 +183,9 @@ class P2pdTransport:
         if peer == self.peer:
             if self._ear.receiver is None:
                 raise PeerGone("this peer does not listen yet")
-            return LocalLink(peer, lane, self._ear.receiver, self._limit, self._backlog_bytes)
+            return LocalLink(peer, lane, self._ear.receiver, self._ear.terms, self._backlog_bytes)
         if self.near is not None and self.near.holds(peer):
-            return self.near.open(self.peer, peer, lane, self._limit, self._backlog_bytes)
+            return self.near.open(self.peer, peer, lane, self._backlog_bytes)
         addresses = dialable(addresses, self.daemon.addresses)
         stream = await self._dialling.stream(peer, protocol_name(lane), addresses, deadline_seconds)
         # Who is only reached through a relay gets no carriers: they would share the relay's line.
@@ -233,17 +229,15 @@ class P2pdTransport:
         if ear.receiver is None or self._closed:
             writer.transport.abort()
             return
-        answers = writer if lane in ACKNOWLEDGED else None
-        with self._admitted(peer, writer) as admitted:
+        with self._admitted(peer, writer, ear) as admitted:
             if not admitted:
                 reason = f"{self._per_peer[peer]} links of this peer are open already"
                 self._refuse(ear, peer, Backlog(reason))
                 return
-            subflows = self._carried.setdefault(peer, _Subflows()) if answers is not None else None
+            subflows = self._carried.setdefault(peer, _Subflows()) if lane in ACKNOWLEDGED else None
             if subflows is not None:
                 subflows.links += 1
-            until = asyncio.get_running_loop().time() + FIRST_MESSAGE_SECONDS
-            error, reason = await self._read(ear, peer, lane, reader, answers, until)
+            error, reason = await Reading(self._intake, ear, peer, lane, (reader, writer)).read()
         if subflows is not None:
             self._cut_subflows(peer, subflows)
         if error is not None:
@@ -266,7 +260,7 @@ class P2pdTransport:
             return
         peer = carrier
         try:
-            with self._admitted(carrier, writer) as admitted:
+            with self._admitted(carrier, writer, Ear()) as admitted:
                 if not admitted:
                     raise Backlog(f"{self._per_peer[carrier]} streams of this carrier are open already")
                 async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
@@ -277,7 +271,8 @@ class P2pdTransport:
                     return  # Its link has ended meanwhile; or it wants too many.
                 subflows.writers.add(writer)
                 try:
-                    error, _ = await self._read(ear, peer, "data", reader, writer, None)
+                    stream = (reader, writer)
+                    error, _ = await Reading(self._intake, ear, peer, "data", stream, introduced=True).read()
                 finally:
                     subflows.writers.discard(writer)
         except DAEMON_ERRORS:
@@ -288,14 +283,16 @@ class P2pdTransport:
             self._refuse(ear, peer, error)
 
     @contextlib.contextmanager
-    def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter) -> Iterator[bool]:
+    def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter, ear: Ear) -> Iterator[bool]:
         """Count an accepted stream while it is open; False if there are too many. Closes it at the end."""
-        task = asyncio.current_task()
+        task, strange = asyncio.current_task(), not ear.terms.greeted(peer)
+        most = STREAMS_PER_STRANGER if strange else STREAMS_PER_PEER
+        full = len(self._accepted) >= STREAMS or (strange and self._strangers() >= STREAMS_OF_STRANGERS)
         try:
-            if task is None or self._per_peer[peer] >= STREAMS_PER_PEER or len(self._accepted) >= STREAMS:
+            if task is None or self._per_peer[peer] >= most or full:
                 yield False
                 return
-            self._accepted[task] = writer
+            self._accepted[task] = (peer, ear, writer)
             self._per_peer[peer] += 1
             try:
                 yield True
@@ -307,6 +304,10 @@ class P2pdTransport:
         finally:
             writer.transport.abort()
 
+    def _strangers(self) -> int:
+        """Open streams of those who have not greeted."""
+        return sum(not ear.terms.greeted(peer) for peer, ear, _ in self._accepted.values())
+
     def _cut_subflows(self, peer: PeerId, subflows: _Subflows) -> None:
         """A link of this peer has ended; with the last of them end its subflows."""
         subflows.links -= 1
@@ -315,51 +316,9 @@ class P2pdTransport:
             for writer in subflows.writers:
                 writer.transport.abort()
 
-    async def _read(
-        self,
-        ear: Ear,
-        peer: PeerId,
-        lane: Lane,
-        reader: asyncio.StreamReader,
-        answers: asyncio.StreamWriter | None,
-        first_until: float | None,
-    ) -> tuple[WireError | None, str]:
-        """Read a stream to its end: the error to refuse the peer for, or why the stream ended. `answers`
-        takes the acknowledgements; a first message must come until `first_until`, if that is given."""
-        frames = FrameReader(self._limit)
-        clock = asyncio.get_running_loop().time
-        told = 0
-        try:
-            while True:
-                waits = first_until is not None and frames.messages == 0
-                async with asyncio.timeout_at(first_until if waits else clock() + IDLE_SECONDS):
-                    data = await reader.read(_READ_BYTES)
-                if not data:
-                    break
-                if ear.receiver is None:
-                    frames, first_until = FrameReader(self._limit), None
-                    continue
-                error = deliver(ear.receiver, peer, lane, frames, data)
-                if error is not None:
-                    return error, ""
-                if answers is not None and frames.messages != told:
-                    told = frames.messages
-                    answers.write(acknowledgement(told))
-                    if answers.transport.get_write_buffer_size() > UNREAD_BYTES:
-                        return Malformed("it does not read what is acknowledged"), ""
-        except TimeoutError:
-            if first_until is not None and frames.messages == 0:
-                return Malformed(f"no message within {FIRST_MESSAGE_SECONDS:g} s of opening a link"), ""
-            return None, f"silent for {IDLE_SECONDS:g} s"
-        except DAEMON_ERRORS as broken:
-            return None, f"the stream broke ({broken or type(broken).__name__})"
-        if frames.closed:
-            return None, "closed by the other side"
-        return None, "it ended" if frames.finished else "it ended in the middle of a message"
-
     def _drop_accepted(self) -> list[asyncio.Task[Any]]:
         """Cut all streams of others: their tasks read an end. Cancelling them makes asyncio 3.11 complain."""
-        for writer in self._accepted.values():
+        for *_, writer in self._accepted.values():
             writer.transport.abort()
         return list(self._accepted)
 
@@ -381,7 +340,7 @@ class P2pdTransport:
         links = list(self._links)
         for link in links:
             link.close()
-        self._closed = True
+        self._closed = self._intake.closed = True
         self._leave_near("closed by the other side")
         accepted = self._drop_accepted()
         self.chunks.close()

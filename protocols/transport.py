@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from protocols.messages import Lane, Message
+from protocols.terms import ANYTHING, Terms
 from swarmnet.identifiers import PeerId, RunId
 
 if TYPE_CHECKING:  # orders.py needs `Body` from here
@@ -91,9 +92,9 @@ class Transport(Protocol):
     def when_moved(self, told: Callable[[], None]) -> None:
         """`told` is called whenever `addresses` has changed; it replaces the one before."""
 
-    def listen(self, receiver: Receiver) -> None:
+    def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
         """Start to deliver; before this nothing is accepted. It takes the place of whoever listened before:
-        that one hears nothing more, and is not held on to."""
+        that one hears nothing more, and is not held on to. `terms`: what is taken, and of whom."""
 
     @property
     def subflows(self) -> Mapping[str, int]:

@@ -28,6 +28,8 @@ from swarmnet.patience import doubled
 ASKED_AT_ONCE = 4
 """Requests of one visitor at one peer, both for the visitor and for the peer: one computes, one is on its way
 there, one on its way back, and one waits."""
+MOST_SEQUENCES = 8
+"""Whose next token one request asks for: the logits of each are a vocabulary long."""
 BUSY, NOT_READY, NO_ROUND, WRONG_STAGE = "busy", "not_ready", "no_round", "wrong_stage"
 MALFORMED, NOT_FINITE = "malformed", "not_finite"
 """Codes of Declined (protocols/inference_messages.py)."""

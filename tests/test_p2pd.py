@@ -19,7 +19,7 @@ from on_p2pd import transports
 from test_transport_contract import DEADLINE, Listener
 
 from protocols import daemon as daemon_module
-from protocols import p2pd, subflows
+from protocols import p2pd, reading, subflows
 from protocols.daemon import LOOPBACK, CannotStart, Daemon, DaemonOptions
 from protocols.errors import PeerGone
 from protocols.frames import FrameWriter, wire_bytes
@@ -117,7 +117,7 @@ async def test_when_p2pd_dies_its_end_is_told_and_all_links_fail_at_once(start):
 
 
 async def test_a_stranger_that_says_nothing_is_cut_off(start, monkeypatch):
-    monkeypatch.setattr(p2pd, "FIRST_MESSAGE_SECONDS", 0.3)
+    monkeypatch.setattr(reading, "FIRST_MESSAGE_SECONDS", 0.3)
     victim, stranger = await start(), await start()
     reader, writer = await raw_stream(stranger, victim)
     dripping = busy_piece()[:-1]
@@ -130,7 +130,7 @@ async def test_a_stranger_that_says_nothing_is_cut_off(start, monkeypatch):
 
 
 async def test_a_link_without_a_sign_of_life_is_lost_and_keep_alives_prevent_it(start, monkeypatch):
-    monkeypatch.setattr(p2pd, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(reading, "IDLE_SECONDS", 0.5)
     monkeypatch.setattr(subflows, "KEEPALIVE_SECONDS", 0.05)
     victim, peer = await start(), await start()
     link = await peer.open(victim.peer, "group", DEADLINE, victim.addresses)

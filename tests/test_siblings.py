@@ -35,8 +35,10 @@ from peers.top.picture import Happened, PeerSeen, Picture
 from peers.top.picture import together as one_picture
 from peers.virtual_time import run
 from protocols.errors import PeerGone
+from protocols.links import Ear
 from protocols.messages import Bye, ManifestIs
 from protocols.near import Near
+from protocols.terms import Terms
 from swarmnet.moving import MoveRules, View, choose_stage, choose_stages
 from swarmnet.needs import DAEMON_BYTES
 
@@ -226,14 +228,14 @@ class Heard:
 
 def near():
     found, a, b = Near(), Heard(), Heard()
-    found.enter("a", a)
-    found.enter("b", b)
+    found.enter("a", Ear(a))
+    found.enter("b", Ear(b, Terms({})))
     return found, a, b
 
 
 async def test_what_is_posted_arrives_from_who_posted_it_and_counts_as_no_traffic():
     found, a, b = near()
-    link = found.open("a", "b", "group", lambda message: 1 << 20, 1 << 24)
+    link = found.open("a", "b", "group", 1 << 24)
     assert link.post(Bye("hello")) == 0
     await link.drained(0, 1.0)
     assert b.messages == [("a", "group", Bye("hello"), b"", 0)]
@@ -245,8 +247,8 @@ async def test_what_is_posted_arrives_from_who_posted_it_and_counts_as_no_traffi
 
 async def test_a_peer_that_leaves_ends_the_links_of_both_sides_and_is_not_held_any_more():
     found, a, b = near()
-    there = found.open("a", "b", "data", lambda message: 0, 1 << 24)
-    back = found.open("b", "a", "data", lambda message: 0, 1 << 24)
+    there = found.open("a", "b", "data", 1 << 24)
+    back = found.open("b", "a", "data", 1 << 24)
     found.leave("b", "p2pd died")
     await asyncio.sleep(0)
     assert a.ended == [("b", "p2pd died")] * 2
@@ -260,7 +262,7 @@ async def test_a_peer_that_leaves_ends_the_links_of_both_sides_and_is_not_held_a
 
 async def test_bounds_hold_among_siblings_too():
     found, a, b = near()
-    link = found.open("a", "b", "group", lambda message: 0, 1 << 24)
+    link = found.open("a", "b", "group", 1 << 24)
     link.post(ManifestIs(), b"longer than the receiver takes")
     await asyncio.sleep(0.01)
     assert [peer for peer, _ in b.refusals] == ["a"]

@@ -20,6 +20,7 @@ from protocols.identity import Identity, create
 from protocols.memory import Conditions, MemoryNetwork
 from protocols.messages import Act, Busy, Bye, Chunk, Contribution, encode
 from protocols.p2pd import P2pdTransport
+from protocols.terms import Terms
 from swarmnet.identifiers import RunId
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
@@ -277,7 +278,8 @@ async def test_a_peer_can_open_a_link_to_itself(world):
 
 async def test_a_body_over_the_receivers_limit_is_refused_and_the_link_closed(world):
     a, _ = await world.peer()
-    b, heard = await world.peer(limit=lambda message: 1000)
+    b, heard = await world.peer()
+    b.listen(heard, Terms({Act: 1000}))
     link = await a.open(b.peer, "data", DEADLINE, b.addresses)
     link.post(ACT, bytes(1001))
     await heard.until(lambda heard: heard.refused_)

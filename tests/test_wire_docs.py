@@ -23,6 +23,7 @@ from protocols import (
     messages,
     orders,
     p2pd,
+    reading,
     records,
     relay_service,
     speed,
@@ -31,7 +32,7 @@ from protocols import (
     subflows,
     swarm_time,
 )
-from swarmnet import dial_budget
+from swarmnet import allowances, dial_budget
 from swarmnet.manifest import MANIFEST_LIMIT
 from swarmnet.orders import ORDER_LIMIT
 
@@ -83,11 +84,25 @@ def test_every_test_that_the_trap_table_names_exists():
         ("clock", f"{records.SKEW_SECONDS:g} s"),
         ("clock's correction", f"{swarm_time.MOST_OFFSET_SECONDS:g} s"),
         ("streams", f"{p2pd.STREAMS_PER_PEER} per peer, {p2pd.STREAMS} in all"),
+        (
+            "streams of strangers",
+            f"{p2pd.STREAMS_PER_STRANGER} per peer, {p2pd.STREAMS_OF_STRANGERS} in all",
+        ),
+        (
+            "unfinished bytes",
+            f"{allowances.BODIES_OF_ONE} times the longest body per peer, "
+            f"{allowances.BODIES_OF_ALL} times in all",
+        ),
+        ("pace of a body", f"{allowances.PACE_BYTES // 1024} KiB in {allowances.PACE_SECONDS:g} s"),
+        (
+            "signature checks",
+            f"{allowances.CHECKS_PER_SECOND:g} per peer and second, {allowances.CHECKS_AT_ONCE} at once",
+        ),
         ("subflows", f"{p2pd.MOST_SUBFLOWS} per peer"),
-        ("unread acknowledgements", f"{p2pd.UNREAD_BYTES // 1024} KiB"),
-        ("first message", f"{p2pd.FIRST_MESSAGE_SECONDS:g} s"),
+        ("unread acknowledgements", f"{reading.UNREAD_BYTES // 1024} KiB"),
+        ("first message", f"{reading.FIRST_MESSAGE_SECONDS:g} s"),
         ("keep-alive", f"{subflows.KEEPALIVE_SECONDS:g} s"),
-        ("idle", f"{p2pd.IDLE_SECONDS:g} s"),
+        ("idle", f"{reading.IDLE_SECONDS:g} s"),
         ("write", f"{subflows.WRITE_SECONDS:g} s"),
         ("DHT call", f"{dht.CALL_SECONDS:g} s"),
         ("DHT storage", f"{storage.STORAGE_LIMIT // 2**20} MiB"),

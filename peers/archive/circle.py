@@ -24,6 +24,7 @@ from protocols.messages import (
     STATE_MESSAGES,
     AskChunk,
     AskState,
+    Chunk,
     Hello,
     Lane,
     Message,
@@ -33,8 +34,10 @@ from protocols.messages import (
     Statements,
 )
 from protocols.records import SignedRecord, open_record
+from protocols.terms import Terms
 from protocols.transport import Body, Directory, Link, Transport
 from swarmnet.branches import START
+from swarmnet.fetch import chunk_bytes
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 from swarmnet.membership import Known
@@ -132,9 +135,12 @@ class Circle:
         self.states: dict[int, tuple[Surroundings, StatePath]] = {}
         self._links: dict[PeerId, Link] = {}
         self._stages: dict[PeerId, int] = {}
+        self._met: set[PeerId] = set()
+        """Dialled from here, or spoken to."""
 
     def listen(self) -> None:
-        self.transport.listen(self)
+        longest = max((chunk_bytes(path.state_bytes) for _, path in self.states.values()), default=0)
+        self.transport.listen(self, Terms({Chunk: longest}, lambda peer: peer in self._met))
         self.transport.serve_chunks(self._chunk)
 
     def _chunk(self, digest: bytes, index: int) -> memoryview | None:
@@ -180,6 +186,7 @@ class Circle:
             return
         try:
             link = await self.transport.open(peer, "group", DIAL_SECONDS, record.addresses)
+            self._met.add(peer)
             link.post(Hello(WIRE_VERSION, run_bytes(self.book.signed.run_id), b"", self.invite))
         except WireError as error:
             self.note("dial_failed", peer=peer, lane="group", code=error.code, reason=str(error))
@@ -220,8 +227,9 @@ class Circle:
         if isinstance(message, OrderIs):
             self.book.take(message.order)
         elif isinstance(message, Hello):
-            if lane == "group":  # An answer to a visitor comes on another lane.
-                self.serving.greeted(peer, message, self._release(peer))
+            # An answer to a visitor comes on another lane.
+            if lane == "group" and self.serving.greeted(peer, message, self._release(peer)):
+                self._met.add(peer)
         elif isinstance(message, (AskState, AskChunk)):
             self._asked(peer, message)
         elif stage is None:

@@ -53,15 +53,11 @@ class Keepers:
         return known is not None and _keeps(known)
 
     def hear(self, peer: PeerId, message: Statements) -> None:
-        """What an archivist shows as signed by others."""
-        try:
-            for data in message.statements[:MOST_STATEMENTS]:
-                run_id = self.presence.signed.run_id
-                envelope = open_envelope(data, run_id, Kind.SETTLED, STATEMENT_BYTES)
-                if envelope.stage == self.stage and envelope.sender != peer:
-                    self._vouched.add((envelope.round, bytes(envelope.payload)))
-        except WireError as error:
-            self.neighbourhood.refused(peer, error.code, str(error))
+        """What an archivist shows as signed by others. Raises WireError for what is not."""
+        for data in message.statements[:MOST_STATEMENTS]:
+            envelope = open_envelope(data, self.presence.signed.run_id, Kind.SETTLED, STATEMENT_BYTES)
+            if envelope.stage == self.stage and envelope.sender != peer:
+                self._vouched.add((envelope.round, bytes(envelope.payload)))
 
     def vouched(self, peer: PeerId, root: SnapshotRoot) -> bool:
         """Whether a peer may offer this root: an archivist only what others have signed."""

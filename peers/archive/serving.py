@@ -112,11 +112,13 @@ class Serving:
 
     # -- greetings ------------------------------------------------------------------------------------
 
-    def greeted(self, peer: PeerId, hello: Hello, link: Link | None) -> None:
-        """Somebody opened a link; `link`: one to it that stands. Raises WireError for a record that is not in
-        order."""
-        if not self._greet_back(peer, hello, link) and link is not None:
+    def greeted(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
+        """Somebody opened a link; `link`: one to it that stands. Whether it is spoken to. Raises WireError
+        for a record that is not in order."""
+        spoken_to = self._greet_back(peer, hello, link)
+        if not spoken_to and link is not None:
             link.close()
+        return spoken_to
 
     def _greet_back(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
         """Whether it is spoken to."""

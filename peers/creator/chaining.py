@@ -17,6 +17,7 @@ from protocols.identity import Identity
 from protocols.invites import seal_invite
 from protocols.messages import AskHops, Hello, Hops, Lane, Message
 from protocols.records import SignedRecord, open_record
+from protocols.terms import Terms
 from protocols.transport import Link
 from swarmnet.chains import Chain, Places, Told, places_of
 from swarmnet.identifiers import PeerId
@@ -48,7 +49,7 @@ class HopAsker:
     async def ask(self) -> Mapping[PeerId, Told]:
         """What all peers of all stages tell; those that do not answer in time are left out. NoAnswer if none
         does."""
-        self._found.transport.listen(self)
+        self._found.transport.listen(self, Terms({}, lambda peer: peer in self._stage))
         records = await asyncio.gather(*(self._records(stage) for stage in range(self._stages)))
         try:
             async with asyncio.timeout(ANSWER_SECONDS):

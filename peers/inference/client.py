@@ -23,10 +23,12 @@ from peers.presence import OPERATION_SECONDS
 from peers.reasons import refusal
 from peers.run_file import SignedManifest
 from peers.timer import Timer
+from protocols.body_limits import longest_bodies
 from protocols.envelope import run_bytes
 from protocols.errors import WireError
 from protocols.messages import AskForward, Declined, Forwarded, Hello, Lane, Message, Refuse
 from protocols.records import SignedRecord, open_record
+from protocols.terms import Bodies, Terms
 from protocols.transport import Directory, Link, Transport
 from swarmnet import hidden
 from swarmnet.bodies import Codec
@@ -131,7 +133,8 @@ class SwarmClient:
         """By code, peers that did not speak to this visitor at all."""
 
     async def __aenter__(self) -> SwarmClient:
-        self.transport.listen(self)
+        bodies: Bodies = {Forwarded: longest_bodies(self.manifest)[Forwarded]}
+        self.transport.listen(self, Terms(bodies, lambda peer: peer in self._links or peer in self._dial_at))
         first = self._loop.create_task(self._look(), name="first look")
         complete = self._loop.create_task(self._complete.wait(), name="all stages")
         # Records outlive their peers: that some are still being dialled keeps nobody waiting.

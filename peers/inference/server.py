@@ -27,7 +27,7 @@ from peers.timer import Timer
 from protocols.messages import AskForward, Declined, Forwarded
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Manifest
-from swarmnet.requests import ASKED_AT_ONCE, BUSY, MALFORMED, WRONG_STAGE
+from swarmnet.requests import ASKED_AT_ONCE, BUSY, MALFORMED, MOST_SEQUENCES, WRONG_STAGE
 
 MOST_WAITING = 16
 MOST_WAITING_BYTES = 64 << 20
@@ -35,8 +35,6 @@ REST_FACTOR = 3.0
 """Rest after a request while training has work waiting, in times of what the request took."""
 FORGET_SECONDS = 60.0
 """After so long without a request the weights that were made ready for it are freed."""
-MOST_SEQUENCES = 8
-"""Whose next token one request asks for: the logits of each are a vocabulary long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from protocols.envelope import run_bytes
 from protocols.errors import WireError
 from protocols.messages import AskManifest, Bye, Hello, Lane, ManifestIs, Message
 from protocols.peer_record import NO_STAGE
+from protocols.terms import Terms
 from protocols.transport import Body, Transport
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
@@ -80,7 +81,7 @@ async def rest(process: Process, signed: SignedManifest, network: Network, versi
         return presence.record(NO_STAGE, claims)
 
     door = Doorkeeper(network.transport, signed, record)
-    network.transport.listen(door)
+    network.transport.listen(door, Terms({}, lambda peer: False))
     network.transport.serve_chunks(lambda digest, index: None)
     process.report.status(Status(told))
     try:

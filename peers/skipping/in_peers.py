@@ -38,6 +38,7 @@ from protocols.memory import MemoryNetwork, MemoryTransport
 from protocols.memory_ways import Conditions
 from protocols.messages import Lane, Message
 from protocols.orders import seal_order
+from protocols.terms import ANYTHING, Terms
 from protocols.transport import Receiver
 from swarmnet import chains, orders
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -230,8 +231,8 @@ class Story:
             alone = self.lines == "alone"
             return topology.hop[other][number] - topology.latency[other][number] if alone else 0.0
 
-        def delayed(receiver: Receiver) -> None:
-            listen(Delayed(receiver, seconds, self.sent))
+        def delayed(receiver: Receiver, terms: Terms = ANYTHING) -> None:
+            listen(Delayed(receiver, seconds, self.sent), terms)
 
         transport.listen = delayed  # type: ignore[method-assign]
 

@@ -1,0 +1,46 @@
+"""The longest body of each kind of message, as it follows from a run's manifest."""
+
+from __future__ import annotations
+
+from protocols.envelope import ENVELOPE_BYTES
+from protocols.messages import (
+    Act,
+    AskForward,
+    Chunk,
+    Contribution,
+    Forwarded,
+    Grad,
+    ManifestIs,
+    Message,
+)
+from protocols.terms import Bodies
+from swarmnet.bodies import LABEL_BYTES, encoded_bytes
+from swarmnet.fetch import chunk_bytes
+from swarmnet.manifest import MANIFEST_LIMIT, Manifest
+from swarmnet.requests import MOST_SEQUENCES
+
+
+def longest_bodies(
+    manifest: Manifest, payload_bytes: int = 0, state_bytes: int = 0
+) -> dict[type[Message], int]:
+    """The longest body of every kind of message in a run. `payload_bytes`: of a contribution to the stage,
+    `state_bytes`: of its settled weights."""
+    tokens, exact = manifest.microbatch_tokens, encoded_bytes(manifest.hidden_shape, "fp32")
+    logits = LABEL_BYTES * MOST_SEQUENCES * manifest.model.vocabulary  # fp32, as long as a label
+    return {
+        Act: manifest.body_bytes,
+        Grad: encoded_bytes(manifest.hidden_shape, manifest.hidden_codec),
+        Contribution: ENVELOPE_BYTES + payload_bytes,
+        Chunk: min(state_bytes, chunk_bytes(state_bytes)),
+        ManifestIs: MANIFEST_LIMIT,
+        AskForward: max(exact, LABEL_BYTES * tokens) + LABEL_BYTES * tokens,
+        Forwarded: max(exact, logits),
+    }
+
+
+def bodies_for_workers(manifest: Manifest, payload_bytes: int, state_bytes: int) -> Bodies:
+    """What a worker of a stage takes of those who have greeted: all but the answers to questions that it does
+    not ask."""
+    bodies = longest_bodies(manifest, payload_bytes, state_bytes)
+    del bodies[ManifestIs], bodies[Forwarded]
+    return bodies

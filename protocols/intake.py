@@ -1,0 +1,85 @@
+"""What others send and is not whole yet, bounded for each of them and for all together.
+
+How long a message may be are the receiver's terms (terms.py), how much may be unfinished
+swarmnet/allowances.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from protocols.errors import Backlog, WireError
+from protocols.frames import FrameReader, Received
+from protocols.links import Ear
+from swarmnet.allowances import Checks, Unfinished
+from swarmnet.identifiers import PeerId
+
+
+class Inflow:
+    """The messages of one stream, and what it holds of unfinished ones."""
+
+    def __init__(self, intake: Intake, number: int, peer: PeerId, ear: Ear, cut: Callable[[], None]) -> None:
+        self.peer = peer
+        self.frames = FrameReader(lambda message: ear.terms.limit(peer, message))
+        self.error: WireError | None = None
+        """Why it was cut."""
+        self.waiting_bytes = 0
+        """Read, and not taken yet."""
+        self._intake, self._number, self._ear, self._cut = intake, number, ear, cut
+
+    def take(self, data: bytes) -> Iterator[Received]:
+        """The messages that `data` completes, each as it is asked for. Raises WireError."""
+        yield from self.frames.take(data)
+        self.count()
+        if self.error is not None:
+            raise self.error
+
+    def count(self) -> None:
+        """What it holds has changed: whoever holds too much now is cut."""
+        held = self.frames.held_bytes + self.waiting_bytes
+        self._intake.holds(self._number, held, self._ear.terms.longest)
+
+    def cut(self, reason: str) -> None:
+        """What it holds is freed at once; whoever reads it finds the error."""
+        self.error = Backlog(reason)
+        self.end()
+        self._cut()
+
+    def end(self) -> None:
+        """Nothing more is taken."""
+        self.frames.close()
+        self._intake.forget(self._number)
+
+
+class Intake:
+    """All that is sent to one transport."""
+
+    def __init__(self) -> None:
+        self.unfinished = Unfinished()
+        self.checks = Checks()
+        self.closed = False
+        self._inflows: dict[int, Inflow] = {}
+        self._numbers = itertools.count()
+
+    def open(self, peer: PeerId, ear: Ear, cut: Callable[[], None]) -> Inflow:
+        """For one stream of a peer; `cut` ends the stream."""
+        number = next(self._numbers)
+        inflow = self._inflows[number] = Inflow(self, number, peer, ear, cut)
+        return inflow
+
+    def holds(self, number: int, held: int, longest: int) -> None:
+        """A stream holds so many bytes now."""
+        inflow = self._inflows.get(number)
+        if inflow is None:
+            return
+        for stream in self.unfinished.hold(inflow.peer, number, held, longest):
+            cut = self._inflows.get(stream)
+            if cut is not None:
+                cut.cut(f"{self.unfinished.of(cut.peer)} bytes of its messages are unfinished")
+
+    def forget(self, number: int) -> None:
+        """A stream has ended."""
+        inflow = self._inflows.pop(number, None)
+        if inflow is not None:
+            self.unfinished.hold(inflow.peer, number, 0, 0)

@@ -1,0 +1,105 @@
+"""The longest body of each kind of message is what honest peers of that run send, and no more."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from swarm import Swarm, tiny_manifest
+
+from peers.inference.forward_work import ForwardWork
+from peers.stage_part import real_part
+from peers.virtual_time import run
+from protocols.body_limits import bodies_for_workers, longest_bodies
+from protocols.envelope import ENVELOPE_BYTES
+from protocols.messages import (
+    Act,
+    AskForward,
+    Chunk,
+    Contribution,
+    Forwarded,
+    Grad,
+    ManifestIs,
+)
+from protocols.terms import ANYTHING, Terms
+from swarmnet import hidden
+from swarmnet.fetch import chunk_bytes
+from swarmnet.manifest import MANIFEST_LIMIT, Paths, Sync, check
+from swarmnet.requests import MOST_SEQUENCES
+
+CODECS = ("bf16", "int8", "fp32")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_activations_and_gradients_of_every_codec_just_fit(codec):
+    manifest = tiny_manifest(hidden_codec=codec)
+    limits = longest_bodies(manifest)
+    encoded = hidden.encode(torch.randn(manifest.hidden_shape), codec)
+    assert limits[Grad] == len(encoded)
+    assert limits[Act] == len(encoded) + 4 * manifest.microbatch_tokens == manifest.body_bytes
+
+
+@pytest.mark.parametrize("method", ["demo-votes", "demo-float"])
+@pytest.mark.parametrize("kept", [16, 128])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_contributions_and_chunks_of_every_stage_just_fit(method, kept, stage):
+    manifest = tiny_manifest(sync=Sync(method=method, kept=kept))
+    check(manifest)
+    part = real_part(manifest, stage)
+    size = 4 * part.layout.size
+    limits = bodies_for_workers(manifest, part.method.payload_bytes, size)
+    assert limits[Contribution] == ENVELOPE_BYTES + part.method.payload_bytes
+    assert limits[Chunk] == min(size, chunk_bytes(size))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("stages", [(3,), (1, 1, 1)])
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("scores", [True, False])
+def test_visitors_and_their_answers_fit_at_every_stage(codec, stages, exact, scores):
+    manifest = tiny_manifest(stages=stages, hidden_codec=codec)
+    limits = longest_bodies(manifest)
+    sequences, tokens = manifest.data.microbatch_sequences, manifest.data.sequence_tokens
+    for stage in range(len(stages)):
+        work = ForwardWork(manifest, stage, real_part(manifest, stage), None)
+        for shape in ((sequences, tokens), (1, sequences * tokens), (sequences * tokens, 1)):
+            ask = AskForward(1, 1, stage, -1, len(stages), *shape, exact, scores, 5.0)
+            assert work.body_bytes(ask) <= limits[AskForward]
+    answer = hidden.encode(torch.zeros(manifest.hidden_shape), "fp32" if exact else codec)
+    assert len(answer) <= limits[Forwarded]
+    assert 4 * MOST_SEQUENCES * manifest.model.vocabulary <= limits[Forwarded]
+
+
+def test_a_worker_takes_no_answers_to_what_it_does_not_ask():
+    limits = bodies_for_workers(tiny_manifest(), 100, 1000)
+    assert not {ManifestIs, Forwarded} & limits.keys()
+    assert longest_bodies(tiny_manifest())[ManifestIs] == MANIFEST_LIMIT
+    assert set(longest_bodies(tiny_manifest())) == set(ANYTHING.bodies), (
+        "every message with a body has a limit"
+    )
+
+
+def test_a_stranger_may_send_no_body_whatever_its_kind():
+    terms = Terms(bodies_for_workers(tiny_manifest(), 100, 1000), {"friend"}.__contains__)
+    act = Act("x", 1, 1, 1, 1.0, (1, 1, 1))
+    assert terms.limit("friend", act) == tiny_manifest().body_bytes
+    assert (terms.limit("stranger", act), terms.limit("friend", ManifestIs())) == (0, 0)
+
+
+@pytest.mark.parametrize("paths", [Paths(), Paths(skip_ratio=0.4)])
+def test_an_honest_swarm_trains_and_takes_newcomers_without_one_refusal(paths):
+    stages = (1,) * (5 if paths.skip_ratio else 3)
+    model = replace(tiny_manifest().model, layers=len(stages))
+    swarm = Swarm(tiny_manifest(stages=stages, paths=paths, model=model))
+
+    async def story():
+        swarm.open()
+        for stage in range(len(stages)):
+            swarm.start(f"p{stage}", stage, in_flight=1)
+        await swarm.until(lambda: swarm.rounds().get("p0", (0, -1))[1] >= 5, 120.0)
+        swarm.start("newcomer", 0, in_flight=1)
+        await swarm.until(lambda: swarm.rounds().get("newcomer", (0, -1))[1] >= 8, 120.0)
+        refused = [note for note in swarm.notes if note.event == "refused"]
+        assert refused == []
+        await swarm.close()
+
+    run(story())
