@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from protocols.errors import Backlog, WireError
 from protocols.frames import FrameReader, Received
 from protocols.links import Ear
+from protocols.messages import Message
 from swarmnet.allowances import Checks, Unfinished
 from swarmnet.identifiers import PeerId
 
@@ -21,12 +22,22 @@ class Inflow:
 
     def __init__(self, intake: Intake, number: int, peer: PeerId, ear: Ear, cut: Callable[[], None]) -> None:
         self.peer = peer
-        self.frames = FrameReader(lambda message: ear.terms.limit(peer, message))
+        self.frames = FrameReader(self._limit)
         self.error: WireError | None = None
         """Why it was cut."""
         self.waiting_bytes = 0
         """Read, and not taken yet."""
         self._intake, self._number, self._ear, self._cut = intake, number, ear, cut
+        self._greeted = False
+
+    def greeted(self) -> bool:
+        """Whether its sender has greeted. It keeps what it has: after a goodbye on one lane the others' last
+        words still come, and nobody is to be blamed for them."""
+        self._greeted = self._greeted or self._ear.terms.greeted(self.peer)
+        return self._greeted
+
+    def _limit(self, message: Message) -> int:
+        return self._ear.terms.bodies.get(type(message), 0) if self.greeted() else 0
 
     def take(self, data: bytes) -> Iterator[Received]:
         """The messages that `data` completes, each as it is asked for. Raises WireError."""

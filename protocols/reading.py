@@ -81,7 +81,7 @@ class Reading:
             before = frames.body_bytes
             await self._deliver(data)
             self.pace.came(frames.body_bytes - before, not frames.finished, self.clock())
-            if frames.messages and self.ear.terms.greeted(self.peer):
+            if frames.messages and self.inflow.greeted():
                 self.first_until = float("inf")
             if self.lane in ACKNOWLEDGED and frames.messages != told:
                 told = frames.messages

@@ -147,8 +147,9 @@ def test_who_has_greeted_once_is_not_asked_to_greet_again_on_that_stream():
         await asyncio.sleep(0.1)
         heard.greeted.clear()  # It has said Bye.
         await asyncio.sleep(2 * FIRST_MESSAGE_SECONDS)
-        stream.send((Busy("x", 1, 1), b""))
+        stream.send((Busy("x", 1, 1), b""), (ACT, bytes(1000)))
         assert await stream.refused(0.1) is None
+        assert heard.messages[-1] == ("peer", ACT, 1000)
 
     run(story())
 
