@@ -91,7 +91,8 @@ class Storage:
         self._kept: dict[Name, Kept] = {}
         self._rooms = {False: _Room(STORAGE_LIMIT - SHARED_LIMIT), True: _Room(SHARED_LIMIT)}
         """By whether they have no subkey."""
-        self._per_key: dict[bytes, dict[bytes, None]] = {}
+        self._per_key: dict[bytes, dict[Storer | None, set[bytes]]] = {}
+        """Key -> who stored -> subkeys."""
         self._per_subkey: Counter[bytes] = Counter()
         self._chance = Random()
         self._swept = 0.0
@@ -118,7 +119,7 @@ class Storage:
         elif tag != PLAIN and self._per_subkey[tag] >= RECORDS_PER_PEER:
             raise Malformed(f"no room for more than {RECORDS_PER_PEER} records of a peer")
         else:
-            while len(self._per_key.get(key, ())) >= PEERS_PER_KEY:
+            while sum(map(len, self._per_key.get(key, {}).values())) >= PEERS_PER_KEY:
                 self._drop(self._of_key(key, kept.storer), "key")
         room = self._rooms[tag == PLAIN]
         while room.size + kept.size > room.limit:
@@ -127,7 +128,7 @@ class Storage:
                 self._evict(name)
             self._drop(victim, "node")
         self._kept[name] = kept
-        self._per_key.setdefault(key, {})[tag] = None
+        self._per_key.setdefault(key, {}).setdefault(kept.storer, set()).add(tag)
         self._per_subkey[tag] += 1
         room.count(name, kept, 1)
 
@@ -140,19 +141,20 @@ class Storage:
 
     def _of_key(self, key: bytes, newcomer: Storer | None) -> Name | None:
         """One at random of the storer that has most records of this key."""
-        firm = self._firm()
-        stored = [((key, tag), storer) for tag in self._per_key[key]
-                  if tag not in firm and (storer := self._kept[key, tag].storer)]  # fmt: skip
-        if not stored:
+        firm, ranges = frozenset(self._firm()), Counter[str]()
+        shares: dict[Storer, set[bytes]] = {}
+        for storer, tags in self._per_key[key].items():
+            if storer is not None and (left := tags - firm):
+                shares[storer] = left
+                ranges[storer.range] += len(left)
+        if not shares:
             return None
-        ranges = Counter(storer.range for _, storer in stored)
         if newcomer is not None:
             ranges[newcomer.range] += newcomer.range in ranges
         most = max(ranges.values())
-        stored = [(name, storer) for name, storer in stored if ranges[storer.range] == most]
-        peers = Counter(storer for _, storer in stored)
-        most = max(peers.values())
-        return self._chance.choice([name for name, storer in stored if peers[storer] == most])
+        fullest = [tags for storer, tags in shares.items() if ranges[storer.range] == most]
+        most = max(map(len, fullest))
+        return key, self._chance.choice([tag for tags in fullest if len(tags) == most for tag in tags])
 
     def _of_room(self, room: _Room, newcomer: Kept) -> Name | None:
         """The least recently renewed one of the storer that has most bytes."""
@@ -177,8 +179,11 @@ class Storage:
 
     def _forget(self, name: Name) -> None:
         kept = self._kept.pop(name)
-        del self._per_key[name[0]][name[1]]
-        if not self._per_key[name[0]]:
+        shares = self._per_key[name[0]]
+        shares[kept.storer].discard(name[1])
+        if not shares[kept.storer]:
+            del shares[kept.storer]
+        if not shares:
             del self._per_key[name[0]]
         self._per_subkey[name[1]] -= 1
         if not self._per_subkey[name[1]]:
