@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from peers.config.peer_file import run_id_of
 from peers.counted_directory import Joinable
 from peers.files import write_atomically
 from peers.run_file import RunFileError, SignedManifest, from_wire, load_signed, published_text
@@ -75,20 +76,29 @@ async def join_directory(
         return
 
 
+def manifest_here(run: str, kept: Path) -> SignedManifest | None:
+    """The run's manifest from a published file or from `kept`; None: neither is here. Raises RunFileError for
+    a file that is not what it claims."""
+    run_id = run_id_of(run)
+    if run_id is None:
+        return load_signed(Path(run))
+    if not kept.exists():
+        return None
+    try:
+        return load_signed(kept, run_id)
+    except RunFileError as error:
+        reason = "remove that file, or give this peer another state folder"
+        raise RunFileError(f"{error}; {reason}") from None
+
+
 async def find_manifest(
     run: str, directory: Directory, kept: Path, say: Say
 ) -> SignedManifest:
-    """The run's manifest from a published file, from `kept`, or from the directory, which is asked until
-    it has it. Raises RunFileError for a file that is not what it claims."""
-    if len(run) != 64 or not set(run) <= set("0123456789abcdef"):
-        return load_signed(Path(run))
+    """As `manifest_here`, or from the directory, which is asked until it has it."""
+    here = await asyncio.to_thread(manifest_here, run, kept)
+    if here is not None:
+        return here
     run_id = RunId(run)
-    if await asyncio.to_thread(kept.exists):
-        try:
-            return load_signed(kept, run_id)
-        except RunFileError as error:
-            reason = "remove that file, or give this peer another state folder"
-            raise RunFileError(f"{error}; {reason}") from None
     pause = FIRST_PAUSE_SECONDS
     while True:
         try:

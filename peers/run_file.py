@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,7 +22,15 @@ from peers.config.yaml_lines import Location, Typed, overlay, read
 from peers.errors import ConfigError, UserError
 from peers.files import is_file, write_atomically
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import MANIFEST_LIMIT, Manifest, ManifestError, check, owner_statement
+from swarmnet.manifest import (
+    BYTES,
+    MANIFEST_LIMIT,
+    STANDARD_LIBRARY,
+    Manifest,
+    ManifestError,
+    check,
+    owner_statement,
+)
 
 if TYPE_CHECKING:
     from protocols.identity import Identity
@@ -69,7 +78,54 @@ def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None
         check(manifest)
     except ManifestError as error:
         raise ConfigError([_contradiction(str(error), typed)]) from None
+    _require_names(manifest, typed)
     return manifest
+
+
+def _require_names(manifest: Manifest, typed: Typed) -> None:
+    """What is published tells every peer what its text is called, and never where to look for it: a run with
+    places in it would be one that asks for other people's files. Raises ConfigError."""
+    paths: list[tuple[Location, str, str]] = [
+        (("data", "sources", number, "path"), source.path, f"text: {{{as_key(source.name)}: {source.path}}}")
+        for number, source in enumerate(manifest.data.sources)
+    ]
+    tokenizer = manifest.data.tokenizer
+    paths.append((("data", "tokenizer"), tokenizer, f"tokenizer: {tokenizer}"))
+    problems = [
+        f"{typed.place(key)}: {'.'.join(map(str, key))}: {path!r} is a place on one machine; write a name "
+        f"that fits all ({PureWindowsPath(path).name.strip('.~') or 'library'}), and into the peer file of "
+        f"each where it is, as here: {here}"
+        for key, path, here in paths
+        if _is_a_place(path)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _is_a_place(path: str) -> bool:
+    """Whether it begins at a root, a drive or a home, or leads out of where it begins, on any system."""
+    windows = PureWindowsPath(path)
+    return path.startswith("~") or bool(windows.anchor) or ".." in windows.parts
+
+
+def text_settings(manifest: Manifest, folder: Path) -> str:
+    """What whoever has the run's text in `folder` adds to `swarmnet join`, for a shell; `PATH` stands for
+    what is not there. Empty: no peer needs to say where its text is."""
+    data = manifest.data
+
+    def place(name: str) -> str:
+        path = (folder / name).absolute()
+        return str(path) if path.exists() else "PATH"
+
+    text = {one.name: place(one.path) for one in data.sources if one.path != STANDARD_LIBRARY}
+    settings = [f"text={json.dumps(text)}"] if text else []
+    settings += [f"tokenizer={place(data.tokenizer)}"] if data.tokenizer != BYTES else []
+    return "".join(f" --set {shlex.quote(setting)}" for setting in settings)
+
+
+def as_key(name: str) -> str:
+    """A source's name as a key that is pasted into a peer file; a run's owner chose it."""
+    return name if re.fullmatch(r"[A-Za-z][\w.-]*", name, re.ASCII) else json.dumps(name)
 
 
 def _contradiction(message: str, typed: Typed) -> str:

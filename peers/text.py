@@ -19,10 +19,9 @@ from peers.extras import how_to_install
 from peers.files import is_file, is_folder
 from peers.run_file import SignedManifest
 from swarmnet.identifiers import MicrobatchId
-from swarmnet.manifest import Data, Source
+from swarmnet.manifest import BYTES, STANDARD_LIBRARY, Data
 from swarmnet.sampling import window_starts, windows
 
-STANDARD_LIBRARY = "python-stdlib"
 HELD_OUT = (
     "argparse", "bisect", "calendar", "configparser", "csv", "difflib", "fractions", "heapq",
     "ipaddress", "mailbox", "plistlib", "queue", "shlex", "statistics", "textwrap", "timeit",
@@ -106,46 +105,62 @@ class FileTokenizer:
         return text.rstrip("\N{REPLACEMENT CHARACTER}").encode()
 
 
-def open_tokenizer(name: str, vocabulary: int) -> Tokenizer:
-    """The manifest's tokenizer: `bytes`, or a path. Raises TextError if the model's vocabulary is smaller."""
-    tokenizer: Tokenizer = ByteTokenizer() if name == "bytes" else FileTokenizer(Path(name))
+def open_tokenizer(file: Path | None, vocabulary: int) -> Tokenizer:
+    """A tokenizer.json, or None: bytes. Raises TextError if the model's vocabulary is smaller."""
+    tokenizer: Tokenizer = ByteTokenizer() if file is None else FileTokenizer(file)
     if tokenizer.vocabulary > vocabulary:
         raise TextError(
-            f"tokenizer {name} has {tokenizer.vocabulary} tokens, the model {vocabulary}: "
+            f"tokenizer {file or BYTES} has {tokenizer.vocabulary} tokens, the model {vocabulary}: "
             "raise model.vocabulary"
         )
     return tokenizer
 
 
+def tokenizer_file(data: Data, given: Path | None) -> Path | None:
+    """The tokenizer.json of a run's text on this machine; None: its tokens are bytes. `given`: where a person
+    says that it is: what stands in a manifest is the owner's name for it, never a place. Raises TextError."""
+    if data.tokenizer == BYTES:
+        if given is not None:
+            raise TextError(f"tokenizer {given} is not for this run, whose tokens are bytes: leave it out")
+        return None
+    if given is None:
+        raise TextError(
+            f"the run's text is read with a tokenizer.json that its owner hands out ({data.tokenizer}): say "
+            "where it is on this machine: --tokenizer FILE"
+        )
+    return given
+
+
 def load_corpus(
-    data: Data,
+    places: Sequence[str],
     vocabulary: int,
     *,
+    tokenizer: Path | None = None,
     longest_bytes: int = LONGEST_CORPUS_BYTES,
     seed: int = 0,
     withdrawn: Container[bytes] = (),
 ) -> Tensor:
-    """All text of the manifest's sources as one tensor of tokens (uint8 for bytes, else int32).
+    """All text of `places` (as for `files_of`) as one tensor of tokens: uint8 for bytes, int32 with a
+    `tokenizer` (a tokenizer.json).
 
     Of more than `longest_bytes` only a part is kept, chosen by `seed`: give each peer its own. `withdrawn`:
     SHA-256 of documents that are left out.
     """
-    tokenizer = open_tokenizer(data.tokenizer, vocabulary)
-    text = load_text(data.sources, longest_bytes=longest_bytes, seed=seed, withdrawn=withdrawn)
-    return tokenizer.encode(text)
+    opened = open_tokenizer(tokenizer, vocabulary)
+    return opened.encode(load_text(places, longest_bytes=longest_bytes, seed=seed, withdrawn=withdrawn))
 
 
 def load_text(
-    sources: Iterable[Source],
+    places: Iterable[str],
     *,
     longest_bytes: int = LONGEST_CORPUS_BYTES,
     seed: int = 0,
     withdrawn: Container[bytes] = (),
 ) -> bytes:
-    """The sources' documents, an empty line between them, the held-out modules never among them, nor what
+    """The documents of `places`, an empty line between them, the held-out modules never among them, nor what
     the run's owner has withdrawn: SHA-256 of a whole file's bytes, or of a .jsonl line's text as UTF-8."""
-    sources = tuple(sources)
-    files = [file for source in sources for file in files_of(source.path)]
+    places = tuple(places)
+    files = [file for place in places for file in files_of(place)]
     total = sum(map(_size, files))
     chance = random.Random(seed)
     if total > longest_bytes:
@@ -159,13 +174,13 @@ def load_text(
             if room <= 0:
                 return _BETWEEN_DOCUMENTS.join(documents)
     if not documents:
-        raise TextError(f"no text in {', '.join(source.path for source in sources)}")
+        raise TextError(f"no text in {', '.join(places)}")
     return _BETWEEN_DOCUMENTS.join(documents)
 
 
 def read_text(path: str) -> bytes:
     """One file or folder as text to score (`--eval-text`), read as a source of that path would be."""
-    return load_text([Source(path, path)])
+    return load_text([path])
 
 
 def held_out_text() -> bytes:
@@ -198,7 +213,8 @@ def _standard_library() -> Path:
 
 
 def files_of(path: str) -> list[Path]:
-    """The files a source consists of, sorted. Raises TextError if there is none."""
+    """The files of `python-stdlib`, or at a path that a person of this machine typed; sorted. Raises
+    TextError if there is none, or if a folder holds a link to what lies outside of it."""
     if path == STANDARD_LIBRARY:
         library = _standard_library()
         held_out = {library / f"{module}.py" for module in HELD_OUT}
@@ -211,10 +227,22 @@ def files_of(path: str) -> list[Path]:
         return [place]
     if not is_folder(place):
         raise TextError(f"text {path} does not exist")
-    files = list(_walk(place, _TEXT_SUFFIXES, frozenset()))
+    files = [file for file in _walk(place, _TEXT_SUFFIXES, frozenset()) if is_file(file)]
     if not files:
         raise TextError(f"folder {path} holds no text: put .txt or .jsonl files there")
+    _require_inside(place, files)
     return files
+
+
+def _require_inside(folder: Path, files: Iterable[Path]) -> None:
+    """A text comes as an archive that somebody else packed, and may hold links. Raises TextError."""
+    root = folder.resolve()
+    for file in files:
+        if not file.resolve().is_relative_to(root):
+            raise TextError(
+                f"{file} is a link to {file.resolve()}, outside of the folder {folder}: remove it, or put a "
+                "copy of the file in its place"
+            )
 
 
 def _walk(root: Path, suffixes: Iterable[str], left_out: frozenset[str]) -> Iterator[Path]:

@@ -63,6 +63,10 @@ class ModelShape:
     0: 1 / sqrt(2 x layers), so that a deep model is no louder than a shallow one."""
 
 
+STANDARD_LIBRARY = "python-stdlib"
+"""The path of a source that every peer has: the modules of its own Python."""
+BYTES = "bytes"
+"""The tokenizer that is no file: a token is a byte."""
 SourceKind = Literal["public", "licensed", "private", "crawled", "users", "synthetic", "other"]
 
 
@@ -73,7 +77,8 @@ class Source:
     name: str
     """By which a peer file's `text` says where this machine keeps it."""
     path: str
-    """`python-stdlib`, or a `.txt`, `.jsonl` or folder on each peer's own disk."""
+    """`python-stdlib`, or what the `.txt`, `.jsonl` or folder is called, without the way to it: peers read it
+    where their own peer file says, and nowhere else."""
     licence: str = "unknown"
     """SPDX name of the text's licence."""
     origin: str = ""
@@ -96,11 +101,11 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Data:
     sources: tuple[Source, ...] = (
-        Source("python-stdlib", "python-stdlib", "PSF-2.0", "the Python installation of each peer"),
+        Source(STANDARD_LIBRARY, STANDARD_LIBRARY, "PSF-2.0", "the Python installation of each peer"),
     )
     """The texts that are trained on, all of them by every peer of the first stage."""
-    tokenizer: str = "bytes"
-    """`bytes`, or the path of a `tokenizer.json`."""
+    tokenizer: str = BYTES
+    """`bytes`, or what the run's `tokenizer.json` is called: each peer's own file says where it is."""
     sequence_tokens: int = 128
     """Length of a training sequence in tokens."""
     microbatch_sequences: int = 4
@@ -260,7 +265,7 @@ def check(manifest: Manifest) -> None:
         (model.heads % model.key_value_heads != 0,
          f"model.heads ({model.heads}) must be a multiple of key_value_heads ({model.key_value_heads})"),
         (model.head_width % 2 != 0, "model.head_width must be even (rotary embedding turns pairs)"),
-        (manifest.data.tokenizer == "bytes" and model.vocabulary < 256,
+        (manifest.data.tokenizer == BYTES and model.vocabulary < 256,
          "model.vocabulary must be at least 256 for byte-level text"),
         (manifest.data.sequence_tokens > model.context, "data.sequence_tokens exceeds model.context"),
         (min(manifest.data.sequence_tokens, manifest.data.microbatch_sequences) < 1,

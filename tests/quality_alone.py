@@ -147,7 +147,7 @@ def train(rule: Rule, seed: int, tokens: int) -> dict[str, Any]:
     """A whole run, and its quality."""
     manifest = manifest_of(rule, seed, tokens)
     data, rules, chance = manifest.data, manifest.path_rules(), Random(seed)
-    text = load_corpus(data, manifest.model.vocabulary)
+    text = load_corpus([source.path for source in data.sources], manifest.model.vocabulary)
     stages = [Stage(manifest, stage) for stage in range(len(STAGES))]
     shortest, longest = visits(rules), tuple(range(rules.stages))
     microbatches, began = tokens // manifest.microbatch_tokens, time.monotonic()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -189,6 +190,8 @@ def test_publishing_signs_and_says_how_to_join(swarmnet, tmp_path):
     [
         ("sede: 4\n", [], "tiny.yaml:1: sede: unknown key; did you mean 'seed'?"),
         ("stages: [9]\n", [], "tiny.yaml:1: stages hold 9 layers together, model.layers is 4"),
+        ("data: {sources: [{name: a, path: ~/a.txt}]}\n", [], "data.sources.0.path: '~/a.txt' is a place"),
+        ("data: {tokenizer: /srv/tokenizer.json}\n", [], "data.tokenizer: '/srv/tokenizer.json' is a place"),
         ("seed: 4\n", ["--bootstrap", "here"], "--bootstrap: bootstrap.0: 'here' is no multiaddr"),
         ("seed: 4\n", ["--key", "bad.key"], "bad.key"),
     ],
@@ -204,6 +207,39 @@ def test_a_run_that_cannot_be_published_leaves_no_file_and_no_key(swarmnet, tmp_
 def publish(swarmnet, seed=4):
     assert swarmnet("publish", write("tiny.yaml", f"seed: {seed}\n"))[0] == 0
     return load_signed(Path("tiny.run.json"))
+
+
+OWN_TEXT = """
+name: tiny
+data: {sources: [{name: books, path: books}, {name: python-stdlib, path: python-stdlib}, {name: far, path: far}]}
+"""
+
+
+def test_an_owner_joins_with_the_printed_line_and_reads_the_text_beside_the_run_file(
+    swarmnet, started, tmp_path
+):
+    (tmp_path / "work/books").mkdir()
+    (tmp_path / "work/books/one.txt").write_text("once upon a time")
+    out = swarmnet("publish", write("tiny.yaml", OWN_TEXT + "stages: [4]\n"))[1]
+    (first,) = [line for line in out.splitlines() if line.startswith("first ")]
+    assert "whoever may hold the first stage says where their copy is" in out
+    typed = shlex.split(first.replace("MULTIADDR", BOOTSTRAP).replace("PATH", "/srv/far"))[2:]
+    assert swarmnet(*typed, "--state", "here")[0] == 2, "a run of one stage needs all of its text"
+    Path("far").write_text("and far away")
+    (first,) = [line for line in swarmnet("publish", "tiny.yaml")[1].splitlines() if line.startswith("first ")]
+    typed = shlex.split(first.replace("MULTIADDR", BOOTSTRAP))[2:]
+    assert swarmnet(*typed, "--state", "here")[0] == 0
+    (config,) = started
+    assert config.text == {"books": tmp_path / "work/books", "far": tmp_path / "work/far"}
+
+
+def test_the_first_stage_without_the_runs_text_is_refused_and_nothing_is_written(swarmnet, started):
+    assert swarmnet("publish", write("tiny.yaml", OWN_TEXT + "stages: [2, 2]\n"))[0] == 0
+    outcome = swarmnet("join", "tiny.run.json", "--bootstrap", BOOTSTRAP, "--state", "here", "--stage", 0)
+    refused(outcome, "source `books` is not on this machine", "in the peer file: text: {books: PATH}")
+    assert not Path("here").exists()
+    assert started == []
+    assert swarmnet("join", "tiny.run.json", "--bootstrap", BOOTSTRAP, "--state", "here")[0] == 0
 
 
 def test_joining_writes_a_peer_file_and_starts_it(swarmnet, started, tmp_path):

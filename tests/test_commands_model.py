@@ -1,6 +1,7 @@
 """export, generate and evaluate as commands, on a small model with random weights."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,6 +59,24 @@ def test_a_folder_is_replaced_only_when_told(swarmnet):
     assert (code, len(err.splitlines())) == (2, 1)
     assert "exists already" in err
     assert swarmnet("export", "--hf", "model", "--from", "state", "--replace")[0] == 0
+
+
+@pytest.mark.parametrize("command", [["generate"], ["evaluate"], ["export", "--hf", "model"]])
+def test_a_tokenizer_is_opened_where_a_person_says_and_never_where_a_manifest_does(
+    swarmnet, tmp_path, monkeypatch, command
+):
+    theirs = tmp_path / "theirs.json"
+    theirs.write_text("no tokenizer, but a secret of this machine")
+    manifest = replace(MANIFEST, data=replace(MANIFEST.data, tokenizer=str(theirs)))
+    model = Model(manifest, (random_stage(0), random_stage(1)), 5)
+    monkeypatch.setattr("peers.checkpoint.newest", lambda source: model)
+    code, _, err = swarmnet(*command, "--from", "state")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "say where it is on this machine: --tokenizer FILE" in err
+    code, _, err = swarmnet(*command, "--from", "state", "--tokenizer", "mine.json")
+    assert code == 2
+    assert "mine.json does not exist" in err
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_score_says_on_which_text_it_was_taken(swarmnet, tmp_path):

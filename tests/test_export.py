@@ -102,7 +102,7 @@ def test_what_is_exported_is_read_back_to_the_bit(stages: tuple[int, ...], tmp_p
 def test_an_own_tokenizer_travels_with_the_model(tmp_path: Path) -> None:
     tokenizer = tmp_path / "own.json"
     tokenizer.write_text("{}")
-    export(tmp_path / "model", LLAMA, stage_weights(LLAMA, (3,)), tokenizer=str(tokenizer))
+    export(tmp_path / "model", LLAMA, stage_weights(LLAMA, (3,)), tokenizer=tokenizer)
     assert (tmp_path / "model" / "tokenizer.json").read_text() == "{}"
 
 
@@ -162,7 +162,7 @@ def test_a_model_that_is_not_whole_is_not_exported(change: str, message: str, tm
 
 def test_a_missing_tokenizer_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"tokenizer .*absent\.json does not exist"):
-        export(tmp_path / "model", LLAMA, stage_weights(LLAMA, (3,)), tokenizer=str(tmp_path / "absent.json"))
+        export(tmp_path / "model", LLAMA, stage_weights(LLAMA, (3,)), tokenizer=tmp_path / "absent.json")
     assert not list(tmp_path.iterdir())
 
 

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from peers.text import (
     HELD_OUT,
-    STANDARD_LIBRARY,
     ByteTokenizer,
     TextError,
     excerpt,
@@ -22,14 +21,7 @@ from peers.text import (
     open_tokenizer,
     read_text,
 )
-from swarmnet.manifest import Data, Source
-
-LIBRARY = Source(STANDARD_LIBRARY, STANDARD_LIBRARY)
-
-
-def source(path: Path) -> Source:
-    return Source(path.name, str(path))
-
+from swarmnet.manifest import STANDARD_LIBRARY
 
 def write_lines(path: Path, *records: object) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -37,7 +29,7 @@ def write_lines(path: Path, *records: object) -> Path:
 
 
 def test_the_standard_library_trains_without_its_tests_and_the_held_out_modules() -> None:
-    text = load_text([LIBRARY])
+    text = load_text([STANDARD_LIBRARY])
     library = Path(sysconfig.get_paths()["stdlib"])
     assert 5_000_000 < len(text) < 20_000_000
     assert (library / "ast.py").read_bytes() in text
@@ -56,7 +48,7 @@ def test_the_held_out_text_is_all_of_the_held_out_modules() -> None:
 def test_a_python_without_its_library_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(TextError, match="holds no Python source"):
-        load_text([LIBRARY])
+        load_text([STANDARD_LIBRARY])
     with pytest.raises(TextError, match="none of the held-out modules"):
         held_out_text()
 
@@ -69,9 +61,9 @@ def test_a_folder_is_read_in_order_with_an_empty_line_between_documents(tmp_path
     (tmp_path / "picture.png").write_bytes(b"not text")
     write_lines(tmp_path / "inner" / "c.jsonl", {"text": "third"}, {"text": ""}, {"text": "fourth", "id": 4})
     expected = b"first \xff\n\nsecond\n\nthird\n\nfourth"
-    assert load_text([source(tmp_path)]) == expected
+    assert load_text([str(tmp_path)]) == expected
     assert read_text(str(tmp_path)) == expected
-    assert load_text([source(tmp_path / "b.txt"), source(tmp_path / "a.txt")]) == b"second\n\nfirst \xff"
+    assert load_text([str(tmp_path / "b.txt"), str(tmp_path / "a.txt")]) == b"second\n\nfirst \xff"
 
 
 def test_any_file_can_be_scored(tmp_path: Path) -> None:
@@ -81,16 +73,16 @@ def test_any_file_can_be_scored(tmp_path: Path) -> None:
 
 def test_missing_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(TextError, match=r"text .*nowhere does not exist"):
-        load_text([source(tmp_path / "nowhere")])
+        load_text([str(tmp_path / "nowhere")])
 
 
 def test_a_folder_with_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"not text")
     with pytest.raises(TextError, match=r"holds no text: put \.txt or \.jsonl files there"):
-        load_text([source(tmp_path)])
+        load_text([str(tmp_path)])
     (tmp_path / "empty.txt").write_bytes(b" \n")
     with pytest.raises(TextError, match="no text in"):
-        load_text([source(tmp_path)])
+        load_text([str(tmp_path)])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +100,7 @@ def test_a_line_without_text_is_named_by_file_and_number(tmp_path: Path, line: s
     path = tmp_path / "lines.jsonl"
     path.write_bytes(b'{"text": "fine"}\n\n' + line.encode("utf-8", "surrogateescape") + b"\n")
     with pytest.raises(TextError, match=f"lines.jsonl:3: {problem}") as raised:
-        load_text([source(path)])
+        load_text([str(path)])
     assert "\n" not in str(raised.value)
 
 
@@ -116,7 +108,7 @@ def test_a_text_too_large_is_cut_to_a_part_that_the_seed_chooses(tmp_path: Path)
     for number in range(20):
         (tmp_path / f"{number:02d}.txt").write_bytes(bytes([65 + number]) * 100)
     (tmp_path / "long.txt").write_bytes(bytes(range(97, 123)) * 100)
-    parts = [load_text([source(tmp_path)], longest_bytes=500, seed=seed) for seed in (0, 0, 1, 2, 3)]
+    parts = [load_text([str(tmp_path)], longest_bytes=500, seed=seed) for seed in (0, 0, 1, 2, 3)]
     assert parts[0] == parts[1]
     assert len(set(parts)) == 4
     assert all(400 <= len(part) <= 500 for part in parts)
@@ -124,7 +116,7 @@ def test_a_text_too_large_is_cut_to_a_part_that_the_seed_chooses(tmp_path: Path)
 
 def test_of_a_large_jsonl_lines_from_everywhere_are_kept(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "many.jsonl", *({"text": f"line {number:04d}"} for number in range(2000)))
-    text = load_text([source(path)], longest_bytes=path.stat().st_size // 4, seed=5)
+    text = load_text([str(path)], longest_bytes=path.stat().st_size // 4, seed=5)
     numbers = [int(line.removeprefix(b"line ")) for line in text.split(b"\n\n") if len(line) == 9]
     assert 300 < len(numbers) < 700
     assert numbers == sorted(set(numbers))
@@ -135,7 +127,7 @@ def test_of_a_large_jsonl_lines_from_everywhere_are_kept(tmp_path: Path) -> None
 def test_bytes_are_their_own_tokens(tmp_path: Path) -> None:
     everything = bytes(range(256))
     (tmp_path / "all.txt").write_bytes(everything)
-    corpus = load_corpus(Data(sources=(source(tmp_path / "all.txt"),)), 256)
+    corpus = load_corpus([str(tmp_path / "all.txt")], 256)
     assert corpus.dtype == torch.uint8
     assert bytes(corpus.tolist()) == everything == ByteTokenizer().decode(corpus.tolist())
     assert ByteTokenizer().encode(b"").shape == (0,)
@@ -158,7 +150,7 @@ def tokenizer_file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("text", ["def function(self):\n", "naïve — 日本語 🐝", ""])
 def test_a_tokenizer_file_encodes_and_decodes(tokenizer_file: Path, text: str) -> None:
-    tokenizer = open_tokenizer(str(tokenizer_file), 300)
+    tokenizer = open_tokenizer(tokenizer_file, 300)
     tokens = tokenizer.encode(text.encode())
     assert tokens.dtype == torch.int32
     assert tokenizer.decode(tokens.tolist()) == text.encode()
@@ -168,23 +160,23 @@ def test_a_long_text_is_tokenized_in_pieces_without_loss(
     tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("peers.text._TOKENIZER_PIECE", 10)
-    tokenizer = open_tokenizer(str(tokenizer_file), 300)
+    tokenizer = open_tokenizer(tokenizer_file, 300)
     text = "first line\nsecond wörld\n\nlast without an end".encode()
     assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
 
 
-def test_the_corpus_uses_the_manifests_tokenizer(tokenizer_file: Path, tmp_path: Path) -> None:
+def test_the_corpus_uses_the_tokenizer_that_it_is_given(tokenizer_file: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_bytes(b"def function(self): return self\n" * 100)
-    data = Data(sources=(source(tmp_path / "text.txt"),), tokenizer=str(tokenizer_file))
-    corpus = load_corpus(data, 300)
+    places = [str(tmp_path / "text.txt")]
+    corpus = load_corpus(places, 300, tokenizer=tokenizer_file)
     assert corpus.dtype == torch.int32
     assert len(corpus) < 3200 / 2
     with pytest.raises(TextError, match=r"has \d+ tokens, the model 256: raise model\.vocabulary"):
-        load_corpus(data, 256)
+        load_corpus(places, 256, tokenizer=tokenizer_file)
 
 
 def test_a_character_is_shown_when_its_last_byte_is_there(tokenizer_file: Path) -> None:
-    tokenizer = open_tokenizer(str(tokenizer_file), 300)
+    tokenizer = open_tokenizer(tokenizer_file, 300)
     tokens = tokenizer.encode("a🐝".encode()).tolist()
     assert [tokenizer.decode(tokens[:count]) for count in range(1, 5)] == [b"a"] * 4
     assert tokenizer.decode(tokens) == "a🐝".encode()
@@ -192,17 +184,17 @@ def test_a_character_is_shown_when_its_last_byte_is_there(tokenizer_file: Path) 
 
 def test_a_tokenizer_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
     with pytest.raises(TextError, match=r"tokenizer .*absent\.json does not exist"):
-        open_tokenizer(str(tmp_path / "absent.json"), 256)
+        open_tokenizer(tmp_path / "absent.json", 256)
     (tmp_path / "broken.json").write_text('{"model": 3}')
     with pytest.raises(TextError, match=r"broken\.json is not a tokenizer\.json") as raised:
-        open_tokenizer(str(tmp_path / "broken.json"), 256)
+        open_tokenizer(tmp_path / "broken.json", 256)
     assert "\n" not in str(raised.value)
 
 
 def test_a_missing_tokenizers_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(TextError, match=r"needs the package `tokenizers`: .*python -m pip .*-e '\.\[hf\]'$"):
-        open_tokenizer("tokenizer.json", 256)
+        open_tokenizer(Path("tokenizer.json"), 256)
 
 
 @settings(deadline=None)
@@ -232,8 +224,8 @@ def test_withdrawn_documents_are_left_out_by_their_hash(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"second")
     (tmp_path / "c.jsonl").write_text('{"text": "third"}\n{"text": "fourth"}\n')
     withdrawn = {hashlib.sha256(text).digest() for text in (b"second", b"third")}
-    assert load_text([source(tmp_path)], withdrawn=withdrawn) == b"first\n\nfourth"
+    assert load_text([str(tmp_path)], withdrawn=withdrawn) == b"first\n\nfourth"
     (tmp_path / "b.txt").write_bytes(b"second" * 1000)  # Longer than what is read of it at once.
     withdrawn.add(hashlib.sha256(b"second" * 1000).digest())
-    assert load_text([source(tmp_path / "a.txt"), source(tmp_path / "b.txt")], longest_bytes=100,
+    assert load_text([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], longest_bytes=100,
                      withdrawn=withdrawn) == b"first"  # fmt: skip

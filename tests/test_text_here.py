@@ -1,15 +1,26 @@
-"""A machine without a run's text: it is said with the cure, and it holds any stage but the one that reads."""
+"""A run's text is read where the machine's own peer file says, and nowhere else. A machine without it says so
+with the cure, and holds any stage but the one that reads."""
 
+import asyncio
+from dataclasses import replace
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm import sign, tiny_manifest
 
-from peers.config.peer_file import load
+from peers.config.peer_file import PeerFile, load
 from peers.doctor.stage import judge_text
-from peers.errors import UserError
-from peers.run_file import load_manifest
+from peers.errors import ConfigError, UserError
+from peers.roles.choosing import find_run
+from peers.run_file import load_manifest, published_text
+from peers.text import TextError, files_of
 from peers.text_here import missing_text, never_held, read_text_here, text_here
 from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Data, Source
 from swarmnet.moving import MoveRules, View, choose_move, choose_stages
 
 RUN = """
@@ -17,8 +28,17 @@ name: library
 stages: [1, 1, 1]
 model: {layers: 3, width: 32, heads: 2, key_value_heads: 2, head_width: 16, feed_forward: 64}
 data:
-  sources: [{name: library, path: /nowhere/library}]
+  sources: [{name: library, path: library}]
 """
+PLACES = ("/etc/hostname", "~/.ssh/id_ed25519", "/proc/self/environ", "../secret", ".", "", "s.txt", "C:\\x")
+"""What a hostile owner would like to be read."""
+WITHOUT_TEXT = PeerFile(run="ab" * 32, state=Path("state"))
+
+
+def received(path, tokenizer="bytes"):
+    """The manifest of a run whose owner wrote it without this program's `publish`."""
+    data = Data((Source("stories", str(path)),), tokenizer, sequence_tokens=32)
+    return tiny_manifest((1, 1, 1), data=data)
 
 
 @pytest.fixture
@@ -40,7 +60,7 @@ def peer(tmp_path):
 
 def test_text_that_is_not_here_is_named_with_what_to_write_in_the_peer_file(manifest, peer):
     missing = missing_text(manifest, peer())
-    assert "/nowhere/library does not exist" in missing
+    assert "source `library` is not on this machine" in missing
     assert missing.endswith("in the peer file: text: {library: PATH}")
     with pytest.raises(UserError, match="source `library`"):
         read_text_here(manifest, peer("stage: 0\n"), 0, frozenset())
@@ -58,14 +78,100 @@ def test_what_the_peer_file_says_where_it_is_is_read_there(manifest, peer, tmp_p
 def test_a_tokenizer_is_where_the_peer_file_says_and_named_where_it_is_missing(tmp_path, peer):
     (tmp_path / "book.txt").write_text("text")
     file = tmp_path / "run.yaml"
-    file.write_text(RUN.replace("/nowhere/library", "book.txt") + "  tokenizer: tokenizer.json\n")
+    file.write_text(RUN + "  tokenizer: tokenizer.json\n")
     (tmp_path / "tokenizer.json").write_text("{}")
     manifest = load_manifest(file, PeerId("owner"), {})
     config = peer(f"text: {{library: {tmp_path / 'book.txt'}}}\ntokenizer: mine.json\n")
     assert missing_text(manifest, config).endswith("in the peer file: tokenizer: PATH")
     (tmp_path / "mine.json").write_text("{}")
     assert missing_text(manifest, config) == ""
-    assert text_here(manifest, config).tokenizer == str(tmp_path / "mine.json")
+    assert text_here(manifest, config).tokenizer == tmp_path / "mine.json"
+
+
+def test_a_path_in_a_received_manifest_is_never_opened(tmp_path, peer, monkeypatch):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("the key of the house. " * 100)
+    monkeypatch.chdir(tmp_path)
+    for path in (secret, "secret.txt", tmp_path, "."):
+        manifest = received(path)
+        assert "stories" in missing_text(manifest, peer()), path
+        assert never_held(manifest, peer(), missing_text(manifest, peer())) == {0}
+        for config in (peer(), peer("stage: 0\n"), peer("text: {another: secret.txt}\n")):
+            with pytest.raises(UserError, match=r"say where .* text: \{stories: PATH\}$"):
+                read_text_here(manifest, config, 0, frozenset())
+
+
+@given(st.one_of(st.sampled_from(PLACES), st.text(max_size=40)))
+def test_whatever_an_owner_calls_a_text_it_is_no_place_on_this_machine(path):
+    config = WITHOUT_TEXT
+    assert missing_text(received(path), config)
+    assert text_here(received(path), config).places == {}
+
+
+def test_a_tokenizer_in_a_received_manifest_is_never_opened(tmp_path, peer):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    manifest = received("python-stdlib", tokenizer=str(tmp_path / "tokenizer.json"))
+    assert missing_text(manifest, peer()).endswith("in the peer file: tokenizer: PATH")
+    assert text_here(manifest, peer()).tokenizer is None
+
+
+def test_the_sources_name_is_pasted_as_one_key_whatever_its_owner_wrote():
+    manifest = replace(received("x"), data=Data((Source("a}, archive: /etc #", "x"),)))
+    config = WITHOUT_TEXT
+    assert missing_text(manifest, config).endswith('text: {"a}, archive: /etc #": PATH}')
+
+
+def test_the_librarys_own_text_needs_no_word_and_may_lie_elsewhere(peer, tmp_path):
+    (tmp_path / "mine.txt").write_text("text")
+    manifest = received("python-stdlib")
+    assert missing_text(manifest, peer()) == ""
+    assert str(text_here(manifest, peer())) == "stories from python-stdlib"
+    mapped = peer("text: {stories: mine.txt}\n")
+    assert str(text_here(manifest, mapped)) == f"stories from {tmp_path / 'mine.txt'}"
+
+
+def test_a_link_in_a_folder_of_text_leads_nowhere_else(tmp_path, manifest, peer):
+    folder, secret = tmp_path / "here", tmp_path / "id_secret"
+    folder.mkdir()
+    secret.write_text("the key of the house")
+    (folder / "book.txt").write_text("a book")
+    (folder / "same.txt").symlink_to(folder / "book.txt")
+    assert len(files_of(str(folder))) == 2
+    (folder / "more.txt").symlink_to(secret)
+    with pytest.raises(TextError, match=r"more\.txt is a link to .*id_secret, outside of the folder"):
+        files_of(str(folder))
+    config = peer("text: {library: here}\n")
+    assert never_held(manifest, config, missing_text(manifest, config)) == {0}
+
+
+@pytest.mark.parametrize("stage", ["stage: 0\n", "stages: 3\n"])
+def test_who_asks_for_the_stage_that_reads_without_the_text_is_told_before_anybody_hears_of_it(
+    tmp_path, peer, stage
+):
+    (tmp_path / "run.json").write_text(published_text(sign(received("/etc/hostname"))))
+    config = peer(stage).model_copy(update={"run": str(tmp_path / "run.json")})
+
+    async def join(_process):
+        raise AssertionError("nothing is joined")
+
+    process = SimpleNamespace(config=config, siblings=None, number=0, say=lambda *_: None)
+    network = SimpleNamespace(join=join)
+    with pytest.raises(UserError, match="source `stories` is not on this machine"):
+        asyncio.run(find_run(process, network))
+
+
+@pytest.mark.parametrize(
+    "path", ["/srv/books", "~/books", "~joe/books", "../books", "a/../../b", "C:\\books", "\\\\h\\x"]
+)
+def test_a_run_file_names_its_text_and_never_a_place(tmp_path, path):
+    file = tmp_path / "run.yaml"
+    file.write_text(RUN.replace("path: library", f"path: '{path}'") + f"  tokenizer: '{path}'\n")
+    with pytest.raises(ConfigError) as refused:
+        load_manifest(file, PeerId("owner"), {})
+    source, tokenizer = refused.value.problems
+    assert source.startswith(f"{file}:6: data.sources.0.path: {path!r} is a place on one machine")
+    assert source.endswith(f"text: {{library: {path}}}")
+    assert tokenizer.startswith(f"{file}:7: data.tokenizer: ")
 
 
 def test_a_machine_without_the_text_takes_any_stage_but_the_first(manifest, peer):
@@ -94,6 +200,7 @@ def test_a_stage_that_a_person_chose_is_held_or_fails_with_the_reason(manifest, 
     assert missing
     assert never_held(manifest, peer("stage: 0\n"), missing) == frozenset()
     assert never_held(manifest, peer("stages: 3\n"), missing) == frozenset(), "it would hold all there are"
+    assert never_held(manifest, peer("stage: 1\nmoves: true\n"), missing) == {0}, "it would move there"
 
 
 def test_the_doctor_says_whether_the_text_is_here(manifest, peer):

@@ -15,6 +15,7 @@ from peers.commands.model import (
     Seed,
     Source,
     Temperature,
+    TokenizerFile,
     TopK,
     asks_peers,
     warn,
@@ -36,6 +37,7 @@ def chat(
     temperature: Temperature = 0.8,
     top_k: TopK = 40,
     seed: Seed = 0,
+    tokenizer: TokenizerFile = None,
 ) -> None:
     """Write a text in turns with a trained model, or with the live peers of a run; /quit ends."""
     import asyncio
@@ -53,10 +55,10 @@ def chat(
 
         assert run is not None
         style = Style(temperature=temperature, top_k=top_k, seed=seed)
-        through_swarm(run, bootstrap or [], invite, style, make, lines)
+        through_swarm(run, bootstrap or [], invite, style, make, lines, tokenizer)
         return
     with as_user_errors(ExportError, TextError):
-        model = held(source, warn)
+        model = held(source, warn, tokenizer)
 
         def begin(prompt: bytes) -> Continuation:
             return Continuation(

@@ -56,6 +56,7 @@ def join(
     """Take part in a run: writes peer.yaml into the state folder, then runs it. Again: goes on with it."""
     from peers.run_file import published_text
     from peers.stage_wish import check_wish
+    from peers.text_here import require_text
 
     known = RunId((run or "").rpartition("#")[2])
     if not is_there(_folder(state, known) / "peer.yaml") or not run_id_of(known):
@@ -83,6 +84,7 @@ def join(
     config = check_typed(typed, folder, run_id[:16], os.environ)
     if signed is not None:
         check_wish(config.stage, config.stages, signed.manifest)
+        require_text(signed.manifest, config)
     if not named:
         typed.data["name"] = _own_name(config)
     if signed is not None:

@@ -32,6 +32,12 @@ Temperature = Annotated[float, typer.Option(min=0, help="0 takes the likeliest t
 TopK = Annotated[int, typer.Option(min=0, help="Only among the likeliest so many tokens; 0: among all.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")]
 EvalText = Annotated[Path | None, typer.Option(help="A text. [default: held-out modules]")]
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer", metavar="FILE", help="The run's tokenizer.json here, where its tokens are not bytes."
+    ),
+]  # fmt: skip
 DEFAULT_WINDOW = 128
 """Tokens, where nobody knows how long the sequences were that a model was trained on."""
 
@@ -48,6 +54,7 @@ def export(
         bool, typer.Option("--score/--no-score", help="Score it on held-out text for the model card.")
     ] = True,
     eval_text: EvalText = None,
+    tokenizer_path: TokenizerFile = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face model with a model card, checked against transformers."""
     from peers import checkpoint
@@ -57,7 +64,7 @@ def export(
     from peers.home.export import MANIFEST_FILE, ExportError
     from peers.home.export import export as write
     from peers.home.facts import facts
-    from peers.text import TextError, open_tokenizer
+    from peers.text import TextError, open_tokenizer, tokenizer_file
 
     if eval_text is not None and not score:
         raise UserError("--eval-text names a text to score on and --no-score asks for no score: give one")
@@ -66,7 +73,8 @@ def export(
         model = checkpoint.newest(source)
         manifest, shape = model.manifest, model.manifest.model
         weights = model.whole()
-        tokenizer = open_tokenizer(manifest.data.tokenizer, shape.vocabulary)
+        file = tokenizer_file(manifest.data, tokenizer_path)
+        tokenizer = open_tokenizer(file, shape.vocabulary)
         known = facts(source, manifest)
         window = manifest.data.sequence_tokens
         scored = score_weights(weights, shape, text, tokenizer, window=window) if text is not None else None
@@ -83,7 +91,7 @@ def export(
                     f"logits differ by {compared.difference:.1e} at most"
                 )
 
-        write(hf, shape, model.path(), tokenizer=manifest.data.tokenizer, replace=replace, finish=finish)
+        write(hf, shape, model.path(), tokenizer=file, replace=replace, finish=finish)
     for trouble in model.passed_over:
         warn(f"passed over: {trouble}")
     for trouble in known.troubles:
@@ -109,6 +117,7 @@ def generate(
     temperature: Temperature = 0.8,
     top_k: TopK = 40,
     seed: Seed = 0,
+    tokenizer: TokenizerFile = None,
 ) -> None:
     """Continue a text with a trained model, or through the live peers of a run."""
     from peers.home.export import ExportError
@@ -124,12 +133,12 @@ def generate(
 
         assert run is not None
         style = Style(temperature=temperature, top_k=top_k, seed=seed)
-        through_swarm(run, bootstrap or [], invite, texts, tokens, style)
+        through_swarm(run, bootstrap or [], invite, texts, tokens, style, tokenizer)
         return
     if len(texts) > 1:
         raise UserError(f"{len(texts)} prompts: several at once are for --run; give one")
     with as_user_errors(ExportError, TextError):
-        model, readable = held(source, warn), Readable()
+        model, readable = held(source, warn, tokenizer), Readable()
         typer.echo(texts[0], nl=False)
         for piece in write(
             model.weights, model.shape, texts[0].encode(), tokens,
@@ -154,6 +163,7 @@ def evaluate(
         Path | None, typer.Option(exists=True, file_okay=False, help="With --tasks: a folder of own tasks.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="With --tasks: documents of each.")] = None,
+    tokenizer: TokenizerFile = None,
 ) -> None:
     """Score a trained model, or a run's live peers, on text they have not seen: perplexity, bits per byte."""
     from peers.home.evaluate import score_weights
@@ -168,7 +178,7 @@ def evaluate(
         if live or eval_text is not None:
             raise UserError("--tasks reads a checkpoint (--from) and brings its own texts: leave out --run, "
                             "--bootstrap, --invite and --eval-text")  # fmt: skip
-        _evaluate_tasks(source, tasks, tasks_folder, limit)
+        _evaluate_tasks(source, tasks, tasks_folder, limit, tokenizer)
         return
     with as_user_errors(ExportError, TextError):
         text = _text_to_score(eval_text)
@@ -176,9 +186,9 @@ def evaluate(
             from peers.commands.visit import evaluate as through_swarm
 
             assert run is not None
-            score = through_swarm(run, bootstrap or [], invite, text)
+            score = through_swarm(run, bootstrap or [], invite, text, tokenizer)
         else:
-            model = held(source, warn)
+            model = held(source, warn, tokenizer)
             window = model.window or DEFAULT_WINDOW
             score = score_weights(model.weights, model.shape, text, model.tokenizer, window=window)
     _print_score(score)
@@ -205,7 +215,9 @@ def _print_score(score: Score) -> None:
     typer.echo("scores compare only where both are equal")
 
 
-def _evaluate_tasks(source: Path | None, tasks: str, folder: Path | None, limit: int | None) -> None:
+def _evaluate_tasks(
+    source: Path | None, tasks: str, folder: Path | None, limit: int | None, tokenizer: Path | None
+) -> None:
     from importlib.util import find_spec
 
     from peers.home.export import ExportError
@@ -223,7 +235,7 @@ def _evaluate_tasks(source: Path | None, tasks: str, folder: Path | None, limit:
     from peers.home.harness import run_tasks
 
     with as_user_errors(ExportError, TextError):
-        model = held(source, warn)
+        model = held(source, warn, tokenizer)
         reader = Reader(model.weights, model.shape, model.tokenizer, model.window or DEFAULT_WINDOW)
         results = run_tasks(reader, names, folder, limit)
     for task, metrics in results.items():

@@ -77,8 +77,11 @@ def publish(
     typer.echo(f"owner  {signed.manifest.owner}")
     typer.echo(f"key    {owner_key}: keep a copy elsewhere; without it nobody can give orders in this run")
     typer.echo(f"file   {path}")
-    typer.echo(f"first  swarmnet join {path} {line}")
+    text = runs.text_settings(signed.manifest, run_file.parent)
+    typer.echo(f"first  swarmnet join {path} {line}{text}")
     typer.echo(f"join   swarmnet join {signed.run_id} {line}")
+    if text:
+        typer.echo("text   whoever may hold the first stage says where their copy is, as `first` does")
 
 
 def _checked_bootstraps(bootstrap: Sequence[str] | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import TypedDict
 
@@ -46,13 +47,14 @@ def generate(
     prompts: Sequence[str],
     tokens: int,
     style: Style,
+    tokenizer: Path | None = None,
 ) -> None:
     """One prompt streams; of several each text is printed when it is whole."""
 
     cache, shown = ways_in(run, bootstraps), invite_of(invite)
 
     async def whole() -> None:
-        async with visiting(run, bootstraps, cache, say, invite=shown) as client:
+        async with visiting(run, bootstraps, cache, say, invite=shown, tokenizer=tokenizer) as client:
             began = perf_counter()
             if len(prompts) == 1:
                 talks = [await _one(client, prompts[0], tokens, style)]
@@ -103,13 +105,14 @@ def chat(
     style: Style,
     make: Callable[[SwarmModel, Callable[[bytes], Continuation]], Chat],
     lines: Lines,
+    tokenizer: Path | None = None,
 ) -> None:
     """A conversation with the model that the run's live peers hold."""
 
     cache, shown = ways_in(run, bootstraps), invite_of(invite)
 
     async def whole() -> None:
-        async with visiting(run, bootstraps, cache, say, invite=shown) as client:
+        async with visiting(run, bootstraps, cache, say, invite=shown, tokenizer=tokenizer) as client:
             model = SwarmModel(client)
             await make(model, lambda prompt: begin(client, prompt, **style)).run(lines)
             for line in told(model.conversation) if model.conversation.requests else ():
@@ -119,14 +122,16 @@ def chat(
         asyncio.run(whole())
 
 
-def evaluate(run: str, bootstraps: Sequence[str], invite: str | None, text: bytes) -> Score:
+def evaluate(
+    run: str, bootstraps: Sequence[str], invite: str | None, text: bytes, tokenizer: Path | None = None
+) -> Score:
     """The score of the model that the run's live peers hold."""
 
     cache, shown = ways_in(run, bootstraps), invite_of(invite)
 
     async def whole() -> Score:
         talk = Conversation()
-        async with visiting(run, bootstraps, cache, say, invite=shown) as client:
+        async with visiting(run, bootstraps, cache, say, invite=shown, tokenizer=tokenizer) as client:
             found = await score(client, text, conversation=talk)
         for line in told(talk):
             say("told", line)

@@ -193,7 +193,7 @@ class Demo:
         shape, data = model.manifest.model, model.manifest.data
         score = score_weights(weights, shape, held_out_text(), window=data.sequence_tokens)
         folder = self.folder / "model"
-        export(folder, shape, model.path(), tokenizer=data.tokenizer)
+        export(folder, shape, model.path())
         victim = self.victim
         killed = (stories[victim.name], victim.killed_at) if victim and victim.killed_at else None
         newcomer = stories[self.newcomer.name] if self.newcomer else None

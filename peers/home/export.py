@@ -35,12 +35,13 @@ def export(
     shape: ModelShape,
     stages: Sequence[Mapping[str, Tensor]],
     *,
-    tokenizer: str = "bytes",
+    tokenizer: Path | None = None,
     replace: bool = False,
     finish: Callable[[Path], None] | None = None,
 ) -> None:
     """Write the model whose stages hold `stages` (global name -> float32) to `folder`, all or nothing.
 
+    `tokenizer`: a tokenizer.json that goes with it; None: its tokens are bytes.
     `finish` gets the folder when the model is in it and before anybody else sees it: to check it, and to add
     to it; what it raises undoes everything. Raises ExportError if parameters are missing, unknown, twice
     there or of the wrong shape, or if the folder exists and `replace` is false.
@@ -48,7 +49,7 @@ def export(
     _require_complete(shape, stages)
     if is_there(folder):
         _require_replaceable(folder, replace)
-    if tokenizer != "bytes" and not Path(tokenizer).is_file():
+    if tokenizer is not None and not is_file(tokenizer):
         raise ExportError(f"tokenizer {tokenizer} does not exist")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +140,9 @@ def _require_same(folder: Path, stages: Sequence[Mapping[str, Tensor]]) -> None:
                 raise ExportError(f"{folder} does not give {name} back as it was written: look at the disk")
 
 
-def _write(folder: Path, shape: ModelShape, stages: Sequence[Mapping[str, Tensor]], tokenizer: str) -> None:
+def _write(
+    folder: Path, shape: ModelShape, stages: Sequence[Mapping[str, Tensor]], tokenizer: Path | None
+) -> None:
     places: dict[str, str] = {}
     for number, stage in enumerate(stages, start=1):
         file = f"model-{number:05d}-of-{len(stages):05d}.safetensors"
@@ -152,7 +155,7 @@ def _write(folder: Path, shape: ModelShape, stages: Sequence[Mapping[str, Tensor
     _write_json(folder / "config.json", _config(shape))
     _write_json(folder / "generation_config.json", {"do_sample": True, "temperature": 0.8, "top_k": 40})
     _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-    if tokenizer == "bytes":
+    if tokenizer is None:
         _write_json(folder / "tokenizer.json", _byte_tokenizer())
     else:
         shutil.copyfile(tokenizer, folder / "tokenizer.json")

@@ -12,7 +12,7 @@ from peers import checkpoint
 from peers.files import is_file
 from peers.home.export import MANIFEST_FILE, load_shape, load_weights
 from peers.run_file import parse
-from peers.text import Tokenizer, open_tokenizer
+from peers.text import Tokenizer, open_tokenizer, tokenizer_file
 from swarmnet.manifest import ModelShape
 
 BYTES = 256
@@ -30,17 +30,19 @@ class Held:
     """Length of a training sequence in tokens; None: not known."""
 
 
-def held(source: Path | None, warn: Callable[[str], None]) -> Held:
+def held(source: Path | None, warn: Callable[[str], None], tokenizer: Path | None = None) -> Held:
     """A checkpoint's model, or an exported one (None: here); `warn` hears of newer files that cannot be
-    used. Raises ExportError, TextError or UserError."""
+    used. `tokenizer`: the run's tokenizer.json, which lies in an exported model already. Raises ExportError,
+    TextError or UserError."""
     place = source or Path()
     if is_file(place / "config.json"):
         shape, manifest = load_shape(place), place / MANIFEST_FILE
         window = parse(manifest.read_bytes()).data.sequence_tokens if is_file(manifest) else None
-        name = "bytes" if shape.vocabulary == BYTES else str(place / "tokenizer.json")
-        return Held(load_weights(place), shape, open_tokenizer(name, shape.vocabulary), window)
+        file = tokenizer or (None if shape.vocabulary == BYTES else place / "tokenizer.json")
+        return Held(load_weights(place), shape, open_tokenizer(file, shape.vocabulary), window)
     newest = checkpoint.newest(source)
     shape, data = newest.manifest.model, newest.manifest.data
     for trouble in newest.passed_over:
         warn(f"passed over: {trouble}")
-    return Held(newest.whole(), shape, open_tokenizer(data.tokenizer, shape.vocabulary), data.sequence_tokens)
+    opened = open_tokenizer(tokenizer_file(data, tokenizer), shape.vocabulary)
+    return Held(newest.whole(), shape, opened, data.sequence_tokens)

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 import torch
@@ -102,9 +103,11 @@ class SwarmClient:
         say: Callable[[str, str], None],
         exact: bool = True,
         invite: bytes = b"",
+        tokenizer: Path | None = None,
     ) -> None:
         """`say(event, text)`: a line for people. `exact`: hidden states as fp32, not in the run's codec.
-        `invite`: what is shown to peers of a run that takes visitors by invite only."""
+        `invite`: what is shown to peers of a run that takes visitors by invite only. `tokenizer`: where this
+        machine keeps the run's tokenizer.json."""
         self.signed = signed
         self.manifest = signed.manifest
         self.transport = transport
@@ -113,6 +116,7 @@ class SwarmClient:
         self.say = say
         self.exact = exact
         self.invite = invite
+        self.tokenizer = tokenizer
         self.codec: Codec = "fp32" if exact else self.manifest.hidden_codec
         self.sent_bytes = self.received_bytes = 0
         self._loop = asyncio.get_running_loop()

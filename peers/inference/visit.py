@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 
 import torch
@@ -17,7 +18,7 @@ from peers.inference.client import Conversation, SwarmClient
 from peers.joining import PeerCache
 from peers.reaching import Say, reaching
 from peers.run_file import SignedManifest
-from peers.text import Tokenizer, open_tokenizer
+from peers.text import Tokenizer, open_tokenizer, tokenizer_file
 from protocols.errors import WireError
 from protocols.invites import open_invite
 from swarmnet.identifiers import PeerId
@@ -26,17 +27,19 @@ AT_ONCE = 8
 """Requests of one score under way: one for each of three stages to compute, and as many on their ways."""
 @asynccontextmanager
 async def visiting(
-    run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say, exact: bool = True, invite: bytes = b""
-) -> AsyncIterator[SwarmClient]:
-    """A visitor that asks the run's peers, and shows them `invite`; raises as `reaching` does, and NoAnswer
-    where the run would not let it in."""
+    run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say, exact: bool = True, invite: bytes = b"",
+    tokenizer: Path | None = None,
+) -> AsyncIterator[SwarmClient]:  # fmt: skip
+    """A visitor that asks the run's peers, and shows them `invite`. `tokenizer`: the run's tokenizer.json.
+    Raises as `reaching` does, NoAnswer where the run would not let it in, TextError without the tokenizer."""
     async with reaching(run, bootstraps, cache, say) as found:
         unfit = not_let_in(found.signed, invite, found.transport.peer, found.directory.now())
         if unfit is not None:
             raise NoAnswer(unfit)
+        tokenizer_file(found.signed.manifest.data, tokenizer)
         shown = invite if found.signed.manifest.access == "invite" else b""  # Others need not see it.
         async with SwarmClient(
-            found.signed, found.transport, found.directory, Random(), say, exact, shown
+            found.signed, found.transport, found.directory, Random(), say, exact, shown, tokenizer
         ) as client:
             yield client
 
@@ -63,7 +66,7 @@ def not_let_in(signed: SignedManifest, invite: bytes, visitor: PeerId, now_secon
 def tokenizer_of(client: SwarmClient) -> Tokenizer:
     """The run's. Raises TextError."""
     manifest = client.manifest
-    return open_tokenizer(manifest.data.tokenizer, manifest.model.vocabulary)
+    return open_tokenizer(tokenizer_file(manifest.data, client.tokenizer), manifest.model.vocabulary)
 
 
 async def stream(

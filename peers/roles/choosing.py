@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
 from importlib.metadata import version
 from random import Random
 
-from peers.joining import find_manifest, join_directory
+from peers.config.peer_file import PeerFile
+from peers.joining import find_manifest, join_directory, manifest_here
 from peers.moving import first_stages
 from peers.presence import Presence
 from peers.roles.role import Network, Process
 from peers.roles.siblings import Found, Siblings
 from peers.run_file import SignedManifest
 from peers.stage_wish import check_wish
+from peers.text_here import require_text
 from swarmnet.manifest import Manifest
 
 
 async def find_run(process: Process, network: Network) -> SignedManifest:
     """Be in the swarm, and know the run. A sibling joins through the first peer of its process. UserError if
-    the run has not the stages that this process would hold."""
+    the run has not the stages that this process would hold, or the first is asked for without the run's text:
+    before anybody hears of this peer, where the run is on its disk."""
     config, siblings = process.config, process.siblings
     assert config.run is not None, "checked by PeerFile"
     if siblings is not None and process.number > 0:
@@ -26,13 +30,23 @@ async def find_run(process: Process, network: Network) -> SignedManifest:
         ways = [*found.ways_in, *config.bootstrap]
         await join_directory(network.directory, ways, network.cache, process.say)
         return found.signed
+    kept = config.state / "run.json"
+    here = await asyncio.to_thread(manifest_here, config.run, kept)
+    if here is not None:
+        await asyncio.to_thread(_check, config, here.manifest)
     await network.join(process)
-    signed = await find_manifest(config.run, network.directory, config.state / "run.json", process.say)
-    check_wish(config.stage, config.stages, signed.manifest)
+    signed = here or await find_manifest(config.run, network.directory, kept, process.say)
+    if here is None:
+        await asyncio.to_thread(_check, config, signed.manifest)
     if siblings is not None:
         daemon = network.transport.daemon  # Its own addresses: no sibling needs a relay to it.
         siblings.lead(Found(signed, [f"{way}/p2p/{daemon.peer}" for way in daemon.addresses]))
     return signed
+
+
+def _check(config: PeerFile, manifest: Manifest) -> None:
+    check_wish(config.stage, config.stages, manifest)
+    require_text(manifest, config)
 
 
 def own_processes(process: Process, network: Network) -> Callable[[], Collection[int]]:

@@ -44,7 +44,7 @@ from peers.status import Status
 from peers.supervision import hear_loop, unless_failed
 from peers.telling import Teller
 from peers.text import Corpus
-from peers.text_here import missing_text, never_held, read_text_here
+from peers.text_here import missing_text, never_held, read_text_here, text_here
 from peers.top.story import Story
 from peers.top.view import view
 from peers.worker import Worker
@@ -104,7 +104,7 @@ class WorkerRole(Role):
         beside = [asyncio.create_task(watching, name="limits")]
         if process.number == 0:
             process.say("run", run_line(signed))
-            if self.never:
+            if self.never and (config.stage == "auto" or config.may_move):
                 process.say("no_text", f"takes any stage but the first: {missing}")
             beside.append(asyncio.create_task(self._introduce(signed, network), name="introduction"))
         if process.number == 0 and self.device.type == "cuda":
@@ -260,6 +260,7 @@ class WorkerRole(Role):
     async def _text(self, signed: SignedManifest, withdrawn: frozenset[bytes]) -> Corpus:
         """The run's text, from where this machine keeps it, without what the owner has withdrawn."""
         config, seed = self.process.config, int.from_bytes(self.process.identity.public_key[:4], "little")
+        self.process.say("text", f"reads the run's text: {text_here(signed.manifest, config)}")
         tokens = await asyncio.to_thread(read_text_here, signed.manifest, config, seed, withdrawn)
         self.process.say("text", f"read {len(tokens):,} tokens of text")
         return Corpus(signed, tokens)
