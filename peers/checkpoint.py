@@ -27,13 +27,15 @@ from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.layout import Layout, layout_of
 from swarmnet.manifest import Manifest
 from swarmnet.model import scaled
-from swarmnet.offers import NOTHING_PAST, Past
+from swarmnet.offers import LEARNED_ROUNDS, MOST_REFERENCES, NOTHING_PAST, Past
 from swarmnet.parameters import parameter_shapes
 from swarmnet.round_events import Reference, Sets
 
 STATEMENT_BYTES = len(START) + 32
 """The chain's value and the digest of settled weights: what peers sign of a round."""
 KEPT = 2
+REFERENCE_CHARACTERS = 160
+"""Of one member of a set as it is written: a peer's id has 52, a contribution's 44 at most, a size 10."""
 
 
 class CheckpointError(UserError):
@@ -127,9 +129,12 @@ def read(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         if metadata.pop("content") != _content(metadata, tensors):
             raise ValueError("it is damaged: its content does not have the hash that it names")
+        digest, chain = bytes.fromhex(metadata["digest"]), bytes.fromhex(metadata["chain"])
+        if len(digest) + len(chain) != STATEMENT_BYTES or len(chain) != len(START):
+            raise ValueError(f"a digest of {len(digest)} bytes and a chain of {len(chain)}")
         checkpoint = Checkpoint(
-            RunId(metadata["run"]), metadata["manifest"], int(metadata["stage"]), int(metadata["round"]),
-            bytes.fromhex(metadata["digest"]), bytes.fromhex(metadata["chain"]), tensors,
+            RunId(metadata["run"]), metadata["manifest"],
+            number(metadata["stage"]), number(metadata["round"]), digest, chain, tensors,
             tuple(bytes.fromhex(data) for data in metadata.get("signed", "").split()),
             Past(
                 _sets(metadata.get("sets", "{}")),
@@ -141,6 +146,13 @@ def read(path: Path) -> Checkpoint:
     return checkpoint
 
 
+def number(text: str) -> int:
+    """A stage or a round. Raises ValueError for what no run has."""
+    if not re.fullmatch(r"[0-9]{1,10}", text):  # As the names of archived files have (archive.py).
+        raise ValueError(f"{text[:20]!r} is no number of a stage or round")
+    return int(text)
+
+
 def _written(sets: Sets) -> str:
     told = {
         round: [(entry.peer, entry.id, entry.size) for entry in references]
@@ -150,8 +162,12 @@ def _written(sets: Sets) -> str:
 
 
 def _sets(text: str) -> Sets:
-    """Raises msgspec.MsgspecError."""
+    """Raises msgspec.MsgspecError, and ValueError for more than a peer keeps (Offers.known)."""
+    if len(text) > REFERENCE_CHARACTERS * MOST_REFERENCES:
+        raise ValueError(f"it has {len(text)} characters of sets")
     told = msgspec.json.decode(text, type=dict[int, list[tuple[str, bytes, int]]])
+    if len(told) > LEARNED_ROUNDS or sum(map(len, told.values())) > MOST_REFERENCES:
+        raise ValueError(f"it has the sets of {len(told)} rounds")
     return {
         round: tuple(Reference(round, PeerId(peer), ContributionId(id), size) for peer, id, size in entries)
         for round, entries in told.items()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import re
+import socket
+import threading
 import time
 import urllib.error
 import urllib.request
-from urllib.parse import urldefrag, urlsplit
+from concurrent.futures import Future
+from typing import IO
+from urllib.parse import SplitResult, urldefrag, urlsplit
 
 from peers.errors import UserError
 from peers.run_file import RunFileError, SignedManifest, from_published
@@ -16,6 +21,7 @@ from swarmnet.manifest import MANIFEST_LIMIT
 
 SCHEMES = ("https", "http", "file")
 FETCH_SECONDS = 20.0
+"""From looking up the server's name to the last byte: 64 KiB in it are 26 kbit/s."""
 ANSWER_SECONDS = 10.0
 """Longest silence of the server."""
 MOST_BYTES = 4 * MANIFEST_LIMIT
@@ -51,18 +57,68 @@ def fetch_run(url: str) -> SignedManifest:
         raise UserError(f"{error}; ask whoever gave you the URL for the run id and a new link") from None
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """To https on the open internet, or to where the request went already: whoever hands out a URL must not
+    choose what this machine asks of its own network."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
+        headers: http.client.HTTPMessage, newurl: str,
+    ) -> urllib.request.Request | None:  # fmt: skip
+        """See HTTPRedirectHandler. Raises HTTPError for what is not followed."""
+        before, after = urlsplit(req.full_url), urlsplit(newurl)
+        same = (before.scheme, before.netloc) == (after.scheme, after.netloc)
+        if not same and not (after.scheme == "https" and _on_the_internet(after)):
+            told = f"{msg}, and leads to {newurl[:200]}, which is not followed (type it, if you know it)"
+            raise urllib.error.HTTPError(req.full_url, code, told, headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _on_the_internet(url: SplitResult) -> bool:
+    """False if the host is this machine or one of its networks. What has no address will fail by itself."""
+    try:
+        found = socket.getaddrinfo(url.hostname, url.port or 443, type=socket.SOCK_STREAM)
+    except OSError:
+        return True
+    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_global for one in found)
+
+
 def _fetch(address: str) -> bytes:
+    """In a thread of its own: a server that sends a byte now and then keeps each single read below its limit,
+    and nothing else ends a look-up of its name."""
+    done: Future[bytes] = Future()
+
+    def fetch() -> None:
+        try:
+            done.set_result(_download(address))
+        except (UserError, OSError, ValueError, http.client.HTTPException) as error:
+            done.set_exception(error)
+
+    threading.Thread(target=fetch, name="fetch", daemon=True).start()
+    try:
+        return done.result(FETCH_SECONDS)
+    except TimeoutError:
+        raise _too_slow(address) from None
+
+
+def _too_slow(address: str) -> UserError:
+    return UserError(f"{address}: is not there after {FETCH_SECONDS:g} s; try again later")
+
+
+def _download(address: str) -> bytes:
+    """Raises UserError."""
     until = time.monotonic() + FETCH_SECONDS
     parts: list[bytes] = []
     try:
-        with urllib.request.urlopen(address, timeout=ANSWER_SECONDS) as answer:
-            while part := answer.read(_PART_BYTES):
+        with urllib.request.build_opener(_Redirects).open(address, timeout=ANSWER_SECONDS) as answer:
+            while part := answer.read1(_PART_BYTES):
                 parts.append(part)
                 if sum(map(len, parts)) > MOST_BYTES:
                     raise UserError(f"{address}: is longer than a published run may be ({MOST_BYTES} bytes)")
                 if time.monotonic() > until:
-                    raise UserError(f"{address}: is not there after {FETCH_SECONDS:g} s; try again later")
+                    raise _too_slow(address)
     except urllib.error.HTTPError as error:
+        error.close()  # Else its connection is open until somebody collects it.
         raise UserError(
             f"{address}: the server answers {error.code} {error.reason}; is the URL right?"
         ) from None

@@ -67,7 +67,12 @@ def run_peer_file(config: PeerFile) -> int:
     report = open_report(config.log, sys.stderr, time.time, config.name)
     hear_libraries(report)
     _compute_in_long_turns()
-    with contextlib.closing(report), only_one(config.state), as_user_errors(CannotStart, IdentityError):
+    with (
+        contextlib.closing(report), only_one(config.state) as was_open,
+        as_user_errors(CannotStart, IdentityError),
+    ):  # fmt: skip
+        if was_open:
+            report.say("state", f"other users could look into {config.state}: it is closed to them now")
         identity = load_or_create(config.identity)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(Peer(config, identity, report).run())

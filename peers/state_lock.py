@@ -1,9 +1,11 @@
-"""The lock on a state folder, which its peer holds as long as it lives."""
+"""A state folder: no other user looks into it, and its peer holds a lock on it as long as it lives."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -15,8 +17,10 @@ _ANOTHER = "give this peer another state folder (key `state`, or --state of `joi
 
 
 @contextlib.contextmanager
-def only_one(state: Path) -> Iterator[None]:
-    """Hold the lock: two peers with one identity would be one liar. UserError if another peer holds it."""
+def only_one(state: Path) -> Iterator[bool]:
+    """Hold the lock: two peers with one identity would be one liar. UserError if another peer holds it.
+    Yields what `make_private` says."""
+    was_open = make_private(state)
     with _opened(state) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -24,13 +28,27 @@ def only_one(state: Path) -> Iterator[None]:
             raise UserError(f"{state} is used by another running peer; each needs its own state") from None
         except OSError as error:
             raise UserError(f"{state}: cannot be locked: {error.strerror}; {_ANOTHER}") from None
-        yield
+        yield was_open
+
+
+def make_private(state: Path) -> bool:
+    """Make the folder, or close one of this user: event logs, peers' addresses and weights in it are nobody
+    else's business. True if it was there and others could look into it. Raises UserError."""
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = state.stat()
+        # What belongs to another user cannot be closed, and what all may write to (/tmp) must not be.
+        if found.st_uid != os.geteuid() or found.st_mode & stat.S_ISVTX or not found.st_mode & 0o077:
+            return False
+        state.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+    except OSError as error:
+        raise UserError(f"{state}: cannot be written: {error.strerror}; {_ANOTHER}") from None
+    return True
 
 
 def _opened(state: Path) -> TextIO:
-    """Makes the folder too: it is the first thing that a peer writes. Raises UserError."""
+    """It is the first thing that a peer writes. Raises UserError."""
     try:
-        state.mkdir(parents=True, exist_ok=True)
         return (state / _NAME).open("w")
     except OSError as error:
         raise UserError(f"{state}: cannot be written: {error.strerror}; {_ANOTHER}") from None

@@ -199,6 +199,19 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
+def shown(text: str, stream: TextIO) -> str:
+    """Text in which strangers chose words, for `stream`: as it is for a program that reads it; on a terminal
+    what would steer that is spelt as in JSON, where it means the same."""
+    return "".join(map(_spelt, text)) if stream.isatty() else text
+
+
+def _spelt(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    code = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{code[at : at + 4]}" for at in range(0, len(code), 4))
+
+
 def amount(count: float) -> str:
     """Bytes for people: `999 B`, `1.5 MB`."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -99,7 +99,7 @@ async def read_part(reader: asyncio.StreamReader, kind: type[SomePart], seconds:
     check(data, PART_LIMIT)
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # The latter is no MsgspecError.
         raise Malformed(f"no {kind.__name__.lower()}: {error}") from None
 
 

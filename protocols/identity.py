@@ -26,6 +26,22 @@ _PEER_ID = b"\x00\x24\x08\x01\x12\x20"
 IDENTITY_BYTES = len(_PRIVATE_KEY) + 64
 SIGNATURE_BYTES = 64
 PUBLIC_KEY_BYTES = 32
+_SIGN_OF_X = 0x80
+"""In a key's last byte; the rest of it is y."""
+_SMALL_ORDER = frozenset(
+    bytes.fromhex(y)
+    for y in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "7f",
+    )
+)
+"""y of the eight points of small order, which are no keys: all can sign in their names. The last two are 0
+and 1 spelt with p added, as decoders take them (libsodium's list, ge25519_has_small_order)."""
 _KEPT_KEYS = 4096
 """Parsed keys kept in memory (about 300 bytes each): more than the peers one peer ever talks to."""
 
@@ -86,6 +102,8 @@ def public_key_bytes(peer: PeerId) -> bytes:
         raise ValueError(f"{peer[:64]!r} is not the id of an Ed25519 key")
     if base58.b58encode(raw).decode() != peer:  # base58 ignores trailing spaces: two names for one peer
         raise ValueError(f"{peer!r} is not written canonically")
+    if raw[len(_PEER_ID) : -1] + bytes([raw[-1] & ~_SIGN_OF_X]) in _SMALL_ORDER:
+        raise ValueError(f"{peer} is nobody's key: a point of small order")
     return raw[len(_PEER_ID) :]
 
 
@@ -120,7 +138,7 @@ def create(path: Path) -> Identity:
     identity = Identity.generate()
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise IdentityError(f"cannot write identity {path}: {error.strerror}; choose another path") from None
     try:

@@ -13,9 +13,16 @@ from test_archive_faults import Unreachable, unreachable
 from peers.archive.archive import Archive
 from peers.archive.reaching import until_reached
 from peers.archive.restoring import Restoring
-from peers.archive.store import ArchiveError, StoreUnreachable, open_store
+from peers.archive.store import ArchiveError, FolderStore, StoreUnreachable, open_store
 from peers.creator.facts import from_archive
 from peers.virtual_time import run
+
+
+def test_a_folder_with_a_link_to_a_device_in_it_is_said_and_not_read(tmp_path):
+    (tmp_path / "order.bin").symlink_to("/dev/null")
+    with pytest.raises(ArchiveError, match=r"order\.bin: is no file"):
+        FolderStore(tmp_path).read("order.bin")
+    assert FolderStore(tmp_path).read("none.bin") is None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save
 from swarm import tiny_manifest
 
 from peers import checkpoint
@@ -87,6 +89,29 @@ def test_a_file_whose_sets_are_none_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path, 5)
     with pytest.raises(checkpoint.CheckpointError, match="no checkpoint that can be used"):
         checkpoint.read(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("round", "9" * 4000), ("round", "9" * 5000), ("round", "\u0661"), ("stage", "-1"),
+        ("chain", "00" * 10**6), ("digest", "00"),
+        ("sets", "{" + ",".join(f'"{round}":[]' for round in range(65)) + "}"),
+        ("sets", '{"1":[' + ",".join(['["x","AAAA",1]'] * 16385) + "]}"),
+        ("sets", "{" + " " * 3_000_000 + "}"),
+    ],
+)  # fmt: skip
+def test_a_file_that_says_more_than_any_run_has_is_refused_before_it_is_used(tmp_path, key, value):
+    path = write(tmp_path, 5)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    del metadata["content"]
+    metadata[key] = value
+    metadata["content"] = checkpoint._content(metadata, tensors)  # Whoever forges a file can hash it.
+    path.write_bytes(save(tensors, metadata))
+    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint that can be used"):
+        checkpoint.restore(path, MANIFEST.run_id(), STAGE, layout())
 
 
 def test_large_weights_are_kept_exactly(tmp_path):

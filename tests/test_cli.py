@@ -211,7 +211,7 @@ def publish(swarmnet, seed=4):
 
 OWN_TEXT = """
 name: tiny
-data: {sources: [{name: books, path: books}, {name: python-stdlib, path: python-stdlib}, {name: far, path: far}]}
+data: {sources: [{name: books, path: books}, {name: library, path: python-stdlib}, {name: far, path: far}]}
 """
 
 
@@ -226,7 +226,8 @@ def test_an_owner_joins_with_the_printed_line_and_reads_the_text_beside_the_run_
     typed = shlex.split(first.replace("MULTIADDR", BOOTSTRAP).replace("PATH", "/srv/far"))[2:]
     assert swarmnet(*typed, "--state", "here")[0] == 2, "a run of one stage needs all of its text"
     Path("far").write_text("and far away")
-    (first,) = [line for line in swarmnet("publish", "tiny.yaml")[1].splitlines() if line.startswith("first ")]
+    out = swarmnet("publish", "tiny.yaml")[1]
+    (first,) = [line for line in out.splitlines() if line.startswith("first ")]
     typed = shlex.split(first.replace("MULTIADDR", BOOTSTRAP))[2:]
     assert swarmnet(*typed, "--state", "here")[0] == 0
     (config,) = started
@@ -240,6 +241,24 @@ def test_the_first_stage_without_the_runs_text_is_refused_and_nothing_is_written
     assert not Path("here").exists()
     assert started == []
     assert swarmnet("join", "tiny.run.json", "--bootstrap", BOOTSTRAP, "--state", "here")[0] == 0
+
+
+def test_what_an_owner_wrote_steers_no_terminal_and_reaches_a_program_as_it_is(swarmnet, monkeypatch):
+    words = "\x9b31m\u202egnp.exe"
+    file = write("tiny.yaml", 'name: tiny\nintended_use: "\\x9b31m\\u202egnp.exe"\n')
+    assert swarmnet("publish", file)[0] == 0
+    _, piped, _ = swarmnet("report", "tiny.run.json", "--json")
+    assert words in piped
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    _, seen, _ = swarmnet("report", "tiny.run.json", "--json")
+    assert all(character.isprintable() or character == "\n" for character in seen)
+    assert json.loads(seen)["general"]["intended_use"] == words
+
+
+def test_joining_leaves_a_folder_that_nobody_else_looks_into(swarmnet, started):
+    publish(swarmnet)
+    assert swarmnet("join", "tiny.run.json", "--bootstrap", BOOTSTRAP, "--state", "here")[0] == 0
+    assert Path("here").stat().st_mode & 0o077 == 0
 
 
 def test_joining_writes_a_peer_file_and_starts_it(swarmnet, started, tmp_path):

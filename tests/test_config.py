@@ -128,6 +128,8 @@ def problems(typed, text, environment=None, overrides=None):
         ),
         ("role: [\n", "2: is not YAML: expected the node content, but found '<stream end>'"),
         ("[" * 1500, "1: is nested too deeply"),
+        (f"a: {'[' * 32}{']' * 32}\n", "1: is nested too deeply"),
+        ("".join(f"{' ' * depth}a:\n" for depth in range(33)), "1: is nested too deeply"),
     ],
 )
 def test_every_mistake_is_one_line_with_its_place_and_what_would_be_right(typed, tmp_path, text, expected):

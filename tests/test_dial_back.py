@@ -230,6 +230,17 @@ def test_an_ask_in_a_name_that_is_no_key_is_ended(name, signature):
     assert run_virtual(send()) == []
 
 
+def test_text_that_is_no_utf_8_is_malformed_like_all_else_that_is():
+    async def whole():
+        reader = asyncio.StreamReader()
+        array = b"\x92\xc4\x10" + bytes(16) + b"\xa2\xff\xfe"
+        reader.feed_data(len(array).to_bytes(2, "big") + array)
+        with pytest.raises(Malformed, match="no greeting"):
+            await read_part(reader, Greeting, 1.0)
+
+    asyncio.run(whole())
+
+
 def test_a_part_that_is_too_long_is_refused_before_it_is_read():
     async def send():
         reader = asyncio.StreamReader()

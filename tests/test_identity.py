@@ -12,6 +12,7 @@ from protocols.identity import (
     create,
     load,
     load_or_create,
+    peer_id_of,
     public_key_bytes,
     verify,
 )
@@ -97,6 +98,24 @@ def test_a_peer_id_has_one_spelling():
     identity = Identity.from_seed(b"alice")
     for spelling in (identity.peer_id + " ", "1" + identity.peer_id, identity.peer_id + "\n"):
         assert not verify(PeerId(spelling), b"statement", identity.sign(b"statement"))
+
+
+P = 2**255 - 19
+SMALL_ORDER = [
+    0, 1, P - 1, P, P + 1,
+    2707385501144840649318225287225658788936804267575313519463743609750303402022,
+    55188659117513257062467267217118295137698188065244968500265048394206261417927,
+]  # fmt: skip
+"""y of the points whose eightfold is nothing, the spellings with p added among them."""
+
+
+def test_a_key_of_small_order_is_nobodys_and_signs_nothing():
+    low = [y.to_bytes(32, "little") for y in SMALL_ORDER]
+    for key in [*low, *(one[:-1] + bytes([one[-1] | 0x80]) for one in low)]:
+        peer = peer_id_of(key)
+        with pytest.raises(ValueError, match="nobody's key"):
+            public_key_bytes(peer)
+        assert not any(verify(peer, b"statement", point + bytes(32)) for point in low)
 
 
 @given(peer=st.text(max_size=80), statement=st.binary(max_size=50), signature=st.binary(max_size=80))

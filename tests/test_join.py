@@ -1,5 +1,6 @@
 """`swarmnet join`: from where a run may come, what is written, and what a peer says that it found."""
 
+import contextlib
 import http.server
 import socket
 import threading
@@ -35,6 +36,9 @@ class Served(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         status, body = self.pages.get(self.path, (404, b"no"))
         self.send_response(status)
+        if status == 302:
+            self.send_header("Location", body)
+            body = b""
         self.end_headers()
         self.wfile.write(body)
 
@@ -241,10 +245,58 @@ def test_nobody_else_reads_the_file_in_which_an_invite_stands(swarmnet, started,
     assert file.stat().st_mode & 0o077 == 0
 
 
-def test_a_server_that_drips_is_given_up(web, monkeypatch):
-    monkeypatch.setattr(fetching, "FETCH_SECONDS", -1.0)
-    with pytest.raises(UserError, match="is not there after"):
-        fetch_run(f"{web[0]}/run.json")
+@contextlib.contextmanager
+def dripping(start):
+    """A server that sends `start`, then a byte every tenth of a second for at most 4 s."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip():
+            with server.accept()[0] as line, contextlib.suppress(OSError):
+                line.recv(4096)
+                line.sendall(start)
+                for _ in range(40):
+                    if ended.wait(0.1):
+                        return
+                    line.sendall(b" ")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/x.json"
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "start", [b"HTTP/1.0 200 OK\r\nContent-Length: 60000\r\n\r\n", b"HTTP/1.0 200 OK\r\nX: "],
+    ids=["body", "header"],
+)
+def test_a_server_that_drips_is_given_up(monkeypatch, start):
+    monkeypatch.setattr(fetching, "FETCH_SECONDS", 0.3)
+    with dripping(start) as url:
+        with pytest.raises(UserError, match="is not there after"):
+            fetch_run(url)
+        for thread in threading.enumerate():
+            if thread.name == "fetch":
+                assert thread.daemon, "it keeps no process from ending"
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["ftp://127.0.0.1:1/x", "file:///etc/hostname", "http://127.0.0.1:1/", "https://127.0.0.1:1/", "https://[::1]:1/",
+     "https://localhost:1/", "https://10.0.0.1/", "https://169.254.169.254/latest", "http://192.0.2.1/"],
+)  # fmt: skip
+def test_a_redirect_leads_only_to_https_on_the_internet(web, target):
+    address, pages = web
+    pages["/moved.json"] = (302, target)
+    with pytest.raises(UserError, match=r"leads to .*, which is not followed"):
+        fetch_run(f"{address}/moved.json")
+
+
+def test_a_redirect_on_the_same_server_is_followed(web):
+    address, pages = web
+    pages["/moved.json"] = (302, f"{address}/run.json")
+    assert fetch_run(f"{address}/moved.json") == SIGNED
 
 
 def record(stage, state="training", loss=3.0, round=7, speed=500.0):

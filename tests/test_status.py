@@ -4,7 +4,10 @@ import io
 import json
 import logging
 
-from peers.status import JsonReport, LineReport, LogToReport, Status, amount, open_report, printable
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.status import JsonReport, LineReport, LogToReport, Status, amount, open_report, printable, shown
 
 STATUS = Status(
     "training",
@@ -18,6 +21,20 @@ STATUS = Status(
     group_peers=2,
     swarm_peers=6,
 )
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@given(st.text())
+def test_what_strangers_wrote_is_shown_on_a_terminal_without_what_steers_it_and_means_the_same(text):
+    told = json.dumps({"name": text}, indent=2, ensure_ascii=False)
+    on_screen = shown(told, Terminal())
+    assert all(character.isprintable() or character == "\n" for character in on_screen)
+    assert json.loads(on_screen) == {"name": text}
+    assert shown(told, io.StringIO()) == told, "a program gets it as it is"
 
 
 def test_the_status_line_says_how_it_goes():

@@ -23,6 +23,7 @@ from peers.text import (
 )
 from swarmnet.manifest import STANDARD_LIBRARY
 
+
 def write_lines(path: Path, *records: object) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from peers.errors import UserError
 from peers.extras import how_to_install
-from peers.files import write_atomically
+from peers.files import is_file, is_there, write_atomically
 from peers.supervision import reason
 
 NAME_LIMIT = 128
@@ -63,6 +63,8 @@ class FolderStore:
     def read(self, name: str) -> bytes | None:
         """See `Store.read`."""
         try:
+            if is_there(self.folder / name) and not is_file(self.folder / name):
+                raise ArchiveError(f"{self.folder / name}: is no file (a link to a device?): remove it")
             return (self.folder / name).read_bytes()
         except FileNotFoundError:
             return None

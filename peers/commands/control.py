@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -77,10 +78,12 @@ def me(
 ) -> None:
     """Am I counted? What this peer contributed, by the signed receipts of others."""
     from peers.contributed import from_disk, lines  # torch, by way of the receipts
+    from peers.status import shown
 
     state = state_of(where, "me")
     found = ask(state, {"do": "me"}, ANSWER_SECONDS) if runs(state) else from_disk(state)
-    typer.echo(json.dumps(found, indent=1) if as_json else "\n".join(lines(found)))
+    text = json.dumps(found, indent=1) if as_json else "\n".join(lines(found))
+    typer.echo(shown(text, sys.stdout))  # The run's name is its owner's.
 
 
 def _until_ended(state: Path, seconds: float) -> None:

@@ -132,7 +132,7 @@ def chains(
             seen = await places(found, identity)
         made = plan(seen, Random(found.signed.run_id))
         for line in lines(seen, made):
-            typer.echo(line)
+            _echo(line)
         return made
 
     with as_user_errors(*NOT_REACHED, NoPlan):
@@ -148,6 +148,13 @@ def unchain(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstrap
     from swarmnet import orders
 
     _order(run, key, bootstrap, lambda held: orders.unchain(held, reason))
+
+
+def _echo(text: str) -> None:
+    """Print what a run's owner or strangers wrote some of."""
+    from peers.status import shown
+
+    typer.echo(shown(text, sys.stdout))
 
 
 def _owner(key: Path | None) -> tuple[Path, Identity]:
@@ -176,7 +183,7 @@ def _order(run: str, key: Path | None, bootstrap: list[str] | None, change: Call
             kept = _states() / "orders" / f"{found.signed.run_id[:16]}.bin"
             given = await give(found, identity, await newest(found, kept, say), change)
         for line in told(given.before, given.order.order):
-            typer.echo(f"order  {line}")
+            _echo(f"order  {line}")
         keeps = "keeps" if given.stored else "does not keep"
         typer.echo(f"told   {given.told} peers; the directory {keeps} it")
         if not given.told and not given.stored:
@@ -204,7 +211,7 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
 
     with as_user_errors(*NOT_REACHED, WireError):
         order = asyncio.run(whole())
-    typer.echo(json.dumps(asdict(order), indent=2, ensure_ascii=False) if as_json else _words(order))
+    _echo(json.dumps(asdict(order), indent=2, ensure_ascii=False) if as_json else _words(order))
 
 
 def _words(order: Order) -> str:
@@ -277,7 +284,7 @@ def registry_list(
     if as_json:
         rows = [{"run": one.run_id, "name": one.manifest.name, "owner": one.manifest.owner,
                  "access": one.manifest.access} for one in found]  # fmt: skip
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        _echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     for one in found:
         manifest = one.manifest
@@ -299,7 +306,7 @@ def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
             return published_text(found.signed)
 
     with as_user_errors(*NOT_REACHED):
-        typer.echo(asyncio.run(whole()), nl=False)
+        _echo(asyncio.run(whole()).rstrip("\n"))
 
 
 def report(
@@ -338,7 +345,7 @@ def report(
         facts = from_archive(archive, archive.open(), time.time())
     text = to_json(facts) if as_json else as_markdown(facts)
     if out is None:
-        typer.echo(text, nl=False)
+        _echo(text.rstrip("\n"))
     else:
         write_atomically(out, text.encode())
         typer.echo(f"wrote  {out}", err=True)

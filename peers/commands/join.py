@@ -56,6 +56,7 @@ def join(
     """Take part in a run: writes peer.yaml into the state folder, then runs it. Again: goes on with it."""
     from peers.run_file import published_text
     from peers.stage_wish import check_wish
+    from peers.state_lock import make_private
     from peers.text_here import require_text
 
     known = RunId((run or "").rpartition("#")[2])
@@ -85,6 +86,7 @@ def join(
     if signed is not None:
         check_wish(config.stage, config.stages, signed.manifest)
         require_text(signed.manifest, config)
+    make_private(folder)
     if not named:
         typed.data["name"] = _own_name(config)
     if signed is not None:

@@ -43,7 +43,9 @@ DEFAULT_WINDOW = 128
 
 
 def warn(text: str) -> None:
-    typer.echo(f"warning: {text}", err=True)
+    from peers.status import shown
+
+    typer.echo(shown(f"warning: {text}", sys.stderr), err=True)
 
 
 def export(

@@ -13,6 +13,7 @@ from peers.config.peer_file import default_state, run_id_of
 from peers.errors import NoAnswer, UserError, as_user_errors
 from peers.joining import PeerCache
 from peers.run_file import RunFileError, load_signed
+from peers.status import shown
 from protocols.daemon import CannotStart
 from protocols.dht import split_multiaddr
 
@@ -22,7 +23,7 @@ NOT_REACHED = (NoAnswer, RunFileError, CannotStart)
 
 def say(_event: str, text: str) -> None:
     """Progress and trouble go to standard error, so that the text can be piped."""
-    typer.echo(text, err=True)
+    typer.echo(shown(text, sys.stderr), err=True)
 
 
 def ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:

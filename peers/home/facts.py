@@ -19,7 +19,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from peers import event_log
-from peers.checkpoint import STATEMENT_BYTES
+from peers.checkpoint import STATEMENT_BYTES, number
 from peers.errors import UserError
 from protocols.envelope import Kind, open_envelope
 from protocols.errors import WireError
@@ -81,11 +81,11 @@ def facts(source: Path | None, manifest: Manifest) -> Facts:
             continue
         folder = file.absolute().parent
         folders.add(folder.parent if folder.name == CHECKPOINTS else folder)
-        stage = int(metadata["stage"])
-        if stage not in newest or int(newest[stage]["round"]) < int(metadata["round"]):
+        stage = number(metadata["stage"])
+        if stage not in newest or number(newest[stage]["round"]) < number(metadata["round"]):
             newest[stage] = metadata
     for stage, metadata in sorted(newest.items()):
-        found.rounds[stage] = int(metadata["round"]) + 1
+        found.rounds[stage] = number(metadata["round"]) + 1
         found.signers.update(_signers(metadata, run_id))
     _read_logs(found, [folder / LOG for folder in sorted(folders)])
     for folder in sorted(folders):
@@ -99,9 +99,11 @@ def _metadata(file: Path) -> Mapping[str, str]:
     try:
         with safe_open(file, framework="pt") as opened:
             found: Mapping[str, str] = opened.metadata() or {}
-    except (OSError, SafetensorError):
+        number(found.get("stage", ""))
+        number(found.get("round", ""))
+    except (OSError, SafetensorError, ValueError):
         return {}
-    return found if all(_NUMBER.fullmatch(found.get(key, "")) for key in ("stage", "round")) else {}
+    return found
 
 
 def _signers(metadata: Mapping[str, str], run_id: RunId) -> Iterator[str]:

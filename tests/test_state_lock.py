@@ -1,0 +1,43 @@
+"""A peer's state folder is its user's alone."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from peers.state_lock import only_one
+
+
+def mode(folder: Path) -> int:
+    return stat.S_IMODE(folder.stat().st_mode)
+
+
+@pytest.fixture(autouse=True)
+def usual_umask():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def test_a_new_state_folder_is_closed_to_other_users(tmp_path):
+    with only_one(tmp_path / "states" / "one") as was_open:
+        assert not was_open
+        assert mode(tmp_path / "states" / "one") == 0o700
+
+
+def test_one_that_others_could_look_into_is_closed_and_it_is_said_once(tmp_path):
+    (tmp_path / "one").mkdir(mode=0o755)
+    with only_one(tmp_path / "one") as was_open:
+        assert was_open
+        assert mode(tmp_path / "one") == 0o700
+    with only_one(tmp_path / "one") as was_open:
+        assert not was_open
+
+
+def test_a_folder_that_all_may_write_to_is_left_as_it_is(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    with only_one(tmp_path / "shared") as was_open:
+        assert not was_open
+    assert mode(tmp_path / "shared") == 0o1777
