@@ -55,9 +55,7 @@ def join(
 ) -> None:
     """Take part in a run: writes peer.yaml into the state folder, then runs it. Again: goes on with it."""
     from peers.run_file import published_text
-    from peers.stage_wish import check_wish
     from peers.state_lock import make_private
-    from peers.text_here import require_text
 
     known = RunId((run or "").rpartition("#")[2])
     if not is_there(_folder(state, known) / "peer.yaml") or not run_id_of(known):
@@ -84,8 +82,7 @@ def join(
     named = "name" in typed.data
     config = check_typed(typed, folder, run_id[:16], os.environ)
     if signed is not None:
-        check_wish(config.stage, config.stages, signed.manifest)
-        require_text(signed.manifest, config)
+        _require_possible(config, signed)
     make_private(folder)
     if not named:
         typed.data["name"] = _own_name(config)
@@ -98,6 +95,15 @@ def join(
         typer.echo("alone  no --bootstrap was given: this peer waits for others to come to it", err=True)
     typer.echo("start  Ctrl+C leaves politely (again: at once); `swarmnet top` shows more", err=True)
     start(load(file, os.environ))
+
+
+def _require_possible(config: PeerFile, signed: SignedManifest) -> None:
+    """UserError where the run has not the stages that are asked for, or this machine not what they need."""
+    from peers.stage_wish import check_wish
+    from peers.text_here import require_text
+
+    check_wish(config.stage, config.stages, signed.manifest)
+    require_text(signed.manifest, config)
 
 
 def _folder(state: Path | None, run_id: RunId) -> Path:
