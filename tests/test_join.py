@@ -247,7 +247,7 @@ def test_nobody_else_reads_the_file_in_which_an_invite_stands(swarmnet, started,
 
 @contextlib.contextmanager
 def dripping(start):
-    """A server that sends `start`, then a byte every tenth of a second for at most 4 s."""
+    """A server that sends `start`, then a byte each tenth of a second for 10 s. Yields its URL and thread."""
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -255,14 +255,14 @@ def dripping(start):
             with server.accept()[0] as line, contextlib.suppress(OSError):
                 line.recv(4096)
                 line.sendall(start)
-                for _ in range(40):
+                for _ in range(100):
                     if ended.wait(0.1):
                         return
                     line.sendall(b" ")
 
         thread = threading.Thread(target=drip)
         thread.start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}/x.json"
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/x.json", thread
         ended.set()
         thread.join()
 
@@ -273,9 +273,10 @@ def dripping(start):
 )
 def test_a_server_that_drips_is_given_up(monkeypatch, start):
     monkeypatch.setattr(fetching, "FETCH_SECONDS", 0.3)
-    with dripping(start) as url:
+    with dripping(start) as (url, server):
         with pytest.raises(UserError, match="is not there after"):
             fetch_run(url)
+        assert server.is_alive(), "it was not waited for"
         for thread in threading.enumerate():
             if thread.name == "fetch":
                 assert thread.daemon, "it keeps no process from ending"
