@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,8 +33,6 @@ CLAIMS, CLAIMS_BYTES = "contributors.json", 64 << 20
 """In an archive (peers/archive/archive.py)."""
 MOST_RECEIPTS = 2 * BLOCKS_KEPT * SIGNERS_KEPT
 """Lines of one peer that are read: more than it keeps."""
-_NUMBER = re.compile(r"[0-9]{1,10}")
-"""Of a stage or a round: as many digits as in the names of an archive's files."""
 
 
 @dataclass(slots=True)
