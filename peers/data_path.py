@@ -17,7 +17,7 @@ from torch import Tensor
 from peers.act_checks import unfit_act
 from peers.ahead import Ahead
 from peers.compute import BACKWARD, FORWARD, Compute
-from peers.microbatch_work import Bodies, Computed, MicrobatchWork, Trouble, memory_bytes
+from peers.microbatch_work import Bodies, Computed, MicrobatchWork, Source, Trouble, memory_bytes
 from peers.neighbourhood import Neighbourhood
 from peers.stage_part import StagePart
 from peers.timer import Timer
@@ -58,7 +58,7 @@ from swarmnet.ways import Ways
 
 NACK_CODES = frozenset(
     {"committed", "deadline", "malformed", "not_finite", "not_ready", "wrong_stage", "illegal_path",
-     "other_path", "gone", "cancelled"}
+     "other_path", "out_of_line", "gone", "cancelled"}
 )  # fmt: skip
 """Whatever else a peer writes is counted as "other": codes become names of metrics."""
 LOOK_SECONDS = 1.0
@@ -285,11 +285,17 @@ class DataPath:
             reason = "it is here by another way: a gradient for that one is none for this one"
             self.neighbourhood.post(peer, "data", Nack(*key, act.attempt, "other_path", reason))
             return
+        if self.router.is_shunned(peer, self.clock.time()):
+            reason = "most of what it sent lately was far from what others send"
+            self.neighbourhood.post(peer, "data", Nack(*key, act.attempt, "out_of_line", reason))
+            return
         if key not in self.pipeline.jobs:
             self.ways.arrive(key, act.path.header())
             split = encoded_bytes(act.shape, self.manifest.hidden_codec)
             labels = torch.from_numpy(np.frombuffer(body, np.int32, offset=split).astype(np.int64))
+            visited = act.path.header().visited
             self.bodies[key] = Bodies(
+                sender=Source(peer, visited[-2], len(visited)),
                 labels=labels.view(act.shape[:2]), output=body[:split], shape=act.shape,
                 arrived_at=self.clock.time(),
             )  # fmt: skip
@@ -316,6 +322,9 @@ class DataPath:
             self.ahead.answered(peer, key, grad.attempt, kept.answered)
             self.timings.add("answered", kept.answered)
             kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
+            known = self.neighbourhood.membership.peers.get(peer)
+            stage = known.stage if known is not None else -1
+            kept.answerer = Source(peer, stage, self.ways.headers[key].length)
             kept.seconds = max(0.0, grad.path_seconds)
             kept.queued_below = min(max(0.0, grad.queue_seconds), kept.answered)
         self.feed(GradArrived(peer, key, grad.attempt))
@@ -383,9 +392,14 @@ class DataPath:
         return kept
 
     def _failed(self, key: MicrobatchId, trouble: Trouble) -> None:
-        code, reason = trouble.code, trouble.reason
-        self.note("microbatch_failed", code=code, origin=key.origin, counter=key.counter, reason=reason)
+        code, reason, peer = trouble.code, trouble.reason, trouble.peer
+        self.note(
+            "microbatch_failed", code=code, origin=key.origin, counter=key.counter, reason=reason, peer=peer
+        )
         self.feed(Failed(key, code, reason, trouble.again))
+        if trouble.out_of_line and peer is not None:
+            self.router.shun(peer, self.clock.time())
+            self.neighbourhood.part_from(peer, "out_of_line", reason)
 
     def _note_commit(self, key: MicrobatchId, loss_sum: float, tokens: int, **below: float) -> None:
         """`below`: seconds until the answer, what of them was compute and waiting for compute, and how many

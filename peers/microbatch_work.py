@@ -6,7 +6,9 @@ A microbatch that cannot be computed (wrong shape, not finite) is an ordinary ou
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from math import inf
 from time import perf_counter
 
 import torch
@@ -16,9 +18,10 @@ from peers.codec_counts import CodecCounts, Coded
 from peers.stage_part import Computes
 from peers.timings import Timings
 from swarmnet import hidden
-from swarmnet.identifiers import MicrobatchId
+from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.manifest import Manifest
-from swarmnet.stage import StageError
+from swarmnet.sizes import Judgement, Sizes
+from swarmnet.stage import Bound, StageError
 
 UNKNOWN_MEMORY_BYTES = 4 << 30
 """Assumed where the system does not tell (Windows)."""
@@ -34,9 +37,29 @@ def memory_bytes(device: torch.device) -> int:
         return UNKNOWN_MEMORY_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Whose numbers they are: those of one peer are compared with those of others of the same kind."""
+
+    peer: PeerId
+    stage: int
+    path_stages: int
+    """That the microbatch had visited (hidden states), or visits in all (a gradient): where stages are left
+    out, norms depend on it."""
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        return self.stage, self.path_stages
+
+
 @dataclass(slots=True)
 class Bodies:
     """Everything kept for one microbatch, until Forget."""
+
+    sender: Source | None = None
+    """Whose hidden states `output` holds at first; None: it starts here."""
+    answerer: Source | None = None
+    """Whose gradient `gradient` is."""
 
     inputs: Tensor | None = None
     labels: Tensor | None = None
@@ -77,6 +100,10 @@ class Trouble:
     reason: str
     again: bool = False
     """Nothing is lost here: with another gradient from below it can be computed still."""
+    peer: PeerId | None = None
+    """Who sent the numbers that are no good."""
+    out_of_line: bool = False
+    """Most of what that peer sent lately is no good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +123,11 @@ class MicrobatchWork:
         """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
         self.applied_rounds = 0
         """Rounds that have entered the weights here since the start; likewise."""
+        self.hidden_sizes, self.gradient_sizes, self.added_sizes = Sizes(), Sizes(weighed=True), Sizes()
+        """Of hidden states from above, of gradients from below, and of what a microbatch adds to the round's
+        sum, by whose numbers it was computed from."""
+        self.scaled: Counter[str] = Counter()
+        """Microbatches whose gradient was too large, by where that was seen."""
         self.timings = Timings()
         self.codings = CodecCounts(self.timings, "activation", "gradient")
 
@@ -106,11 +138,13 @@ class MicrobatchWork:
             inputs = kept.inputs
             if inputs is None:
                 inputs = self._decode("activation", kept.output, kept.shape)
+                if trouble := self._far_off(kept.sender, _norm(inputs)):
+                    return trouble
             if not self.is_last:
                 output_BTD = self.stage_compute.forward(key, inputs, branch_scale)
                 return Computed(self._encode("activation", output_BTD), _shape(output_BTD))
             assert kept.labels is not None, "the last stage got its labels with the ACT"
-            finished = self.stage_compute.finish(key, inputs, kept.labels)
+            finished = self.stage_compute.finish(key, inputs, kept.labels, self._bound(kept.sender))
         except (StageError, hidden.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
         self._gathered(kept, finished.tokens)
@@ -119,16 +153,47 @@ class MicrobatchWork:
         return Computed(encoded, kept.shape, finished.loss_sum, finished.tokens)
 
     def backward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
+        source = kept.answerer
         try:
             below = self._decode("gradient", kept.gradient, kept.shape)
         except hidden.HiddenError as error:
-            return Trouble("malformed", str(error), again=True)
+            return _blamed(source, "malformed", str(error), _judged(self.gradient_sizes, source, inf))
+        judgement = _judged(self.gradient_sizes, source, _norm(below))
+        if not judgement.gain:
+            return _blamed(source, "not_finite", "a gradient too large to be summed", judgement)
+        if judgement.out_of_line:
+            reason = f"its gradients are mostly far from others' size, this one {judgement.ratio:.3g} times"
+            return _blamed(source, "out_of_line", reason, judgement)
+        if judgement.gain < 1.0:
+            self.scaled["received"] += 1
+            below *= judgement.gain
         try:
-            gradient = self.stage_compute.backward(key, below)
+            gradient = self.stage_compute.backward(key, below, self._bound(source))
         except StageError as error:
-            return Trouble("not_finite", str(error))
+            return Trouble("not_finite", str(error), peer=source.peer if source is not None else None)
         self._gathered(kept, kept.tokens)
         return Computed(b"" if gradient is None else self._encode_gradient(gradient), kept.shape)
+
+    def _far_off(self, sender: Source | None, norm: float) -> Trouble | None:
+        """Why hidden states are not computed with. They are refused and not scaled: whatever they are, they
+        are not what an honest stage has computed, and made to fit they would be trained on."""
+        judgement = _judged(self.hidden_sizes, sender, norm)
+        if not (judgement.far_off or judgement.out_of_line):
+            return None
+        reason = f"hidden states {judgement.ratio:.3g} times as large as is usual"
+        return replace(_blamed(sender, "out_of_line", reason, judgement), again=False)
+
+    def _bound(self, source: Source | None) -> Bound:
+        """What a microbatch that was computed from this peer's numbers counts for in the round's sum."""
+
+        def bound(norm: float) -> float:
+            judgement = _judged(self.added_sizes, source, norm)
+            if not judgement.gain:
+                raise StageError(f"a gradient of norm {norm:.3g} is too large to be summed")
+            self.scaled["added"] += judgement.gain < 1.0
+            return judgement.gain
+
+        return bound
 
     def _gathered(self, kept: Bodies, tokens: int) -> None:
         self.gathered_tokens += tokens
@@ -158,3 +223,17 @@ class MicrobatchWork:
 def _shape(hidden_BTD: Tensor) -> tuple[int, int, int]:
     batch, tokens, width = hidden_BTD.shape
     return batch, tokens, width
+
+
+def _norm(hidden_BTD: Tensor) -> float:
+    return float(torch.linalg.vector_norm(hidden_BTD))
+
+
+def _judged(sizes: Sizes, source: Source | None, norm: float) -> Judgement:
+    """Of a whole model in one stage there is no source but the peer itself."""
+    return sizes.judge(PeerId(""), norm) if source is None else sizes.judge(source.peer, norm, source.kind)
+
+
+def _blamed(source: Source | None, code: str, reason: str, judgement: Judgement) -> Trouble:
+    """With another peer's numbers it can be computed still."""
+    return Trouble(code, reason, True, source.peer if source is not None else None, judgement.out_of_line)

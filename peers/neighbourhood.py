@@ -290,7 +290,8 @@ class Neighbourhood:
             self.listener.counted(self.membership.group_size())
 
     def part_from(self, peer: PeerId, code: str, reason: str) -> None:
-        """The owner no longer lets it in: tell it why and end its links."""
+        """It is not let in any more, by the owner's order or for what it has sent: tell it why and end its
+        links. Without an order a newer record of it counts again."""
         self._greeted.discard(peer)
         if peer in self.membership.peers:
             self._unlink(peer, code, reason, left=True)

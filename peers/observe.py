@@ -213,6 +213,8 @@ class Observer:
         microbatches.missing.set(len(worker.data.missing))
         not_finite = ledger.dropped.get("not_finite", 0)
         training.nonfinite("microbatch").inc(growth.of("not finite", not_finite))
+        for where, count in worker.data.work.scaled.items():
+            training.scaled(where).inc(growth.of("scaled", count, where))
         microbatches.queue.set(worker.compute.queued)
         microbatches.open.set(worker.data.pipeline.under_way)
 

@@ -47,6 +47,7 @@ DEPARTURES = {
     "refused_us": Reason("it refused this peer", VERSION),
     "banned": Reason("the run's owner has banned it", "`swarmnet orders RUN` shows why"),
     "not_invited": Reason("the run's owner has revoked its invite", "`swarmnet orders RUN` shows it"),
+    "out_of_line": Reason("most of its numbers were far larger or smaller than others'", "ban it"),
     "released": Reason("neither side needs the link: nearer neighbours are there", NOTHING),
 }
 
@@ -68,6 +69,7 @@ REFUSALS = {
         "a receipt that nobody owes this peer, or not any more: of a stranger, or of rounds long past",
         NOTHING,
     ),
+    "out_of_line": DEPARTURES["out_of_line"],
     "other": Reason("a code that this version does not know", VERSION),
 }
 
@@ -101,6 +103,7 @@ REROUTES = {
     "wrong_stage": REFUSALS["wrong_stage"],
     "illegal_path": REFUSALS["illegal_path"],
     "malformed": REFUSALS["malformed"],
+    "out_of_line": Reason("its numbers were far from the size of others'", "if one peer often: ban it"),
     "other": REFUSALS["other"],
 }
 
@@ -109,6 +112,7 @@ DROPS = {
     "cancelled": Reason("whoever asked for it has gone, or asked somebody else", NOTHING),
     "not_finite": REROUTES["not_finite"],
     "malformed": REFUSALS["malformed"],
+    "out_of_line": REROUTES["out_of_line"],
 }
 
 ROUNDS = {

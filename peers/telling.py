@@ -16,7 +16,7 @@ MOST_REMEMBERED = 256
 ALARMING = frozenset(
     {"silent", "connection_lost", "still_silent", "not_reached", "refused_us", "stage_missing", "in_minority",
      "digests_differ", "forked", "not_in_step", "not_finite", "bad_signature", "illegal_path", "malformed",
-     "too_large", "wrong_hash", "wrong_length", "index_full", "not_written", "not_given_back"}
+     "out_of_line", "too_large", "wrong_hash", "wrong_length", "index_full", "not_written", "not_given_back"}
 )  # fmt: skip
 """Codes that are a warning; all others are news."""
 WHAT = {

@@ -55,8 +55,9 @@ HOP_MARGIN = 0.9
 MOST_ATTEMPTS = 4
 RETRY_SECONDS = 0.1
 """How often a microbatch that nobody has room for is offered again."""
-HAS_IT = frozenset({"committed", "other_path", "cancelled"})
-"""Refusals of a peer that is well: it did this microbatch before, or was told that it need not."""
+IS_WELL = frozenset({"committed", "other_path", "cancelled", "out_of_line"})
+"""Refusals of a peer that is well: it did this microbatch before, was told that it need not, or does not
+trust its numbers, which all peers see at the same moment when a step was large."""
 MOST_ASKERS = 4
 """Wait for one answer: each is a peer that was tried and has not said that it gave up."""
 MOST_OVERTAKEN = 256
@@ -159,7 +160,7 @@ class Pipeline:
                     self._reroute(key, "busy", now)
             case NackArrived(peer, key, attempt, code):
                 if self._is_current(peer, key, attempt):
-                    if code not in HAS_IT:
+                    if code not in IS_WELL:
                         self.router.failed(peer, now)
                     self._reroute(key, code, now)
             case CancelArrived(peer, key, attempt):

@@ -37,6 +37,8 @@ MOST_SLOTS = 1024
 FIRST_BACK_OFF_SECONDS = 1.0
 LONGEST_BACK_OFF_SECONDS = 10.0
 """libp2p's dial back-off after a partition grows beyond retries more frequent than this."""
+FIRST_SHUN_SECONDS, LONGEST_SHUN_SECONDS = 60.0, 3600.0
+"""Some hundred rounds of the others for the few microbatches that it takes to see what a peer sends."""
 BUSY_SECONDS, LONGEST_BUSY_SECONDS = 0.1, 2.0
 """A full peer has room again after about one microbatch; every further refusal in a row doubles the pause,
 for each costs the sending of a body."""
@@ -68,13 +70,16 @@ class Estimate:
     failures: int = 0
     refusals: int = 0
     """BUSY in a row."""
+    shuns: int = 0
+    """Times that what it sends was found out of line."""
     failed_until: float = 0.0
     busy_until: float = 0.0
+    shunned_until: float = 0.0
 
     @property
     def blocked_until(self) -> float:
         """A short pause does not end a longer one."""
-        return max(self.failed_until, self.busy_until)
+        return max(self.failed_until, self.busy_until, self.shunned_until)
 
     def has_room(self, now: float) -> bool:
         return self.in_flight < min(self.slots, self.earned) and self.blocked_until <= now
@@ -195,6 +200,17 @@ class Router:
         pause = doubled(FIRST_BACK_OFF_SECONDS, estimate.failures, LONGEST_BACK_OFF_SECONDS)
         estimate.failed_until = now + pause * self.chance.uniform(0.8, 1.2)
         estimate.failures += 1
+
+    def shun(self, peer: PeerId, now: float) -> None:
+        """What it sends is no good, whether it is asked or asks: nothing goes to it for long, and longer each
+        time that it comes to this again."""
+        estimate = self._estimate(peer)
+        estimate.shunned_until = now + doubled(FIRST_SHUN_SECONDS, estimate.shuns, LONGEST_SHUN_SECONDS)
+        estimate.shuns += 1
+
+    def is_shunned(self, peer: PeerId, now: float) -> bool:
+        estimate = self.peers.get(peer)
+        return estimate is not None and estimate.shunned_until > now
 
     def busy(self, peer: PeerId, now: float) -> None:
         """It is full, not broken: a short pause, longer if it goes on."""

@@ -9,8 +9,9 @@ One thread at a time may use a StageCompute. Shape suffixes as in swarmnet/model
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from math import hypot, isfinite
 from typing import Literal
 
 import torch
@@ -23,6 +24,13 @@ from swarmnet.model import forward, scaled
 
 Recompute = Literal["none", "stage"]
 """What backward computes again: nothing, or the stage's forward (only inputs are kept; 4/3 the compute)."""
+Bound = Callable[[float], float]
+"""Given the 2-norm of one microbatch's gradient of all parameters, what the microbatch counts for: 0 to 1."""
+
+
+def unbounded(_norm: float) -> float:
+    """Every microbatch counts whole."""
+    return 1.0
 
 
 class StageError(ValueError):
@@ -93,7 +101,9 @@ class StageCompute:
         )
         return output_BTD.detach()
 
-    def finish(self, key: Hashable, inputs: Tensor, labels_BT: Tensor) -> Finished:
+    def finish(
+        self, key: Hashable, inputs: Tensor, labels_BT: Tensor, bound: Bound = unbounded
+    ) -> Finished:
         """The last stage's whole work: forward, loss and backward. Raises StageError, adding nothing."""
         inputs = self._leaf(key, inputs)
         if labels_BT.shape != inputs.shape[:2] or labels_BT.dtype != torch.int64:
@@ -106,14 +116,16 @@ class StageCompute:
             logits_BTV = forward(self._version, self._shape, self._span, inputs)
             loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
         _require_finite(key, "loss", [loss])
-        hidden_gradient_BTD = self._accumulate(key, self._version, loss, inputs)
+        hidden_gradient_BTD = self._accumulate(key, self._version, loss, inputs, bound)
         return Finished(loss.item(), labels_BT.numel(), hidden_gradient_BTD)
 
-    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
+    def backward(
+        self, key: Hashable, hidden_gradient: Tensor, bound: Bound = unbounded
+    ) -> Tensor | None:
         """Add the parameters' gradients, given the gradient at the output (float32 [B, T, D]).
 
         Returns the gradient at the stage's input, None in the first stage. The graph is gone afterwards,
-        also when this raises StageError: key not open, wrong shape, or a gradient that is not finite.
+        also when this raises StageError: key not open, wrong shape, or a gradient whose norm is not finite.
         """
         graph = self._graphs.pop(key, None)
         if graph is None:
@@ -132,7 +144,7 @@ class StageCompute:
         # it is, it would make torch import sympy: 38 MiB in every peer that is not the last stage's.
         with torch.enable_grad():
             product = (output * hidden_gradient.to(output.device)).sum()
-        return self._accumulate(key, graph.version, product, graph.inputs)
+        return self._accumulate(key, graph.version, product, graph.inputs, bound)
 
     def drop(self, key: Hashable) -> None:
         """Forget the graph of `key`, if it is open."""
@@ -151,16 +163,22 @@ class StageCompute:
         self._gradients = list(_views(self._gradient, self._layout).values())
 
     def _accumulate(
-        self, key: Hashable, version: dict[str, Tensor], loss: Tensor, inputs: Tensor
+        self, key: Hashable, version: dict[str, Tensor], loss: Tensor, inputs: Tensor, bound: Bound
     ) -> Tensor | None:
         leaves = list(version.values())
         if inputs.requires_grad:
             leaves.append(inputs)
         # Not .backward(): it would add to the accumulator before anyone could look at the values.
         gradients = torch.autograd.grad(loss, leaves)
-        _require_finite(key, "gradient", gradients)
-        torch._foreach_add_(self._gradients, gradients[: len(version)])
-        return gradients[-1] if inputs.requires_grad else None
+        # One pass over all of them, one wait for the device; NaN or infinite if a value is.
+        norms = torch.stack(torch._foreach_norm(gradients)).tolist()
+        if not all(isfinite(norm) for norm in norms):
+            raise StageError(f"microbatch {key}: gradient not finite")
+        gain = bound(hypot(*norms[: len(version)]))
+        torch._foreach_add_(self._gradients, gradients[: len(version)], alpha=gain)
+        if not inputs.requires_grad:
+            return None
+        return gradients[-1] if gain == 1.0 else gradients[-1] * gain
 
     def _leaf(self, key: Hashable, inputs: Tensor) -> Tensor:
         """Check a microbatch's inputs, which a stranger may have sent, and make them a leaf of the graph."""

@@ -28,19 +28,19 @@ def hidden_shape(stage, inputs):
     return (*inputs.shape[:2], stage._shape.width)
 
 
-def forward(stage, key, inputs):
+def forward(stage, key, inputs, branch_scale=1.0):
     time.sleep(seconds / 3)
     stage._graphs[key] = None
     return like(hidden_shape(stage, inputs))
 
 
-def backward(stage, key, hidden_gradient):
+def backward(stage, key, hidden_gradient, bound):
     time.sleep(2 * seconds / 3)
     stage._graphs.pop(key)
     return None if stage._span.has_embedding else like(tuple(hidden_gradient.shape))
 
 
-def finish(stage, key, inputs, labels_BT):
+def finish(stage, key, inputs, labels_BT, bound):
     time.sleep(seconds)
     return Finished(5.0 * labels_BT.numel(), labels_BT.numel(), like(hidden_shape(stage, inputs)))
 

@@ -1,0 +1,130 @@
+"""A peer whose numbers have the wrong size: what it costs the others, and whether they see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+import pytest
+import torch
+from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
+from torch import Tensor
+
+from peers.microbatch_work import MicrobatchWork
+from peers.virtual_time import run
+from swarmnet.manifest import Paths, Sync
+from swarmnet.router import FIRST_SHUN_SECONDS
+
+HONEST = {"a": 0, "c": 1, "d": 1, "e": 2}
+Change = Callable[[Tensor], Tensor]
+
+
+def in_gradients(work: MicrobatchWork, change: Change) -> None:
+    encode = work._encode_gradient
+    work._encode_gradient = lambda gradient: encode(change(gradient))
+
+
+def in_hidden_states(work: MicrobatchWork, change: Change) -> None:
+    encode = work._encode
+    work._encode = lambda kind, tensor: encode(kind, change(tensor) if kind == "activation" else tensor)
+
+
+def play(
+    bend: Callable[[MicrobatchWork, Change], None], change: Change, seconds: float, stage: int = 1
+) -> Swarm:
+    """Four honest peers, and once they train one more whose numbers are changed."""
+    swarm = Swarm(tiny_manifest())
+
+    async def story() -> None:
+        swarm.open()
+        for name, at in HONEST.items():
+            swarm.start(name, at, in_flight=4)
+        await swarm.until(lambda: swarm.committed(0) >= 10, 60.0)
+        bad = swarm.start("bad", stage, in_flight=4).worker
+        await swarm.until(lambda: bad.data is not None, 60.0)
+        bend(bad.data.work, change)
+        await swarm.during(seconds)
+        await swarm.close()
+
+    run(story())
+    nothing_is_committed_twice(swarm)
+    assert shared_rounds(swarm) > 0
+    return swarm
+
+
+def refusers(swarm: Swarm) -> set[tuple[str, str]]:
+    """Who has ended its links with the bad peer, and why."""
+    bad = swarm.members["bad"].peer
+    return {
+        (note.name, note.fields["code"])
+        for note in swarm.of("refused", *HONEST)
+        if note.fields["peer"] == bad
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda gradient: torch.full_like(gradient, 3.3e38),
+        lambda gradient: torch.randn_like(gradient) * 1e25,
+    ],
+    ids=["the largest number", "noise of 1e25"],
+)
+def test_gradients_that_cannot_be_summed_cost_no_round_and_no_microbatch(change):
+    swarm = play(in_gradients, change, 10.0)
+    assert refusers(swarm) == {("a", "out_of_line")}
+    assert not swarm.of("not_finite"), "no round is thrown away"
+    assert swarm.members["a"].worker.data.ledger.dropped == {}
+
+
+def test_loud_gradients_of_one_of_three_are_seen_and_do_not_turn_what_is_learnt():
+    swarm = play(in_gradients, lambda gradient: -1e3 * gradient, 30.0)
+    assert median(swarm.losses(0)[-100:]) < 3.8, "untouched 3.5, turned 4.4"
+    assert refusers(swarm) == {("a", "out_of_line")}
+    assert not {note.name for note in swarm.of("microbatch_failed")} - {"a"}
+    seen = next(note.time for note in swarm.of("refused", "a"))
+    assert seen + 20.0 < swarm.notes[-1].time < seen + FIRST_SHUN_SECONDS
+    name = swarm.members["a"].peer
+    asked = [note.time for note in swarm.of("committed", "bad") if note.fields["origin"] == name]
+    assert max(asked, default=0.0) < seen + 1.0, "it is asked no more"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda hidden: torch.randn_like(hidden) * 8, lambda hidden: hidden * 0],
+    ids=["noise", "zero"],
+)
+def test_hidden_states_far_from_what_the_others_send_are_not_computed_with(change):
+    swarm = play(in_hidden_states, change, 10.0)
+    assert refusers(swarm) == {("e", "out_of_line")}
+    bad = swarm.members["bad"].peer
+    failed = swarm.of("microbatch_failed", "e")
+    assert {(note.fields["code"], note.fields["peer"]) for note in failed} == {("out_of_line", bad)}
+    assert not swarm.of("committed", "bad"), "nobody learns from it"
+
+
+@pytest.mark.parametrize(("factor", "stages"), [(10.0, 3), (1.0, 4)], ids=["ten times the rate", "skipping"])
+def test_honest_peers_refuse_nobody_and_hardly_scale_anything(factor, stages):
+    skips = stages > 3
+    manifest = tiny_manifest(
+        (1,) * stages,
+        model=replace(TINY_MODEL, layers=stages),
+        paths=Paths(0.25, whole_rounds=8, whole_share=0.3) if skips else Paths(),
+        sync=Sync(warmup_rounds=1, decay_rounds=1000, learning_rate=factor * 8e-3),
+    )
+    swarm = Swarm(manifest)
+    peers = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, **({"f": 3} if skips else {})}
+
+    async def story() -> None:
+        swarm.open()
+        for name, at in peers.items():
+            swarm.start(name, at, in_flight=4)
+        await swarm.until(lambda: swarm.committed(0) >= 300, 60.0)
+        await swarm.close()
+
+    run(story())
+    assert not swarm.of("refused")
+    scaled = sum(member.worker.data.work.scaled.total() for member in swarm.members.values())
+    assert scaled <= 30 * factor, "of two thousand that were looked at"
+    assert len(swarm.of("microbatch_failed")) <= 3 * factor, "of nine hundred"
