@@ -72,7 +72,7 @@ def prepare_for_torch(environment: MutableMapping[str, str]) -> None:
 
 def application() -> typer.Typer:
     """All commands."""
-    app = _group("Train one language model together over the internet: no server, nobody to trust.")
+    app = _group("Train one language model together over the internet, without a server.")
     commands: dict[str, Callable[..., None]] = {
         "run": run.run,
         "publish": run.publish,
