@@ -137,7 +137,11 @@ class MicrobatchWork:
         try:
             inputs = kept.inputs
             if inputs is None:
-                inputs = self._decode("activation", kept.output, kept.shape)
+                try:
+                    inputs = self._decode("activation", kept.output, kept.shape)
+                except hidden.HiddenError as error:
+                    judgement = _judged(self.hidden_sizes, kept.sender, inf)
+                    return replace(_blamed(kept.sender, "malformed", str(error), judgement), again=False)
                 if trouble := self._far_off(kept.sender, _norm(inputs)):
                     return trouble
             if not self.is_last:

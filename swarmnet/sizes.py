@@ -21,6 +21,9 @@ from swarmnet.identifiers import PeerId
 LIMIT = 3.0
 """In usual norms: more is scaled down to it, and a peer of which most is so far off is out of line. Of honest
 gradients, of 32 tokens each, one in five hundred is larger, and a larger microbatch scatters less."""
+FAR = 4.0
+"""Usual norms, or one part in so many: refused where scaling would not help. In the first rounds, in which
+norms grow fastest, peers a round apart differ by up to 3.5."""
 USUAL_WEIGHT = 1.25
 """In usual norms, on average: a peer whose gradients weigh more gets no more say by it than the others."""
 RECENT = 64
@@ -66,6 +69,8 @@ class Sizes:
         self._recent: dict[Hashable, deque[tuple[PeerId, float]]] = {}
         """Logarithms of norms. Where too few peers are there to outvote one, those beyond the limit count as
         if they were at it: what is usual grows one step at a time."""
+        self._everywhere: deque[tuple[PeerId, float]] = deque(maxlen=RECENT)
+        """Of all kinds: what is known of a rare one may be old, and norms change for all kinds at once."""
         self._slow: dict[Hashable, float] = {}
         self._ratios: OrderedDict[PeerId, deque[float]] = OrderedDict()
         """Logarithms, in the order in which peers were last heard."""
@@ -82,7 +87,11 @@ class Sizes:
             return Judgement(1.0, 1.0) if size < inf else Judgement(inf, 0.0, far_off=True)
         slow = self._slow.get(kind, usual)
         self._slow[kind] = slow + (usual - slow) / SLOWNESS
+        everywhere = self._usual(self._everywhere, slow)
         away = size - usual
+        if everywhere is not None and len(self._recent) > 1 and size < inf:
+            away = min(away, size - everywhere, key=abs)
+        self._everywhere.append((peer, size if size < inf else usual))
         here = {peer, *(other for other, _ in recent)}
         step = log(LIMIT) if len(here) < LEAST_PEERS else log(MOST_NORM)
         recent.append((peer, usual + min(step, max(-step, away))))
@@ -94,7 +103,7 @@ class Sizes:
         if away == inf:
             return Judgement(inf, 0.0, far_off=True, out_of_line=out_of_line)
         gain = min(1.0, exp(log(LIMIT) - away)) / (_weight(ratios) if self._weighed else 1.0)
-        return Judgement(exp(away), gain, abs(away) > log(LIMIT) and len(here) > 1, out_of_line)
+        return Judgement(exp(away), gain, abs(away) > log(FAR) and len(here) > 1, out_of_line)
 
     def _remembered(self, peer: PeerId) -> deque[float]:
         ratios = self._ratios.setdefault(peer, deque(maxlen=KEPT_OF_EACH))
