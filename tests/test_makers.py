@@ -249,7 +249,7 @@ def test_what_half_of_the_group_holds_is_taken_by_those_who_never_met_its_maker(
 @pytest.mark.parametrize("seed", range(2))
 def test_who_is_known_to_one_of_four_has_no_votes_and_parts_nobody_else(seed):
     group = group_with_newcomer(4, peers(0), seed)
-    group.run(25.0, tokens_per_second=30)
+    group.run(60.0, tokens_per_second=30)
     del group.settled[X]
     assert group.shared_rounds_are_equal() >= 5
     assert {peer for peer, _ in group.resynchronised} == {X}
