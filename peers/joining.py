@@ -9,8 +9,16 @@ from pathlib import Path
 
 from peers.config.peer_file import run_id_of
 from peers.counted_directory import Joinable
+from peers.errors import UserError
 from peers.files import write_atomically
-from peers.run_file import RunFileError, SignedManifest, from_wire, load_signed, published_text
+from peers.run_file import (
+    OtherVersion,
+    RunFileError,
+    SignedManifest,
+    from_wire,
+    load_signed,
+    published_text,
+)
 from protocols.dht import split_multiaddr
 from protocols.errors import Unreachable, WireError
 from protocols.transport import Directory
@@ -20,6 +28,8 @@ ANSWER_SECONDS = 10.0
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 15.0
 """libp2p's own dial back-off grows when it is asked more often after failures."""
+UNKNOWN_SECONDS = 60.0
+"""A manifest that is in the directory is found within a second; peers of a lab start within a minute."""
 REMEMBERED_PEERS = 64
 
 Say = Callable[[str, str], None]
@@ -94,12 +104,14 @@ def manifest_here(run: str, kept: Path) -> SignedManifest | None:
 async def find_manifest(
     run: str, directory: Directory, kept: Path, say: Say
 ) -> SignedManifest:
-    """As `manifest_here`, or from the directory, which is asked until it has it."""
+    """As `manifest_here`, or from the directory, which is asked for a minute. Raises OtherVersion, and UserError
+    for a run that nobody knows."""
     here = await asyncio.to_thread(manifest_here, run, kept)
     if here is not None:
         return here
     run_id = RunId(run)
-    pause = FIRST_PAUSE_SECONDS
+    pause, clock = FIRST_PAUSE_SECONDS, asyncio.get_running_loop().time
+    until = clock() + UNKNOWN_SECONDS
     while True:
         try:
             data = await directory.get_manifest(run_id, ANSWER_SECONDS)
@@ -107,9 +119,18 @@ async def find_manifest(
                 signed = from_wire(data, run_id)
                 write_atomically(kept, published_text(signed).encode())
                 return signed
-            reason = f"no peer knows the run {run_id[:16]}... yet; is the id right?"
+            reason = f"no peer knows the run {run_id} yet"
+        except OtherVersion:
+            raise
         except (WireError, RunFileError) as error:
             reason = str(error)
-        say("no_manifest", f"{reason} Asking again in {pause:.0f} s (Ctrl+C stops)")
+        left = until - clock()
+        if left <= 0:
+            raise UserError(
+                f"{reason}; asked for {UNKNOWN_SECONDS:.0f} s: compare the id with what the run's owner "
+                "published, and ask for a bootstrap of that run"
+            )
+        pause = min(pause, left)
+        say("no_manifest", f"{reason}; asking again in {pause:.0f} s, for {left:.0f} s more (Ctrl+C stops)")
         await asyncio.sleep(pause)
         pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)

@@ -7,6 +7,7 @@ run id, and the owner's Ed25519 signature over that id.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -26,6 +27,7 @@ from swarmnet.manifest import (
     BYTES,
     MANIFEST_LIMIT,
     STANDARD_LIBRARY,
+    WIRE_VERSION,
     Manifest,
     ManifestError,
     check,
@@ -40,6 +42,10 @@ SIGNATURE_BYTES = 64
 
 class RunFileError(UserError):
     """A published run file that is not what it claims to be."""
+
+
+class OtherVersion(RunFileError):
+    """A published run that is what it claims to be, and that this program does not understand."""
 
 
 class RunFile(BaseModel):
@@ -213,6 +219,8 @@ def from_published(raw: bytes, source: str, run_id: RunId | None = None) -> Sign
         signed = _checked(_canonical(manifest), bytes.fromhex(signature), run_id)
         if claimed != signed.run_id:
             raise ValueError(f"names run {claimed}, but its manifest is run {signed.run_id}")
+    except OtherVersion as error:
+        raise OtherVersion(f"{source}: {error}") from None
     except KeyError as error:
         raise RunFileError(f"{source}: is no published run file: {error} is missing") from None
     except (TypeError, ValueError, RecursionError) as error:
@@ -236,14 +244,18 @@ def from_wire(data: bytes, run_id: RunId | None = None) -> SignedManifest:
         if not SIGNATURE_BYTES < len(data) <= MANIFEST_LIMIT:
             raise ValueError(f"{len(data)} bytes are not a manifest with its signature")
         return _checked(data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:], run_id)
+    except OtherVersion:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise RunFileError(f"the manifest that a peer sent is not valid: {error}") from None
 
 
 def _checked(canonical: bytes, signature: bytes, run_id: RunId | None) -> SignedManifest:
-    """Raises ValueError."""
+    """Raises ValueError, or OtherVersion for the very run that was asked for."""
     from protocols.identity import verify  # it loads the cryptography library
 
+    if run_id is None or hashlib.sha256(canonical).hexdigest() == run_id:
+        _require_version(canonical)
     manifest = _parse(canonical)
     if manifest.canonical() != canonical:
         raise ValueError("the manifest is not in canonical form (every key written, sorted, no spaces)")
@@ -254,6 +266,20 @@ def _checked(canonical: bytes, signature: bytes, run_id: RunId | None) -> Signed
         raise ValueError(f"the signature is not the owner's ({manifest.owner}); get the file again")
     check(manifest)
     return SignedManifest(manifest, signature, actual)
+
+
+def _require_version(canonical: bytes) -> None:
+    try:
+        content = json.loads(canonical)
+    except (ValueError, RecursionError):
+        return  # What is wrong with it is said by who reads it whole.
+    version = content.get("wire_version") if isinstance(content, dict) else None
+    if type(version) is int and version != WIRE_VERSION:
+        who = "this machine's swarmnet is too old" if version > WIRE_VERSION else "the run is of an older one"
+        raise OtherVersion(
+            f"the run speaks wire version {version}, this program {WIRE_VERSION}: {who}; update it "
+            "(git pull && scripts/setup), or ask the run's owner which version to take"
+        )
 
 
 def _parse(canonical: bytes) -> Manifest:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from types import SimpleNamespace
 
 import pytest
+from swarm import sign, tiny_manifest
 
-from peers.joining import PeerCache
+from peers import virtual_time
+from peers.errors import UserError
+from peers.joining import PeerCache, find_manifest
 from peers.roles.role import Network
+from peers.run_file import OtherVersion, load_signed
 from protocols.errors import Unreachable
 from swarmnet.identifiers import PeerId
 
@@ -76,3 +81,57 @@ def test_neighbours_and_remembered_peers_are_tried_together(cache):
     lan = SimpleNamespace(anybody=anybody, found=lambda: [near])
     ((event, _),) = joined(directory, cache, lan)
     assert (event, directory.tried) == ("joined", [[near, REMEMBERED]])
+
+
+def signed_run():
+    return sign(tiny_manifest())
+
+
+class Knowing:
+    """A directory that answers with `answers` in turn, the last one for ever."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), 0
+
+    async def get_manifest(self, run, seconds):
+        self.asked += 1
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def found(directory, run, kept):
+    """What `find_manifest` returns on a clock that jumps, and what was said meanwhile."""
+    said = []
+    finding = find_manifest(run, directory, kept, lambda event, text: said.append(text))
+    return virtual_time.run(finding), said
+
+
+def test_a_run_that_nobody_knows_ends_after_a_minute_and_leaves_no_file(tmp_path):
+    directory = Knowing(None)
+    with pytest.raises(UserError, match=r"no peer knows the run (ab){32} yet; asked for 60 s"):
+        found(directory, "ab" * 32, tmp_path / "run.json")
+    assert 5 < directory.asked < 15
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_published_meanwhile_is_found(tmp_path):
+    signed = signed_run()
+    run, said = found(Knowing(None, None, signed.wire()), signed.run_id, tmp_path / "run.json")
+    assert run == signed
+    assert len(said) == 2
+    assert load_signed(tmp_path / "run.json") == signed
+
+
+def test_a_run_of_another_version_is_not_asked_for_again(tmp_path):
+    canonical = signed_run().manifest.canonical().replace(b'"wire_version":', b'"wire_version":9')
+    run, directory = hashlib.sha256(canonical).hexdigest(), Knowing(canonical + bytes(64))
+    with pytest.raises(OtherVersion, match=r"wire version 9\d+, this program \d+: .* too old; update"):
+        found(directory, run, tmp_path / "run.json")
+    assert directory.asked == 1
+
+
+def test_a_stranger_cannot_end_a_peer_by_a_made_up_version(tmp_path):
+    signed = signed_run()
+    liar = signed.manifest.canonical().replace(b'"wire_version":', b'"wire_version":9') + bytes(64)
+    run, said = found(Knowing(liar, signed.wire()), signed.run_id, tmp_path / "run.json")
+    assert run == signed
+    assert "not valid" in said[0]
