@@ -104,8 +104,8 @@ def manifest_here(run: str, kept: Path) -> SignedManifest | None:
 async def find_manifest(
     run: str, directory: Directory, kept: Path, say: Say
 ) -> SignedManifest:
-    """As `manifest_here`, or from the directory, which is asked for a minute. Raises OtherVersion, and UserError
-    for a run that nobody knows."""
+    """As `manifest_here`, or from the directory, which is asked for a minute. Raises OtherVersion, and
+    UserError for a run that nobody knows."""
     here = await asyncio.to_thread(manifest_here, run, kept)
     if here is not None:
         return here

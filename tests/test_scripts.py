@@ -33,7 +33,7 @@ def clone(tmp_path):
 def run(clone, script, pythons, *arguments):
     """Run a script where each name of Python is the shell script `pythons`."""
     tools = clone.parent / "tools"
-    tools.mkdir()
+    tools.mkdir(exist_ok=True)
     for name in NAMES:
         (tools / name).write_text(f"#!/bin/sh\n{pythons}\n")
         (tools / name).chmod(0o755)
@@ -239,3 +239,30 @@ def test_another_environment_must_be_there(clone):
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: there is no Python with pip in {clone / 'none'}; make it")
     assert not (clone / "none").exists()
+
+
+def test_the_lock_pins_exact_versions_and_names_no_place():
+    lines = (ROOT / "scripts/requirements.lock").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(line.count("==") == 1 and not set("@/+ ") & set(line) for line in pins)
+    assert {"torch==2.13.0", "hivemind==1.1.12"} <= set(pins)
+
+
+def test_help_answers_at_once_and_installs_nothing(clone):
+    done = run(clone, "test", "exit 1", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) <= 6
+    assert "scripts/test tests/test_x.py" in done.stdout
+    assert not (clone / ".venv").exists()
+
+
+def test_a_path_runs_that_path_alone(clone):
+    without = run(clone, "test", "exit 1", "tests/test_x.py")
+    assert without.returncode == 2
+    assert without.stderr == "error: pytest is not installed here: scripts/setup test\n"
+    (clone / ".venv/bin").mkdir(parents=True)
+    (clone / ".venv/bin/pytest").write_text('#!/bin/sh\necho "pytest $*"\nexit 3\n')
+    (clone / ".venv/bin/pytest").chmod(0o755)
+    done = subprocess.run([clone / "scripts/test", "tests/test_x.py", "-k", "one"], capture_output=True,
+                          text=True, timeout=60)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (3, "pytest tests/test_x.py -k one\n", "")
