@@ -42,7 +42,7 @@ def claims_of(worker: Worker) -> Claims:
     shape = worker.manifest.data
     microbatch_tokens = shape.sequence_tokens * shape.microbatch_sequences
     seconds = worker.load().service_seconds
-    loss = data.loss if data is not None else None
+    loss = data.losses.mean if data is not None else None
     saved = worker.disk.saved if neighbourhood is not None else None
     traffic = neighbourhood.traffic if neighbourhood is not None else None
     return Claims(

@@ -26,7 +26,7 @@ from protocols.messages import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Mess
 from swarmnet.bodies import encoded_bytes
 from swarmnet.flow import Flow, graphs_that_fit
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.ledger import Ledger
+from swarmnet.ledger import Ledger, RecentLoss
 from swarmnet.manifest import Manifest
 from swarmnet.pipeline import Pipeline
 from swarmnet.pipeline_events import (
@@ -118,8 +118,8 @@ class DataPath:
         self.bodies: dict[MicrobatchId, Bodies] = {}
         self.next_counter = 0
         self.service_seconds = self._own_seconds = 0.0
-        self.loss: float | None = None
-        """Nats per token of the newest microbatch whose loss passed here."""
+        self.losses = RecentLoss()
+        """Of microbatches whose loss passed here."""
         self.serving = False
         self.missing: tuple[int, ...] = ()
         """Stages without a live peer that microbatches here wait for: they cannot be left out."""
@@ -404,8 +404,9 @@ class DataPath:
     def _note_commit(self, key: MicrobatchId, loss_sum: float, tokens: int, **below: float) -> None:
         """`below`: seconds until the answer, what of them was compute and waiting for compute, and how many
         microbatches of this origin were under way."""
-        self.loss = loss_sum / tokens if tokens else None
-        self.note("committed", origin=key.origin, counter=key.counter, tokens=tokens, loss=self.loss, **below)
+        self.losses.add(loss_sum, tokens)
+        loss = loss_sum / tokens if tokens else None
+        self.note("committed", origin=key.origin, counter=key.counter, tokens=tokens, loss=loss, **below)
 
     def _measured(self, seconds: float) -> None:
         known = self._own_seconds

@@ -79,7 +79,12 @@ class Training:
 
     def __init__(self, declare: Declare) -> None:
         self.tokens = declare.counter("train_tokens_total", "Tokens whose gradient was committed here.")
-        self.loss = declare.gauge("train_loss", "Loss of the newest microbatch begun here, nats per token.")
+        self.loss = declare.gauge(
+            "train_loss", "Loss, mean of the newest 100 microbatches that passed here, nats per token."
+        )
+        self.microbatch_loss = declare.gauge(
+            "train_microbatch_loss", "Loss of the newest of them by itself, nats per token."
+        )
         self.learning_rate = declare.gauge(
             "train_learning_rate", "Learning rate of the newest applied round."
         )

@@ -148,7 +148,7 @@ class Observer:
             stage=worker.stage,
             stages=len(worker.manifest.stages),
             round=worker.update.rounds.current if worker.update is not None else None,
-            loss=worker.data.loss if worker.data is not None else None,
+            loss=worker.data.losses.mean if worker.data is not None else None,
             tokens_per_second=speed,
             sent_bytes=traffic.sent.total(),
             received_bytes=traffic.received.total(),
@@ -192,8 +192,10 @@ class Observer:
         training.tokens.inc(tokens)
         training.operations.inc(tokens * operations_per_token(worker.manifest, worker.stage))
         self._codecs(worker.data.work.codings)
-        if worker.data.loss is not None:
-            training.loss.set(worker.data.loss)
+        losses = worker.data.losses
+        if losses.mean is not None and losses.newest is not None:
+            training.loss.set(losses.mean)
+            training.microbatch_loss.set(losses.newest)
         cancelled = ledger.dropped.get("cancelled", 0)
         counts = {
             "committed": ledger.committed,

@@ -1,8 +1,8 @@
-"""The count of what became of every microbatch on one peer."""
+"""What became of every microbatch on one peer, and the loss of those that passed lately."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from swarmnet.identifiers import MicrobatchId
@@ -10,6 +10,31 @@ from swarmnet.identifiers import MicrobatchId
 REMEMBERED = 65_536
 """Microbatches, the newest of all origins: minutes of the fastest stage, and nobody asks again so late. Each
 by itself, not all up to some counter: an ACT may name any, and does not speak for others of its origin."""
+
+
+MICROBATCHES_OF_LOSS = 100
+"""Microbatches of one moment differ by a tenth of a nat; the mean of a hundred by a hundredth."""
+
+
+class RecentLoss:
+    """The mean loss of the newest microbatches, each by its tokens: peers of one moment agree about it."""
+
+    def __init__(self) -> None:
+        self.newest: float | None = None
+        """Of the newest microbatch by itself; nats per token."""
+        self._seen: deque[tuple[float, int]] = deque(maxlen=MICROBATCHES_OF_LOSS)
+
+    def add(self, loss_sum: float, tokens: int) -> None:
+        """Of a microbatch: nats, summed over its tokens."""
+        if tokens > 0:
+            self.newest = loss_sum / tokens
+            self._seen.append((loss_sum, tokens))
+
+    @property
+    def mean(self) -> float | None:
+        """Nats per token; None: nothing has passed yet."""
+        tokens = sum(tokens for _, tokens in self._seen)
+        return sum(loss for loss, _ in self._seen) / tokens if tokens else None
 
 
 class CommittedTwice(AssertionError):

@@ -6,7 +6,7 @@ import pytest
 
 from swarmnet import ledger
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.ledger import CommittedTwice, Ledger
+from swarmnet.ledger import CommittedTwice, Ledger, RecentLoss
 
 HONEST, LIAR = PeerId("honest"), PeerId("liar")
 
@@ -41,3 +41,16 @@ def test_only_the_newest_are_remembered(monkeypatch):
     known = [count.is_committed(MicrobatchId(HONEST, counter)) for counter in (149, 150, 249)]
     assert known == [False, True, True]
     assert count.committed == count.tokens == 250
+
+
+def test_the_loss_that_is_told_is_a_mean_by_tokens_of_the_newest_hundred():
+    losses = RecentLoss()
+    assert (losses.mean, losses.newest) == (None, None)
+    losses.add(30.0, 10)
+    losses.add(10.0, 30)
+    losses.add(5.0, 0)
+    assert losses.mean == pytest.approx(1.0)
+    assert losses.newest == pytest.approx(1 / 3)
+    for _ in range(100):
+        losses.add(7.0, 1)
+    assert losses.mean == pytest.approx(7.0)

@@ -45,7 +45,7 @@ UNITLESS = {
     "credit_contributions": "Own contributions that .*",
     **dict.fromkeys(("credit_tokens", "swarm_tokens", "swarm_peer_tokens"), "Tokens .*"),
     # Of the model: nats per token, which Prometheus has no word for, a rate without a unit, and norms.
-    **dict.fromkeys(("train_loss", "swarm_loss"), "Loss.*, nats per token.*"),
+    **dict.fromkeys(("train_loss", "train_microbatch_loss", "swarm_loss"), "Loss.*, nats per token.*"),
     "train_learning_rate": "Learning rate of .*",
     **dict.fromkeys(("train_gradient_norm", "train_momentum_norm"), "2-norm of .*"),
 }  # fmt: skip

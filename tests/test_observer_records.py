@@ -96,7 +96,8 @@ class Ghost:
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e9, -1.0])
 def test_a_worker_in_trouble_makes_no_record_that_would_be_refused(loss):
     settings = type("Settings", (), {"name": "a\nb"})
-    data = type("Data", (), {"loss": loss, "ledger": type("Ledger", (), {"tokens": 5})})
+    losses, ledger = type("Losses", (), {"mean": loss}), type("Ledger", (), {"tokens": 5})
+    data = type("Data", (), {"losses": losses, "ledger": ledger})
     ghost = Ghost(data=data, settings=settings)
     ghost.moving = type("Moving", (), {"moving_to": -1})
     claims = claims_of(ghost)

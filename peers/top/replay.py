@@ -100,7 +100,7 @@ class Replay:
         stories = [story for story in self._stories.values() if story.seen_at]
         peers = sorted((story.seen(now) for story in stories), key=lambda seen: (seen.stage, seen.name))
         origins = [story for story in stories if story.stage == 0] or stories
-        losses = [story.loss for story in origins if story.loss is not None]
+        losses = [story.recent.mean for story in origins if story.recent.mean is not None]
         steps = [(seen.stage, seen.round) for seen in peers
                  if seen.round is not None and seen.state == "training"]  # fmt: skip
         events = sorted((one for story in stories for one in story.events), key=lambda one: one.time)

@@ -9,6 +9,7 @@ from typing import Any
 from peers.event_log import Event
 from peers.telling import EVERYDAY, told
 from peers.top.picture import Happened, PeerSeen
+from swarmnet.ledger import RecentLoss
 
 SPEED_SECONDS = 10.0
 """Tokens per second are an average over so long (as in observe.py)."""
@@ -61,7 +62,7 @@ class Story:
         self.stage = -1
         self.round: int | None = None
         self.settled: int | None = None
-        self.loss: float | None = None
+        self.recent = RecentLoss()
         self.losses = Curve()
         self.tokens = 0
         """Since it started; a new process counts anew."""
@@ -103,7 +104,7 @@ class Story:
         state = self.state_at(now)
         alive = state not in ("gone", "stopped")
         return PeerSeen(
-            self.peer, self.stage, state, self.name, self.round, self.loss,
+            self.peer, self.stage, state, self.name, self.round, self.recent.mean,
             self.speed(now) if alive and self.stage >= 0 else None,
             sent_bytes=sum(self.sent.values()) if self.stage >= 0 else None,
             received_bytes=sum(self.received.values()) if self.stage >= 0 else None,
@@ -133,7 +134,7 @@ class Story:
         self.tokens += tokens
         self._commits.append((event.time, tokens))
         if isinstance(loss, float):
-            self.loss = loss
+            self.recent.add(loss * tokens, tokens)
             self.losses.add(event.time, loss)
 
     def _applied(self, event: Event) -> None:

@@ -30,7 +30,7 @@ def picture_of(
     source = f"peer {name or short(story.peer)}"
     if worker is None or worker.neighbourhood is None or worker.data is None:
         state = worker.state if worker is not None else state or story.state
-        return Picture(source, now, story.run, state, loss=story.loss, losses=losses, events=events)
+        return Picture(source, now, story.run, state, loss=story.recent.mean, losses=losses, events=events)
     data, update, traffic = worker.data, worker.update, worker.neighbourhood.traffic
     own = PeerSeen(
         peer=worker.identity.peer_id,
@@ -38,7 +38,7 @@ def picture_of(
         state=worker.state,
         name=name,
         round=update.rounds.current if update is not None else None,
-        loss=data.loss,
+        loss=data.losses.mean,
         tokens_per_second=story.speed(now),
         can_do=_can_do(worker, data.service_seconds),
         sent_bytes=traffic.sent.total(),
@@ -58,7 +58,7 @@ def picture_of(
         round=own.round,
         settled=update.rounds.settled if update is not None else None,
         lag=max(0, newest - own.round) if newest is not None and own.round is not None else None,
-        loss=data.loss,
+        loss=data.losses.mean,
         losses=losses,
         tokens=data.ledger.tokens,
         tokens_per_second=own.tokens_per_second,
