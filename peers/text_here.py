@@ -7,19 +7,21 @@ machine without it holds any other stage, and never moves to that one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from peers.config.peer_file import PeerFile
+from peers.data.documents import Text, TextError, files_of
+from peers.data.tokens import Progress, Tokens, tokens_on_disk
 from peers.errors import UserError
 from peers.files import is_file
 from peers.run_file import as_key
-from peers.text import TextError, files_of, load_corpus
 from swarmnet.manifest import BYTES, STANDARD_LIBRARY, Manifest
 
 FIRST_STAGE = 0
+PROGRESS_SECONDS = 5.0
+"""Between two lines about the tokens that are being made; nobody waits longer without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +94,60 @@ def never_held(manifest: Manifest, config: PeerFile, missing: str) -> frozenset[
     return frozenset({FIRST_STAGE}) if missing and not _asked_to_read(manifest, config) else frozenset()
 
 
-def read_text_here(manifest: Manifest, config: PeerFile, seed: int, withdrawn: frozenset[bytes]) -> Tensor:
-    """Its tokens, without the documents that the owner has withdrawn. Raises UserError."""
+def read_text_here(
+    manifest: Manifest, config: PeerFile, seed: int, withdrawn: frozenset[bytes], progress: Progress
+) -> Tokens:
+    """Its tokens, without the documents that the owner has withdrawn; made if they do not lie in the state
+    folder. Raises UserError."""
     if missing := missing_text(manifest, config):
         raise UserError(missing)
     here = text_here(manifest, config)
     try:
-        return load_corpus(
-            list(here.places.values()), manifest.model.vocabulary, tokenizer=here.tokenizer,
-            longest_bytes=config.text_limit, seed=seed, withdrawn=withdrawn,
-        )  # fmt: skip
+        text = Text(
+            here.places.values(), longest_bytes=config.text_limit, seed=seed, withdrawn=withdrawn
+        )
+        return tokens_on_disk(text, here.tokenizer, manifest.model.vocabulary, config.state, progress)
     except TextError as error:
         raise UserError(str(error)) from None
+
+
+def part_of_text(public_key: bytes) -> int:
+    """The seed by which a peer chooses its part of a text that is larger than what it reads."""
+    return int.from_bytes(public_key[:4], "little")
+
+
+def text_line(read: Tokens) -> str:
+    """What was read, for people."""
+    reading = read.reading
+    text = (
+        f"{len(read.tokens):,} tokens: {_count(reading.documents, 'document')} in "
+        f"{_count(reading.files, 'file')}, {reading.bytes / 1e6:,.1f} MB"
+    )
+    if not read.made:
+        return f"{text}, as they were kept"
+    return text if read.before is None else f"{text}; the text is not what it was: {read.before:,} tokens"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+class Tokenizing:
+    """Says how far it is, every so often."""
+
+    def __init__(self, say: Callable[[str, str], None], now: Callable[[], float]) -> None:
+        """`now`: seconds."""
+        self.say, self.now = say, now
+        self.began = self.told = now()
+
+    def progress(self, done: int, all: int) -> None:
+        """So many bytes of the text are tokens."""
+        now = self.now()
+        if now - self.told < PROGRESS_SECONDS or done <= 0:
+            return
+        self.told = now
+        left = (now - self.began) * max(0, all - done) / done
+        self.say(
+            "tokenizing",
+            f"makes tokens of the text, once: {done / 1e6:,.0f} of {all / 1e6:,.0f} MB, {left:.0f} s to go",
+        )

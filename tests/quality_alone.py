@@ -32,8 +32,9 @@ import torch
 from quality_soak import RUN, SKIP_RATIO, STAGES, quality
 
 from peers.checkpoint import Model
+from peers.data.documents import held_out_text
+from peers.data.tokens import load_corpus
 from peers.stage_part import real_part
-from peers.text import held_out_text, load_corpus
 from swarmnet.fixed_point import to_floats
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.manifest import Data, Manifest, ModelShape, Paths, Rounds, Sync

@@ -30,11 +30,11 @@ from torch import Tensor
 
 from peers import event_log
 from peers.checkpoint import Model, newest
+from peers.data.documents import held_out_text
 from peers.demo.peers import DemoPeer, start
 from peers.demo.show import LOOPBACK
 from peers.home.evaluate import Score, bits_per_byte
 from peers.run_file import publish
-from peers.text import held_out_text
 from protocols.identity import load_or_create
 from swarmnet.model import forward
 

@@ -35,7 +35,8 @@ def swarmnet(monkeypatch, capsys, tmp_path):
         return Model(MANIFEST, (random_stage(0), random_stage(1)), 5)
 
     monkeypatch.setattr("peers.checkpoint.newest", newest)
-    monkeypatch.setattr("peers.text.held_out_text", lambda: b"for each in range(10):\n    print(each)\n" * 9)
+    text = b"for each in range(10):\n    print(each)\n" * 9
+    monkeypatch.setattr("peers.data.documents.held_out_text", lambda: text)
     monkeypatch.chdir(tmp_path)
     return typing(capsys, monkeypatch)
 

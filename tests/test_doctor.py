@@ -9,16 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from swarm import tiny_manifest
 
 from peers.cli import main
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
+from peers.data.documents import Reading
+from peers.data.tokens import Tokens
 from peers.doctor import graphics, machine, stage
 from peers.doctor.graphics import AMD, NVIDIA, Graphics
 from peers.doctor.line import Line
 from peers.doctor.reachability import Addresses, judge, no_bootstrap
-from peers.doctor.show import CHECKS, Report, wanted_checks
+from peers.doctor.show import CHECKS, Report, run_doctor, wanted_checks
 from peers.doctor.stage import Memory
 from peers.doctor.swarm import verdicts
 from peers.errors import UserError
@@ -379,3 +382,28 @@ def test_a_machine_alone_is_looked_at_without_leaving_a_trace(tmp_path, monkeypa
     checks = [check["check"] for check in json.loads(capsys.readouterr().out)["checks"]]
     assert checks == list(CHECKS[: CHECKS.index("p2pd")])
     assert list(tmp_path.iterdir()) == []
+
+
+def read_of(tokens, **what):
+    return Tokens(torch.zeros(tokens, dtype=torch.uint8), Reading(**what), made=True)
+
+
+def test_the_text_is_judged_by_what_a_peer_would_read_of_it():
+    fine = stage.judge_text(None, "", read_of(5000, files=3, documents=40, bytes=12_300_000), 129)
+    assert (fine.level, fine.text) == ("ok", "5,000 tokens: 40 documents in 3 files, 12.3 MB")
+    assert fine.data["tokens"] == 5000
+    odd = stage.judge_text(
+        0, "", read_of(5000, files=1, documents=1, left_out=2, first_left_out="b.txt: is no text"), 129
+    )
+    assert odd.level == "warn"
+    assert "left out of the text: b.txt: is no text, and 1 more" in odd.text
+    short = stage.judge_text(0, "", read_of(128, files=1, documents=1), 129)
+    assert (short.level, short.fix) == ("fail", "add text")
+
+
+def test_a_check_that_was_asked_for_and_not_made_is_no_success(tmp_path):
+    config = check_typed(Typed("x", {"role": "bootstrap"}, {}), tmp_path, "x", {})
+    told = io.StringIO()
+    assert run_doctor(config, must_be_reached=False, swarm=False, only=["text", "python"], out=told) == 1
+    assert "was asked for and could not be looked at" in told.getvalue()
+    assert run_doctor(config, must_be_reached=False, swarm=False, only=["python"], out=io.StringIO()) == 0

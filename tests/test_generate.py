@@ -10,9 +10,9 @@ from sharp_weights import sharp_weights
 from torch import Tensor
 from torch.nn import functional
 
+from peers.data.documents import TextError
 from peers.home.evaluate import bits_per_byte, score_weights
 from peers.home.generate import generate
-from peers.text import TextError
 from swarmnet.manifest import ModelShape
 from swarmnet.model import forward
 from swarmnet.parameters import HEAD, whole

@@ -12,10 +12,10 @@ from sharp_weights import sharp_weights
 from torch import Tensor
 from torch.nn import functional
 
+from peers.data.tokenizer import ByteTokenizer
 from peers.errors import UserError
 from peers.extras import how_to_install
 from peers.home.likelihood import Reader
-from peers.text import ByteTokenizer
 from swarmnet.manifest import ModelShape
 from swarmnet.model import forward
 from swarmnet.parameters import whole

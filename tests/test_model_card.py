@@ -17,12 +17,12 @@ from ruamel.yaml import YAML
 from typed import typing
 
 from peers import checkpoint
+from peers.data.documents import held_out_text
 from peers.event_log import EventLog
 from peers.extras import how_to_install
 from peers.home import export as exporting
 from peers.home.card import card, plain
 from peers.home.facts import Facts, facts
-from peers.text import held_out_text
 from protocols.envelope import Kind, seal
 from protocols.identity import Identity
 from protocols.receipts import seal_receipt
@@ -119,7 +119,8 @@ def states(tmp_path: Path) -> Path:
 def swarmnet(monkeypatch, capsys, tmp_path):
     """Runs a command; returns exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("peers.text.held_out_text", lambda: b"for each in range(10):\n    print(each)\n" * 9)
+    text = b"for each in range(10):\n    print(each)\n" * 9
+    monkeypatch.setattr("peers.data.documents.held_out_text", lambda: text)
     return typing(capsys, monkeypatch)
 
 
@@ -265,7 +266,7 @@ def test_a_model_is_scored_on_the_text_that_was_named_and_the_card_says_which(
     text = b"It was a dark and stormy night. " * 20
     (tmp_path / "a *dark* night.txt").write_bytes(text)
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path / "gone")})
-    monkeypatch.setattr("peers.text.held_out_text", held_out_text)
+    monkeypatch.setattr("peers.data.documents.held_out_text", held_out_text)
     code, _, err = swarmnet("export", "--hf", "model", "--from", states)
     assert (code, len(err.splitlines())) == (2, 1)
     assert "none of the held-out modules is in" in err

@@ -2,6 +2,7 @@ import hashlib
 import json
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,19 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from peers.text import (
+from peers.data.documents import (
     HELD_OUT,
-    ByteTokenizer,
+    Text,
     TextError,
     excerpt,
     fingerprint,
     held_out_text,
-    load_corpus,
-    load_text,
-    open_tokenizer,
+    joined,
     read_text,
 )
+from peers.data.tokenizer import ByteTokenizer, open_tokenizer
+from peers.data.tokens import load_corpus
 from swarmnet.manifest import STANDARD_LIBRARY
+
+
+def text_of(*places: Path | str, **choices: Any) -> bytes:
+    return joined(Text(map(str, places), **choices))
 
 
 def write_lines(path: Path, *records: object) -> Path:
@@ -30,7 +35,7 @@ def write_lines(path: Path, *records: object) -> Path:
 
 
 def test_the_standard_library_trains_without_its_tests_and_the_held_out_modules() -> None:
-    text = load_text([STANDARD_LIBRARY])
+    text = text_of(STANDARD_LIBRARY)
     library = Path(sysconfig.get_paths()["stdlib"])
     assert 5_000_000 < len(text) < 20_000_000
     assert (library / "ast.py").read_bytes() in text
@@ -49,7 +54,7 @@ def test_the_held_out_text_is_all_of_the_held_out_modules() -> None:
 def test_a_python_without_its_library_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(TextError, match="holds no Python source"):
-        load_text([STANDARD_LIBRARY])
+        text_of(STANDARD_LIBRARY)
     with pytest.raises(TextError, match="none of the held-out modules"):
         held_out_text()
 
@@ -62,28 +67,30 @@ def test_a_folder_is_read_in_order_with_an_empty_line_between_documents(tmp_path
     (tmp_path / "picture.png").write_bytes(b"not text")
     write_lines(tmp_path / "inner" / "c.jsonl", {"text": "third"}, {"text": ""}, {"text": "fourth", "id": 4})
     expected = b"first \xff\n\nsecond\n\nthird\n\nfourth"
-    assert load_text([str(tmp_path)]) == expected
-    assert read_text(str(tmp_path)) == expected
-    assert load_text([str(tmp_path / "b.txt"), str(tmp_path / "a.txt")]) == b"second\n\nfirst \xff"
+    assert text_of(tmp_path) == expected
+    warnings: list[str] = []
+    assert read_text(str(tmp_path), warnings.append) == expected
+    assert [warning.partition(": ")[0] for warning in warnings] == ["left out of the text", "not UTF-8"]
+    assert text_of(tmp_path / "b.txt", tmp_path / "a.txt") == b"second\n\nfirst \xff"
 
 
 def test_any_file_can_be_scored(tmp_path: Path) -> None:
     (tmp_path / "letter.md").write_bytes(b"# Dear\n")
-    assert read_text(str(tmp_path / "letter.md")) == b"# Dear\n"
+    assert read_text(str(tmp_path / "letter.md"), pytest.fail) == b"# Dear\n"
 
 
 def test_missing_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(TextError, match=r"text .*nowhere does not exist"):
-        load_text([str(tmp_path / "nowhere")])
+        text_of(tmp_path / "nowhere")
 
 
 def test_a_folder_with_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"not text")
-    with pytest.raises(TextError, match=r"holds no text: put \.txt or \.jsonl files there"):
-        load_text([str(tmp_path)])
+    with pytest.raises(TextError, match=r"holds no text: put \.txt, \.md, \.jsonl files there"):
+        text_of(tmp_path)
     (tmp_path / "empty.txt").write_bytes(b" \n")
-    with pytest.raises(TextError, match="no text in"):
-        load_text([str(tmp_path)])
+    with pytest.raises(TextError, match=r"no text in .*picture\.png"):
+        text_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -97,19 +104,71 @@ def test_a_folder_with_no_text_is_named(tmp_path: Path) -> None:
         ("\udcff", "not JSON"),
     ],
 )
-def test_a_line_without_text_is_named_by_file_and_number(tmp_path: Path, line: str, problem: str) -> None:
+def test_a_line_without_text_is_left_out_and_named_by_file_and_number(
+    tmp_path: Path, line: str, problem: str
+) -> None:
     path = tmp_path / "lines.jsonl"
-    path.write_bytes(b'{"text": "fine"}\n\n' + line.encode("utf-8", "surrogateescape") + b"\n")
-    with pytest.raises(TextError, match=f"lines.jsonl:3: {problem}") as raised:
-        load_text([str(path)])
-    assert "\n" not in str(raised.value)
+    bad = line.encode("utf-8", "surrogateescape")
+    path.write_bytes(b'{"text": "fine"}\n\n' + bad + b'\n{"text": "goes on"}\n' + bad)
+    text = Text([str(path)])
+    assert joined(text) == b"fine\n\ngoes on"
+    (warning,) = text.reading.warnings()
+    assert f"lines.jsonl:3: {problem}" in warning
+    assert warning.endswith(", and 1 more")
+    assert "\n" not in warning
+
+
+def test_what_cannot_be_read_is_left_out_and_counted_and_the_first_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"first")
+    (tmp_path / "b.txt").write_bytes(b"\x7fELF\0\0\0")
+    (tmp_path / "c.txt").symlink_to(tmp_path / "nowhere.txt")
+    (tmp_path / "d.py").write_bytes(b"print()")
+    (tmp_path / "e.txt").write_bytes("fünf".encode("latin-1"))
+    (tmp_path / "f.txt").write_bytes(b"")
+    (tmp_path / "g.md").write_bytes(b"# Seven")
+    (tmp_path / ".hidden.txt").write_bytes(b"secret")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "description.txt").write_bytes(b"secret")
+    text = Text([str(tmp_path)])
+    assert joined(text) == b"first\n\nf\xfcnf\n\n# Seven"
+    reading = text.reading
+    assert (reading.files, reading.documents, reading.left_out, reading.not_utf8) == (3, 3, 3, 1)
+    left_out, not_utf8 = reading.warnings()
+    assert left_out.endswith(", and 2 more")
+    assert "e.txt" in not_utf8
+    joined(text)
+    assert text.reading == reading
+
+
+def test_a_text_of_which_nothing_can_be_read_says_why(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_bytes(b"\0" * 10)
+    with pytest.raises(TextError, match=r"no text in .*: .*b\.txt: is no text: it holds zero bytes"):
+        text_of(tmp_path)
+
+
+def test_a_line_too_long_is_left_out_and_the_next_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peers.data.documents.LINE_LIMIT", 100)
+    path = write_lines(tmp_path / "c.jsonl", {"text": "a"}, {"text": "b" * 350}, {"text": "c"})
+    text = Text([str(path)])
+    assert joined(text) == b"a\n\nc"
+    assert "c.jsonl:2: a line of more than 100 bytes" in text.reading.first_left_out
+
+
+def test_a_part_of_a_long_file_begins_with_a_whole_character(tmp_path: Path) -> None:
+    (tmp_path / "bees.txt").write_bytes("🐝".encode() * 1000)
+    for seed in range(8):
+        text = Text([str(tmp_path)], longest_bytes=100, seed=seed)
+        assert joined(text).startswith("🐝".encode())
+        assert text.reading.not_utf8 == 0
 
 
 def test_a_text_too_large_is_cut_to_a_part_that_the_seed_chooses(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number:02d}.txt").write_bytes(bytes([65 + number]) * 100)
     (tmp_path / "long.txt").write_bytes(bytes(range(97, 123)) * 100)
-    parts = [load_text([str(tmp_path)], longest_bytes=500, seed=seed) for seed in (0, 0, 1, 2, 3)]
+    parts = [text_of(tmp_path, longest_bytes=500, seed=seed) for seed in (0, 0, 1, 2, 3)]
     assert parts[0] == parts[1]
     assert len(set(parts)) == 4
     assert all(400 <= len(part) <= 500 for part in parts)
@@ -117,7 +176,7 @@ def test_a_text_too_large_is_cut_to_a_part_that_the_seed_chooses(tmp_path: Path)
 
 def test_of_a_large_jsonl_lines_from_everywhere_are_kept(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "many.jsonl", *({"text": f"line {number:04d}"} for number in range(2000)))
-    text = load_text([str(path)], longest_bytes=path.stat().st_size // 4, seed=5)
+    text = text_of(path, longest_bytes=path.stat().st_size // 4, seed=5)
     numbers = [int(line.removeprefix(b"line ")) for line in text.split(b"\n\n") if len(line) == 9]
     assert 300 < len(numbers) < 700
     assert numbers == sorted(set(numbers))
@@ -153,14 +212,14 @@ def tokenizer_file(tmp_path: Path) -> Path:
 def test_a_tokenizer_file_encodes_and_decodes(tokenizer_file: Path, text: str) -> None:
     tokenizer = open_tokenizer(tokenizer_file, 300)
     tokens = tokenizer.encode(text.encode())
-    assert tokens.dtype == torch.int32
+    assert tokens.dtype == torch.uint16
     assert tokenizer.decode(tokens.tolist()) == text.encode()
 
 
 def test_a_long_text_is_tokenized_in_pieces_without_loss(
     tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peers.text._TOKENIZER_PIECE", 10)
+    monkeypatch.setattr("peers.data.tokenizer.PIECE_BYTES", 10)
     tokenizer = open_tokenizer(tokenizer_file, 300)
     text = "first line\nsecond wörld\n\nlast without an end".encode()
     assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
@@ -170,7 +229,7 @@ def test_the_corpus_uses_the_tokenizer_that_it_is_given(tokenizer_file: Path, tm
     (tmp_path / "text.txt").write_bytes(b"def function(self): return self\n" * 100)
     places = [str(tmp_path / "text.txt")]
     corpus = load_corpus(places, 300, tokenizer=tokenizer_file)
-    assert corpus.dtype == torch.int32
+    assert corpus.dtype == torch.uint16
     assert len(corpus) < 3200 / 2
     with pytest.raises(TextError, match=r"has \d+ tokens, the model 256: raise model\.vocabulary"):
         load_corpus(places, 256, tokenizer=tokenizer_file)
@@ -194,7 +253,7 @@ def test_a_tokenizer_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_tokenizers_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(TextError, match=r"needs the package `tokenizers`: .*python -m pip .*-e '\.\[hf\]'$"):
+    with pytest.raises(TextError, match=r"needs the package `tokenizers`: .*scripts/setup hf$"):
         open_tokenizer(Path("tokenizer.json"), 256)
 
 
@@ -225,8 +284,8 @@ def test_withdrawn_documents_are_left_out_by_their_hash(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"second")
     (tmp_path / "c.jsonl").write_text('{"text": "third"}\n{"text": "fourth"}\n')
     withdrawn = {hashlib.sha256(text).digest() for text in (b"second", b"third")}
-    assert load_text([str(tmp_path)], withdrawn=withdrawn) == b"first\n\nfourth"
+    assert text_of(tmp_path, withdrawn=withdrawn) == b"first\n\nfourth"
     (tmp_path / "b.txt").write_bytes(b"second" * 1000)  # Longer than what is read of it at once.
     withdrawn.add(hashlib.sha256(b"second" * 1000).digest())
-    assert load_text([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], longest_bytes=100,
+    assert text_of(tmp_path / "a.txt", tmp_path / "b.txt", longest_bytes=100,
                      withdrawn=withdrawn) == b"first"  # fmt: skip

@@ -42,11 +42,11 @@ def chat(
     """Write a text in turns with a trained model, or with the live peers of a run; /quit ends."""
     import asyncio
 
+    from peers.data.documents import TextError
     from peers.home.chat import Here, Lines
     from peers.home.export import ExportError
     from peers.home.generate import Continuation, LocalModel
     from peers.home.held import held
-    from peers.text import TextError
 
     make, lines = _chat(tokens, until.replace("\\n", "\n").encode()), Lines(sys.stdin.fileno())
     if asks_peers(source, run, bootstrap, invite):

@@ -60,13 +60,14 @@ def export(
 ) -> None:
     """Write a checkpoint as a Hugging Face model with a model card, checked against transformers."""
     from peers import checkpoint
+    from peers.data.documents import TextError
+    from peers.data.tokenizer import open_tokenizer, tokenizer_file
     from peers.home import parity
     from peers.home.card import card
     from peers.home.evaluate import score_weights
     from peers.home.export import MANIFEST_FILE, ExportError
     from peers.home.export import export as write
     from peers.home.facts import facts
-    from peers.text import TextError, open_tokenizer, tokenizer_file
 
     if eval_text is not None and not score:
         raise UserError("--eval-text names a text to score on and --no-score asks for no score: give one")
@@ -122,11 +123,11 @@ def generate(
     tokenizer: TokenizerFile = None,
 ) -> None:
     """Continue a text with a trained model, or through the live peers of a run."""
+    from peers.data.documents import TextError
     from peers.home.export import ExportError
     from peers.home.generate import Readable
     from peers.home.generate import generate as write
     from peers.home.held import held
-    from peers.text import TextError
 
     texts = prompts or [prompt]
     if asks_peers(source, run, bootstrap, invite):
@@ -168,10 +169,10 @@ def evaluate(
     tokenizer: TokenizerFile = None,
 ) -> None:
     """Score a trained model, or a run's live peers, on text they have not seen: perplexity, bits per byte."""
+    from peers.data.documents import TextError
     from peers.home.evaluate import score_weights
     from peers.home.export import ExportError
     from peers.home.held import held
-    from peers.text import TextError
 
     live = asks_peers(source, run, bootstrap, invite)
     if tasks is None and (tasks_folder is not None or limit is not None):
@@ -198,12 +199,12 @@ def evaluate(
 
 def _text_to_score(chosen: Path | None) -> bytes:
     """Raises TextError where there is none, UserError where nobody may look."""
+    from peers.data.documents import TextError, held_out_text, read_text
     from peers.files import is_there
-    from peers.text import TextError, held_out_text, read_text
 
     if chosen is not None:
         is_there(chosen)
-        return read_text(str(chosen))
+        return read_text(str(chosen), warn)
     try:
         return held_out_text()
     except TextError as error:
@@ -222,10 +223,10 @@ def _evaluate_tasks(
 ) -> None:
     from importlib.util import find_spec
 
+    from peers.data.documents import TextError
     from peers.home.export import ExportError
     from peers.home.held import held
     from peers.home.likelihood import Reader
-    from peers.text import TextError
 
     names = [task.strip() for task in tasks.split(",") if task.strip()]
     if not names:

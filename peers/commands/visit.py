@@ -12,13 +12,13 @@ from typing import TypedDict
 import typer
 
 from peers.commands.reach import NOT_REACHED, say, ways_in
+from peers.data.documents import TextError
 from peers.errors import as_user_errors
 from peers.home.chat import Chat, Lines
 from peers.home.evaluate import Score
 from peers.home.generate import Continuation, Readable, harmless
 from peers.inference.client import Conversation, SwarmClient
 from peers.inference.visit import SwarmModel, begin, score, stream, told, visiting
-from peers.text import TextError
 from protocols.errors import Malformed
 from protocols.invites import invite_bytes
 

@@ -256,7 +256,7 @@ class PeerFile(BaseModel):
     text_limit: Annotated[
         ByteCount, at_least_bytes(1 << 16, "64MiB"), Field(json_schema_extra={"default": "64MiB"})
     ] = 64 << 20
-    """How much text to keep in memory; of a longer one, a random part."""
+    """How much text to read; of a longer one, a random part. Its tokens are kept in the state folder."""
 
     @property
     def invite_bytes(self) -> bytes:

@@ -63,7 +63,8 @@ def summary(facts: Facts) -> dict[str, Any]:
             "withdrawn_documents": [asdict(withdrawal) for withdrawal in order.withdrawn],
             "withdrawal": "By a signed order of the run's owner documents are left out by their SHA-256 from "
             "then on; what was learnt from them before is not undone.",
-            "held_out": "modules of Python's standard library named in peers/text.py are never trained on",
+            "held_out": "modules of Python's standard library named in peers/data/documents.py are never "
+            "trained on",
         },
         "compute": {
             "parameters": facts.parameters,

@@ -20,6 +20,7 @@ from rich.live import Live
 
 from peers.checkpoint import newest
 from peers.config.peer_file import DemoOptions
+from peers.data.documents import held_out_text
 from peers.demo import report as demo_report
 from peers.demo.peers import DemoPeer, start
 from peers.demo.table import Moment, table
@@ -29,7 +30,6 @@ from peers.home.evaluate import score_weights
 from peers.home.export import export
 from peers.home.generate import generate
 from peers.run_file import SignedManifest, publish
-from peers.text import held_out_text
 from protocols.identity import load_or_create
 
 KILL_AT, JOIN_AT = 0.4, 0.5

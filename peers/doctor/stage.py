@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
+from peers.data.tokens import Tokens
 from peers.doctor.line import Line, gibibytes
 from peers.fitting import all_needs, together
+from peers.text_here import text_line
 from swarmnet.manifest import Manifest
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -59,17 +61,30 @@ def judge(manifest: Manifest, wish: int | None, free: Memory, text_bytes: int, a
     return Line("stage", "warn", f"{text}: only {', '.join(map(str, fitting))} fit", fix, data)
 
 
-def judge_text(wish: int | None, missing: str) -> Line:
+def judge_text(wish: int | None, missing: str, read: Tokens | None = None, window: int = 0) -> Line:
     """Whether the first stage could be held, which reads the run's text. `missing`: what this machine lacks,
-    and how to say where it is; empty: nothing."""
+    and how to say where it is; empty: nothing. `read`: what a peer of that stage would read; None: it was not
+    looked at. `window`: tokens that a sequence takes."""
     if not missing:
-        return Line("text", "ok", "the run's text is on this machine")
+        return _judge_read(read, window)
     what, _, fix = missing.partition("; ")
     if wish is None:
         return Line("text", "warn", f"{what}: holds any stage but the first", fix)
     if wish > 0:
         return Line("text", "ok", f"{what}, and only the first stage reads it")
     return Line("text", "fail", f"{what}, and the first stage reads it", fix)
+
+
+def _judge_read(read: Tokens | None, window: int) -> Line:
+    if read is None:
+        return Line("text", "ok", "is not read: only the first stage reads it")
+    text, warnings = text_line(read), read.reading.warnings()
+    data = {**asdict(read.reading), "tokens": len(read.tokens)}
+    if len(read.tokens) < window:
+        return Line("text", "fail", f"{text}: a sequence takes {window:,}", "add text", data)
+    if warnings:
+        return Line("text", "warn", "; ".join([text, *warnings]), "mend or take away what is named", data)
+    return Line("text", "ok", text, data=data)
 
 
 def _fits(manifest: Manifest, held: range, need: int, free: Memory, text_bytes: int) -> bool:

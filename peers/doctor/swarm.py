@@ -8,6 +8,7 @@ with one identity would take each other's connections.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -20,11 +21,12 @@ from peers.doctor.line import Line, Tell
 from peers.doctor.reachability import Addresses, in_the_open, judge, line_of, no_bootstrap
 from peers.doctor.stage import Memory, judge_text
 from peers.doctor.stage import judge as judge_stage
+from peers.errors import UserError
 from peers.event_log import read_lately
 from peers.joining import PeerCache, find_manifest
 from peers.run_file import RunFileError, SignedManifest
 from peers.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
-from peers.text_here import missing_text
+from peers.text_here import FIRST_STAGE, Tokenizing, missing_text, part_of_text, read_text_here
 from protocols.daemon import CannotStart
 from protocols.dht import DhtDirectory, split_multiaddr
 from protocols.dial_back import ask_dial_back
@@ -38,6 +40,7 @@ from protocols.speed import BYTES, measure
 from protocols.swarm_time import MOST_OFFSET_SECONDS
 from swarmnet.address_ranges import dialable
 from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Manifest
 
 CONNECT_SECONDS = 8.0
 FIND_SECONDS = 20.0
@@ -106,7 +109,7 @@ class Examination:
             async with self._network() as (transport, directory):
                 await self._bootstraps(transport)
                 await self._join(directory)
-                if self.helpers and self.wanted & {"run", "stage", "reachability"}:
+                if self.helpers and self.wanted & {"run", "stage", "text", "reachability"}:
                     await self._run(transport, directory)
                 if "bandwidth" in self.wanted:
                     await self._bandwidth(transport)
@@ -235,9 +238,24 @@ class Examination:
         wish = None if config.stage == "auto" else config.stage
         self.tell(judge_stage(manifest, wish, self.subject.free, config.text_limit, config.stages))
         if config.role == "worker":
-            self.tell(judge_text(wish, await asyncio.to_thread(missing_text, manifest, config)))
+            self.tell(await asyncio.to_thread(self._text, manifest, wish))
         if "reachability" in self.wanted:
             await self._more_helpers(transport, directory, signed)
+
+    def _text(self, manifest: Manifest, wish: int | None) -> Line:
+        """As a peer would read it. The tokens are kept where that peer looks for them."""
+        config, key = self.subject.config, self.subject.identity.public_key
+        missing = missing_text(manifest, config)
+        if missing or wish not in (None, FIRST_STAGE) or "text" not in self.wanted:
+            return judge_text(wish, missing)
+        if self.subject.running or not config.state.is_dir():
+            config = config.model_copy(update={"state": self.subject.place})
+        tokenizing = Tokenizing(lambda _event, line: print(line, file=sys.stderr), time.monotonic)
+        try:
+            read = read_text_here(manifest, config, part_of_text(key), frozenset(), tokenizing.progress)
+        except UserError as error:
+            return Line("text", "fail", str(error), "mend what is named")
+        return judge_text(wish, "", read, manifest.data.sequence_tokens + 1)
 
     async def _more_helpers(
         self, transport: P2pdTransport, directory: DhtDirectory, signed: SignedManifest

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from peers.text import ByteTokenizer, TextError, Tokenizer, excerpt, fingerprint
+from peers.data.documents import TextError, excerpt, fingerprint
+from peers.data.tokenizer import ByteTokenizer, Tokenizer
 from swarmnet.manifest import ModelShape
 from swarmnet.model import forward
 from swarmnet.parameters import whole

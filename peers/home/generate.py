@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from peers.text import ByteTokenizer, Tokenizer
+from peers.data.tokenizer import ByteTokenizer, Tokenizer
 from swarmnet.manifest import ModelShape
 from swarmnet.model import Cache, forward
 from swarmnet.parameters import whole

@@ -9,10 +9,10 @@ from pathlib import Path
 from torch import Tensor
 
 from peers import checkpoint
+from peers.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_file
 from peers.files import is_file
 from peers.home.export import MANIFEST_FILE, load_shape, load_weights
 from peers.run_file import parse
-from peers.text import Tokenizer, open_tokenizer, tokenizer_file
 from swarmnet.manifest import ModelShape
 
 BYTES = 256

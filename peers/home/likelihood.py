@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from peers.data.tokenizer import Tokenizer
 from peers.home.generate import generate
-from peers.text import Tokenizer
 from swarmnet.manifest import ModelShape
 from swarmnet.model import forward
 from swarmnet.parameters import whole

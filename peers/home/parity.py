@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peers.data.tokenizer import Tokenizer
 from peers.extras import how_to_install
 from peers.home.export import ExportError
-from peers.text import Tokenizer
 from swarmnet.manifest import ModelShape
 from swarmnet.model import forward
 from swarmnet.parameters import whole

@@ -11,6 +11,7 @@ from random import Random
 import torch
 from torch import Tensor
 
+from peers.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_file
 from peers.errors import NoAnswer
 from peers.home.evaluate import SCORED_BYTES, Score, cut
 from peers.home.generate import Continuation
@@ -18,7 +19,6 @@ from peers.inference.client import Conversation, SwarmClient
 from peers.joining import PeerCache
 from peers.reaching import Say, reaching
 from peers.run_file import SignedManifest
-from peers.text import Tokenizer, open_tokenizer, tokenizer_file
 from protocols.errors import WireError
 from protocols.invites import open_invite
 from swarmnet.identifiers import PeerId

@@ -11,7 +11,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from random import Random
@@ -20,6 +20,7 @@ from typing import Any
 from peers.compute import Compute, ThreadCompute, set_threads
 from peers.compute_time import ComputeTime
 from peers.control.server import Request
+from peers.data.tokens import Corpus
 from peers.declaring import only
 from peers.errors import UserError
 from peers.fitting import all_needs, allowed_bytes, graphs_that_fit_together, together
@@ -43,8 +44,15 @@ from peers.stage_part import StagePart, device_of, real_part
 from peers.status import Status
 from peers.supervision import hear_loop, unless_failed
 from peers.telling import Teller
-from peers.text import Corpus
-from peers.text_here import missing_text, never_held, read_text_here, text_here
+from peers.text_here import (
+    Tokenizing,
+    missing_text,
+    never_held,
+    part_of_text,
+    read_text_here,
+    text_here,
+    text_line,
+)
 from peers.top.story import Story
 from peers.top.view import view
 from peers.worker import Worker
@@ -259,11 +267,21 @@ class WorkerRole(Role):
 
     async def _text(self, signed: SignedManifest, withdrawn: frozenset[bytes]) -> Corpus:
         """The run's text, from where this machine keeps it, without what the owner has withdrawn."""
-        config, seed = self.process.config, int.from_bytes(self.process.identity.public_key[:4], "little")
-        self.process.say("text", f"reads the run's text: {text_here(signed.manifest, config)}")
-        tokens = await asyncio.to_thread(read_text_here, signed.manifest, config, seed, withdrawn)
-        self.process.say("text", f"read {len(tokens):,} tokens of text")
-        return Corpus(signed, tokens)
+        process, config, loop = self.process, self.process.config, asyncio.get_running_loop()
+        seed, tokenizing = part_of_text(process.identity.public_key), Tokenizing(process.say, loop.time)
+
+        def progress(done: int, all: int) -> None:
+            loop.call_soon_threadsafe(tokenizing.progress, done, all)
+
+        process.say("text", f"reads the run's text: {text_here(signed.manifest, config)}")
+        read = await asyncio.to_thread(
+            read_text_here, signed.manifest, config, seed, withdrawn, progress
+        )
+        for warning in read.reading.warnings():
+            process.report.say("text", warning, level="warning")
+            process.log.record("text_left_out", text=warning)
+        process.say("text", text_line(read), **asdict(read.reading))
+        return Corpus(signed, read.tokens)
 
     # -- pausing --------------------------------------------------------------------------------------
 

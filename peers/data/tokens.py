@@ -1,0 +1,197 @@
+"""A text's tokens: made once, some of the text at a time, and kept on the disk by what they were made of.
+
+    STATE/text/HASH.tokens     the tokens, little-endian, as narrow as the vocabulary allows; mapped, not read
+    STATE/text/newest.json     what they were made of
+
+HASH covers the text, document by document, and the tokenizer: a start with the same text takes as long as
+reading it does. The file is written beside and moved when it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from peers.data.documents import BETWEEN_DOCUMENTS, LONGEST_CORPUS_BYTES, Block, Reading, Text, TextError
+from peers.data.tokenizer import BATCH_BYTES, Tokenizer, dtype_for, open_tokenizer, pieces_of
+from peers.files import write_atomically
+from peers.run_file import SignedManifest
+from swarmnet.identifiers import MicrobatchId
+from swarmnet.manifest import BYTES
+from swarmnet.sampling import window_starts, windows
+
+FOLDER = "text"
+NEWEST = "newest.json"
+FORM = "swarmnet tokens 1"
+"""Goes into the hash: another way to cut or join documents makes other tokens."""
+
+Progress = Callable[[int, int], None]
+"""Bytes of text that are tokens now, and bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A text as tokens, and how it came to be that."""
+
+    tokens: Tensor
+    """One dimension, `dtype_for(vocabulary)`."""
+    reading: Reading
+    made: bool
+    """False: they lay on the disk."""
+    before: int | None = None
+    """How many tokens lay there of another text, or of this one before it changed."""
+
+
+def tokens_on_disk(
+    text: Text, tokenizer: Path | None, vocabulary: int, state: Path, progress: Progress
+) -> Tokens:
+    """The tokens of a text by a tokenizer.json, or None: bytes; kept in a peer's state folder. Raises
+    TextError: no text, a tokenizer that does not fit, a full disk."""
+    opened = open_tokenizer(tokenizer, vocabulary)
+    key = _hash_of(text, tokenizer)
+    folder, dtype = state / FOLDER, dtype_for(opened.vocabulary)
+    newest = _newest(folder)
+    if newest.get("hash") == key:
+        mapped = _mapped(folder / f"{key}.tokens", newest.get("tokens"), dtype)
+        if mapped is not None:
+            return Tokens(mapped, text.reading, made=False)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for interrupted in folder.glob("*.part"):
+            interrupted.unlink()
+        count = _write(folder / f"{key}.tokens", text, opened, progress)
+        told = {"hash": key, "tokens": count, "text": asdict(text.reading)}
+        write_atomically(folder / NEWEST, json.dumps(told).encode())
+        for older in folder.glob("*.tokens"):
+            if older.stem != key:
+                older.unlink()
+    except OSError as error:
+        raise TextError(
+            f"{folder}: the text's tokens cannot be kept: {error.strerror}; they take as much room as the "
+            f"text, {text.total_bytes / 1e6:,.0f} MB at most"
+        ) from None
+    mapped = _mapped(folder / f"{key}.tokens", count, dtype)
+    if mapped is None:
+        raise TextError(f"{folder / key}.tokens changed while it was read: start again")
+    before = newest.get("tokens")
+    return Tokens(mapped, text.reading, made=True, before=before if isinstance(before, int) else None)
+
+
+def load_corpus(
+    places: Sequence[str],
+    vocabulary: int,
+    *,
+    tokenizer: Path | None = None,
+    longest_bytes: int = LONGEST_CORPUS_BYTES,
+    seed: int = 0,
+    withdrawn: Container[bytes] = (),
+) -> Tensor:
+    """The tokens of the text at `places` in memory, for who keeps none."""
+    text = Text(places, longest_bytes=longest_bytes, seed=seed, withdrawn=withdrawn)
+    return torch.cat(list(encoded(text, open_tokenizer(tokenizer, vocabulary))))
+
+
+def _unheard(_done: int, _all: int) -> None:
+    """Progress that nobody wants to know."""
+
+
+def encoded(text: Text, tokenizer: Tokenizer, progress: Progress = _unheard) -> Iterator[Tensor]:
+    """The tokens of about BATCH_BYTES of text at a time."""
+    batch: list[bytes] = []
+    waiting = 0
+    for piece in _pieces(text):
+        batch.append(piece)
+        waiting += len(piece)
+        if waiting >= BATCH_BYTES:
+            yield tokenizer.encode_pieces(batch)
+            batch, waiting = [], 0
+            progress(text.reading.bytes, text.total_bytes)
+    yield tokenizer.encode_pieces(batch)
+
+
+def _pieces(text: Text) -> Iterator[bytes]:
+    """What the tokenizer is given: whole documents where they are short, and what stands between them."""
+    number = 0
+
+    def document_of(block: Block) -> int:
+        nonlocal number
+        number += block[0]
+        return number
+
+    for count, blocks in groupby(text.blocks(), key=document_of):
+        if count > 1:
+            yield BETWEEN_DOCUMENTS
+        yield from pieces_of(block for _, block in blocks)
+
+
+def _hash_of(text: Text, tokenizer: Path | None) -> str:
+    """SHA-256 over the tokenizer and each document's own hash, in hexadecimal."""
+    whole = hashlib.sha256(FORM.encode())
+    whole.update(BYTES.encode() if tokenizer is None else hashlib.sha256(tokenizer.read_bytes()).digest())
+    document = hashlib.sha256()
+    for starts, block in text.blocks():
+        if starts:
+            whole.update(document.digest())
+            document = hashlib.sha256()
+        document.update(block)
+    whole.update(document.digest())
+    return whole.hexdigest()
+
+
+def _write(path: Path, text: Text, tokenizer: Tokenizer, progress: Progress) -> int:
+    """How many tokens were written. Raises OSError; nothing stays then."""
+    part, count = path.with_suffix(".part"), 0
+    try:
+        with part.open("wb") as file:
+            for some in encoded(text, tokenizer, progress):
+                file.write(some.numpy().tobytes())
+                count += len(some)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return count
+
+
+def _mapped(path: Path, count: object, dtype: torch.dtype) -> Tensor | None:
+    """The file's tokens; None if it is not as long as it should be."""
+    try:
+        if not isinstance(count, int) or path.stat().st_size != count * dtype.itemsize:
+            return None
+        if count == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.from_file(str(path), shared=False, size=count, dtype=dtype)
+    except (OSError, RuntimeError):
+        return None
+
+
+def _newest(folder: Path) -> dict[str, object]:
+    try:
+        told = json.loads((folder / NEWEST).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+class Corpus:
+    """Text of one peer as tokens (data_path.Text)."""
+
+    def __init__(self, signed: SignedManifest, tokens: Tensor) -> None:
+        self.signed = signed
+        self.tokens = tokens
+
+    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
+        data, seed = self.signed.manifest.data, self.signed.manifest.seed
+        starts = window_starts(
+            self.signed.run_id, seed, key, len(self.tokens), data.microbatch_sequences, data.sequence_tokens
+        )
+        return windows(self.tokens, starts, data.sequence_tokens)
