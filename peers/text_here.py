@@ -106,7 +106,9 @@ def read_text_here(
         text = Text(
             here.places.values(), longest_bytes=config.text_limit, seed=seed, withdrawn=withdrawn
         )
-        return tokens_on_disk(text, here.tokenizer, manifest.model.vocabulary, config.state, progress)
+        return tokens_on_disk(
+            text, here.tokenizer, manifest.model.vocabulary, config.state, progress, manifest.data.end_of_text
+        )
     except TextError as error:
         raise UserError(str(error)) from None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from math import cos, pi
 from typing import Literal
 
@@ -28,6 +28,10 @@ def owner_statement(run_id: RunId) -> bytes:
 
 class ManifestError(ValueError):
     """The manifest contradicts itself; the message says where and what would fit."""
+
+
+ADDED = "added"
+"""Marks a key that the first published runs did not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,9 @@ class Data:
     """Length of a training sequence in tokens."""
     microbatch_sequences: int = 4
     """Sequences per microbatch."""
+    end_of_text: str = field(default="", metadata={ADDED: True})
+    """The tokenizer's token that stands between two documents, such as `<|endoftext|>`: the model learns to
+    stop, and whoever it writes for stops there. Empty: an empty line stands between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +212,8 @@ class Manifest:
     sync: Sync = field(default_factory=Sync)
 
     def canonical(self) -> bytes:
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        """Every key but those that were added later and say nothing, sorted, without spaces."""
+        return json.dumps(_told(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
     def run_id(self) -> RunId:
         return RunId(hashlib.sha256(self.canonical()).hexdigest())
@@ -233,6 +241,18 @@ class Manifest:
     def span(self, stage: int) -> Span:
         first = sum(self.stages[:stage])
         return Span(first, first + self.stages[stage], stage == 0, stage == len(self.stages) - 1)
+
+
+def _told(value: object) -> object:
+    """Plain data, as `asdict`: a key that came after the first runs stands only where it is not the default,
+    so that those runs are what they were, and programs of then understand whoever does not use it."""
+    if is_dataclass(value):
+        return {
+            each.name: _told(getattr(value, each.name))
+            for each in fields(value)
+            if not (each.metadata.get(ADDED) and getattr(value, each.name) == each.default)
+        }
+    return [_told(item) for item in value] if isinstance(value, tuple) else value
 
 
 MOST_BODY_BYTES = 32 << 20

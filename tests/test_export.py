@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from peers.home.export import ExportError, export, load_shape, load_weights
+from peers.home.export import ExportError, export, load_end, load_shape, load_weights
 from swarmnet.fixed_point import to_floats
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
@@ -207,3 +207,27 @@ def test_a_damaged_folder_is_refused_by_file(tmp_path: Path) -> None:
     (folder / "config.json").write_text("[1")
     with pytest.raises(ExportError, match="is not JSON"):
         load_shape(folder)
+
+
+def test_the_end_of_a_text_is_the_models_and_its_tokenizers_and_all_files_are_as_readable(
+    tmp_path: Path,
+) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoTokenizer
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_tokens(sorted(pre_tokenizers.ByteLevel.alphabet())[:200])
+    made.add_special_tokens(["<|end|>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    end = made.token_to_id("<|end|>")
+    folder = tmp_path / "model"
+    export(
+        folder, LLAMA, stage_weights(LLAMA, (3,)), tokenizer=tmp_path / "tokenizer.json", end=("<|end|>", end)
+    )
+    model, _ = in_transformers(folder, LLAMA)
+    assert (model.config.eos_token_id, model.generation_config.eos_token_id) == (end, end)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|end|>", end)
+    assert load_end(folder) == "<|end|>"
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from peers.data.documents import TextError
+from peers.data.tokenizer import ByteTokenizer, Ending
 from peers.home.evaluate import bits_per_byte, score_weights
-from peers.home.generate import generate
+from peers.home.generate import Continuation, generate
 from swarmnet.manifest import ModelShape
 from swarmnet.model import forward
 from swarmnet.parameters import HEAD, whole
@@ -129,3 +130,17 @@ def test_a_long_text_is_scored_by_an_excerpt(weights: dict[str, Tensor]) -> None
 def test_no_text_has_no_score(weights: dict[str, Tensor]) -> None:
     with pytest.raises(TextError, match="no text to score"):
         score_weights(weights, SHAPE, b"")
+
+
+def test_a_text_ends_where_the_model_says_so_and_goes_on_when_somebody_writes_on():
+    going = Continuation(b"a", 16, temperature=0, tokenizer=ByteTokenizer(end=Ending(b"\0", 0)))
+    assert (going.take(one_hot(98)), going.ended) == (b"b", False)
+    assert (going.take(one_hot(0)), going.ended) == (b"", True)
+    going.add(b"c")
+    assert not going.ended
+    assert going.visible == list(b"abc")
+
+
+def one_hot(token: int) -> Tensor:
+    """[V]: logits of which one is the largest."""
+    return functional.one_hot(torch.tensor(token), 256).float()

@@ -12,15 +12,17 @@ from peers.errors import ConfigError, UserError
 from peers.run_file import (
     RunFileError,
     SignedManifest,
+    from_published,
     from_wire,
     load_manifest,
     load_signed,
     parse,
     publish,
+    published_text,
 )
 from protocols.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import MANIFEST_LIMIT, Manifest, owner_statement
+from swarmnet.manifest import MANIFEST_LIMIT, Data, Manifest, owner_statement
 
 OWNER = Identity.from_seed(b"owner")
 STRANGER = Identity.from_seed(b"stranger")
@@ -202,3 +204,17 @@ def test_a_manifest_alone_is_read_back_or_refused():
 def test_garbage_from_peers_is_refused(data):
     with pytest.raises(RunFileError):
         from_wire(data)
+
+
+def test_a_key_that_was_added_later_changes_no_run_that_does_not_use_it():
+    plain = Manifest("x", OWNER.peer_id)
+    ending = replace(plain, data=Data(end_of_text="<|end|>"))
+    assert b"end_of_text" not in plain.canonical()
+    assert parse(plain.canonical()) == plain
+    assert parse(ending.canonical()) == ending
+    assert ending.run_id() != plain.run_id()
+    written = plain.canonical().replace(b'"data":{', b'"data":{"end_of_text":"",')
+    signed = published_text(sign(plain)).replace('"data": {', '"data": {"end_of_text": "",')
+    with pytest.raises(RunFileError, match="not in canonical form"):
+        from_published(signed.encode(), "x.run.json")
+    assert parse(written) == plain

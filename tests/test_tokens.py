@@ -168,3 +168,35 @@ def test_who_makes_tokens_says_every_five_seconds_how_far_it_is():
     tokenizing.progress(20_000_000, 60_000_000)
     tokenizing.progress(30_000_000, 60_000_000)
     assert told == ["makes tokens of the text, once: 20 of 60 MB, 20 s to go"]
+
+
+@pytest.fixture
+def tokenizer_with_an_end(tokenizer_file):
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(tokenizer_file))
+    return tokenizer_file
+
+
+def test_one_token_stands_between_documents_where_the_run_names_it(tmp_path, tokenizer_with_an_end):
+    (tmp_path / "a").mkdir()
+    for name in "xyz":
+        (tmp_path / "a" / f"{name}.txt").write_text(name)
+    opened = open_tokenizer(tokenizer_with_an_end, 400, "<|end|>")
+    read = tokens_on_disk(
+        text_of(tmp_path / "a"), tokenizer_with_an_end, 400, tmp_path / "state", Heard(), "<|end|>"
+    )
+    end = opened.end.token
+    assert read.tokens.tolist().count(end) == 2
+    assert opened.decode(read.tokens.tolist()) == b"x<|end|>y<|end|>z"
+    other = tokens_on_disk(text_of(tmp_path / "a"), tokenizer_with_an_end, 400, tmp_path / "state", Heard())
+    assert other.made
+    assert opened.decode(other.tokens.tolist()) == b"x\n\ny\n\nz"
+
+
+def test_an_end_that_is_not_one_token_is_refused(tokenizer_file):
+    with pytest.raises(TextError, match=r"'<\|end\|>' is \d+ tokens of tokenizer .* must be one"):
+        open_tokenizer(tokenizer_file, 300, "<|end|>")
+    with pytest.raises(TextError, match="is 3 tokens of tokenizer bytes"):
+        open_tokenizer(None, 256, "end")
+    assert open_tokenizer(None, 256, "\0").end.token == 0

@@ -77,7 +77,9 @@ def export(
         manifest, shape = model.manifest, model.manifest.model
         weights = model.whole()
         file = tokenizer_file(manifest.data, tokenizer_path)
-        tokenizer = open_tokenizer(file, shape.vocabulary)
+        tokenizer = open_tokenizer(file, shape.vocabulary, manifest.data.end_of_text)
+        ending = tokenizer.end.token
+        end = (manifest.data.end_of_text, ending) if ending is not None else None
         known = facts(source, manifest)
         window = manifest.data.sequence_tokens
         scored = score_weights(weights, shape, text, tokenizer, window=window) if text is not None else None
@@ -94,7 +96,7 @@ def export(
                     f"logits differ by {compared.difference:.1e} at most"
                 )
 
-        write(hf, shape, model.path(), tokenizer=file, replace=replace, finish=finish)
+        write(hf, shape, model.path(), tokenizer=file, end=end, replace=replace, finish=finish)
     for trouble in model.passed_over:
         warn(f"passed over: {trouble}")
     for trouble in known.troubles:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from peers.data.documents import TextError
+from peers.data.documents import BETWEEN_DOCUMENTS, TextError
 from peers.extras import how_to_install
 from swarmnet.manifest import BYTES, Data
 
@@ -37,6 +37,19 @@ class Tokenizer(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> bytes: ...
 
+    @property
+    def end(self) -> Ending:
+        """What stands between two documents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What stands between two documents."""
+
+    text: bytes = BETWEEN_DOCUMENTS
+    token: int | None = None
+    """Which the model says where a text ends; None: it never does."""
+
 
 def dtype_for(vocabulary: int) -> torch.dtype:
     """The smallest that holds every token: a text's tokens are as large as the text at most."""
@@ -50,6 +63,7 @@ class ByteTokenizer:
     """A token is a byte."""
 
     vocabulary: int = 256
+    end: Ending = Ending()
 
     def encode(self, text: bytes) -> Tensor:
         if not text:
@@ -68,6 +82,7 @@ class FileTokenizer:
     """A `tokenizer.json`, read by the `tokenizers` package. Text that is not UTF-8 is replaced."""
 
     def __init__(self, path: Path) -> None:
+        self.end = Ending()
         try:
             from tokenizers import Tokenizer as Loaded
         except ImportError:
@@ -100,9 +115,22 @@ class FileTokenizer:
         return text.rstrip("\N{REPLACEMENT CHARACTER}").encode()
 
 
-def open_tokenizer(file: Path | None, vocabulary: int) -> Tokenizer:
-    """A tokenizer.json, or None: bytes. Raises TextError if the model's vocabulary is smaller."""
-    tokenizer: Tokenizer = ByteTokenizer() if file is None else FileTokenizer(file)
+def open_tokenizer(file: Path | None, vocabulary: int, end_of_text: str = "") -> Tokenizer:
+    """A tokenizer.json, or None: bytes. `end_of_text`: the manifest's. Raises TextError if the model's
+    vocabulary is smaller, or if the end of a text is not one token."""
+    tokenizer = ByteTokenizer() if file is None else FileTokenizer(file)
+    if end_of_text:
+        tokens = tokenizer.encode(end_of_text.encode()).tolist()
+        if len(tokens) != 1:
+            raise TextError(
+                f"data.end_of_text {end_of_text!r} is {len(tokens)} tokens of tokenizer {file or BYTES}; it "
+                "must be one: add it to the tokenizer as a special token, or name another"
+            )
+        end = Ending(end_of_text.encode(), tokens[0])
+        if isinstance(tokenizer, FileTokenizer):
+            tokenizer.end = end
+        else:
+            tokenizer = ByteTokenizer(end=end)
     if tokenizer.vocabulary > vocabulary:
         raise TextError(
             f"tokenizer {file or BYTES} has {tokenizer.vocabulary} tokens, the model {vocabulary}: "

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from peers.data.documents import BETWEEN_DOCUMENTS, LONGEST_CORPUS_BYTES, Block, Reading, Text, TextError
-from peers.data.tokenizer import BATCH_BYTES, Tokenizer, dtype_for, open_tokenizer, pieces_of
+from peers.data.documents import LONGEST_CORPUS_BYTES, Block, Reading, Text, TextError
+from peers.data.tokenizer import BATCH_BYTES, Ending, Tokenizer, dtype_for, open_tokenizer, pieces_of
 from peers.files import write_atomically
 from peers.run_file import SignedManifest
 from swarmnet.identifiers import MicrobatchId
@@ -51,12 +51,13 @@ class Tokens:
 
 
 def tokens_on_disk(
-    text: Text, tokenizer: Path | None, vocabulary: int, state: Path, progress: Progress
-) -> Tokens:
+    text: Text, tokenizer: Path | None, vocabulary: int, state: Path, progress: Progress,
+    end_of_text: str = "",
+) -> Tokens:  # fmt: skip
     """The tokens of a text by a tokenizer.json, or None: bytes; kept in a peer's state folder. Raises
     TextError: no text, a tokenizer that does not fit, a full disk."""
-    opened = open_tokenizer(tokenizer, vocabulary)
-    key = _hash_of(text, tokenizer)
+    opened = open_tokenizer(tokenizer, vocabulary, end_of_text)
+    key = _hash_of(text, tokenizer, opened.end)
     folder, dtype = state / FOLDER, dtype_for(opened.vocabulary)
     newest = _newest(folder)
     if newest.get("hash") == key:
@@ -107,7 +108,7 @@ def encoded(text: Text, tokenizer: Tokenizer, progress: Progress = _unheard) -> 
     """The tokens of about BATCH_BYTES of text at a time."""
     batch: list[bytes] = []
     waiting = 0
-    for piece in _pieces(text):
+    for piece in _pieces(text, tokenizer.end.text):
         batch.append(piece)
         waiting += len(piece)
         if waiting >= BATCH_BYTES:
@@ -117,7 +118,7 @@ def encoded(text: Text, tokenizer: Tokenizer, progress: Progress = _unheard) -> 
     yield tokenizer.encode_pieces(batch)
 
 
-def _pieces(text: Text) -> Iterator[bytes]:
+def _pieces(text: Text, between: bytes) -> Iterator[bytes]:
     """What the tokenizer is given: whole documents where they are short, and what stands between them."""
     number = 0
 
@@ -128,13 +129,15 @@ def _pieces(text: Text) -> Iterator[bytes]:
 
     for count, blocks in groupby(text.blocks(), key=document_of):
         if count > 1:
-            yield BETWEEN_DOCUMENTS
+            yield between
         yield from pieces_of(block for _, block in blocks)
 
 
-def _hash_of(text: Text, tokenizer: Path | None) -> str:
-    """SHA-256 over the tokenizer and each document's own hash, in hexadecimal."""
+def _hash_of(text: Text, tokenizer: Path | None, end: Ending) -> str:
+    """SHA-256 over the tokenizer, what stands between documents and each document's own hash, in
+    hexadecimal."""
     whole = hashlib.sha256(FORM.encode())
+    whole.update(hashlib.sha256(end.text).digest())
     whole.update(BYTES.encode() if tokenizer is None else hashlib.sha256(tokenizer.read_bytes()).digest())
     document = hashlib.sha256()
     for starts, block in text.blocks():

@@ -166,7 +166,7 @@ class Chat:
                 piece = self._going.take(await self._model.logits(self._going))
                 said += piece
                 self._show(readable.add(piece))
-                if self._turns.until and self._turns.until in said:
+                if self._going.ended or (self._turns.until and self._turns.until in said):
                     break
         finally:
             self._line_ended = said.endswith(b"\n")

@@ -22,6 +22,7 @@ from swarmnet.manifest import ModelShape
 from swarmnet.parameters import parameter_shapes, whole
 
 INDEX = "model.safetensors.index.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 MANIFEST_FILE = "swarmnet-manifest.json"
 """The canonical manifest beside the model: its SHA-256 is the run id."""
 
@@ -36,12 +37,14 @@ def export(
     stages: Sequence[Mapping[str, Tensor]],
     *,
     tokenizer: Path | None = None,
+    end: tuple[str, int] | None = None,
     replace: bool = False,
     finish: Callable[[Path], None] | None = None,
 ) -> None:
     """Write the model whose stages hold `stages` (global name -> float32) to `folder`, all or nothing.
 
-    `tokenizer`: a tokenizer.json that goes with it; None: its tokens are bytes.
+    `tokenizer`: a tokenizer.json that goes with it; None: its tokens are bytes. `end`: the token with which a
+    text ends, and its number.
     `finish` gets the folder when the model is in it and before anybody else sees it: to check it, and to add
     to it; what it raises undoes everything. Raises ExportError if parameters are missing, unknown, twice
     there or of the wrong shape, or if the folder exists and `replace` is false.
@@ -56,7 +59,7 @@ def export(
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
             partial = Path(scratch, "new")
             partial.mkdir()
-            _write(partial, shape, stages, tokenizer)
+            _write(partial, shape, stages, tokenizer, end)
             _require_same(partial, stages)
             if finish is not None:
                 finish(partial)
@@ -118,6 +121,15 @@ def load_shape(folder: Path) -> ModelShape:
         raise ExportError(f"{folder / 'config.json'} is not of an exported model: {error!r}") from None
 
 
+def load_end(folder: Path) -> str:
+    """The token with which texts end, as an exported model's tokenizer writes it; empty: none. Raises
+    ExportError."""
+    if not is_file(folder / TOKENIZER_CONFIG):
+        return ""
+    end = _read_json(folder / TOKENIZER_CONFIG).get("eos_token")
+    return end if isinstance(end, str) else ""
+
+
 def _require_complete(shape: ModelShape, stages: Sequence[Mapping[str, Tensor]]) -> None:
     missing = parameter_shapes(shape, whole(shape))
     for stage in stages:
@@ -141,7 +153,8 @@ def _require_same(folder: Path, stages: Sequence[Mapping[str, Tensor]]) -> None:
 
 
 def _write(
-    folder: Path, shape: ModelShape, stages: Sequence[Mapping[str, Tensor]], tokenizer: Path | None
+    folder: Path, shape: ModelShape, stages: Sequence[Mapping[str, Tensor]], tokenizer: Path | None,
+    end: tuple[str, int] | None,
 ) -> None:
     places: dict[str, str] = {}
     for number, stage in enumerate(stages, start=1):
@@ -152,9 +165,14 @@ def _write(
         places |= dict.fromkeys(stage, file)
     size = sum(4 * tensor.numel() for stage in stages for tensor in stage.values())
     _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
-    _write_json(folder / "config.json", _config(shape))
-    _write_json(folder / "generation_config.json", {"do_sample": True, "temperature": 0.8, "top_k": 40})
-    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    for file in set(places.values()):  # safetensors lets nobody else read them, whatever the umask says.
+        (folder / file).chmod((folder / INDEX).stat().st_mode)
+    eos = {"eos_token_id": end[1]} if end else {}
+    _write_json(folder / "config.json", _config(shape) | {"eos_token_id": None} | eos)
+    generation = {"do_sample": True, "temperature": 0.8, "top_k": 40}
+    _write_json(folder / "generation_config.json", generation | eos)
+    of_tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    _write_json(folder / TOKENIZER_CONFIG, of_tokenizer | ({"eos_token": end[0]} if end else {}))
     if tokenizer is None:
         _write_json(folder / "tokenizer.json", _byte_tokenizer())
     else:
@@ -186,7 +204,6 @@ def _config(shape: ModelShape) -> dict[str, Any]:
         "rope_theta": shape.rope_theta,
         # Without these, Llama's defaults would make bytes 1 and 2 the marks of a text's start and end.
         "bos_token_id": None,
-        "eos_token_id": None,
         "pad_token_id": None,
     }
 

@@ -26,7 +26,7 @@ def generate(
     window: int | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Iterator[bytes]:
-    """Continue `prompt` by `tokens` tokens; yields the new bytes as they come.
+    """Continue `prompt` by `tokens` tokens, or until the text ends; yields the new bytes as they come.
 
     `temperature` 0 takes the likeliest token; `top_k` 0 allows all of them. `window` is how many tokens
     the model looks back at most: give it the length it was trained on, since positions beyond are new
@@ -46,6 +46,8 @@ def generate(
     model = LocalModel(weights, shape)
     for _ in range(tokens):
         yield going.take(model.logits(going))
+        if going.ended:
+            return
 
 
 class LocalModel:
@@ -88,6 +90,8 @@ class Continuation:
             raise ValueError("temperature and top_k must not be negative, window at least 2")
         self._temperature, self._top_k = temperature, top_k
         self._generator = torch.Generator().manual_seed(seed)
+        self.ended = False
+        """The model has said that the text ends here."""
         self._seen: list[int] = []
         self._start = 0
         """Where the window begins; what is before it is not seen any more."""
@@ -95,6 +99,7 @@ class Continuation:
 
     def add(self, text: bytes) -> None:
         """Somebody else writes on. The window is seen anew: its end, as much as leaves room for a token."""
+        self.ended = False
         seen = self._seen[self._start :] + self._tokenizer.encode(text).tolist()
         self._start = max(0, len(seen) - (self._window - 1))
         self._seen, self._fresh = seen, len(seen) - self._start
@@ -117,7 +122,11 @@ class Continuation:
 
     def take(self, logits_V: Tensor) -> bytes:
         """Choose the next token by what the model says to `visible`; the new bytes of text."""
-        self._seen.append(_choose(logits_V, self._temperature, self._top_k, self._generator))
+        token = _choose(logits_V, self._temperature, self._top_k, self._generator)
+        self.ended = token == self._tokenizer.end.token
+        if self.ended:
+            return b""
+        self._seen.append(token)
         self._fresh = 1
         if len(self._seen) - self._start > self._window:
             self._start = len(self._seen) - self._window // 2

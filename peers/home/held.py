@@ -11,7 +11,7 @@ from torch import Tensor
 from peers import checkpoint
 from peers.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_file
 from peers.files import is_file
-from peers.home.export import MANIFEST_FILE, load_shape, load_weights
+from peers.home.export import MANIFEST_FILE, load_end, load_shape, load_weights
 from peers.run_file import parse
 from swarmnet.manifest import ModelShape
 
@@ -39,10 +39,11 @@ def held(source: Path | None, warn: Callable[[str], None], tokenizer: Path | Non
         shape, manifest = load_shape(place), place / MANIFEST_FILE
         window = parse(manifest.read_bytes()).data.sequence_tokens if is_file(manifest) else None
         file = tokenizer or (None if shape.vocabulary == BYTES else place / "tokenizer.json")
-        return Held(load_weights(place), shape, open_tokenizer(file, shape.vocabulary), window)
+        opened = open_tokenizer(file, shape.vocabulary, load_end(place))
+        return Held(load_weights(place), shape, opened, window)
     newest = checkpoint.newest(source)
     shape, data = newest.manifest.model, newest.manifest.data
     for trouble in newest.passed_over:
         warn(f"passed over: {trouble}")
-    opened = open_tokenizer(tokenizer_file(data, tokenizer), shape.vocabulary)
+    opened = open_tokenizer(tokenizer_file(data, tokenizer), shape.vocabulary, data.end_of_text)
     return Held(newest.whole(), shape, opened, data.sequence_tokens)

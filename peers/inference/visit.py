@@ -66,7 +66,8 @@ def not_let_in(signed: SignedManifest, invite: bytes, visitor: PeerId, now_secon
 def tokenizer_of(client: SwarmClient) -> Tokenizer:
     """The run's. Raises TextError."""
     manifest = client.manifest
-    return open_tokenizer(tokenizer_file(manifest.data, client.tokenizer), manifest.model.vocabulary)
+    file = tokenizer_file(manifest.data, client.tokenizer)
+    return open_tokenizer(file, manifest.model.vocabulary, manifest.data.end_of_text)
 
 
 async def stream(
@@ -87,6 +88,8 @@ async def stream(
     model = SwarmModel(client, conversation)
     for _ in range(tokens):
         yield going.take(await model.logits(going))
+        if going.ended:
+            return
 
 
 def begin(
