@@ -118,12 +118,10 @@ class Training:
             "train_nonfinite_total", "What was dropped because a number was not finite.",
             Label("where", ("microbatch", "contribution")),
         )  # fmt: skip
-        self.scaled = declare.counters(
+        self.scaled = declare.counter(
             "train_scaled_total",
-            "Microbatches whose gradient was far larger than usual and was scaled down; received: as it came "
-            "from below; added: what it would have added to this stage's own.",
-            Label("where", ("received", "added")),
-        )  # fmt: skip
+            "Microbatches whose gradient from below was far larger than usual and was scaled down.",
+        )
 
 
 class Rounds:

@@ -6,7 +6,6 @@ A microbatch that cannot be computed (wrong shape, not finite) is an ordinary ou
 from __future__ import annotations
 
 import os
-from collections import Counter
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
@@ -21,7 +20,7 @@ from swarmnet import hidden
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.manifest import Manifest
 from swarmnet.sizes import Judgement, Sizes
-from swarmnet.stage import Bound, StageError
+from swarmnet.stage import StageError
 
 UNKNOWN_MEMORY_BYTES = 4 << 30
 """Assumed where the system does not tell (Windows)."""
@@ -123,11 +122,10 @@ class MicrobatchWork:
         """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
         self.applied_rounds = 0
         """Rounds that have entered the weights here since the start; likewise."""
-        self.hidden_sizes, self.gradient_sizes, self.added_sizes = Sizes(), Sizes(weighed=True), Sizes()
-        """Of hidden states from above, of gradients from below, and of what a microbatch adds to the round's
-        sum, by whose numbers it was computed from."""
-        self.scaled: Counter[str] = Counter()
-        """Microbatches whose gradient was too large, by where that was seen."""
+        self.hidden_sizes, self.gradient_sizes = Sizes(), Sizes(weighed=True)
+        """Of hidden states from above, and of gradients from below."""
+        self.scaled = 0
+        """Microbatches whose gradient from below was too large."""
         self.timings = Timings()
         self.codings = CodecCounts(self.timings, "activation", "gradient")
 
@@ -148,7 +146,7 @@ class MicrobatchWork:
                 output_BTD = self.stage_compute.forward(key, inputs, branch_scale)
                 return Computed(self._encode("activation", output_BTD), _shape(output_BTD))
             assert kept.labels is not None, "the last stage got its labels with the ACT"
-            finished = self.stage_compute.finish(key, inputs, kept.labels, self._bound(kept.sender))
+            finished = self.stage_compute.finish(key, inputs, kept.labels)
         except (StageError, hidden.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
         self._gathered(kept, finished.tokens)
@@ -169,10 +167,10 @@ class MicrobatchWork:
             reason = f"its gradients are mostly far from others' size, this one {judgement.ratio:.3g} times"
             return _blamed(source, "out_of_line", reason, judgement)
         if judgement.gain < 1.0:
-            self.scaled["received"] += 1
+            self.scaled += 1
             below *= judgement.gain
         try:
-            gradient = self.stage_compute.backward(key, below, self._bound(source))
+            gradient = self.stage_compute.backward(key, below)
         except StageError as error:
             return Trouble("not_finite", str(error), peer=source.peer if source is not None else None)
         self._gathered(kept, kept.tokens)
@@ -186,18 +184,6 @@ class MicrobatchWork:
             return None
         reason = f"hidden states {judgement.ratio:.3g} times as large as is usual"
         return replace(_blamed(sender, "out_of_line", reason, judgement), again=False)
-
-    def _bound(self, source: Source | None) -> Bound:
-        """What a microbatch that was computed from this peer's numbers counts for in the round's sum."""
-
-        def bound(norm: float) -> float:
-            judgement = _judged(self.added_sizes, source, norm)
-            if not judgement.gain:
-                raise StageError(f"a gradient of norm {norm:.3g} is too large to be summed")
-            self.scaled["added"] += judgement.gain < 1.0
-            return judgement.gain
-
-        return bound
 
     def _gathered(self, kept: Bodies, tokens: int) -> None:
         self.gathered_tokens += tokens

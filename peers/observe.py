@@ -215,8 +215,7 @@ class Observer:
         microbatches.missing.set(len(worker.data.missing))
         not_finite = ledger.dropped.get("not_finite", 0)
         training.nonfinite("microbatch").inc(growth.of("not finite", not_finite))
-        for where, count in worker.data.work.scaled.items():
-            training.scaled(where).inc(growth.of("scaled", count, where))
+        training.scaled.inc(growth.of("scaled", worker.data.work.scaled))
         microbatches.queue.set(worker.compute.queued)
         microbatches.open.set(worker.data.pipeline.under_way)
 

@@ -18,7 +18,7 @@ from swarmnet.manifest import Manifest
 from swarmnet.method import Method, method_of
 from swarmnet.model import initial_units
 from swarmnet.parameters import parameter_shapes
-from swarmnet.stage import Bound, Finished, StageCompute, unbounded
+from swarmnet.stage import Finished, StageCompute
 
 
 class Computes(Protocol):
@@ -28,13 +28,9 @@ class Computes(Protocol):
 
     def forward(self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0) -> Tensor: ...
 
-    def finish(
-        self, key: Hashable, inputs: Tensor, labels_BT: Tensor, bound: Bound = unbounded
-    ) -> Finished: ...
+    def finish(self, key: Hashable, inputs: Tensor, labels_BT: Tensor) -> Finished: ...
 
-    def backward(
-        self, key: Hashable, hidden_gradient: Tensor, bound: Bound = unbounded
-    ) -> Tensor | None: ...
+    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None: ...
 
     def drop(self, key: Hashable) -> None: ...
 

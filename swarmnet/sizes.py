@@ -24,6 +24,9 @@ gradients, of 32 tokens each, one in five hundred is larger, and a larger microb
 FAR = 4.0
 """Usual norms, or one part in so many: refused where scaling would not help. In the first rounds, in which
 norms grow fastest, peers a round apart differ by up to 3.5."""
+ALONE_LIMIT = 30.0
+"""In usual norms, where nobody else is there to compare with: only the absurd is scaled down, as whoever is
+the whole stage decides what it computes anyhow. An honest microbatch never is: 3 would scale one in 500."""
 USUAL_WEIGHT = 1.25
 """In usual norms, on average: a peer whose gradients weigh more gets no more say by it than the others."""
 RECENT = 64
@@ -102,8 +105,10 @@ class Sizes:
             del self._ratios[peer]  # It may begin anew when it is asked again.
         if away == inf:
             return Judgement(inf, 0.0, far_off=True, out_of_line=out_of_line)
-        gain = min(1.0, exp(log(LIMIT) - away)) / (_weight(ratios) if self._weighed else 1.0)
-        return Judgement(exp(away), gain, abs(away) > log(FAR) and len(here) > 1, out_of_line)
+        alone = len(here) == 1
+        gain = min(1.0, exp(log(ALONE_LIMIT if alone else LIMIT) - away))
+        weight = _weight(ratios) if self._weighed and not alone else 1.0
+        return Judgement(exp(away), gain / weight, abs(away) > log(FAR) and not alone, out_of_line)
 
     def _remembered(self, peer: PeerId) -> deque[float]:
         ratios = self._ratios.setdefault(peer, deque(maxlen=KEPT_OF_EACH))

@@ -9,7 +9,7 @@ One thread at a time may use a StageCompute. Shape suffixes as in swarmnet/model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from math import hypot, isfinite
 from typing import Literal
@@ -21,16 +21,10 @@ from torch.nn import functional
 from swarmnet.layout import Layout
 from swarmnet.manifest import ModelShape, Span
 from swarmnet.model import forward, scaled
+from swarmnet.sizes import MOST_NORM
 
 Recompute = Literal["none", "stage"]
 """What backward computes again: nothing, or the stage's forward (only inputs are kept; 4/3 the compute)."""
-Bound = Callable[[float], float]
-"""Given the 2-norm of one microbatch's gradient of all parameters, what the microbatch counts for: 0 to 1."""
-
-
-def unbounded(_norm: float) -> float:
-    """Every microbatch counts whole."""
-    return 1.0
 
 
 class StageError(ValueError):
@@ -101,9 +95,7 @@ class StageCompute:
         )
         return output_BTD.detach()
 
-    def finish(
-        self, key: Hashable, inputs: Tensor, labels_BT: Tensor, bound: Bound = unbounded
-    ) -> Finished:
+    def finish(self, key: Hashable, inputs: Tensor, labels_BT: Tensor) -> Finished:
         """The last stage's whole work: forward, loss and backward. Raises StageError, adding nothing."""
         inputs = self._leaf(key, inputs)
         if labels_BT.shape != inputs.shape[:2] or labels_BT.dtype != torch.int64:
@@ -116,16 +108,14 @@ class StageCompute:
             logits_BTV = forward(self._version, self._shape, self._span, inputs)
             loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
         _require_finite(key, "loss", [loss])
-        hidden_gradient_BTD = self._accumulate(key, self._version, loss, inputs, bound)
+        hidden_gradient_BTD = self._accumulate(key, self._version, loss, inputs)
         return Finished(loss.item(), labels_BT.numel(), hidden_gradient_BTD)
 
-    def backward(
-        self, key: Hashable, hidden_gradient: Tensor, bound: Bound = unbounded
-    ) -> Tensor | None:
+    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
         """Add the parameters' gradients, given the gradient at the output (float32 [B, T, D]).
 
         Returns the gradient at the stage's input, None in the first stage. The graph is gone afterwards,
-        also when this raises StageError: key not open, wrong shape, or a gradient whose norm is not finite.
+        also when this raises StageError: key not open, wrong shape, or a gradient too large to be summed.
         """
         graph = self._graphs.pop(key, None)
         if graph is None:
@@ -144,7 +134,7 @@ class StageCompute:
         # it is, it would make torch import sympy: 38 MiB in every peer that is not the last stage's.
         with torch.enable_grad():
             product = (output * hidden_gradient.to(output.device)).sum()
-        return self._accumulate(key, graph.version, product, graph.inputs, bound)
+        return self._accumulate(key, graph.version, product, graph.inputs)
 
     def drop(self, key: Hashable) -> None:
         """Forget the graph of `key`, if it is open."""
@@ -163,7 +153,7 @@ class StageCompute:
         self._gradients = list(_views(self._gradient, self._layout).values())
 
     def _accumulate(
-        self, key: Hashable, version: dict[str, Tensor], loss: Tensor, inputs: Tensor, bound: Bound
+        self, key: Hashable, version: dict[str, Tensor], loss: Tensor, inputs: Tensor
     ) -> Tensor | None:
         leaves = list(version.values())
         if inputs.requires_grad:
@@ -172,13 +162,11 @@ class StageCompute:
         gradients = torch.autograd.grad(loss, leaves)
         # One pass over all of them, one wait for the device; NaN or infinite if a value is.
         norms = torch.stack(torch._foreach_norm(gradients)).tolist()
-        if not all(isfinite(norm) for norm in norms):
-            raise StageError(f"microbatch {key}: gradient not finite")
-        gain = bound(hypot(*norms[: len(version)]))
-        torch._foreach_add_(self._gradients, gradients[: len(version)], alpha=gain)
-        if not inputs.requires_grad:
-            return None
-        return gradients[-1] if gain == 1.0 else gradients[-1] * gain
+        # No comparison with NaN is true. What goes on to the stage before is not summed here.
+        if not (hypot(*norms[: len(version)]) <= MOST_NORM and isfinite(norms[-1])):
+            raise StageError(f"microbatch {key}: gradient not finite, or too large to be summed")
+        torch._foreach_add_(self._gradients, gradients[: len(version)])
+        return gradients[-1] if inputs.requires_grad else None
 
     def _leaf(self, key: Hashable, inputs: Tensor) -> Tensor:
         """Check a microbatch's inputs, which a stranger may have sent, and make them a leaf of the graph."""

@@ -229,6 +229,9 @@ class StillDaemon:
 
     ending = None
 
+    async def connections(self, deadline_seconds: float) -> list[tuple[str, str]]:
+        return []
+
 
 def store_request(chance: Random) -> bytes:
     items = [item(chance) for _ in range(chance.randrange(1, 4))]

@@ -125,6 +125,6 @@ def test_honest_peers_refuse_nobody_and_hardly_scale_anything(factor, stages):
 
     run(story())
     assert not swarm.of("refused")
-    scaled = sum(member.worker.data.work.scaled.total() for member in swarm.members.values())
+    scaled = sum(member.worker.data.work.scaled for member in swarm.members.values())
     assert scaled <= 30 * factor, "of two thousand that were looked at"
     assert len(swarm.of("microbatch_failed")) <= 3 * factor, "of nine hundred"

@@ -31,7 +31,7 @@ KEY = MicrobatchId(PeerId("origin"), 1)
 def test_a_gradient_beyond_the_codecs_end_is_sent_as_the_largest_there_is(codec):
     largest = torch.finfo(torch.float32).max
     gradient = torch.tensor([[[1.0, -largest, largest, 0.0]]])
-    stage = SimpleNamespace(backward=lambda key, below, bound: gradient)
+    stage = SimpleNamespace(backward=lambda key, below: gradient)
     work = MicrobatchWork(tiny_manifest(hidden_codec=codec), 1, stage)
     below = hidden.encode(torch.zeros(1, 1, 4), codec)
     done = work.backward(KEY, Bodies(labels=None, output=b"", shape=(1, 1, 4), gradient=below, tokens=1))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
 from swarmnet.sizes import (
+    ALONE_LIMIT,
     FEW,
     KEPT_OF_EACH,
     LIMIT,
@@ -92,7 +93,8 @@ def test_a_peer_without_others_beside_it_grows_step_by_step_and_is_blamed_for_no
         counted.append(norm * judgement.gain)
         assert not judgement.out_of_line
         assert not judgement.far_off
-    assert all(after <= LIMIT * 1.001 * max(before, 5.0) for before, after in pairwise(counted))
+    assert all(after <= ALONE_LIMIT * 1.001 * before for before, after in pairwise(counted))
+    assert counted[-1] <= ALONE_LIMIT * 5.0 * LIMIT**19 * 1.001
 
 
 def test_of_two_peers_the_one_that_stays_as_it_was_is_usual():

@@ -34,13 +34,13 @@ def forward(stage, key, inputs, branch_scale=1.0):
     return like(hidden_shape(stage, inputs))
 
 
-def backward(stage, key, hidden_gradient, bound):
+def backward(stage, key, hidden_gradient):
     time.sleep(2 * seconds / 3)
     stage._graphs.pop(key)
     return None if stage._span.has_embedding else like(tuple(hidden_gradient.shape))
 
 
-def finish(stage, key, inputs, labels_BT, bound):
+def finish(stage, key, inputs, labels_BT):
     time.sleep(seconds)
     return Finished(5.0 * labels_BT.numel(), labels_BT.numel(), like(hidden_shape(stage, inputs)))
 

@@ -20,7 +20,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.index_code import ContributionError
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest
-from swarmnet.stage import Bound, Finished, unbounded
+from swarmnet.stage import Finished
 
 SIZE = 64
 """Elements of a stage: the smallest chunk of a layout."""
@@ -121,15 +121,11 @@ class StubCompute:
         self._open.add(key)
         return self._hidden
 
-    def finish(
-        self, key: Hashable, inputs: Tensor, labels_BT: Tensor, bound: Bound = unbounded
-    ) -> Finished:
+    def finish(self, key: Hashable, inputs: Tensor, labels_BT: Tensor) -> Finished:
         self._gathered += 1
         return Finished(float(self._tokens), self._tokens, self._hidden)
 
-    def backward(
-        self, key: Hashable, hidden_gradient: Tensor, bound: Bound = unbounded
-    ) -> Tensor | None:
+    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
         self._open.remove(key)
         self._gathered += 1
         return self._hidden
