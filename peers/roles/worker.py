@@ -196,6 +196,7 @@ class WorkerRole(Role):
                     network.cache.write((peer, seen.addresses) for peer, seen in known if seen.reached)
             if siblings is None or siblings.computing.compute is None:
                 process.pulse.fault = lambda: None
+            network.dht.linked = tuple  # It would keep the whole worker in memory while this peer is paused.
             self.worker = self.observer = self.compute = None
             self._left = weakref.ref(worker)
             held = worker.stage if worker.stage >= 0 else self.stage  # Also after its p2pd has died.
