@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from peers.files import write_atomically
 from peers.neighbourhood import Neighbourhood
 from peers.run_file import SignedManifest
 from protocols.envelope import claimed
-from protocols.errors import Malformed, WireError
+from protocols.errors import Backlog, Malformed, WireError
 from protocols.identity import Identity
 from protocols.messages import ReceiptIs
 from protocols.receipts import open_receipt, seal_receipt
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from peers.update_work import Settled
 
 FILE_NAME = "receipts.jsonl"
+MOST_UNDUE, MOST_UNDUE_PEERS = 32, 1024
+"""Receipts of a peer, in a block, that nobody owes: an honest one hands over what it owed for some blocks at
+once, a few for each stage that it was in. Counted of so many peers."""
 MAKERS_OWED, RECEIPTS_OWED = 1024, BLOCKS_BACK
 """Receipts that wait for their maker to be linked: for so many makers, so many each, which it still takes."""
 EARLY_SIGNERS = 64
@@ -163,6 +167,7 @@ class Receipts:
         self.made = self.own.made
         self._owed: OrderedDict[PeerId, list[bytes]] = OrderedDict()
         self._early: OrderedDict[PeerId, list[ReceiptIs]] = OrderedDict()
+        self._undue: Counter[PeerId] = Counter()
         self._lines: list[str] = []
         """Not on disk yet."""
         self._added = 0
@@ -176,6 +181,8 @@ class Receipts:
 
     def settled(self, settled: Settled) -> None:
         """A round settled here: sign what is due at the end of a block."""
+        if (settled.round + 1) % self.own.block_rounds == 0:
+            self._undue.clear()
         makers = [reference.peer for reference in settled.references]
         self._write_down(self.own.settled(settled.round, self.identity.peer_id in makers))
         for receipt in self.makers.settled(settled.round, makers):
@@ -200,25 +207,37 @@ class Receipts:
         for data in self._owed.pop(peer, ()):
             self.neighbourhood.post(peer, "group", ReceiptIs(data))
         for message in self._early.pop(peer, ()):
-            self.message(peer, message)
+            with contextlib.suppress(Backlog):  # What it sends next ends its link.
+                self.message(peer, message)
 
     # -- taken from others ----------------------------------------------------------------------------
 
     def message(self, peer: PeerId, message: ReceiptIs) -> None:
-        """From whoever signed it. One that is not due is only counted: an honest one may come late."""
+        """From whoever signed it. One that is not due is only counted, as an honest one may come late; raises
+        Backlog where there are more of them than anybody can owe."""
         known, line = self.neighbourhood.known().get(peer), ""
         try:
             if known is None or not self._is_due(peer, known.stage, message.receipt, known.linked):
-                self.neighbourhood.traffic.refused["not_due"] += 1
+                self._not_due(peer)
             elif known.linked:
                 line = take(self.kept, message.receipt, self.signed, self.identity.peer_id, peer)
             else:
                 self._keep_early(peer, message)
+        except Backlog:
+            raise
         except WireError as error:
             self.neighbourhood.refused(peer, error.code, str(error))
         if line:
             self.note("receipt", signer=peer, accepted=self.kept.book.total().contributions)
             self._append(line)
+
+    def _not_due(self, peer: PeerId) -> None:
+        self.neighbourhood.traffic.refused["not_due"] += 1
+        if len(self._undue) >= MOST_UNDUE_PEERS:
+            self._undue.clear()
+        self._undue[peer] += 1
+        if self._undue[peer] > MOST_UNDUE:
+            raise Backlog(f"{MOST_UNDUE} receipts that nobody owes this peer")
 
     def _is_due(self, peer: PeerId, stage_of_peer: int, data: bytes, linked: bool) -> bool:
         """Whether the signature is worth verifying: of a peer of the stage that it is about, for a block of

@@ -27,6 +27,9 @@ UNREAD_BYTES = 64 * 1024
 """Of acknowledgements that the other side does not read: no honest peer lets 16,000 of them lie."""
 LOOK_SECONDS = 0.5
 """How often a stream that is not read, for its sender has had its checks, is looked at."""
+HELD_BACK_SECONDS = 10.0
+"""In all, of one stream: 500 signatures beyond the 1,024 at once, which the busiest honest peer does not need
+(tests/test_allowances.py computes it). Who wants more is no peer."""
 _READ_BYTES = 256 * 1024
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -46,6 +49,7 @@ class Reading:
         self.first_until = float("inf") if introduced else self.clock() + FIRST_MESSAGE_SECONDS
         self.idle_until = self.clock() + IDLE_SECONDS
         self.pace = Pace()
+        self.held_back_seconds = 0.0
 
     async def read(self) -> tuple[WireError | None, str]:
         """Read it to its end: the error to refuse the peer for, or why the stream ended."""
@@ -116,13 +120,17 @@ class Reading:
             await asyncio.sleep(0)
 
     async def _afford(self, waiting_bytes: int) -> None:
-        """Wait until the peer may have signatures checked again. What was read counts as unfinished."""
+        """Wait until the peer may have signatures checked again. What was read counts as unfinished. Raises
+        Backlog if that takes too long in all."""
         checks, inflow = self.intake.checks, self.inflow
         while not self.intake.closed and (wait := checks.wait(self.peer, self.clock())) > 0:
             inflow.waiting_bytes = waiting_bytes
             inflow.count()
             if inflow.error is not None:
                 return
+            if self.held_back_seconds >= HELD_BACK_SECONDS:
+                raise Backlog("it has sent more signatures than an honest peer has")
+            self.held_back_seconds += min(wait, LOOK_SECONDS)
             await asyncio.sleep(min(wait, LOOK_SECONDS))
             self.pace.paused(self.clock())
             self.idle_until = self.clock() + IDLE_SECONDS
