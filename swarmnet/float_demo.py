@@ -14,9 +14,11 @@ Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them, B bits o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId
@@ -36,10 +38,47 @@ ROOM = 1 + 2.0**-10
 """What float32 rounding in a transform may add to a value (at most 4096 terms of relative error 2**-24)."""
 
 
-class FloatMethod:
-    """Sync method `demo-float` for one peer of one stage."""
+class ValueCodec(Protocol):
+    """How the values of one plane travel. What it rounds away is not fed back to the momentum."""
 
-    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
+    @property
+    def foresight(self) -> float:
+        """As `Method.foresight` of the method that uses it."""
+
+    def bytes_of(self, chunks: int, kept: int) -> int:
+        """Exact length of `write`'s answer."""
+
+    def write(self, values_CK: NDArray[np.float32]) -> bytes: ...
+
+    def read(self, data: bytes, chunks: int, kept: int) -> NDArray[np.float32]:
+        """[C, K], whatever the bytes are: what is not finite or too large is refused by the method."""
+
+
+class Float32:
+    """Four bytes per value, little-endian, as DeMo's paper sends them."""
+
+    foresight = 0.99
+    """Only the exact inverse rounds, at `MEAN_BITS`."""
+
+    def bytes_of(self, chunks: int, kept: int) -> int:
+        return 4 * chunks * kept
+
+    def write(self, values_CK: NDArray[np.float32]) -> bytes:
+        return values_CK.astype("<f4", copy=False).tobytes()
+
+    def read(self, data: bytes, chunks: int, kept: int) -> NDArray[np.float32]:
+        return np.frombuffer(data, "<f4").astype(np.float32).reshape(chunks, kept)
+
+
+FLOAT32 = Float32()
+
+
+class FloatMethod:
+    """Sync method `demo-float` for one peer of one stage; with another codec, its like in fewer bytes."""
+
+    def __init__(
+        self, manifest: Manifest, layout: Layout, device: torch.device, codec: ValueCodec = FLOAT32
+    ) -> None:
         sync = manifest.sync
         self._manifest, self._run_id = manifest, manifest.run_id()
         self._sync, self._layout, self._device = sync, layout, device
@@ -47,10 +86,12 @@ class FloatMethod:
         self._transforms = [transform_of(sync.transform, plane.chunk, device) for plane in layout.planes]
         self._selections = [selection_of(sync.selection, plane.chunk, sync.kept) for plane in layout.planes]
         self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
+        self._codec, self.foresight = codec, codec.foresight
         pairs = list(zip(layout.planes, self._selections, strict=True))
         self.votes = sum(plane.chunks * selection.kept for plane, selection in pairs)
-        self.payload_bytes = 4 * self.votes + sum(
-            packed_bytes(plane.chunks, selection.index_bits) for plane, selection in pairs
+        self.payload_bytes = sum(
+            packed_bytes(plane.chunks, selection.index_bits) + codec.bytes_of(plane.chunks, selection.kept)
+            for plane, selection in pairs
         )
 
     @property
@@ -68,7 +109,7 @@ class FloatMethod:
         parts = []
         for selection, sent in zip(self._selections, taken, strict=True):
             parts.append(pack(selection.write(sent.indices)))
-            parts.append(sent.values.cpu().numpy().astype("<f4", copy=False).tobytes())
+            parts.append(self._codec.write(sent.values.cpu().numpy()))
         return b"".join(parts)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
@@ -100,13 +141,12 @@ class FloatMethod:
         start = 0
         for plane, selection in zip(self._layout.planes, self._selections, strict=True):
             middle = start + packed_bytes(plane.chunks, selection.index_bits)
-            stop = middle + 4 * plane.chunks * selection.kept
+            stop = middle + self._codec.bytes_of(plane.chunks, selection.kept)
             bits_CB = unpack(memoryview(payload)[start:middle], plane.chunks, selection.index_bits)
-            values = np.frombuffer(payload[middle:stop], "<f4").astype(np.float32)
-            if not np.all(np.abs(values) <= self._sync.clip * ROOM):
+            values_CK = self._codec.read(payload[middle:stop], plane.chunks, selection.kept)
+            if not np.all(np.abs(values_CK) <= self._sync.clip * ROOM):
                 raise ContributionError(f"a value is not a number, or larger than the clip {self._sync.clip}")
-            values_CK = torch.from_numpy(values).view(plane.chunks, selection.kept)
-            yield selection.read(bits_CB, seed), values_CK
+            yield selection.read(bits_CB, seed), torch.from_numpy(values_CK)
             start = stop
 
     def signs_of(self, plane: int, sums_CN: Tensor, senders_CN: Tensor) -> Tensor:

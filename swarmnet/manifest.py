@@ -154,11 +154,15 @@ class Paths:
     whole model, and the less time skipping saves."""
 
 
+MethodName = Literal["demo-votes", "demo-float"]
+"""Every sync method that a run can name; swarmnet/method.py says which class each one is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sync:
     """How contributions are made and applied."""
 
-    method: Literal["demo-votes", "demo-float"] = "demo-votes"
+    method: MethodName = "demo-votes"
     """demo-votes: exact one-bit votes, bit-identical everywhere; demo-float: values as DeMo sends them."""
     selection: Literal["top-k", "group", "seeded"] = "group"
     """Which coefficients are sent: the largest of each chunk, the largest of each group, or those drawn from

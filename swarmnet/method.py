@@ -6,6 +6,7 @@ must agree on is `Tally.step`, a pure function of the set of contributions.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -16,11 +17,11 @@ from swarmnet.float_demo import FloatMethod
 from swarmnet.identifiers import PeerId
 from swarmnet.index_code import ContributionError
 from swarmnet.layout import Layout
-from swarmnet.manifest import Manifest
+from swarmnet.manifest import Manifest, MethodName
 from swarmnet.momentum import GradientError
 from swarmnet.votes import VoteMethod
 
-__all__ = ["ContributionError", "GradientError", "Method", "Tally", "method_of"]
+__all__ = ["METHODS", "ContributionError", "GradientError", "Method", "Tally", "method_of"]
 
 
 class Tally(Protocol):
@@ -51,6 +52,11 @@ class Method(Protocol):
         """Coefficients that one contribution speaks about."""
 
     @property
+    def foresight(self) -> float:
+        """Share of a step's weights that `lookahead` tells exactly, at least, in a swarm of equals that send
+        all they have: what a payload rounds away of their sizes is missing from it."""
+
+    @property
     def gradient_norm(self) -> float | None:
         """2-norm of the newest mean gradient, before it is clipped; None: there was none yet."""
 
@@ -77,9 +83,14 @@ class Method(Protocol):
         `contribute(round)` and the round's application it includes what was just sent."""
 
 
+METHODS: Mapping[MethodName, Callable[[Manifest, Layout, torch.device], Method]] = {
+    "demo-votes": VoteMethod,
+    "demo-float": FloatMethod,
+}
+"""What makes each method that a manifest can name; tests/test_methods.py takes every one of them through all
+that a method must fulfil."""
+
+
 def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "cpu") -> Method:
     """The method that the manifest names, with fresh state on `device`."""
-    kinds: dict[str, type[VoteMethod] | type[FloatMethod]] = {
-        "demo-votes": VoteMethod, "demo-float": FloatMethod,
-    }  # fmt: skip
-    return kinds[manifest.sync.method](manifest, layout, torch.device(device))
+    return METHODS[manifest.sync.method](manifest, layout, torch.device(device))

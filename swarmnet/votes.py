@@ -38,6 +38,8 @@ class VoteMethod:
         self._transforms = [transform_of(sync.transform, plane.chunk, device) for plane in layout.planes]
         self._selections = [selection_of(sync.selection, plane.chunk, sync.kept) for plane in layout.planes]
         self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
+        # Votes have no size: only where no transform mixes them does all that was sent tell the whole step.
+        self.foresight = 0.99 if sync.transform == "identity" else 0.75
         self.payload_bytes = sum(
             packed_bytes(plane.chunks, selection.index_bits + selection.kept)
             for plane, selection in zip(layout.planes, self._selections, strict=True)

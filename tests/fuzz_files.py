@@ -59,7 +59,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.index_code import ContributionError
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Sync, owner_statement
-from swarmnet.method import Method, method_of
+from swarmnet.method import METHODS, Method, method_of
 from swarmnet.parameters import parameter_shapes
 
 CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32")
@@ -102,7 +102,7 @@ def methods() -> tuple[tuple[Method, bytes], ...]:
     """Every way to contribute, with an honest contribution."""
     kinds = [Sync(selection=selection) for selection in ("top-k", "group", "seeded")]
     found = []
-    for sync in (*kinds, Sync(method="demo-float")):
+    for sync in (*kinds, *(Sync(method=name) for name in METHODS if name != Sync().method)):
         manifest = tiny_manifest(sync=sync)
         layout = layout_of(parameter_shapes(manifest.model, manifest.span(1)))
         method = method_of(manifest, layout)

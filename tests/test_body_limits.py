@@ -24,6 +24,7 @@ from protocols.terms import ANYTHING, Terms
 from swarmnet import hidden
 from swarmnet.fetch import chunk_bytes
 from swarmnet.manifest import MANIFEST_LIMIT, Paths, Sync, check
+from swarmnet.method import METHODS
 from swarmnet.requests import MOST_SEQUENCES
 
 CODECS = ("bf16", "int8", "fp32")
@@ -38,7 +39,7 @@ def test_activations_and_gradients_of_every_codec_just_fit(codec):
     assert limits[Act] == len(encoded) + 4 * manifest.microbatch_tokens == manifest.body_bytes
 
 
-@pytest.mark.parametrize("method", ["demo-votes", "demo-float"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kept", [16, 128])
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_contributions_and_chunks_of_every_stage_just_fit(method, kept, stage):

@@ -7,12 +7,11 @@ from swarmnet.concord import Concord, concord
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest, Sync
-from swarmnet.method import method_of
+from swarmnet.method import METHODS, method_of
 from swarmnet.replica import Replica
 
 ME, OTHER, THIRD = PeerId("me"), PeerId("other"), PeerId("third")
 LAYOUT = layout_of({"one": (64, 64), "two": (100, 50), "gain": (64,)})
-METHODS = ("demo-votes", "demo-float")
 
 
 def manifest(**changes):

@@ -14,7 +14,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.index_code import ContributionError
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest, Sync
-from swarmnet.method import method_of
+from swarmnet.method import METHODS, method_of
 from swarmnet.replica import Replica, ReplicaError
 
 ROUNDS = 4
@@ -49,8 +49,8 @@ def swarm(**sync):
 SWARMS = [
     swarm(method=method, selection=selection, transform=transform)
     for method, selection, transform in [
-        ("demo-votes", "group", "hadamard"), ("demo-votes", "top-k", "dct"),
-        ("demo-votes", "seeded", "identity"), ("demo-float", "top-k", "dct"),
+        ("demo-votes", "group", "hadamard"), ("demo-votes", "seeded", "identity"),
+        *((method, "top-k", "dct") for method in METHODS),
     ]
 ]  # fmt: skip
 

@@ -60,8 +60,8 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
         ("name: x\nmodel:\n  widht: 3\n", "3: model.widht: unknown key; did you mean 'width'?"),
         ("name: x\nmodle: {}\n", "2: modle: unknown key; did you mean 'model'?"),
         (
-            "sync:\n  method: sgd\n",
-            "2: sync.method: is the text 'sgd'; expected 'demo-votes' or 'demo-float'",
+            "sync:\n  transform: fft\n",
+            "2: sync.transform: is the text 'fft'; expected 'hadamard', 'dct' or 'identity'",
         ),
         ("stages: [1, x]\n", "1: stages.1: is the text 'x'; expected a whole number"),
         ("stages: 3\n", "1: stages: is 3; expected a list"),
