@@ -11,13 +11,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
+from swarm import tiny_manifest
+from test_observe import Watched, moved
 
+from peers.declaring import Declared
 from peers.errors import UserError
 from peers.gpu import GpuWatch, nvml_of
 from peers.http import Exporter
 from peers.metrics import KINDS, Metrics
 from peers.observer.metrics import SHOWN
 from peers.reasons import REFUSALS
+from peers.virtual_time import run
 from protocols import errors, messages
 
 UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks", "_nodes", "_peers", "_rounds",
@@ -30,27 +34,21 @@ UNITLESS = {
     # Which one.
     "stage": "Index of .*",
     **dict.fromkeys(("round", "round_settled", "swarm_round", "archive_round"), ".*[Rr]ound.*, number.*"),
-    # How many, and of what.
-    "stages": "Stages of .*",
+    # How many, where the name's last word is not what is counted.
     "stages_missing": "Stages without .*",
     "round_lag": "Rounds behind .*",
     "round_contributors": "Contributions in .*",
-    "peers": "Peers of .*",
     "swarm_peer_versions": "Peers by .*",
     "swarm_records_truncated": "Peers without .*",
-    "network_connections": "libp2p connections of .*",
     "network_subflows": "Connections besides .*",
-    "relay_circuits": "Circuits through .*",
-    "archive_checkpoints": "Checkpoints kept.*",
-    "credit_contributions": "Own contributions that .*",
-    **dict.fromkeys(("credit_tokens", "swarm_tokens", "swarm_peer_tokens"), "Tokens .*"),
     # Of the model: nats per token, which Prometheus has no word for, a rate without a unit, and norms.
     **dict.fromkeys(("train_loss", "train_microbatch_loss", "swarm_loss"), "Loss.*, nats per token.*"),
     "train_learning_rate": "Learning rate of .*",
     **dict.fromkeys(("train_gradient_norm", "train_momentum_norm"), "2-norm of .*"),
 }  # fmt: skip
 """Gauges without a unit, and how their help begins. A name ends in its base unit where there is one, is what
-Prometheus asks for; truth values, ordinals and numbers of things have none."""
+Prometheus asks for; truth values, ordinals and numbers of things have none. A number of things that its name
+ends in and its help begins with (`stages`: "Stages of the run.") needs no line here."""
 
 
 def everything():
@@ -63,26 +61,97 @@ def shown_of_the_swarm():
     return [shown.declared for shown in SHOWN]
 
 
+def counts_things(name, help):
+    """Whether the name ends in a plural that is the first or second word of its help."""
+    last = name.rpartition("_")[2]
+    return re.search("[^s]s$", last) is not None and last in help.lower().split()[:2]
+
+
+def wrong_with(metric):
+    """What the name and the help of a metric lack, in sentences."""
+    name = metric.name.removeprefix("swarmnet_")
+    if name == metric.name or not re.fullmatch(r"[a-z]+(_[a-z]+)*", name):
+        yield "name is not swarmnet_ and lower-case words with underscores: declare it with `Declare`"
+    if (metric.kind == "counter") != name.endswith("_total"):
+        yield "name ends in _total if it is a counter, and only then: Prometheus reads it so"
+    if metric.kind != "counter" and not name.endswith(UNITS):
+        if not (metric.kind == "gauge" and (name in UNITLESS or counts_things(name, metric.help))):
+            yield (
+                f"name ends in no unit: add one ({', '.join(UNITS)}), or, for a gauge that counts things, "
+                "let the name end in them and the help begin with them (credit_tokens: 'Tokens in ...'), or "
+                "list it in UNITLESS of tests/test_metrics.py"
+            )
+        elif not re.fullmatch(UNITLESS.get(name, ".*"), metric.help):
+            yield f"help is not {UNITLESS[name]!r}, as UNITLESS of tests/test_metrics.py has it"
+    if not metric.help.endswith("."):
+        yield "help is no sentence: end it with a full stop"
+    for word in ("seconds", "bytes"):
+        of_it = name.removesuffix("_total").endswith(f"_{word}") and "timestamp" not in name
+        if of_it and word not in metric.help.lower():
+            yield f"help does not say {word}, the unit that the name ends in"
+
+
 def test_names_have_the_prefix_and_their_unit_and_a_meaning():
-    for metric in (*everything(), *shown_of_the_swarm()):
-        name = metric.name.removeprefix("swarmnet_")
-        assert name != metric.name
-        assert re.fullmatch(r"[a-z]+(_[a-z]+)*", name)
-        assert (metric.kind == "counter") == name.endswith("_total"), name
-        if metric.kind != "counter" and not name.endswith(UNITS):
-            assert name in UNITLESS, name
-            assert metric.kind == "gauge", name
-            assert re.fullmatch(UNITLESS[name], metric.help), name
-        assert metric.help.endswith(".")
-        for word in ("seconds", "bytes"):
-            if name.removesuffix("_total").endswith(f"_{word}") and "timestamp" not in name:
-                assert word in metric.help.lower(), name
+    declared = (*everything(), *shown_of_the_swarm())
+    wrong = [f"{metric.name}: {problem}" for metric in declared for problem in wrong_with(metric)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "help", "problem"),
+    [
+        ("contribution_size", "gauge", "Size of it.", "name ends in no unit: add one"),
+        ("contribution_votes", "gauge", "How many votes it has.", "name ends in no unit: add one"),
+        ("contribution_votes", "histogram", "Votes in it.", "name ends in no unit: add one"),
+        ("newest_loss", "gauge", "Loss of the newest.", "name ends in no unit: add one"),
+        ("contribution_votes", "counter", "Votes in it.", "name ends in _total"),
+        ("contribution_bytes", "gauge", "How large it is.", "help does not say bytes"),
+        ("contribution_bytes", "gauge", "Bytes of it", "help is no sentence"),
+        ("contribution_votes", "gauge", "Votes in it.", None),
+    ],
+)
+def test_a_name_against_the_rules_is_told_what_to_do(name, kind, help, problem):
+    found = list(wrong_with(Declared(f"swarmnet_{name}", kind, (), help)))
+    assert [problem in sentence for sentence in found] == ([True] if problem else [])
 
 
 def test_a_name_that_may_do_without_a_unit_is_one_that_there_is_and_has_none():
-    names = {metric.name.removeprefix("swarmnet_") for metric in (*everything(), *shown_of_the_swarm())}
-    assert UNITLESS.keys() <= names
-    assert not [name for name in UNITLESS if name.endswith(UNITS)]
+    helps = {m.name.removeprefix("swarmnet_"): m.help for m in (*everything(), *shown_of_the_swarm())}
+    assert UNITLESS.keys() <= helps.keys()
+    assert not [name for name in UNITLESS if name.endswith(UNITS) or counts_things(name, helps[name])]
+
+
+def test_one_peer_fills_the_metrics_of_all_that_it_counts(tmp_path):
+    """A wrong attribute in peers/observe.py fails here in a second; in tests/test_observe.py all of this, and
+    whatever else is declared, happens to a swarm."""
+    swarm = Watched(tiny_manifest((3,)))
+
+    async def story():
+        swarm.open()
+        worker = swarm.start("a", 0, checkpoints=tmp_path / "a", checkpoint_seconds=1.0).worker
+        await swarm.until(lambda: swarm.of("saved", "a"), 60.0)
+        traffic, ledger, others = worker.neighbourhood.traffic, worker.data.ledger, worker.neighbourhood
+        for counts in (traffic.sent, traffic.received):
+            counts["control"] += 1
+        traffic.refused["malformed"] += 1
+        others.departures["left"] += 1
+        ledger.rerouted["deadline"] = 1
+        ledger.drop("not_finite")
+        worker.inference.outcomes["done"] += 1
+        swarm.observers["a"].peak = 1e12
+        swarm.observers["a"].note()
+        await swarm.stop_watching()
+        await swarm.close()
+
+    run(story())
+    assert moved(swarm.metrics["a"]) >= {
+        "train_tokens_total", "train_loss", "train_gradient_norm", "train_flops_utilization_ratio",
+        "train_step_duration_seconds last", "codec_output_bytes_total contribution", "votes_total alone",
+        "rounds_total alone", "round_settled", "checkpoint_size_bytes", "disk_free_bytes",
+        "network_sent_bytes_total control", "network_received_bytes_total control",
+        "refused_total malformed", "departures_total left", "microbatches_rerouted_total deadline",
+        "microbatches_dropped_total not_finite", "inference_requests_total done",
+    }  # fmt: skip
 
 
 def test_no_label_is_a_peer_and_all_are_bounded_but_those_the_peer_says_of_itself():
