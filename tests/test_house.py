@@ -1,12 +1,14 @@
 """The rules of the house, checked on the syntax trees of every module of the three packages.
 
-Each test lists every place that breaks its rule.
+What breaks a rule fails with its row of docs/contributing.md, which says why and what to do, and each place.
 """
 
 import ast
 import re
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(path for name in ("swarmnet", "protocols", "peers") for path in (ROOT / name).rglob("*.py"))
@@ -35,6 +37,22 @@ FORBIDDEN_CALLS = {
 }
 FORBIDDEN_NAMES = re.compile(r"(^|_)(utils?|helpers?|managers?|common|base|misc|mixins?)(_|$)")
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(work|home|root|Users)/\w")
+
+PAGE = ROOT / "docs/contributing.md"
+
+
+@cache
+def rules():
+    """By name, the sentence of each rule, with its reason and what to do."""
+    return dict(
+        re.findall(r"^\| (\w+) \| ([^|]+, because [^|]+: [^|]+\.) \|$", PAGE.read_text(), re.MULTILINE)
+    )
+
+
+def keep(rule, broken):
+    """Fail with the rule and every place that breaks it."""
+    if broken:
+        pytest.fail("\n".join([rules()[rule], *(f"    {place}" for place in broken)]), pytrace=False)
 
 
 def name_of(path):
@@ -73,13 +91,13 @@ def test_there_is_something_to_check():
 
 def test_a_file_fits_in_the_head():
     lines = {name_of(path): len(text_of(path).splitlines()) for path in EVERYTHING}
-    assert {name: count for name, count in lines.items() if count > FILE_LINES} == {}
+    keep("file", [f"{name}: {count} lines" for name, count in lines.items() if count > FILE_LINES])
 
 
 def test_a_function_fits_on_a_screen():
     functions = found(EVERYTHING, ast.FunctionDef, ast.AsyncFunctionDef)
     lines = {where(path, node): node.end_lineno - node.lineno + 1 for path, node in functions}
-    assert {place: count for place, count in lines.items() if count > FUNCTION_LINES} == {}
+    keep("function", [f"{place}: {count} lines" for place, count in lines.items() if count > FUNCTION_LINES])
 
 
 def test_what_is_caught_has_a_name_or_is_raised_again_or_a_reason_stands_beside_it():
@@ -92,7 +110,7 @@ def test_what_is_caught_has_a_name_or_is_raised_again_or_a_reason_stands_beside_
         and "# noqa: BLE001 - " not in text_of(path).splitlines()[handler.lineno - 1]
         and name_of(path) not in SUPERVISORS
     ]
-    assert broad == []
+    keep("except", broad)
 
 
 def test_no_star_imports_and_no_global_statements():
@@ -101,12 +119,12 @@ def test_no_star_imports_and_no_global_statements():
         for path, node in found(EVERYTHING, ast.ImportFrom)
         if any(alias.name == "*" for alias in node.names)
     ]
-    assert [where(path, node) for path, node in stars + found(EVERYTHING, ast.Global)] == []
+    keep("star", [where(path, node) for path, node in stars + found(EVERYTHING, ast.Global)])
 
 
 def test_nothing_turns_data_into_code():
     calls = [(where(path, node), dotted(node.func)) for path, node in found(MODULES, ast.Call)]
-    assert [call for call in calls if call[1] in FORBIDDEN_CALLS] == []
+    keep("code", [f"{place}: {called}" for place, called in calls if called in FORBIDDEN_CALLS])
     imported = [
         (where(path, node), name.partition(".")[0])
         for path, node in found(MODULES, ast.Import, ast.ImportFrom)
@@ -114,12 +132,12 @@ def test_nothing_turns_data_into_code():
             [node.module or ""] if isinstance(node, ast.ImportFrom) else [it.name for it in node.names]
         )
     ]
-    assert [(place, name) for place, name in imported if name in CODE_FROM_DATA] == []
+    keep("code", [f"{place}: import {name}" for place, name in imported if name in CODE_FROM_DATA])
 
 
 def test_a_module_is_named_for_what_it_is_and_says_so():
-    assert [name_of(path) for path in MODULES if FORBIDDEN_NAMES.search(path.stem)] == []
-    assert [name_of(path) for path in MODULES if not ast.get_docstring(tree_of(path))] == []
+    keep("name", [name_of(path) for path in MODULES if FORBIDDEN_NAMES.search(path.stem)])
+    keep("docstring", [name_of(path) for path in MODULES if not ast.get_docstring(tree_of(path))])
 
 
 def test_everything_is_annotated():
@@ -133,20 +151,20 @@ def test_everything_is_annotated():
             if argument.arg not in ("self", "cls")
         )
     ]
-    assert bare == []
+    keep("annotation", bare)
 
 
 def test_the_core_has_no_variables_of_its_own():
     mutable = [
         where(path, node)
         for path in MODULES
-        if path.parent.name == "swarmnet"
+        if path.is_relative_to(ROOT / "swarmnet")
         for node in tree_of(path).body
         if isinstance(node, ast.Assign | ast.AnnAssign)
         and isinstance(node.value, ast.List | ast.Dict | ast.Set)
         and not _is_constant(node)
     ]
-    assert mutable == []
+    keep("state", mutable)
 
 
 def _is_constant(assignment):
@@ -155,10 +173,9 @@ def _is_constant(assignment):
 
 
 def test_an_extra_is_installed_from_this_checkout():
-    """By its name alone, pip would fetch another package that is called swarmnet."""
     named = re.compile(r"swarmnet\[[a-z]")
     paths = [path for path in EVERYTHING + TEXTS if path != Path(__file__)]
-    assert [name_of(path) for path in paths if named.search(text_of(path))] == []
+    keep("extra", [name_of(path) for path in paths if named.search(text_of(path))])
 
 
 def test_no_path_of_somebodys_machine():
@@ -169,4 +186,30 @@ def test_no_path_of_somebodys_machine():
         for number, line in enumerate(text_of(path).splitlines(), 1)
         if MACHINE_PATHS.search(line)
     ]
-    assert lines == []
+    keep("path", lines)
+
+
+def test_every_rule_stands_on_the_page_with_its_reason_and_what_to_do():
+    kept = {
+        node.args[0].value
+        for node in ast.walk(tree_of(Path(__file__)))
+        if isinstance(node, ast.Call) and dotted(node.func) == "keep"
+    }
+    rows = re.findall(r"^\| (\w+) \| (?!what, why)", PAGE.read_text(), re.MULTILINE)
+    assert set(rows) == kept, (
+        "each rule of this file is a row of docs/contributing.md, and the other way round"
+    )
+    assert rules().keys() == kept, "a row reads: what, because why: what to do."
+    assert f"at most {FILE_LINES} lines" in rules()["file"]
+    assert f"at most {FUNCTION_LINES} lines" in rules()["function"]
+
+
+def test_what_breaks_a_rule_is_told_why_and_what_to_do_and_where():
+    with pytest.raises(pytest.fail.Exception, match=r"because utils, .*: name it after .*\n    a/utils.py$"):
+        keep("name", ["a/utils.py"])
+
+
+def test_every_file_that_the_page_names_is_there():
+    """But those of the reader."""
+    named = set(re.findall(r"(?:swarmnet|protocols|peers|scripts|tests)/[\w/.]*\w", PAGE.read_text()))
+    assert {name for name in named if not (ROOT / name).exists()} == {"tests/test_x.py"}

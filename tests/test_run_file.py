@@ -206,6 +206,31 @@ def test_garbage_from_peers_is_refused(data):
         from_wire(data)
 
 
+FIRST_RUN = (
+    b'{"access":"open","contact":"","data":{"microbatch_sequences":4,"sequence_tokens":128,'
+    b'"sources":[{"bytes":0,"collected":"","kind":"other","languages":"","licence":"PSF-2.0",'
+    b'"name":"python-stdlib","origin":"the Python installation of each peer","path":"python-stdlib",'
+    b'"processing":"","sha256":""}],"tokenizer":"bytes"},"hidden_codec":"bf16","intended_use":"",'
+    b'"listed":false,"model":{"branch_share":0.0,"context":2048,"feed_forward":384,"head_width":32,'
+    b'"heads":4,"initial_deviation":0.05,"key_value_heads":4,"layers":4,"norm_epsilon":1e-05,'
+    b'"qk_norm":false,"rope_theta":10000.0,"vocabulary":256,"width":128},"name":"first","owner":"owner",'
+    b'"paths":{"skip_ratio":0.0,"swaps":0,"whole_rounds":0,"whole_share":0.0},'
+    b'"rounds":{"deadline_seconds":2.0,"longest_seconds":30.0,"settle_seconds":10.0,'
+    b'"snapshot_rounds":16,"target_tokens":2048,"window":4},"seed":0,"stages":[2,1,1],'
+    b'"sync":{"clip":1.0,"decay_rounds":2000,"final_ratio":0.1,"kept":128,"learning_rate":0.004,'
+    b'"lookahead":true,"method":"demo-votes","momentum":0.95,"selection":"group","transform":"hadamard",'
+    b'"warmup_rounds":20},"wire_version":1}'
+)
+"""The canonical form of a run from before keys were added; another WIRE_VERSION has runs of its own."""
+
+
+def test_a_run_that_was_published_before_keys_were_added_keeps_its_id():
+    assert parse(FIRST_RUN).canonical() == FIRST_RUN, (
+        "every run that was ever published would get another id: a key that is added to the manifest has "
+        "metadata={ADDED: True} and a default that changes nothing"
+    )
+
+
 def test_a_key_that_was_added_later_changes_no_run_that_does_not_use_it():
     plain = Manifest("x", OWNER.peer_id)
     ending = replace(plain, data=Data(end_of_text="<|end|>"))
