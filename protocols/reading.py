@@ -27,8 +27,8 @@ UNREAD_BYTES = 64 * 1024
 """Of acknowledgements that the other side does not read: no honest peer lets 16,000 of them lie."""
 LOOK_SECONDS = 0.5
 """How often a stream that is not read, for its sender has had its checks, is looked at."""
-HELD_BACK_SECONDS = 10.0
-"""In all, of one stream: 500 signatures beyond the 1,024 at once, which the busiest honest peer does not need
+HELD_BACK_SECONDS = 5.0
+"""In all, of one stream: 250 signatures beyond the 1,024 at once, which the busiest honest peer does not need
 (tests/test_allowances.py computes it). Who wants more is no peer."""
 _READ_BYTES = 256 * 1024
 
