@@ -64,7 +64,7 @@ class Judgement:
 
 
 class Sizes:
-    """Of one kind of tensor that comes from other peers, or of what is computed from it."""
+    """Of one kind of tensor that comes from other peers."""
 
     def __init__(self, weighed: bool = False) -> None:
         """`weighed`: whoever sends more than is usual on average is scaled down to it as well."""

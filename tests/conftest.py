@@ -1,4 +1,4 @@
-"""Fixtures of tests that type commands."""
+"""Fixtures of several tests: what types commands, and a tokenizer."""
 
 from __future__ import annotations
 
@@ -36,3 +36,20 @@ def started(monkeypatch):
     monkeypatch.setitem(sys.modules, "peers.peer", SimpleNamespace(run_peer_file=start))
     monkeypatch.setitem(sys.modules, "peers.demo.show", SimpleNamespace(run_demo=start))
     return calls
+
+
+@pytest.fixture
+def tokenizer_file(tmp_path):
+    """A small byte-level tokenizer.json."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["def function(self): return self\n"] * 10, trainer)
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from peers.data.documents import (
     HELD_OUT,
@@ -192,20 +191,6 @@ def test_bytes_are_their_own_tokens(tmp_path: Path) -> None:
     assert bytes(corpus.tolist()) == everything == ByteTokenizer().decode(corpus.tolist())
     assert ByteTokenizer().encode(b"").shape == (0,)
     assert ByteTokenizer().decode([65, 300]) == b"A"
-
-
-@pytest.fixture
-def tokenizer_file(tmp_path: Path) -> Path:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(["def function(self): return self\n"] * 10, trainer)
-    path = tmp_path / "tokenizer.json"
-    tokenizer.save(str(path))
-    return path
 
 
 @pytest.mark.parametrize("text", ["def function(self):\n", "naïve — 日本語 🐝", ""])

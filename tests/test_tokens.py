@@ -7,26 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from peers.data.documents import BETWEEN_DOCUMENTS, Text, TextError, joined
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer, pieces_of
 from peers.data.tokens import encoded, load_corpus, tokens_on_disk
 from peers.text_here import Tokenizing
-
-
-@pytest.fixture
-def tokenizer_file(tmp_path):
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(["def function(self): return self\n"] * 10, trainer)
-    path = tmp_path / "tokenizer.json"
-    tokenizer.save(str(path))
-    return path
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from swarmnet.manifest import BYTES, Data
 
 PIECE_BYTES = 64 * 1024
 """A text is cut here at the latest. The tokenizers package takes time with the square of a piece that has no
-line end: 1 MiB 1.4 s, 4 MiB 40 s and 1 GB of memory; 64 KiB take 10 to 20 ms."""
+line end: 1 MiB 1.4 s, 4 MiB 40 s and 1 GB of memory (docs/log.md)."""
 BATCH_BYTES = 2**20
 """Encoded at a time, on as many threads as the package takes."""
 _SPACES = (b" ", b"\t", b"\r")
