@@ -1,8 +1,8 @@
-"""The same topologies with real workers: their machines, messages and patience, on a virtual clock.
+"""Skipping judged with real workers: their machines, messages and patience, on a virtual clock.
 
 What is simulated is what a worker stands on: compute that takes the topology's seconds, a network with its
-latencies, and bodies that take its hops. `alone`: a body takes its hop whatever else is on its way, as in
-`play.py`; `shared`: bodies between two peers go one after the other, as on one connection.
+latencies, and bodies that take its hops. `alone`: a body takes its hop whatever else is on its way;
+`shared`: bodies between two peers go one after the other, as on one connection.
 
 Measured is steady: how many microbatches come back to their origins in a while, after a time to warm up.
 """
@@ -28,8 +28,6 @@ from peers.run_file import SignedManifest
 from peers.settings import Settings
 from peers.simulation.clock import GatedLoop
 from peers.simulation.stub import StubCompute, stub_part
-from peers.skipping.play import BACKWARD as BACKWARD_TIMES
-from peers.skipping.play import LOSS
 from peers.skipping.topologies import Topology, draw
 from peers.stage_part import StagePart
 from peers.worker import Worker
@@ -48,13 +46,17 @@ Lines = Literal["alone", "shared"]
 Rule = Literal["ahead", "router", "plan"]
 """Questions run ahead; the router chooses when the output is there; chains that the owner orders, planned by
 what peers have measured."""
+BACKWARD_TIMES = 1.5
+"""Of the forward's seconds: the time model of SkipPipe's released schedule (topologies.py)."""
+LOSS = 0.25
+"""The like."""
 BODY_BYTES = 66_000
 """Of a microbatch here; lines are as much slower than the topology's."""
 WARM_SECONDS = 120.0
 """Until hops are measured and patience is learnt."""
 WATCHED_SECONDS = 300.0
 SHARE = 30
-"""Microbatches of a batch: figures are seconds for so many, as in the other tables."""
+"""Microbatches of a batch: figures are seconds for so many, as in docs/benchmarks/skipping.md."""
 SLOTS = 32
 """The peer file's default; memory bounds it below."""
 
@@ -360,7 +362,7 @@ class Row:
 def bench(
     seeds: Sequence[int], memory: int, lines: Lines, watched: float = WATCHED_SECONDS
 ) -> Iterator[Row]:
-    """The same topologies as peers/skipping/bench.py, by real workers."""
+    """One row per seed."""
     for seed in seeds:
         topology = draw(seed, memory)
         router, ahead, plan = (
