@@ -9,7 +9,6 @@ from protocols.messages import (
     DATA_MESSAGES,
     STATE_MESSAGES,
     AskForward,
-    AskHops,
     AskState,
     Message,
     OrderIs,
@@ -81,9 +80,6 @@ class Hearing:
             worker.orders.message(peer, message)
         elif isinstance(message, ReceiptIs):
             worker.receipts.message(peer, message)
-        elif isinstance(message, AskHops):
-            if worker.data is not None and worker.neighbourhood is not None:
-                worker.neighbourhood.answer(peer, "data", worker.data.ahead.hops())
         elif isinstance(message, AskForward):
             worker.inference.message(peer, message, body)
         elif worker.update is not None and peer in worker.update.rounds.neighbours:

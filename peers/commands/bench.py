@@ -102,7 +102,7 @@ def paths(
         bool, typer.Option("--shared", help="Bodies between two peers go one after the other.")
     ] = False,
 ) -> None:
-    """Real workers that skip a third of the stages on a map of 12 cities, by three rules."""
+    """Real workers that skip a third of the stages on a map of 12 cities, beside the router by itself."""
     from rich.console import Console
 
     from peers.skipping.in_peers import Lines, bench, render
