@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peers.status import printable
-from protocols.peer_record import NAME_CHARACTERS
+from peers.network.discovery.claims import Claims, plain_name
 
 if TYPE_CHECKING:
     from peers.worker import Worker
 
 HIGHEST_LOSS = 1e6
 """Nats per token; a record holds no more, and no model means more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claims:
-    """Fields of a PeerRecord that change while a peer lives."""
-
-    state: str
-    name: str = ""
-    role: str = "worker"
-    round: int = 0
-    tokens_per_second: float = 0.0
-    moving_to: int = -1
-    loss: float | None = None
-    tokens: int = 0
-    settled: int = -1
-    checkpoint_round: int = -1
-    checkpoint_seconds: float = 0.0
-    sent_bytes: int = 0
-    received_bytes: int = 0
 
 
 def claims_of(worker: Worker) -> Claims:
@@ -59,11 +38,6 @@ def claims_of(worker: Worker) -> Claims:
         sent_bytes=traffic.sent.total() if traffic is not None else 0,
         received_bytes=traffic.received.total() if traffic is not None else 0,
     )
-
-
-def plain_name(name: str) -> str:
-    """A person's word as records take it."""
-    return printable(name)[:NAME_CHARACTERS]
 
 
 def _written_at(path: Path) -> float:

@@ -17,7 +17,8 @@ from torch import Tensor
 from peers.act_checks import unfit_act
 from peers.ahead import Ahead
 from peers.compute import BACKWARD, FORWARD, Compute
-from peers.microbatch_work import Bodies, Computed, MicrobatchWork, Source, Trouble, memory_bytes
+from peers.memory import memory_bytes
+from peers.microbatch_work import Bodies, Computed, MicrobatchWork, Source, Trouble
 from peers.neighbourhood import Neighbourhood
 from peers.stage_part import StagePart
 from peers.timer import Timer

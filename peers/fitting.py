@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from peers.errors import UserError
-from peers.microbatch_work import memory_bytes
+from peers.memory import memory_bytes
 from swarmnet.manifest import Manifest
 from swarmnet.needs import DAEMON_BYTES, PROCESS_BYTES, Needs, needs_of
 

@@ -1,10 +1,11 @@
-"""This process's memory: how much of the machine's it holds, and giving back what is no longer used."""
+"""Memory: the machine's, what of it this process holds, and giving back what is no longer used."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Callable
 
@@ -15,6 +16,8 @@ LET_GO_SECONDS = 0.15
 """Tasks and threads that have just ended hold what they worked with for a moment."""
 MOST_LOOKS = 10
 """With a pause's 3 s until the stage is cut (roles/pausing.py), within the 5 s that are promised."""
+UNKNOWN_MEMORY_BYTES = 4 << 30
+"""Assumed where the system does not tell (Windows)."""
 
 
 def resident_bytes() -> int:
@@ -46,3 +49,13 @@ def give_back() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not.
         if trim is not None:
             trim(0)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """The memory that tensors on `device` share with everything else there."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return UNKNOWN_MEMORY_BYTES

@@ -5,7 +5,6 @@ A microbatch that cannot be computed (wrong shape, not finite) is an ordinary ou
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
@@ -21,19 +20,6 @@ from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.manifest import Manifest
 from swarmnet.sizes import Judgement, Sizes
 from swarmnet.stage import StageError
-
-UNKNOWN_MEMORY_BYTES = 4 << 30
-"""Assumed where the system does not tell (Windows)."""
-
-
-def memory_bytes(device: torch.device) -> int:
-    """The memory that tensors on `device` share with everything else there."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return UNKNOWN_MEMORY_BYTES
 
 
 @dataclass(frozen=True, slots=True)

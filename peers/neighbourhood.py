@@ -24,6 +24,7 @@ from peers.timings import Timings
 from peers.unheard import Unheard
 from protocols.envelope import run_bytes
 from protocols.errors import BadSignature, WireError
+from protocols.message_fields import Body
 from protocols.messages import (
     AskManifest,
     Beat,
@@ -38,7 +39,7 @@ from protocols.messages import (
 )
 from protocols.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from protocols.terms import ANYTHING, Bodies, Terms
-from protocols.transport import Body, Transport
+from protocols.transport import Transport
 from swarmnet.address_ranges import dialable
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.manifest import WIRE_VERSION

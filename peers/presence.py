@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from random import Random
 
-from peers.claims import Claims
+from peers.network.discovery.claims import Claims
 from peers.run_file import SignedManifest
 from protocols.errors import WireError
 from protocols.identity import Identity

@@ -16,7 +16,7 @@ from random import Random
 from typing import Literal
 
 from peers.directory_observer import Connections
-from peers.doctor.reachability import LOOPBACK, TRIED, Addresses, in_the_open
+from peers.network.addresses import LOOPBACK, TRIED, Addresses, in_the_open
 from protocols.daemon import DAEMON_ERRORS
 from protocols.dial_back import DialBack
 from protocols.dialler import Dialled

@@ -13,10 +13,10 @@ from peers.config.peer_file import PeerFile
 from peers.counted_directory import CountedDirectory
 from peers.declaring import only
 from peers.directory_observer import DirectoryObserver
-from peers.doctor.reachability import Addresses
 from peers.joining import PeerCache
 from peers.lan import neighbours
 from peers.metrics import WAYS
+from peers.network.addresses import Addresses
 from peers.reachable import TEXTS, Reachable, Way, has_a_network
 from peers.roles.role import Network, Process, Role
 from peers.status import Status

@@ -27,6 +27,7 @@ from protocols import guard
 from protocols.daemon import CannotStart
 from protocols.envelope import Kind, open_envelope
 from protocols.errors import Malformed, WireError
+from protocols.message_fields import Body
 from protocols.messages import (
     HEADER_LIMIT,
     AskChunk,
@@ -38,7 +39,7 @@ from protocols.messages import (
     SnapshotRoot,
     State,
 )
-from protocols.transport import Body, Carries, Transport
+from protocols.transport import Carries, Transport
 from swarmnet.fetch import (
     ASKED_AT_ONCE,
     Ask,

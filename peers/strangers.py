@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from protocols.errors import WireError
+from protocols.message_fields import Body
 from protocols.messages import Message
-from protocols.transport import Body, Transport
+from protocols.transport import Transport
 from swarmnet.identifiers import PeerId
 
 

@@ -21,7 +21,7 @@ from enum import IntEnum
 
 from protocols.errors import BadSignature, Malformed, TooLarge, WrongRun
 from protocols.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, verify
-from protocols.transport import Body
+from protocols.message_fields import Body
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 
 FORMAT = 1

@@ -21,8 +21,8 @@ from collections.abc import Callable, Generator, Iterator
 
 from protocols import guard
 from protocols.errors import Malformed, TooLarge
+from protocols.message_fields import Body
 from protocols.messages import BODY_LIMIT, HEADER_LIMIT, Message, decode, encode
-from protocols.transport import Body
 
 PIECE_BYTES = 64 * 1024
 """A piece's content as we write it. At 10 Mbit/s, a home uplink, one takes 52 ms: what an urgent message

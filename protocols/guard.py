@@ -8,12 +8,9 @@ is a loop, not a recursion, and touches each item's head only. MessagePack: gith
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from protocols.errors import Malformed, TooLarge
-
-if TYPE_CHECKING:
-    from protocols.transport import Body  # which knows all messages, and some of them are guarded
+from protocols.message_fields import Body
 
 DEPTH_LIMIT = 8
 """Our deepest message nests 4 levels (Sets), hivemind's deepest DHT answer 4."""

@@ -20,10 +20,11 @@ from protocols.intake import Intake
 from protocols.links import BACKLOG_BYTES, Ear, LocalLink, QueuedLink, deliver
 from protocols.memory_directory import MemoryDirectory
 from protocols.memory_ways import Conditions, Line, Timers, Way
+from protocols.message_fields import Body
 from protocols.messages import Lane, Message, encode
 from protocols.orders import SignedOrder
 from protocols.terms import ANYTHING, Terms
-from protocols.transport import Arrived, Body, FindChunk, Progressed, Receiver
+from protocols.transport import Arrived, FindChunk, Progressed, Receiver
 from swarmnet.identifiers import PeerId, RunId
 
 DEAD_PATH_SECONDS = 39.0

@@ -8,6 +8,9 @@ from msgspec import Meta, Struct
 
 from swarmnet.paths import Header
 
+Body = bytes | bytearray | memoryview
+"""What comes behind a message, and what is signed."""
+
 # What no honest peer exceeds; the decoder refuses the rest, so handlers meet no surprise. NaN is refused by
 # every bound on a float.
 Name = Annotated[str, Meta(max_length=64)]

@@ -11,8 +11,9 @@ from functools import partial
 
 from protocols.frames import FrameReader
 from protocols.links import Ear, InnerLink, deliver
+from protocols.message_fields import Body
 from protocols.messages import Lane, Message
-from protocols.transport import Body, Receiver
+from protocols.transport import Receiver
 from swarmnet.identifiers import PeerId
 
 

@@ -10,9 +10,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from protocols.message_fields import Message
-
-RECEIPT_LIMIT = 128
-"""Bytes of a receipt's payload: a peer id is 52, four numbers are 36 at most."""
+from protocols.receipts import RECEIPT_LIMIT
 
 
 class ReceiptIs(Message, frozen=True, tag=70):

@@ -9,11 +9,12 @@ from protocols import guard
 from protocols.envelope import Kind, open_envelope, seal
 from protocols.errors import Malformed
 from protocols.identity import Identity
-from protocols.message_fields import Count, Name, NumberOrNone, RoundNumber
-from protocols.receipt_messages import RECEIPT_LIMIT
-from protocols.transport import Body
+from protocols.message_fields import Body, Count, Name, NumberOrNone, RoundNumber
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.receipts import Receipt, ReceiptError, check
+
+RECEIPT_LIMIT = 128
+"""Bytes of a receipt's payload: a peer id is 52, four numbers are 36 at most."""
 
 
 class ReceiptBody(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="receipt"):

@@ -22,8 +22,8 @@ from typing import Protocol
 from protocols.errors import Backlog, Malformed, WireError
 from protocols.frames import CLOSING, KEEPALIVE, PIECE_BYTES, FrameWriter, Outgoing, priority_of
 from protocols.links import BoundedLink
+from protocols.message_fields import Body
 from protocols.messages import Lane, Message
-from protocols.transport import Body
 from protocols.upload import Upload
 from swarmnet.identifiers import PeerId
 

@@ -7,16 +7,13 @@ side opens back. So no link has two owners, and either side notices when the oth
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from protocols.message_fields import Body
 from protocols.messages import Lane, Message
+from protocols.orders import SignedOrder
 from protocols.terms import ANYTHING, Terms
 from swarmnet.identifiers import PeerId, RunId
-
-if TYPE_CHECKING:  # orders.py needs `Body` from here
-    from protocols.orders import SignedOrder
-
-Body = bytes | bytearray | memoryview
 
 
 class Receiver(Protocol):

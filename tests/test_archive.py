@@ -21,12 +21,12 @@ from peers.archive.keepers import NO_STAGE
 from peers.archive.restoring import signers
 from peers.archive.serving import Serving
 from peers.archive.store import ArchiveError, open_store, sha256
-from peers.claims import Claims
 from peers.config.peer_file import load
 from peers.creator.facts import from_archive
 from peers.creator.order_book import OrderBook
 from peers.creator.report import summary
 from peers.errors import ConfigError
+from peers.network.discovery.claims import Claims
 from peers.presence import Presence
 from peers.run_file import published_text
 from peers.virtual_time import run

@@ -21,7 +21,7 @@ from peers.archive.archive import INDEX, Archive
 from peers.archive.archivist import Policy
 from peers.archive.serving import Serving
 from peers.archive.store import ArchiveError, open_store
-from peers.claims import Claims
+from peers.network.discovery.claims import Claims
 from peers.presence import Presence
 from peers.snapshots import Snapshots
 from peers.virtual_time import run

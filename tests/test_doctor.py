@@ -20,12 +20,13 @@ from peers.data.tokens import Tokens
 from peers.doctor import graphics, machine, stage
 from peers.doctor.graphics import AMD, NVIDIA, Graphics
 from peers.doctor.line import Line
-from peers.doctor.reachability import Addresses, judge, no_bootstrap
+from peers.doctor.reachability import judge, no_bootstrap
 from peers.doctor.show import CHECKS, Report, run_doctor, wanted_checks
 from peers.doctor.stage import Memory
 from peers.doctor.swarm import verdicts
 from peers.errors import UserError
 from peers.fitting import all_needs
+from peers.network.addresses import Addresses
 from peers.state_lock import is_held
 from protocols.dialler import ADDRESSES, Dialled
 

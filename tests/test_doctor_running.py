@@ -10,9 +10,9 @@ from test_doctor import command
 
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
-from peers.doctor.reachability import tcp_port
 from peers.doctor.swarm import Examination, logged_addresses
 from peers.event_log import EventLog, parts, read
+from peers.network.addresses import tcp_port
 from peers.run_file import published_text
 from peers.state_lock import only_one
 

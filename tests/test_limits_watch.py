@@ -16,7 +16,7 @@ from peers.fitting import all_needs, allowed_bytes, graphs_that_fit
 from peers.limits.machine import OtherUse
 from peers.limits.power import on_battery
 from peers.limits.watch import LimitsWatch
-from peers.microbatch_work import memory_bytes
+from peers.memory import memory_bytes
 from peers.roles.pausing import Pausing
 from swarmnet.idleness import Idleness, IdleRules
 from swarmnet.manifest import Manifest, ModelShape

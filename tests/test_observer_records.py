@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import sign, tiny_manifest
 
-from peers.claims import Claims, claims_of, plain_name
+from peers.claims import claims_of
+from peers.network.discovery.claims import Claims, plain_name
 from peers.presence import Presence
 from protocols.envelope import Kind, seal
 from protocols.errors import Malformed

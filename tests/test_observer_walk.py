@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 from swarm import OWNER, Swarm, tiny_manifest
 
-from peers.claims import Claims
+from peers.network.discovery.claims import Claims
 from peers.observer.orders import Orders
 from peers.observer.picture import draw
 from peers.observer.sightings import Sightings

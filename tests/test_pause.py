@@ -4,8 +4,8 @@ import asyncio
 
 from swarm import Swarm, tiny_manifest
 
-from peers.claims import Claims
 from peers.metrics import PAUSES
+from peers.network.discovery.claims import Claims
 from peers.presence import LOOK_SECONDS
 from peers.roles.pausing import REASONS, Pausing
 from peers.virtual_time import run

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from on_p2pd import transports
 
-from peers.doctor.reachability import Addresses
+from peers.network.addresses import Addresses
 from peers.reachable import (
     AGAIN_SECONDS,
     HELPERS,

@@ -20,6 +20,7 @@ from peers.reasons import refusal
 from peers.state_path import StatePath
 from protocols.envelope import Kind, open_envelope, run_bytes
 from protocols.errors import WireError
+from protocols.message_fields import Body
 from protocols.messages import (
     STATE_MESSAGES,
     AskChunk,
@@ -35,7 +36,7 @@ from protocols.messages import (
 )
 from protocols.records import SignedRecord, open_record
 from protocols.terms import Terms
-from protocols.transport import Body, Directory, Link, Transport
+from protocols.transport import Directory, Link, Transport
 from swarmnet.branches import START
 from swarmnet.fetch import chunk_bytes
 from swarmnet.identifiers import PeerId

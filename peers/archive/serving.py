@@ -25,6 +25,7 @@ from peers.snapshots import Snapshots, Weights
 from peers.timer import Timer
 from protocols.envelope import run_bytes
 from protocols.errors import WireError
+from protocols.message_fields import Body
 from protocols.messages import (
     MOST_STATEMENTS,
     AskChunk,
@@ -39,7 +40,7 @@ from protocols.messages import (
 )
 from protocols.peer_record import NO_STAGE
 from protocols.records import open_record
-from protocols.transport import Body, Link, Transport
+from protocols.transport import Link, Transport
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import Layout
 from swarmnet.manifest import WIRE_VERSION

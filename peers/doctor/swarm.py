@@ -18,12 +18,13 @@ from pathlib import Path
 from peers import lan
 from peers.config.peer_file import PeerFile
 from peers.doctor.line import Line, Tell
-from peers.doctor.reachability import Addresses, in_the_open, judge, line_of, no_bootstrap
+from peers.doctor.reachability import judge, line_of, no_bootstrap
 from peers.doctor.stage import Memory, judge_text
 from peers.doctor.stage import judge as judge_stage
 from peers.errors import UserError
 from peers.event_log import read_lately
 from peers.joining import PeerCache, find_manifest
+from peers.network.addresses import Addresses, in_the_open
 from peers.run_file import RunFileError, SignedManifest
 from peers.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
 from peers.text_here import FIRST_STAGE, Tokenizing, missing_text, part_of_text, read_text_here

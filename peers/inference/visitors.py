@@ -16,8 +16,9 @@ from peers.strangers import Strangers
 from peers.timer import Timer
 from protocols.envelope import run_bytes
 from protocols.errors import WireError
+from protocols.message_fields import Body
 from protocols.messages import Hello, Message
-from protocols.transport import Body, Link
+from protocols.transport import Link
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Literal, Protocol
 
 from peers.config.limits import LimitsFile
 from peers.limits.machine import GpuUse, NoGpu, OtherUse
 from peers.limits.power import on_battery
-from peers.roles.pausing import Why
 from swarmnet.hours import Hours
 from swarmnet.idleness import Idleness, Steady
 
+Why = Literal["user", "schedule", "idle", "battery"]
+"""Why a worker is paused; what they mean for people is in roles/pausing.py."""
 LOOK_SECONDS = 1.0
 PLUG_SECONDS = 10.0
 """A plug that sits loose or goes elsewhere for a moment makes nobody leave."""

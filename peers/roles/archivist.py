@@ -14,12 +14,12 @@ from peers.archive.circle import Circle
 from peers.archive.reaching import until_reached
 from peers.archive.serving import Serving
 from peers.archive.store import open_store
-from peers.claims import Claims, plain_name
 from peers.creator.exclusion import first_look, until_excluded
 from peers.creator.gatekeeper import Gatekeeper
 from peers.creator.order_book import OrderBook
 from peers.creator.upkeep import keep_forever
 from peers.joining import find_manifest
+from peers.network.discovery.claims import Claims, plain_name
 from peers.presence import OPERATION_SECONDS, Presence
 from peers.roles.role import Network, Process, Role
 from peers.status import Status

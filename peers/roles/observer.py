@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from importlib.metadata import version
 
-from peers.claims import Claims, plain_name
 from peers.http import PageServer
 from peers.joining import find_manifest
+from peers.network.discovery.claims import Claims, plain_name
 from peers.observer.board import Board
 from peers.observer.metrics import SwarmMetrics
 from peers.observer.orders import Orders

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Literal
 
+from peers.limits.watch import Why
 from peers.supervision import until_one_ends
 
-Why = Literal["user", "schedule", "idle", "battery"]
 REASONS: Mapping[Why, str] = {
     "user": "somebody here asked for it; `swarmnet resume` goes on",
     "schedule": "outside the hours that the peer file allows",

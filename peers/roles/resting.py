@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from peers.claims import Claims, plain_name
 from peers.lanes import DIAL_SECONDS
+from peers.network.discovery.claims import Claims, plain_name
 from peers.presence import Presence
 from peers.roles.role import Network, Process
 from peers.run_file import SignedManifest
 from peers.status import Status
 from protocols.envelope import run_bytes
 from protocols.errors import WireError
+from protocols.message_fields import Body
 from protocols.messages import AskManifest, Bye, Hello, Lane, ManifestIs, Message
 from protocols.peer_record import NO_STAGE
 from protocols.terms import Terms
-from protocols.transport import Body, Transport
+from protocols.transport import Transport
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import WIRE_VERSION
 

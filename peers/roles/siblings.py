@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from peers.compute import ThreadCompute
-from peers.limits.watch import Pauses
-from peers.roles.pausing import Why
+from peers.limits.watch import Pauses, Why
 from peers.run_file import SignedManifest
 from peers.shared_compute import SharedCompute
 from protocols.near import Near

@@ -28,14 +28,14 @@ from peers.gpu import GpuWatch, nvml_of
 from peers.growth import OBSERVE_SECONDS
 from peers.introduction import found, machine_line, run_line, swarm_line, traffic_line
 from peers.limits.machine import gpu_use
-from peers.limits.watch import LimitsWatch
+from peers.limits.watch import LimitsWatch, Why
 from peers.memory import let_go, resident_bytes
 from peers.metrics import PHASES, STATES
 from peers.observe import Observer
 from peers.peak import measured_peak
 from peers.receipts import FILE_NAME, read, summary
 from peers.roles.choosing import choose, find_run, own_processes
-from peers.roles.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing, Why
+from peers.roles.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing
 from peers.roles.resting import rest
 from peers.roles.role import Network, Process, Role
 from peers.run_file import SignedManifest

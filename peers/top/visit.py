@@ -10,11 +10,12 @@ from contextlib import aclosing, suppress
 from rich.console import Console
 
 from peers.creator.order_book import OrderBook
+from peers.network.discovery.record_reader import LOOK_UP_SECONDS, look
 from peers.reaching import Reached
 from peers.top import screen
 from peers.top.keys import Keys
 from peers.top.picture import Picture
-from peers.top.records import LOOK_UP_SECONDS, Watch, look
+from peers.top.records import Watch
 from peers.top.show import FRAME_SECONDS, LEAVE, framed, live
 from protocols.errors import WireError
 from protocols.records import SignedRecord

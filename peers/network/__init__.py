@@ -1,0 +1,1 @@
+"""The network as a peer lives in it: neighbours, their addresses and channels."""

@@ -1,0 +1,1 @@
+"""Finding others, and being found."""
