@@ -197,7 +197,7 @@ class Worker:
         )
         self.data = DataPath(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
-            self.settings.slots, self.settings.in_flight, self._committed, self.note,
+            self.settings.slots, self.settings.in_flight, self._committed, self._round, self.note,
         )  # fmt: skip
         self.inference = Inference(
             manifest, self.stage, self.snapshots, self.part, self.compute, self.neighbourhood, self.note
@@ -276,7 +276,6 @@ class Worker:
         update.settled, update.made = self._heard_settled, self.receipts.made
         self.digests.took_up(weights)
         self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
-        self.data.ways.round = lambda: rounds.current
         update.start()
         update.counted(self.neighbourhood.membership.group_size())
         for peer in self.recovery.group():
@@ -390,6 +389,9 @@ class Worker:
     def load(self) -> Load:
         """What beats say."""
         return load_of(self)
+
+    def _round(self) -> int:
+        return self.update.rounds.current if self.update is not None else 0
 
     def _committed(self, tokens: int) -> None:
         self._changed.set()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Collection
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ from swarmnet.pipeline_events import (
     Tick,
 )
 from swarmnet.router import Router
-from swarmnet.ways import Ways
+from swarmnet.skipping import Skipping
 
 if TYPE_CHECKING:
     from peers.capacity.swarm import Swarm
@@ -89,7 +90,7 @@ class SimulatedPeer:
         self.known: dict[int, list[PeerId]] = {}
         """Live peers by stage, as far as a way leads from here."""
         rules = swarm.layout.rules
-        self.ways = Ways(rules, spec.stage, self._live) if rules is not None else None
+        self.ways = Skipping(rules, spec.stage, self._live) if rules is not None else None
         below = swarm.last_stage - spec.stage
         self.pipeline = Pipeline(below, router, self._candidates, spec.slots, Ledger())
         self.alive = True
@@ -120,11 +121,10 @@ class SimulatedPeer:
     def _live(self, stage: int) -> list[PeerId]:
         return self.known.get(stage, [])
 
-    def _candidates(self, key: MicrobatchId | None) -> list[PeerId]:
+    def _candidates(self, key: MicrobatchId | None, tried: Collection[PeerId]) -> list[PeerId]:
         if self.ways is None:
             return self._live(self.spec.stage + 1)
-        job = self.pipeline.jobs.get(key) if key is not None else None
-        return self.ways.candidates(key, job.tried if job is not None else ())
+        return self.ways.candidates(key, tried)
 
     # -- the machine ----------------------------------------------------------------------------------
 
