@@ -159,12 +159,15 @@ def _group(help: str) -> typer.Typer:
 
 def config_check(
     file: Annotated[Path, typer.Argument(help="A peer file, a run file or a published run.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A run file's tokenizer.json. [default: beside it]")
+    ] = None,
     settings: run.Settings = None,
 ) -> None:
     """Say whether a file is right: a peer file, a run file, or a published run."""
     from peers.config.explain import check_file
 
-    typer.echo(check_file(file, os.environ, run.overrides(settings)))
+    typer.echo(check_file(file, os.environ, run.overrides(settings), tokenizer, model.warn))
 
 
 def config_explain(
