@@ -21,6 +21,7 @@ from peers.commands import (
     creator,
     doctor,
     join,
+    making,
     model,
     plan,
     run,
@@ -75,6 +76,8 @@ def application() -> typer.Typer:
     app = _group("Train one language model together over the internet, without a server.")
     commands: dict[str, Callable[..., None]] = {
         "run": run.run,
+        "tokenizer": making.tokenizer,
+        "identity": making.identity,
         "publish": run.publish,
         "join": join.join,
         "pause": control.pause,
