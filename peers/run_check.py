@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 LOWEST_RATE = 2.5e-5
 """Of the learning rate: some hundred units of the weights' grid (docs/decisions/0002-grid.md)."""
 HIGHEST_RATE = 0.08
-"""Nothing learnt well at it, ten times the highest that trained (docs/benchmarks/attacks.md). The
-files in configs/ have 0.004 and 0.001."""
+"""Nothing learnt well at it, ten times the highest that trained (docs/benchmarks/attacks.md,
+tests/test_loud_peers.py). The files in configs/ have 0.004 and 0.001."""
 MICROBATCHES_OF_A_ROUND = 4
 """At least, where they take different ways (docs/benchmarks/quality.md)."""
 
@@ -104,7 +104,7 @@ def unusual(manifest: Manifest) -> list[str]:
     told = [
         (not LOWEST_RATE <= sync.learning_rate < HIGHEST_RATE,
          f"sync.learning_rate is {sync.learning_rate:g}: every weight steps by so much in a round; runs have "
-         f"trained with 0.001 to 0.008, at {HIGHEST_RATE:g} nothing learnt well, below {LOWEST_RATE:g} the "
+         f"trained with 0.002 to 0.008, at {HIGHEST_RATE:g} nothing learnt well, below {LOWEST_RATE:g} the "
          "weights' grid is too coarse"),
         (sync.warmup_rounds >= sync.decay_rounds,
          f"sync.warmup_rounds is {sync.warmup_rounds}, sync.decay_rounds {sync.decay_rounds}: the learning "
