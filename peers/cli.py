@@ -21,6 +21,7 @@ from peers.commands import (
     creator,
     doctor,
     join,
+    making,
     model,
     plan,
     run,
@@ -75,6 +76,8 @@ def application() -> typer.Typer:
     app = _group("Train one language model together over the internet, without a server.")
     commands: dict[str, Callable[..., None]] = {
         "run": run.run,
+        "tokenizer": making.tokenizer,
+        "identity": making.identity,
         "publish": run.publish,
         "join": join.join,
         "pause": control.pause,
@@ -157,12 +160,15 @@ def _group(help: str) -> typer.Typer:
 
 def config_check(
     file: Annotated[Path, typer.Argument(help="A peer file, a run file or a published run.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A run file's tokenizer.json. [default: beside it]")
+    ] = None,
     settings: run.Settings = None,
 ) -> None:
     """Say whether a file is right: a peer file, a run file, or a published run."""
     from peers.config.explain import check_file
 
-    typer.echo(check_file(file, os.environ, run.overrides(settings)))
+    typer.echo(check_file(file, os.environ, run.overrides(settings), tokenizer, model.warn))
 
 
 def config_explain(

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from peers.config.validation import validate
 from peers.config.yaml_lines import Location, Typed, overlay, read
 from peers.errors import ConfigError, UserError
-from peers.files import is_file, write_atomically
+from peers.files import is_file, is_there, write_atomically
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.manifest import (
     BYTES,
@@ -114,18 +114,23 @@ def _is_a_place(path: str) -> bool:
     return path.startswith("~") or bool(windows.anchor) or ".." in windows.parts
 
 
-def text_settings(manifest: Manifest, folder: Path) -> str:
+def beside(folder: Path, name: str) -> Path | None:
+    """Where what a run calls so lies on its creator's machine, absolute; None: not in that folder."""
+    path = (folder / name).absolute()
+    return path if is_there(path) else None
+
+
+def text_settings(manifest: Manifest, folder: Path, tokenizer: Path | None = None) -> str:
     """What whoever has the run's text in `folder` adds to `swarmnet join`, for a shell; `PATH` stands for
-    what is not there. Empty: no peer needs to say where its text is."""
+    what is not there. `tokenizer`: where that is, if elsewhere. Empty: no peer needs to say where text is."""
     data = manifest.data
 
-    def place(name: str) -> str:
-        path = (folder / name).absolute()
-        return str(path) if path.exists() else "PATH"
+    def place(name: str, given: Path | None = None) -> str:
+        return str(given.absolute() if given else beside(folder, name) or "PATH")
 
     text = {one.name: place(one.path) for one in data.sources if one.path != STANDARD_LIBRARY}
     settings = [f"text={json.dumps(text)}"] if text else []
-    settings += [f"tokenizer={place(data.tokenizer)}"] if data.tokenizer != BYTES else []
+    settings += [f"tokenizer={place(data.tokenizer, tokenizer)}"] if data.tokenizer != BYTES else []
     return "".join(f" --set {shlex.quote(setting)}" for setting in settings)
 
 

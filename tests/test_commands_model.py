@@ -10,7 +10,7 @@ from typed import typing
 from peers.checkpoint import Model
 from peers.errors import UserError
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Data, Manifest, ModelShape
+from swarmnet.manifest import Data, Manifest, ModelShape, Source
 from swarmnet.parameters import parameter_shapes
 
 SHAPE = ModelShape(width=16, layers=2, heads=2, key_value_heads=1, head_width=8, feed_forward=24, context=64)
@@ -54,9 +54,11 @@ def test_an_exported_model_writes_the_same_text_as_its_checkpoint(swarmnet, tmp_
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_a_folder_is_replaced_only_when_told(swarmnet):
+def test_a_folder_is_replaced_only_when_told_and_that_is_said_before_anything_is_read(swarmnet, monkeypatch):
     assert swarmnet("export", "--hf", "model", "--from", "state")[0] == 0
-    code, _, err = swarmnet("export", "--hf", "model", "--from", "state")
+    with monkeypatch.context() as changed:
+        changed.setattr("peers.checkpoint.newest", lambda source: pytest.fail("read a checkpoint"))
+        code, _, err = swarmnet("export", "--hf", "model", "--from", "state")
     assert (code, len(err.splitlines())) == (2, 1)
     assert "exists already" in err
     assert swarmnet("export", "--hf", "model", "--from", "state", "--replace")[0] == 0
@@ -78,6 +80,28 @@ def test_a_tokenizer_is_opened_where_a_person_says_and_never_where_a_manifest_do
     assert code == 2
     assert "mine.json does not exist" in err
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("paths", [["books"], ["python-stdlib", "books"]])
+def test_a_run_of_its_own_text_is_scored_only_on_a_text_that_a_person_names(
+    swarmnet, tmp_path, monkeypatch, paths
+):
+    sources = tuple(Source(path, path) for path in paths)
+    manifest = replace(MANIFEST, data=replace(MANIFEST.data, sources=sources))
+    model = Model(manifest, (random_stage(0), random_stage(1)), 5)
+    monkeypatch.setattr("peers.checkpoint.newest", lambda source: model)
+    command = ["export", "--hf", "model", "--from", "state", "--replace"]
+    code, out, err = swarmnet(*command)
+    assert (code, "score" in out) == (0, False)
+    assert "warning: not scored: the held-out modules" in err
+    assert "Not scored." in (tmp_path / "model/README.md").read_text()
+    (tmp_path / "book.txt").write_text("It was a dark and stormy night. " * 20)
+    code, out, err = swarmnet(*command, "--eval-text", "book.txt")
+    assert (code, "bits per byte of book.txt" in out, err) == (0, True, "")
+    code, out, err = swarmnet(*command, "--score")
+    assert (code, "bits per byte of held-out text" in out) == (0, True)
+    assert "warning: the held-out modules of Python's library may be in the text" in err
+    assert swarmnet(*command, "--no-score")[::2] == (0, "")
 
 
 def test_a_score_says_on_which_text_it_was_taken(swarmnet, tmp_path):

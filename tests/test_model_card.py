@@ -239,7 +239,7 @@ def test_a_log_that_has_moved_twice_says_itself_whose_it_is(tmp_path):
 
 
 def test_the_card_of_an_export_says_what_the_model_is(states, swarmnet, tmp_path, without_transformers):
-    code, out, err = swarmnet("export", "--hf", "model", "--from", states)
+    code, out, err = swarmnet("export", "--hf", "model", "--from", states, "--score")
     assert code == 0, err
     assert "transformers is not installed" in err
     assert f"(run {RUN}, round 5)" in out
@@ -267,7 +267,7 @@ def test_a_model_is_scored_on_the_text_that_was_named_and_the_card_says_which(
     (tmp_path / "a *dark* night.txt").write_bytes(text)
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path / "gone")})
     monkeypatch.setattr("peers.data.documents.held_out_text", held_out_text)
-    code, _, err = swarmnet("export", "--hf", "model", "--from", states)
+    code, _, err = swarmnet("export", "--hf", "model", "--from", states, "--score")
     assert (code, len(err.splitlines())) == (2, 1)
     assert "none of the held-out modules is in" in err
     assert "give a text to score: --eval-text FILE" in err

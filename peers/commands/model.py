@@ -10,9 +10,11 @@ import typer
 
 from peers.errors import UserError, as_user_errors
 from peers.extras import how_to_install
+from swarmnet.manifest import STANDARD_LIBRARY
 
 if TYPE_CHECKING:
     from peers.home.evaluate import Score
+    from swarmnet.manifest import Manifest
 
 Source = Annotated[
     Path | None,
@@ -38,8 +40,20 @@ TokenizerFile = Annotated[
         "--tokenizer", metavar="FILE", help="The run's tokenizer.json here, where its tokens are not bytes."
     ),
 ]  # fmt: skip
+ToScore = Annotated[
+    bool | None,
+    typer.Option(
+        "--score/--no-score",
+        help="Score it on held-out text for the card. [default: if the run read only python-stdlib]",
+    ),
+]
 DEFAULT_WINDOW = 128
 """Tokens, where nobody knows how long the sequences were that a model was trained on."""
+OWN_TEXT = (
+    "the held-out modules of Python's library may be in the text that this run was trained on; name a text "
+    "that was kept from it: --eval-text TEXT"
+)
+"""Only the source python-stdlib leaves them out."""
 
 
 def warn(text: str) -> None:
@@ -52,9 +66,7 @@ def export(
     hf: Annotated[Path, typer.Option("--hf", metavar="DIR", help="Folder to write.")],
     source: Source = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the folder if it is there.")] = False,
-    score: Annotated[
-        bool, typer.Option("--score/--no-score", help="Score it on held-out text for the model card.")
-    ] = True,
+    score: ToScore = None,
     eval_text: EvalText = None,
     tokenizer_path: TokenizerFile = None,
 ) -> None:
@@ -65,16 +77,17 @@ def export(
     from peers.home import parity
     from peers.home.card import card
     from peers.home.evaluate import score_weights
-    from peers.home.export import MANIFEST_FILE, ExportError
+    from peers.home.export import MANIFEST_FILE, ExportError, require_replaceable
     from peers.home.export import export as write
     from peers.home.facts import facts
 
-    if eval_text is not None and not score:
+    if eval_text is not None and score is False:
         raise UserError("--eval-text names a text to score on and --no-score asks for no score: give one")
     with as_user_errors(ExportError, TextError):
-        text = _text_to_score(eval_text) if score else None
+        require_replaceable(hf, replace)  # What follows takes seconds to minutes.
         model = checkpoint.newest(source)
         manifest, shape = model.manifest, model.manifest.model
+        text = _text_for_card(manifest, eval_text, score)
         weights = model.whole()
         file = tokenizer_file(manifest.data, tokenizer_path)
         tokenizer = open_tokenizer(file, shape.vocabulary, manifest.data.end_of_text)
@@ -197,6 +210,16 @@ def evaluate(
             window = model.window or DEFAULT_WINDOW
             score = score_weights(model.weights, model.shape, text, model.tokenizer, window=window)
     _print_score(score)
+
+
+def _text_for_card(manifest: Manifest, chosen: Path | None, score: bool | None) -> bytes | None:
+    """What an export is scored on; None: nothing. `score`: what a person said. Raises TextError."""
+    only_the_library = all(source.path == STANDARD_LIBRARY for source in manifest.data.sources)
+    wanted = score if score is not None else chosen is not None or only_the_library
+    text = _text_to_score(chosen) if wanted else None
+    if chosen is None and score is not False and not only_the_library:
+        warn(OWN_TEXT if wanted else f"not scored: {OWN_TEXT}")
+    return text
 
 
 def _text_to_score(chosen: Path | None) -> bytes:

@@ -58,16 +58,27 @@ def publish(
     out: Annotated[
         Path | None, typer.Option(help="Where to write. [default: NAME.run.json beside it]")
     ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The run's tokenizer.json. [default: beside RUN.yaml]")
+    ] = None,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Sign without opening text and tokenizer here.")
+    ] = False,
     settings: Settings = None,
 ) -> None:
     """Sign a run and write its published file; prints the run id and the line with which others join."""
     from peers import run_file as runs
+    from peers.commands.model import warn
+    from peers.run_check import check_run
     from protocols.identity import IdentityError, load_or_create
     from swarmnet.identifiers import PeerId
 
     wanted = overrides(settings)
     _checked_bootstraps(bootstrap)
-    runs.load_manifest(run_file, PeerId(""), wanted)  # no key is made for a file with mistakes in it
+    manifest = runs.load_manifest(run_file, PeerId(""), wanted)
+    # Here, for no key is made for a file with mistakes in it.
+    for unusual in check_run(run_file, manifest, tokenizer, opened=not unchecked):
+        warn(unusual)
     with as_user_errors(IdentityError):
         owner_key = (key or default_state(os.environ, sys.platform) / "owner.key").absolute()
         identity = load_or_create(owner_key)
@@ -77,7 +88,7 @@ def publish(
     typer.echo(f"owner  {signed.manifest.owner}")
     typer.echo(f"key    {owner_key}: keep a copy elsewhere; without it nobody can give orders in this run")
     typer.echo(f"file   {path}")
-    text = runs.text_settings(signed.manifest, run_file.parent)
+    text = runs.text_settings(signed.manifest, run_file.parent, tokenizer)
     typer.echo(f"first  swarmnet join {path} {line}{text}")
     typer.echo(f"join   swarmnet join {signed.run_id} {line}")
     if text:

@@ -50,8 +50,7 @@ def export(
     there or of the wrong shape, or if the folder exists and `replace` is false.
     """
     _require_complete(shape, stages)
-    if is_there(folder):
-        _require_replaceable(folder, replace)
+    require_replaceable(folder, replace)
     if tokenizer is not None and not is_file(tokenizer):
         raise ExportError(f"tokenizer {tokenizer} does not exist")
     try:
@@ -70,9 +69,11 @@ def export(
         raise ExportError(f"cannot write {folder}: {error}") from error
 
 
-def _require_replaceable(folder: Path, replace: bool) -> None:
+def require_replaceable(folder: Path, replace: bool) -> None:
     """Only an export, or an empty folder, is ever replaced: a wrong name must not cost an archive, or a
-    peer's key. Raises ExportError."""
+    peer's key. Raises ExportError where something else is there."""
+    if not is_there(folder):
+        return
     if not replace:
         raise ExportError(f"{folder} exists already: name another folder or add --replace")
     if not is_folder(folder):

@@ -1,0 +1,38 @@
+"""A tokenizer from a text: byte-level BPE, which has tokens for every text; by the `tokenizers` package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from peers.data.documents import Text, TextError
+from peers.data.tokenizer import pieces_of
+from peers.extras import how_to_install
+
+
+def train_tokenizer(text: Text, vocabulary: int, end_of_text: str) -> tuple[bytes, int]:
+    """A tokenizer.json, and its number of tokens: at most `vocabulary`, of which `end_of_text` is one. The
+    text is never whole in memory. Raises TextError: no text, or no package."""
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    except ImportError:
+        raise TextError(
+            f"making a tokenizer needs the package `tokenizers`: {how_to_install('hf')}"
+        ) from None
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        min_frequency=2,
+        special_tokens=[end_of_text],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    next(text.blocks())  # Here, where a text that is not there still raises what it should.
+    made.train_from_iterator(_pieces(text), trainer)
+    return made.to_str(pretty=True).encode(), int(made.get_vocab_size())
+
+
+def _pieces(text: Text) -> Iterator[str]:
+    for piece in pieces_of(block for _, block in text.blocks()):
+        yield piece.decode("utf-8", "replace")

@@ -1,0 +1,121 @@
+"""A run file, tried on this machine before it is signed for ever: its text and tokenizer are opened where
+they lie, as peers of the first stage will open theirs, and values that have never trained anything are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peers.data.documents import Text, TextError
+from peers.errors import ConfigError
+from peers.run_file import beside
+from swarmnet.manifest import BYTES, STANDARD_LIBRARY, Manifest
+
+if TYPE_CHECKING:
+    from peers.data.tokenizer import Tokenizer
+
+LOWEST_RATE = 2.5e-5
+"""Of the learning rate: some hundred units of the weights' grid (docs/decisions/0002-grid.md)."""
+HIGHEST_RATE = 0.08
+"""Nothing learnt well at it, ten times the highest that trained (docs/benchmarks/attacks.md,
+tests/test_loud_peers.py). The files in configs/ have 0.004 and 0.001."""
+MICROBATCHES_OF_A_ROUND = 4
+"""At least, where they take different ways (docs/benchmarks/quality.md)."""
+
+
+def check_run(
+    run_file: Path, manifest: Manifest, tokenizer: Path | None = None, *, opened: bool = True
+) -> list[str]:
+    """What is unusual, or could not be looked at, one line each. `tokenizer`: where it is, if not beside the
+    run file. `opened`: whether text and tokenizer are. Raises ConfigError for what cannot work."""
+    if not opened:
+        return ["text and tokenizer were not opened, as you said", *unusual(manifest)]
+    try:
+        reads = _tokenizer(manifest, run_file.parent, tokenizer)
+        return [*_text(manifest, run_file.parent, reads), *unusual(manifest)]
+    except TextError as error:
+        raise ConfigError([f"{run_file}: {error}"]) from None
+
+
+def _tokenizer(manifest: Manifest, folder: Path, given: Path | None) -> Tokenizer | None:
+    """None: the text is read as bytes, and nothing else is to be known of them. Raises TextError."""
+    data = manifest.data
+    if data.tokenizer == BYTES and given is None and not data.end_of_text:
+        return None  # Without torch, which takes seconds to load.
+    from peers.data.tokenizer import open_tokenizer, tokenizer_file
+
+    file = None if data.tokenizer == BYTES else given or beside(folder, data.tokenizer)
+    if data.tokenizer != BYTES and file is None:
+        raise TextError(
+            f"data.tokenizer: {data.tokenizer} is not beside the run file, in {folder.absolute()}: put it "
+            "there, or say where it is: --tokenizer FILE (`swarmnet tokenizer` makes one)"
+        )
+    return open_tokenizer(tokenizer_file(data, file or given), manifest.model.vocabulary, data.end_of_text)
+
+
+def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator[str]:
+    """Raises TextError."""
+    places: dict[str, str] = {}
+    for source in manifest.data.sources:
+        place = source.path if source.path == STANDARD_LIBRARY else beside(folder, source.path)
+        if place is None:
+            yield (
+                f"data.sources: the text `{source.name}` was not looked at: {source.path} is not beside the "
+                f"run file, in {folder.absolute()}"
+            )
+            continue
+        places[source.name] = str(place)
+        text = Text([str(place)])
+        next(text.blocks())  # Raises TextError where there is nothing in it.
+        yield from (f"data.sources: {source.name}: {told}" for told in text.reading.warnings())
+    if len(places) == len(manifest.data.sources):
+        _require_a_window(manifest, places, reads)
+
+
+def _require_a_window(manifest: Manifest, places: Mapping[str, str], reads: Tokenizer | None) -> None:
+    needed = manifest.data.sequence_tokens + 1  # swarmnet/sampling.py
+    there = 0
+    for count in _counts(Text(places.values()), reads):
+        there += count
+        if there >= needed:
+            return
+    raise TextError(
+        f"data.sources: the text has {there} tokens, and a sequence takes {needed}: add text, or make "
+        "data.sequence_tokens smaller"
+    )
+
+
+def _counts(text: Text, reads: Tokenizer | None) -> Iterator[int]:
+    """Tokens of some of the text at a time."""
+    if reads is None:
+        yield from (len(block) for _, block in text.blocks())
+        return
+    from peers.data.tokens import encoded
+
+    yield from (len(tokens) for tokens in encoded(text, reads))
+
+
+def unusual(manifest: Manifest) -> list[str]:
+    """Values that contradict nothing and have never trained a model, one line each."""
+    data, rounds, sync = manifest.data, manifest.rounds, manifest.sync
+    microbatch, skips = manifest.microbatch_tokens, manifest.path_rules().skips
+    told = [
+        (not LOWEST_RATE <= sync.learning_rate < HIGHEST_RATE,
+         f"sync.learning_rate is {sync.learning_rate:g}: every weight steps by so much in a round; runs have "
+         f"trained with 0.002 to 0.008, at {HIGHEST_RATE:g} nothing learnt well, below {LOWEST_RATE:g} the "
+         "weights' grid is too coarse"),
+        (sync.warmup_rounds >= sync.decay_rounds,
+         f"sync.warmup_rounds is {sync.warmup_rounds}, sync.decay_rounds {sync.decay_rounds}: the learning "
+         "rate falls to its last value as soon as it has risen"),
+        (rounds.target_tokens < microbatch,
+         f"rounds.target_tokens is {rounds.target_tokens}, less than one microbatch of {microbatch} tokens: "
+         "each microbatch is a round by itself"),
+        (skips and microbatch <= rounds.target_tokens < MICROBATCHES_OF_A_ROUND * microbatch,
+         f"rounds.target_tokens is {rounds.target_tokens}, and microbatches of {microbatch} tokens take "
+         f"different ways: at least {MICROBATCHES_OF_A_ROUND} should meet in a round"),
+        (data.tokenizer != BYTES and not data.end_of_text,
+         "data.end_of_text is empty: the model will not learn where a text ends"),
+    ]  # fmt: skip
+    return [message for wrong, message in told if wrong]

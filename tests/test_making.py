@@ -1,0 +1,134 @@
+"""What is made before anything starts: a tokenizer from a text, and a peer's id from its file."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from peers.data.tokenizer import open_tokenizer
+from protocols.identity import load
+
+WORDS = "the quick brown fox jumps over the lazy dog\n" * 40
+
+
+def refused(outcome, *words):
+    code, out, err = outcome
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert all(word in err for word in words), err
+
+
+def test_a_tokenizer_of_ones_own_text_fits_the_run_file_that_it_prints(swarmnet):
+    Path("books").mkdir()
+    Path("books/one.txt").write_text(WORDS)
+    Path("books/two.txt").write_text(WORDS + "π and ζ")
+    code, out, err = swarmnet("tokenizer", "books", "--vocabulary", 280, "--out", "own.json")
+    assert (code, err) == (0, "")
+    assert "2 documents" in out
+    assert "wrote  own.json: 280 tokens" in out
+    keys = re.findall(r"(?:run   |      ) (.+: \{.+\})", out)
+    Path("run.yaml").write_text(
+        "\n".join([keys[0], keys[1].replace("{", "{sources: [{name: books, path: books}], ")])
+    )
+    assert swarmnet("config", "check", "run.yaml")[::2] == (0, "")
+    made = open_tokenizer(Path("own.json"), 280, "<|endoftext|>")
+    text = "the fox, and what no text of it holds: \x00 🐝 ж"
+    assert made.decode(made.encode(text.encode()).tolist()) == text.encode()
+    assert len(made.encode(WORDS.encode())) < len(WORDS) / 2, "what it read often is few tokens"
+
+
+def test_the_same_text_makes_the_same_tokenizer(swarmnet):
+    Path("one.txt").write_text(WORDS)
+    for name in ("a.json", "b.json"):
+        assert swarmnet("tokenizer", "one.txt", "--vocabulary", 280, "--out", name)[0] == 0
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+
+
+def test_a_short_text_makes_fewer_tokens_and_that_is_said(swarmnet):
+    Path("one.txt").write_text("once")
+    code, out, _ = swarmnet("tokenizer", "one.txt")
+    assert code == 0
+    assert "wrote  tokenizer.json: 257 tokens" in out
+    assert "fewer than 8,192" in out
+    assert "model: {vocabulary: 257}" in out
+
+
+def test_a_text_larger_than_memory_should_hold_is_read_a_part_at_a_time(swarmnet, monkeypatch):
+    from peers.data import training
+
+    seen = []
+
+    def pieces_of(blocks):
+        for block in blocks:
+            seen.append(len(block))
+            yield block
+
+    monkeypatch.setattr(training, "pieces_of", pieces_of)
+    Path("long.txt").write_text(WORDS * 2000)
+    assert swarmnet("tokenizer", "long.txt", "--vocabulary", 260)[0] == 0
+    assert len(seen) > 1
+    assert max(seen) <= 2**20
+
+
+def test_a_tokenizer_that_a_run_may_depend_on_stays(swarmnet):
+    Path("one.txt").write_text(WORDS)
+    Path("tokenizer.json").write_text("mine")
+    refused(swarmnet("tokenizer", "one.txt"), "tokenizer.json exists already", "--replace")
+    assert Path("tokenizer.json").read_text() == "mine"
+    assert swarmnet("tokenizer", "one.txt", "--replace")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(["nowhere"], "text nowhere does not exist"), (["empty.txt"], "no text in empty.txt")],
+)
+def test_no_tokenizer_is_made_of_no_text(swarmnet, arguments, word):
+    Path("empty.txt").write_text("")
+    refused(swarmnet("tokenizer", *arguments), word)
+    assert not Path("tokenizer.json").exists()
+
+
+def test_a_bootstraps_address_is_known_before_its_first_start(swarmnet):
+    Path("boot.yaml").write_text(
+        "role: bootstrap\nstate: boot\nlisten: [/ip4/0.0.0.0/tcp/31330, /ip4/10.0.0.7/tcp/31330]\n"
+    )
+    code, out, err = swarmnet("identity", "boot.yaml")
+    assert (code, err) == (0, "")
+    peer = load(Path("boot/identity.key")).peer_id
+    assert out.splitlines() == [
+        f"peer     {peer}  ({Path.cwd()}/boot/identity.key)",
+        f"address  /ip4/ADDRESS/tcp/31330/p2p/{peer}",
+        f"address  /ip4/10.0.0.7/tcp/31330/p2p/{peer}",
+    ]
+    assert swarmnet("identity", "boot.yaml")[1] == out, "the key is made once"
+    assert swarmnet("identity", "boot/identity.key")[1].startswith(f"peer     {peer}\n")
+
+
+def test_each_peer_of_a_process_with_several_stages_has_an_id_of_its_own(swarmnet):
+    Path("two.yaml").write_text(
+        f"run: {'5a' * 32}\nstate: two\nstages: 2\nlisten: [/ip4/0.0.0.0/tcp/31331]\n"
+    )
+    out = swarmnet("identity", "two.yaml")[1]
+    assert re.findall(r"tcp/(\d+)/p2p", out) == ["31331", "31332"]
+    assert len(set(re.findall(r"12D3Koo\w+", out))) == 2
+    assert Path("two/sibling-1/identity.key").is_file()
+
+
+def test_what_is_announced_is_what_others_dial_and_a_free_port_is_left_open(swarmnet):
+    Path("boot.yaml").write_text(
+        "role: bootstrap\nstate: boot\nannounce: [/dns4/boot.example.org/tcp/31330]\n"
+    )
+    assert "address  /dns4/boot.example.org/tcp/31330/p2p/12D3Koo" in swarmnet("identity", "boot.yaml")[1]
+    Path("free.yaml").write_text("role: bootstrap\nstate: boot\n")
+    assert "address  /ip4/ADDRESS/tcp/PORT/p2p/12D3Koo" in swarmnet("identity", "free.yaml")[1]
+
+
+def test_an_identity_of_a_wrong_file_is_refused_and_nothing_is_written(swarmnet):
+    Path("boot.yaml").write_text("role: bootstrop\nstate: boot\n")
+    refused(swarmnet("identity", "boot.yaml"), "boot.yaml:1: role")
+    assert not Path("boot").exists()
+    refused(swarmnet("identity", "gone.yaml"), "gone.yaml: no such file")
+    Path("other.key").write_text("no key")
+    Path("other.key").chmod(0o600)
+    refused(swarmnet("identity", "other.key"), "no Ed25519 identity")
+    refused(swarmnet("identity", "new.key", "--set", "stages=2"), "identity PEER.yaml")
+    assert not Path("new.key").exists()
