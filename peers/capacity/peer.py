@@ -108,7 +108,6 @@ class SimulatedPeer:
         self._started: dict[MicrobatchId, float] = {}
         self._spent: dict[MicrobatchId, float] = {}
         """Compute here and below, told up with the gradient."""
-        self._granted: dict[PeerId, int] = {}
         self._armed = inf
         self.up_free = self.down_free = 0.0
 
