@@ -13,9 +13,9 @@ from peers.config.limits import LimitsFile
 from peers.fitting import gib
 from peers.moving import named
 from peers.plural import counted
+from peers.record_reader import look
 from peers.run_file import SignedManifest
 from peers.status import amount, printable
-from peers.top.records import look
 from protocols.errors import WireError
 from protocols.records import SignedRecord
 from protocols.transport import Directory
@@ -34,7 +34,7 @@ async def found(
 ) -> dict[PeerId, SignedRecord] | None:
     """Records of the others; None if the directory does not answer."""
     try:
-        records = await look(directory, signed.run_id, signed.manifest)
+        records = await look(directory, signed.run_id, len(signed.manifest.stages))
     except WireError:
         return None
     return {peer: record for peer, record in records.items() if peer != me}

@@ -16,8 +16,8 @@ from peers.archive.store import ArchiveError
 from peers.creator.order_book import OrderBook
 from peers.observer.picture import IN_STEP
 from peers.plural import counted
+from peers.record_reader import LOOK_UP_SECONDS, look
 from peers.run_file import SignedManifest
-from peers.top.records import LOOK_UP_SECONDS, look
 from protocols.errors import WireError
 from protocols.orders import open_order
 from protocols.peer_record import NO_STAGE, PeerRecord
@@ -132,7 +132,7 @@ def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -
 async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
     """Of a run whose peers are there now: one look at all stages and at the owner's newest order. Raises
     WireError where the directory does not answer."""
-    records = await look(directory, signed.run_id, signed.manifest)
+    records = await look(directory, signed.run_id, len(signed.manifest.stages))
     book = OrderBook(signed, None, lambda *_, **__: None, lambda *_: None)
     await book.look_up(directory, LOOK_UP_SECONDS)
     now = directory.now()

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Mapping
 
 from peers.top.picture import Happened, PeerSeen, Picture, curve, lag_of
 from peers.top.story import MOST_EVENTS, Curve
-from protocols.errors import WireError
-from protocols.records import ANNOUNCE_SECONDS, SignedRecord, open_record
-from protocols.transport import Directory
-from swarmnet.identifiers import PeerId, RunId
+from protocols.records import ANNOUNCE_SECONDS, SignedRecord
+from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Manifest
 from swarmnet.orders import NO_ORDER, Order, told
 
-LOOK_UP_SECONDS = 10.0
-"""Deadline of one look-up (as in presence.py)."""
 QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
 """A peer whose record is older has missed two announcements."""
 LONGEST_TEXT = 200
 """Characters of an event; an order may name hundreds of bans."""
-
-
-async def look(directory: Directory, run: RunId, manifest: Manifest) -> dict[PeerId, SignedRecord]:
-    """The newest record of every peer. Raises WireError when the directory does not answer."""
-    stages = range(-1, len(manifest.stages))
-    found = await asyncio.gather(*(directory.look_up(run, stage, LOOK_UP_SECONDS) for stage in stages))
-    newest: dict[PeerId, SignedRecord] = {}
-    for data in (data for records in found for data in records.values()):
-        try:
-            signed = open_record(data, run)
-        except WireError:  # The gate lets none in; a directory without one might.
-            continue
-        known = newest.get(signed.peer)
-        if known is None or known.sequence < signed.sequence:
-            newest[signed.peer] = signed
-    return newest
 
 
 class Watch:

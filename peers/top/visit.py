@@ -11,10 +11,11 @@ from rich.console import Console
 
 from peers.creator.order_book import OrderBook
 from peers.reaching import Reached
+from peers.record_reader import LOOK_UP_SECONDS, look
 from peers.top import screen
 from peers.top.keys import Keys
 from peers.top.picture import Picture
-from peers.top.records import LOOK_UP_SECONDS, Watch, look
+from peers.top.records import Watch
 from peers.top.show import FRAME_SECONDS, LEAVE, framed, live
 from protocols.errors import WireError
 from protocols.records import SignedRecord
@@ -55,8 +56,9 @@ async def _looks(found: Reached) -> AsyncGenerator[Picture]:
 
 async def _look(found: Reached, book: OrderBook) -> dict[PeerId, SignedRecord]:
     """Both at once: who only looks should not wait twice."""
+    stages = len(found.signed.manifest.stages)
     records, _ = await asyncio.gather(
-        look(found.directory, found.signed.run_id, found.signed.manifest), _look_up_order(found, book)
+        look(found.directory, found.signed.run_id, stages), _look_up_order(found, book)
     )
     return records
 
