@@ -23,6 +23,7 @@ from peers.stage_part import StagePart
 from peers.timer import Timer
 from peers.timings import Timings
 from protocols.messages import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Message, Nack, Path
+from swarmnet import pipeline_events as events
 from swarmnet.bodies import encoded_bytes
 from swarmnet.flow import Flow, graphs_that_fit
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -30,30 +31,6 @@ from swarmnet.ledger import Ledger, RecentLoss
 from swarmnet.manifest import Manifest
 from swarmnet.next_hop import NextHop, Straight
 from swarmnet.pipeline import Pipeline
-from swarmnet.pipeline_events import (
-    ActArrived,
-    BackwardDone,
-    BusyArrived,
-    CancelArrived,
-    ComputeBackward,
-    ComputeForward,
-    Effect,
-    Event,
-    Failed,
-    Forget,
-    ForwardDone,
-    GradArrived,
-    LastDone,
-    NackArrived,
-    PeerLost,
-    SendAct,
-    SendBusy,
-    SendCancel,
-    SendGrad,
-    SendNack,
-    Start,
-    Tick,
-)
 from swarmnet.router import Router
 from swarmnet.skipping import Skipping
 
@@ -120,8 +97,8 @@ class DataPath:
         self.ahead: Ahead | None = None
         """In a run that may leave stages out, who asks for places before bodies travel."""
         if skipping is not None:
-            self.ahead = Ahead(skipping, self.pipeline, neighbourhood, compute, lambda: self.feed(Tick()))
-            self.pipeline.guide = self.ahead
+            wake = partial(self.feed, events.Tick())
+            self.ahead = self.pipeline.guide = Ahead(skipping, self.pipeline, neighbourhood, compute, wake)
         self.bodies: dict[MicrobatchId, Bodies] = {}
         self.next_counter = 0
         self.service_seconds = self._own_seconds = 0.0
@@ -132,19 +109,19 @@ class DataPath:
         """Stages without a live peer that microbatches here wait for: they cannot be left out."""
         self._look_at = 0.0
         self.clock = neighbourhood.clock
-        self._timer = Timer(lambda: self.feed(Tick()), self.clock)
+        self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
     # -- the machine ----------------------------------------------------------------------------------
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: events.Event) -> None:
         """Give the pipeline an event and do what it says."""
-        events = [event]
-        while events:
-            for effect in self.pipeline.handle(events.pop(), self.clock.time()):
-                if not isinstance(effect, SendAct):
+        waiting = [event]
+        while waiting:
+            for effect in self.pipeline.handle(waiting.pop(), self.clock.time()):
+                if not isinstance(effect, events.SendAct):
                     self._carry_out(effect)
                 elif not self._send_act(effect):  # No link, or too much waits on it: nothing would come.
-                    events.append(BusyArrived(effect.peer, effect.key, effect.attempt))
+                    waiting.append(events.BusyArrived(effect.peer, effect.key, effect.attempt))
         self._timer.arm(self.pipeline.next_deadline())
 
     def pump(self) -> None:
@@ -164,7 +141,7 @@ class DataPath:
             inputs_BT, labels_BT = self.text.microbatch(key)
             self.bodies[key] = Bodies(inputs=inputs_BT, labels=labels_BT, started_at=self.clock.time())
             self.ways.start(key)
-            self.feed(Start(key))
+            self.feed(events.Start(key))
 
     def _look_ahead(self) -> None:
         """Once a second, while this peer serves: say which stages have nobody, and when that is over."""
@@ -191,20 +168,20 @@ class DataPath:
         if self.ahead is not None:
             self.ahead.close()
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: events.Effect) -> None:
         post = self.neighbourhood.post
         match effect:
-            case ComputeForward(key):
+            case events.ComputeForward(key):
                 if self.ahead is not None:
                     self.ahead.begins(key)
                 self.bodies[key].submitted_at = self.clock.time()
                 work = partial(self.work.forward, key, self.bodies[key], self.ways.branch_scale(key))
                 self.compute.submit(FORWARD, work, partial(self._forwarded, key))
-            case ComputeBackward(key):
+            case events.ComputeBackward(key):
                 self.bodies[key].submitted_at = self.clock.time()
                 work = partial(self.work.backward, key, self.bodies[key])
                 self.compute.submit(BACKWARD, work, partial(self._backwarded, key))
-            case SendGrad(key, peer, attempt):
+            case events.SendGrad(key, peer, attempt):
                 kept = self.bodies[key]
                 if kept.arrived_at is not None:
                     here = self.clock.time() - kept.arrived_at
@@ -216,14 +193,14 @@ class DataPath:
                 grad = Grad(*key, attempt, kept.loss_sum, kept.tokens, kept.seconds, queued, kept.shape)
                 post(peer, "data", grad, kept.answer)
                 self._tell(peer)
-            case SendBusy(key, peer, attempt):
+            case events.SendBusy(key, peer, attempt):
                 post(peer, "data", Busy(*key, attempt))
                 self._tell(peer)
-            case SendNack(key, peer, attempt, code, reason):
+            case events.SendNack(key, peer, attempt, code, reason):
                 post(peer, "data", Nack(*key, attempt, code, reason))
-            case SendCancel(key, peer, attempt):
+            case events.SendCancel(key, peer, attempt):
                 post(peer, "data", Cancel(*key, attempt))
-            case Forget(key):
+            case events.Forget(key):
                 self.bodies.pop(key, None)
                 self.ways.forget(key)
                 if self.ahead is not None:
@@ -231,7 +208,7 @@ class DataPath:
                 drop = partial(self.stage_compute.drop, key)
                 self.compute.submit(BACKWARD, drop, lambda _result, _seconds: None)
 
-    def _send_act(self, send: SendAct) -> bool:
+    def _send_act(self, send: events.SendAct) -> bool:
         key, peer, attempt, kept = send.key, send.peer, send.attempt, self.bodies[send.key]
         if attempt > 1:
             job = self.pipeline.jobs[key]
@@ -256,18 +233,18 @@ class DataPath:
             case Grad():
                 self._grad(peer, message, body)
             case Busy(origin, counter, attempt):
-                self.feed(BusyArrived(peer, MicrobatchId(PeerId(origin), counter), attempt))
+                self.feed(events.BusyArrived(peer, MicrobatchId(PeerId(origin), counter), attempt))
             case Nack(origin, counter, attempt, code, reason):
                 key = MicrobatchId(PeerId(origin), counter)
                 code = code if code in NACK_CODES else "other"
                 self.note("nack", peer=peer, counter=counter, code=code, reason=reason[:200])
-                self.feed(NackArrived(peer, key, attempt, code))
+                self.feed(events.NackArrived(peer, key, attempt, code))
             case Cancel(origin, counter, attempt):
                 key = MicrobatchId(PeerId(origin), counter)
                 if self.ahead is not None:
                     self.ahead.given_back(peer, key)
                 if attempt != NO_ATTEMPT:
-                    self.feed(CancelArrived(peer, key, attempt))
+                    self.feed(events.CancelArrived(peer, key, attempt))
             case Credit(slots, service_seconds, waiting):
                 self.router.told(peer, slots, service_seconds, waiting)
             case _ if self.ahead is not None:
@@ -281,7 +258,7 @@ class DataPath:
         self._look_at = 0.0  # Perhaps nobody is left whose beats would make it look again.
         if self.ahead is not None:
             self.ahead.lost(peer)
-        self.feed(PeerLost(peer))
+        self.feed(events.PeerLost(peer))
         self.pump()
 
     def _act(self, peer: PeerId, act: Act, body: bytes) -> None:
@@ -302,7 +279,7 @@ class DataPath:
                 sender=Source(peer, visited[-2], len(visited)), labels=came.labels, output=came.hidden,
                 shape=act.shape, arrived_at=self.clock.time(),
             )  # fmt: skip
-        self.feed(ActArrived(peer, key, act.attempt, act.deadline_seconds))
+        self.feed(events.ActArrived(peer, key, act.attempt, act.deadline_seconds))
         job = self.pipeline.jobs.get(key)
         if job is None:
             self.bodies.pop(key, None)  # Refused: busy, or known.
@@ -334,7 +311,7 @@ class DataPath:
             if grad.shape != kept.shape or len(body) != size or grad.tokens != tokens:
                 reason = f"a gradient of {len(body)} bytes, {grad.tokens} tokens"
                 self.neighbourhood.refused(peer, "malformed", reason)
-                self.feed(NackArrived(peer, key, grad.attempt, "malformed"))
+                self.feed(events.NackArrived(peer, key, grad.attempt, "malformed"))
                 return
             kept.answered = self.clock.time() - self.pipeline.jobs[key].sent_at
             if self.ahead is not None:
@@ -346,7 +323,7 @@ class DataPath:
             kept.answerer = Source(peer, stage, self.ways.path_length(key))
             kept.seconds = max(0.0, grad.path_seconds)
             kept.queued_below = min(max(0.0, grad.queue_seconds), kept.answered)
-        self.feed(GradArrived(peer, key, grad.attempt))
+        self.feed(events.GradArrived(peer, key, grad.attempt))
 
     # -- and their results come back on the event loop ------------------------------------------------
 
@@ -365,7 +342,7 @@ class DataPath:
             self._note_commit(key, result.loss_sum, result.tokens)
             if self.ahead is not None:
                 self.ahead.done(key)
-            self.feed(LastDone(key, result.tokens))
+            self.feed(events.LastDone(key, result.tokens))
             self.committed(result.tokens)
         else:
             if kept is not None:
@@ -374,7 +351,7 @@ class DataPath:
                 kept.output = result.encoded + labels.to(torch.int32).numpy().tobytes()
                 kept.shape, kept.inputs = result.shape, None
                 kept.answer, kept.own_seconds = b"", seconds
-            self.feed(ForwardDone(key))
+            self.feed(events.ForwardDone(key))
         self.pump()
 
     def _backwarded(self, key: MicrobatchId, result: Computed | Trouble, seconds: float) -> None:
@@ -403,7 +380,7 @@ class DataPath:
                 self.flow.done(total, kept.seconds, queue, self.pipeline.started_here)
             if self.ahead is not None:
                 self.ahead.done(key)
-            self.feed(BackwardDone(key, tokens))
+            self.feed(events.BackwardDone(key, tokens))
             self.committed(tokens)
         self.pump()
 
@@ -419,7 +396,7 @@ class DataPath:
         self.note(
             "microbatch_failed", code=code, origin=key.origin, counter=key.counter, reason=reason, peer=peer
         )
-        self.feed(Failed(key, code, reason, trouble.again))
+        self.feed(events.Failed(key, code, reason, trouble.again))
         if trouble.out_of_line and peer is not None:
             self.router.shun(peer, self.clock.time())
             self.neighbourhood.part_from(peer, "out_of_line", reason)

@@ -34,7 +34,7 @@ async def found(
 ) -> dict[PeerId, SignedRecord] | None:
     """Records of the others; None if the directory does not answer."""
     try:
-        records = await look(directory, signed.run_id, signed.manifest)
+        records = await look(directory, signed.run_id, len(signed.manifest.stages))
     except WireError:
         return None
     return {peer: record for peer, record in records.items() if peer != me}

@@ -13,12 +13,13 @@ from typing import Protocol
 
 from peers.listener import Load
 from peers.neighbourhood import Neighbourhood
-from peers.presence import OPERATION_SECONDS, Presence
+from peers.network.discovery.record_reader import look
+from peers.presence import Presence
 from peers.reasons import MOVES
 from peers.settings import Settings
 from peers.timer import Timer
 from protocols.errors import WireError
-from protocols.records import SignedRecord, open_record
+from protocols.records import SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Manifest
 from swarmnet.membership import Membership
@@ -235,21 +236,10 @@ def _seen(signed: SignedRecord, manifest: Manifest, now: float) -> Seen:
 
 
 async def _records(presence: Presence, stages: int) -> dict[PeerId, SignedRecord] | None:
-    """The newest record of every peer of every stage; None if the directory is silent about one: a stage of
-    which nothing is known must not pass for an empty one."""
-    newest: dict[PeerId, SignedRecord] = {}
-    run = presence.signed.run_id
-    # Who is paused says so under no stage, and stands under its old one for a while.
-    asked = [presence.directory.look_up(run, stage, OPERATION_SECONDS) for stage in range(-1, stages)]
+    """Of peers that hold a stage; None if the directory is silent about one."""
     try:
-        for records in await asyncio.gather(*asked):
-            for data in records.values():
-                signed = open_record(data, run)
-                known = newest.get(signed.peer)
-                if known is None or known.sequence < signed.sequence:
-                    newest[signed.peer] = signed
-            await asyncio.sleep(0)  # Between many signatures the loop has other work.
+        records = await look(presence.directory, presence.signed.run_id, stages)
     except WireError as error:
         presence.note("look_up_failed", code=error.code, reason=str(error))
         return None
-    return {peer: signed for peer, signed in newest.items() if signed.record.stage >= 0}
+    return {peer: signed for peer, signed in records.items() if signed.record.stage >= 0}

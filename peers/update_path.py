@@ -35,46 +35,20 @@ from protocols.messages import (
     Progress,
     Want,
 )
-from swarmnet import round_events as rounds_
+from swarmnet import round_events as events
 from swarmnet.branches import START, SettledSet
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.makers import MakerCounts
 from swarmnet.manifest import Manifest
 from swarmnet.method import ContributionError
 from swarmnet.offers import Offers, Past
-from swarmnet.round_events import (
-    AddContribution,
-    Announced,
-    ApplyRound,
-    ChainArrived,
-    ChainAsked,
-    Committed,
-    Contributed,
-    ContributionArrived,
-    Event,
-    GiveBack,
-    GroupCounted,
-    IdsAsked,
-    Leave,
-    MakeContribution,
-    NeighbourJoined,
-    NeighbourLeft,
-    Reference,
-    RemoveContribution,
-    Resynchronise,
-    SendAnnounce,
-    SendChain,
-    SendProgress,
-    SettleRound,
-    Tick,
-)
 from swarmnet.round_sets import kept_rounds
 from swarmnet.rounds import GroupRounds
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    reference: Reference
+    reference: events.Reference
     data: bytes
     """The envelope with the payload, as it travels."""
 
@@ -93,7 +67,7 @@ class UpdatePath:
         weights: Weights,
         offers: Offers,
         maker_counts: MakerCounts,
-        resynchronise: Callable[[Resynchronise], None],
+        resynchronise: Callable[[events.Resynchronise], None],
         note: Callable[..., None],
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
@@ -131,11 +105,11 @@ class UpdatePath:
         """Neighbours that have pulled a contribution of ours."""
         queued = partial(neighbourhood.queued_bytes, lane="group")
         self.giving = Giving(self._send, queued, self.clock)
-        self._timer = Timer(lambda: self.feed(Tick()), self.clock)
+        self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
     def start(self) -> None:
         self.work.stage_compute.publish(self.work.replica.live_floats(ahead=False))
-        self.feed(Tick())
+        self.feed(events.Tick())
 
     def settled_weights(self) -> Weights:
         """The settled weights as they are now. In the compute thread."""
@@ -160,7 +134,7 @@ class UpdatePath:
 
     # -- the machine ----------------------------------------------------------------------------------
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: events.Event) -> None:
         """Give the rounds an event and do what they say."""
         if self.work.closed:
             return
@@ -171,46 +145,46 @@ class UpdatePath:
             self.compute.submit(UPDATE, partial(self.work.run, operations), self._worked)
         self._timer.arm(self.rounds.next_deadline())
 
-    def _carry_out(self, effect: rounds_.Effect, operations: list[Operation]) -> None:
+    def _carry_out(self, effect: events.Effect, operations: list[Operation]) -> None:
         post = self.neighbourhood.post
         match effect:
-            case MakeContribution() | RemoveContribution():
+            case events.MakeContribution() | events.RemoveContribution():
                 operations.append(effect)
-            case GiveBack(round, identity):
+            case events.GiveBack(round, identity):
                 self._count("given_back")
                 self.note("given_back", code="given_back", round=round, id=identity)
                 operations.append(effect)
-            case AddContribution(reference):
+            case events.AddContribution(reference):
                 payload = self.stored[reference.id].payload
                 operations.append(Add(reference.round, reference.peer, payload))
-            case ApplyRound(round, contributors, waited):
+            case events.ApplyRound(round, contributors, waited):
                 operations.append(effect)
                 outcome = self.counts.applied(effect, self.rounds, self.clock.time())
                 count, waited = len(contributors), round_off(waited)
                 self.note("applied", round=round, code=outcome, contributors=count, waited=waited)
-            case SettleRound(round):
+            case events.SettleRound(round):
                 operations.append(effect)
                 self._forget_bodies(round - kept_rounds(self.manifest.rounds))
-            case SendProgress():
+            case events.SendProgress():
                 progress = write_progress(effect)
                 for peer in effect.peers:
                     post(peer, "group", progress)
-            case SendChain(peer, first, before, sets):
+            case events.SendChain(peer, first, before, sets):
                 digests = b"".join(entry.digest for entry in sets)
                 post(peer, "group", ChainIs(first, before, [entry.count for entry in sets], digests))
-            case rounds_.AskChain(peer, last):
+            case events.AskChain(peer, last):
                 post(peer, "group", AskChain(last))
-            case SendAnnounce(peers, references, complete):
+            case events.SendAnnounce(peers, references, complete):
                 for maker in {reference.peer for reference in references} - {self.me}:
                     self.neighbourhood.introduce(maker, peers)
                 for message in write_announces(references, complete):
                     for peer in peers:
                         post(peer, "group", message)
-            case rounds_.Want(peer, ids):
+            case events.Want(peer, ids):
                 post(peer, "group", Want(list(ids)))
-            case rounds_.AskIds(peer, asked):
+            case events.AskIds(peer, asked):
                 post(peer, "group", AskIds(list(asked)))
-            case Resynchronise(peers, reason, fork_round):
+            case events.Resynchronise(peers, reason, fork_round):
                 code = "behind" if fork_round is None else "forked"
                 self.note("resynchronise", code=code, peers=list(peers), reason=reason, fork_round=fork_round)
                 self.resynchronise(effect)
@@ -220,7 +194,7 @@ class UpdatePath:
             if isinstance(result, Made):
                 reference = None
                 if result.id is not None:
-                    reference = Reference(result.round, self.me, result.id, len(result.data))
+                    reference = events.Reference(result.round, self.me, result.id, len(result.data))
                     self._store(reference, result.data)
                     if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
                         self.rounds.offers.made(result.round, result.id, self.clock.time())
@@ -229,7 +203,7 @@ class UpdatePath:
                 else:
                     self.counts.not_finite += 1
                     self.note("not_finite", code="not_finite", round=result.round, tokens=result.tokens)
-                self.feed(Contributed(result.round, reference))
+                self.feed(events.Contributed(result.round, reference))
             else:
                 self.digest = result.digest
                 ids = [reference.id.hex() for reference in result.references]
@@ -249,16 +223,16 @@ class UpdatePath:
                 if any(reference.size != size for reference in known):  # Long ones are waited for for long.
                     self._refused(peer, "malformed", f"contributions of other sizes than {size} bytes")
                 else:
-                    self.feed(Announced(peer, known, tuple(complete)))
+                    self.feed(events.Announced(peer, known, tuple(complete)))
             case Want(ids):
                 wanted = (ContributionId(identity) for identity in ids[:REFERENCES_PER_MESSAGE])
                 self.giving.wanted(peer, [identity for identity in wanted if identity in self.stored])
             case AskChain(last):
-                self.feed(ChainAsked(peer, last))
+                self.feed(events.ChainAsked(peer, last))
             case ChainIs():
                 self._chain(peer, message)
             case AskIds(asked):
-                self.feed(IdsAsked(peer, tuple(dict.fromkeys(asked[:REFERENCES_PER_MESSAGE]))))
+                self.feed(events.IdsAsked(peer, tuple(dict.fromkeys(asked[:REFERENCES_PER_MESSAGE]))))
             case Contribution():
                 self._take(peer, body)
 
@@ -271,14 +245,14 @@ class UpdatePath:
             SettledSet(max(0, count), message.digests[index * size : (index + 1) * size])
             for index, count in enumerate(message.counts)
         )
-        self.feed(ChainArrived(peer, message.first, message.before, sets))
+        self.feed(events.ChainArrived(peer, message.first, message.before, sets))
 
     def committed(self, tokens: int) -> None:
-        self.feed(Committed(tokens))
+        self.feed(events.Committed(tokens))
 
     def leave(self) -> None:
         """Close the round under way, so that what was gathered becomes a last contribution."""
-        self.feed(Leave())
+        self.feed(events.Leave())
 
     def handed_over(self) -> bool:
         """Whether every contribution of ours that is not settled is held by some neighbour, or none is
@@ -286,17 +260,17 @@ class UpdatePath:
         return self.rounds.handed_over()
 
     def joined(self, peer: PeerId) -> None:
-        self.feed(NeighbourJoined(peer))
+        self.feed(events.NeighbourJoined(peer))
 
     def left(self, peer: PeerId, released: bool) -> None:
         """`released`: it is there still, only not a neighbour any more."""
         self.giving.left(peer)
-        self.feed(NeighbourLeft(peer, released))
+        self.feed(events.NeighbourLeft(peer, released))
 
     def counted(self, peers: int) -> None:
         """So many are known of the group, this peer included."""
         if peers != self.rounds.open_round.peers:
-            self.feed(GroupCounted(peers))
+            self.feed(events.GroupCounted(peers))
 
     def _send(self, peer: PeerId, identity: ContributionId) -> None:
         """A contribution that this neighbour wants, unless it is settled and forgotten by now."""
@@ -340,15 +314,15 @@ class UpdatePath:
         self._store(reference, body)
         self._count("accepted")
         self.note("took", round=reference.round, id=reference.id, maker=reference.peer)
-        self.feed(ContributionArrived(peer, reference))
+        self.feed(events.ContributionArrived(peer, reference))
 
-    def _open(self, data: bytes) -> Reference:
+    def _open(self, data: bytes) -> events.Reference:
         envelope = open_envelope(data, self.work.run_id, Kind.CONTRIBUTION, self.work.method.payload_bytes)
         if envelope.stage != self.work.stage:
             raise Malformed(f"a contribution to stage {envelope.stage}, this group holds {self.work.stage}")
-        return Reference(envelope.round, envelope.sender, envelope.id, len(data))
+        return events.Reference(envelope.round, envelope.sender, envelope.id, len(data))
 
-    def _store(self, reference: Reference, data: bytes) -> Reference:
+    def _store(self, reference: events.Reference, data: bytes) -> events.Reference:
         self.stored[reference.id] = _Stored(reference, data)
         return reference
 

@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -25,7 +25,6 @@ Outcome = Literal["reached", "refused", "silent", "no_way", "other_peer", "not_l
 """reached: its key answered. refused: the machine answers, nothing listens. silent: no answer at all. no_way:
 no route. other_peer: another key answered. not_libp2p: something else did. not_tried: against the rules.
 failed: the dial itself broke, which says nothing about the address."""
-OUTCOMES = frozenset(get_args(Outcome))
 Address = Annotated[str, Meta(max_length=200, pattern=r"^/[!-~]+$")]
 ADDRESSES = 8
 """Dialled for one request, all at once."""

@@ -17,9 +17,6 @@ DEPTH_LIMIT = 8
 ITEM_LIMIT = 16 * 1024
 """Our longest honest header is 64 KiB of contribution references, 5 items for about 80 bytes each: 4 100."""
 
-HIVEMIND_EXTENSIONS = (0x40, 0x50)
-"""hivemind 1.1.12's tuple and DictionaryDHTValue; what is inside them is MessagePack again."""
-
 # What follows a leading byte: _SKIP bytes to step over, or a length field of _LENGTH bytes, and then what
 # that length counts.
 _BYTES, _ITEMS, _PAIRS, _EXTENSION = range(4)

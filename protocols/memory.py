@@ -285,10 +285,6 @@ class MemoryNetwork:
         way.conditions = conditions
         way.line.bytes_per_second = conditions.bytes_per_second
 
-    def set_uplink(self, peer: PeerId, bytes_per_second: float) -> None:
-        """What a peer can send to all others together."""
-        self.transports[peer].uplink.bytes_per_second = bytes_per_second
-
     def block(self, source: PeerId, target: PeerId) -> None:
         """Nothing gets from `source` to `target` any more; nobody is told before DEAD_PATH_SECONDS."""
         way = self.way(source, target)

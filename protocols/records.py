@@ -105,13 +105,6 @@ def _check_fields(record: PeerRecord, envelope: Envelope) -> None:
             raise Malformed(f"the record of {envelope.sender} is refused: {what}")
 
 
-def sign_manifest(identity: Identity, canonical: bytes) -> bytes:
-    """The canonical manifest with its owner's signature over the run id."""
-    if len(canonical) + SIGNATURE_BYTES > MANIFEST_LIMIT:
-        raise TooLarge(f"a manifest of {len(canonical)} bytes; at most {MANIFEST_LIMIT - SIGNATURE_BYTES}")
-    return canonical + identity.sign(owner_statement(_run_of(canonical)))
-
-
 def _run_of(canonical: bytes) -> RunId:
     return RunId(hashlib.sha256(canonical).hexdigest())
 

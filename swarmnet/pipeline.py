@@ -18,34 +18,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from itertools import takewhile
 
+from swarmnet import pipeline_events as events
 from swarmnet.answer_times import AnswerTimes
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.job import Job
 from swarmnet.ledger import Ledger
-from swarmnet.pipeline_events import (
-    ActArrived,
-    BackwardDone,
-    BusyArrived,
-    CancelArrived,
-    ComputeBackward,
-    ComputeForward,
-    Effect,
-    Event,
-    Failed,
-    Forget,
-    ForwardDone,
-    GradArrived,
-    LastDone,
-    NackArrived,
-    PeerLost,
-    SendAct,
-    SendBusy,
-    SendCancel,
-    SendGrad,
-    SendNack,
-    Start,
-    Tick,
-)
 from swarmnet.router import Guide, Router
 
 LEAST_SHARE = 0.5
@@ -94,7 +71,7 @@ class Pipeline:
         self._overtaken: OrderedDict[tuple[PeerId, MicrobatchId], int] = OrderedDict()
         """Attempts that were called off before they came."""
         self.answers = AnswerTimes(router, stages_below)
-        self._effects: list[Effect] = []
+        self._effects: list[events.Effect] = []
 
     @property
     def under_way(self) -> int:
@@ -131,11 +108,11 @@ class Pipeline:
             return False
         return peer in job.tried and peer not in job.spoilt
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: events.Event, now: float) -> list[events.Effect]:
         """Take an event; return what must be done, in order."""
         self._effects = []
         match event:
-            case Start(key):
+            case events.Start(key):
                 self._begin(
                     key,
                     Job(
@@ -144,30 +121,30 @@ class Pipeline:
                         own=True,
                     ),
                 )
-            case ActArrived():
+            case events.ActArrived():
                 self._act(event, now)
-            case ForwardDone(key):
+            case events.ForwardDone(key):
                 self._route(key, now)
-            case LastDone(key) | BackwardDone(key):
+            case events.LastDone(key) | events.BackwardDone(key):
                 self._committed(key, event.tokens, now)
-            case Failed():
+            case events.Failed():
                 self._failed(event, now)
-            case GradArrived(peer, key):
+            case events.GradArrived(peer, key):
                 self._grad(peer, key, now)
-            case BusyArrived(peer, key, attempt):
+            case events.BusyArrived(peer, key, attempt):
                 if self._is_current(peer, key, attempt):
                     self.router.busy(peer, now)
                     self._reroute(key, "busy", now)
-            case NackArrived(peer, key, attempt, code):
+            case events.NackArrived(peer, key, attempt, code):
                 if self._is_current(peer, key, attempt):
                     if code not in IS_WELL:
                         self.router.failed(peer, now)
                     self._reroute(key, code, now)
-            case CancelArrived(peer, key, attempt):
+            case events.CancelArrived(peer, key, attempt):
                 self._called_off(peer, key, attempt)
-            case PeerLost(peer):
+            case events.PeerLost(peer):
                 self._lost(peer, now)
-            case Tick():
+            case events.Tick():
                 self._tick(now)
         if self._door:
             self._admit(now)
@@ -186,19 +163,19 @@ class Pipeline:
 
     # -- events ---------------------------------------------------------------------------------------
 
-    def _act(self, act: ActArrived, now: float) -> None:
+    def _act(self, act: events.ActArrived, now: float) -> None:
         job = self.jobs.get(act.key)
         if self._overtaken.pop((act.peer, act.key), 0) >= act.attempt:
             # An answer all the same: the asker may have begun anew and count its attempts from one again.
             reason = "this attempt was called off before it came"
-            self._effects.append(SendNack(act.key, act.peer, act.attempt, "cancelled", reason))
+            self._effects.append(events.SendNack(act.key, act.peer, act.attempt, "cancelled", reason))
             return
         if job is not None:
             self._asked_again(job, act, now)
             return
         if self.ledger.is_committed(act.key):
             reason = "its gradient was added here and its answer is no longer kept"
-            self._effects.append(SendNack(act.key, act.peer, act.attempt, "committed", reason))
+            self._effects.append(events.SendNack(act.key, act.peer, act.attempt, "committed", reason))
             return
         job = Job("forward", now + act.deadline_seconds, above={act.peer: act.attempt})
         if self.under_way - len(self._door) < self.slots and not self._door:
@@ -208,16 +185,16 @@ class Pipeline:
             self.jobs[act.key] = self._open[act.key] = self._door[act.key] = job
         else:
             self.ledger.refused += 1
-            self._effects.append(SendBusy(act.key, act.peer, act.attempt))
+            self._effects.append(events.SendBusy(act.key, act.peer, act.attempt))
 
-    def _asked_again(self, job: Job, act: ActArrived, now: float) -> None:
+    def _asked_again(self, job: Job, act: events.ActArrived, now: float) -> None:
         """The sender asks again (its link broke), or another does (the one above them re-routed). Whoever
         asked before may still wait: nobody takes another's answer away."""
         if job.phase == "done":
             self.ledger.repeated += 1
-            self._effects.append(SendGrad(act.key, act.peer, act.attempt))
+            self._effects.append(events.SendGrad(act.key, act.peer, act.attempt))
         elif act.peer not in job.above and len(job.above) >= MOST_ASKERS:
-            self._effects.append(SendBusy(act.key, act.peer, act.attempt))
+            self._effects.append(events.SendBusy(act.key, act.peer, act.attempt))
         else:
             job.above[act.peer] = max(act.attempt, job.above.get(act.peer, 0))
             job.cancelled = False
@@ -232,7 +209,7 @@ class Pipeline:
                 self._abandon(key, "deadline", "there was no memory for it in time", now)
             else:
                 job.phase = "forward"
-                self._effects.append(ComputeForward(key))
+                self._effects.append(events.ComputeForward(key))
 
     def _route(self, key: MicrobatchId, now: float) -> None:
         """The output is there: send it to the best peer of the next stage."""
@@ -259,7 +236,7 @@ class Pipeline:
         job.tried.setdefault(peer, now)
         job.next_deadline = now + patience
         self.router.sent(peer)
-        self._effects.append(SendAct(key, peer, job.attempt, patience))
+        self._effects.append(events.SendAct(key, peer, job.attempt, patience))
 
     def _grad(self, peer: PeerId, key: MicrobatchId, now: float) -> None:
         """The first answer counts, whoever gave it: each is a true gradient of this microbatch."""
@@ -273,10 +250,10 @@ class Pipeline:
             self.router.ended(peer)
         elif job.phase == "waiting" and job.next is not None:
             self.router.ended(job.next)
-            self._effects.append(SendCancel(key, job.next, job.attempt))
+            self._effects.append(events.SendCancel(key, job.next, job.attempt))
         job.phase, job.next, job.next_deadline = "backward", None, float("inf")
         job.answered_by = peer
-        self._effects.append(ComputeBackward(key))
+        self._effects.append(events.ComputeBackward(key))
         self._offer(now)
 
     def _committed(self, key: MicrobatchId, tokens: int, now: float) -> None:
@@ -290,7 +267,7 @@ class Pipeline:
         if job.own:
             self._forget(key)
         elif not job.cancelled:
-            self._effects += [SendGrad(key, peer, attempt) for peer, attempt in job.above.items()]
+            self._effects += [events.SendGrad(key, peer, attempt) for peer, attempt in job.above.items()]
 
     def _lost(self, peer: PeerId, now: float) -> None:
         for key, job in list(self._open.items()):
@@ -315,7 +292,7 @@ class Pipeline:
         if not job.above:
             self._cancel(key)
 
-    def _failed(self, failed: Failed, now: float) -> None:
+    def _failed(self, failed: events.Failed, now: float) -> None:
         job = self.jobs[failed.key]
         if failed.again and job.answered_by is not None:  # Else it may be what came from above.
             self.router.failed(job.answered_by, now)
@@ -331,7 +308,7 @@ class Pipeline:
                 if job.next is not None:
                     self.router.overdue(job.next, now - job.tried[job.next])
                     self.router.failed(job.next, now)
-                    self._effects.append(SendCancel(key, job.next, job.attempt))
+                    self._effects.append(events.SendCancel(key, job.next, job.attempt))
                 self._reroute(key, "deadline", now)
             elif job.phase == "unrouted":
                 if now >= job.deadline:
@@ -369,7 +346,9 @@ class Pipeline:
         job = self.jobs[key]
         self.ledger.drop(code)
         if not job.cancelled:
-            self._effects += [SendNack(key, peer, number, code, reason) for peer, number in job.above.items()]
+            self._effects += [
+                events.SendNack(key, peer, number, code, reason) for peer, number in job.above.items()
+            ]
         self._forget(key)
 
     def _cancel(self, key: MicrobatchId) -> None:
@@ -380,14 +359,14 @@ class Pipeline:
         self.ledger.drop("cancelled")
         if job.phase == "waiting" and job.next is not None:
             self.router.ended(job.next)
-            self._effects.append(SendCancel(key, job.next, job.attempt))
+            self._effects.append(events.SendCancel(key, job.next, job.attempt))
         self._forget(key)
 
     def _begin(self, key: MicrobatchId, job: Job) -> None:
         self.jobs[key] = self._open[key] = job
-        self._effects.append(ComputeForward(key))
+        self._effects.append(events.ComputeForward(key))
 
     def _forget(self, key: MicrobatchId) -> None:
         for held in (self.jobs, self._open, self._kept, self._door):
             held.pop(key, None)
-        self._effects.append(Forget(key))
+        self._effects.append(events.Forget(key))

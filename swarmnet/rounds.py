@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from swarmnet import round_events as events
 from swarmnet.agreement import Agreement
 from swarmnet.branches import START, Chain, Earlier, SettledSet
 from swarmnet.current_round import CurrentRound
@@ -35,34 +36,6 @@ from swarmnet.manifest import Rounds
 from swarmnet.neighbours import hops, links
 from swarmnet.offers import Offers
 from swarmnet.pulls import SHARE_SLACK, Pulls
-from swarmnet.round_events import (
-    AddContribution,
-    Announced,
-    ApplyRound,
-    AskIds,
-    ChainArrived,
-    ChainAsked,
-    Committed,
-    Contributed,
-    ContributionArrived,
-    Effect,
-    Event,
-    GiveBack,
-    GroupCounted,
-    IdsAsked,
-    Leave,
-    MakeContribution,
-    NeighbourJoined,
-    NeighbourLeft,
-    OpenSet,
-    ProgressArrived,
-    Reference,
-    RemoveContribution,
-    SendAnnounce,
-    SendProgress,
-    SettleRound,
-    Tick,
-)
 from swarmnet.round_sets import PARTING_SECONDS, NeighbourView, RoundSet, kept_rounds, set_digest
 
 CONTRIBUTED_ROUNDS = 64
@@ -105,7 +78,7 @@ class GroupRounds:
         self.gossip = Gossip(now)
         self._differing_until = float("inf")
         """No set of a neighbour has differed long enough before."""
-        self._effects: list[Effect] = []
+        self._effects: list[events.Effect] = []
 
     @property
     def chain(self) -> Chain:
@@ -134,33 +107,33 @@ class GroupRounds:
 
     # -- in and out -----------------------------------------------------------------------------------
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: events.Event, now: float) -> list[events.Effect]:
         """Take an event; return what must be done, in order."""
         self._effects = []
         match event:
-            case Committed(tokens):
+            case events.Committed(tokens):
                 self.open_round.tokens += tokens
                 self.gossip.committed(self.open_round.tokens, self.open_round.share)
-            case Contributed(round, reference):
+            case events.Contributed(round, reference):
                 self._contributed(round, reference, now)
-            case ProgressArrived():
+            case events.ProgressArrived():
                 self._progress(event, now)
-            case ChainArrived(peer, first, before, sets):
+            case events.ChainArrived(peer, first, before, sets):
                 self._effects += self.histories.chain_arrived(peer, first, before, sets, now)
-            case ChainAsked(peer, last):
+            case events.ChainAsked(peer, last):
                 self._effects += self.histories.tell_chain(peer, last)
-            case Announced(peer, references, complete):
+            case events.Announced(peer, references, complete):
                 self._announced(peer, references, complete, now)
-            case ContributionArrived(peer, reference):
+            case events.ContributionArrived(peer, reference):
                 self._arrived(peer, reference, now)
-            case IdsAsked(peer, rounds):
+            case events.IdsAsked(peer, rounds):
                 self._tell_ids(peer, rounds)
-            case NeighbourJoined(peer):
+            case events.NeighbourJoined(peer):
                 if peer not in self.neighbours:  # Nothing settles against those who were not heard yet.
                     self.neighbours[peer] = NeighbourView(linked_at=now)
                     self.parted[peer] = now + self.rules.settle_seconds
                 self.gossip.at_once(now)
-            case NeighbourLeft(peer, released):
+            case events.NeighbourLeft(peer, released):
                 view = self.histories.left(peer)
                 if released:
                     self.offers.released(peer)
@@ -168,12 +141,12 @@ class GroupRounds:
                     self.parted[peer] = now + PARTING_SECONDS
                 self.pulls.left(peer, now)
                 self.waiting.left(peer)
-            case GroupCounted(peers):
+            case events.GroupCounted(peers):
                 self._counted(max(1, peers))
-            case Leave():
+            case events.Leave():
                 if self.open_round.tokens:
                     self._close(now)
-            case Tick():
+            case events.Tick():
                 pass
         self._advance(now)
         return self._effects
@@ -196,7 +169,7 @@ class GroupRounds:
         shared = (any(n in sets and sets[n].digest == digest for sets in told) for n, digest in mine.items())
         return not self.pending and (not told or all(shared))
 
-    def takes(self, reference: Reference) -> bool:
+    def takes(self, reference: events.Reference) -> bool:
         """Whether this contribution would enter a set now: it is news, and its maker counts."""
         return self._is_news(reference) and self._may_enter(reference)
 
@@ -214,7 +187,7 @@ class GroupRounds:
 
     # -- events ---------------------------------------------------------------------------------------
 
-    def _contributed(self, round: int, reference: Reference | None, now: float) -> None:
+    def _contributed(self, round: int, reference: events.Reference | None, now: float) -> None:
         """The own contribution is ready. A round sealed meanwhile takes none: it would split the sets."""
         self.pending.discard(round)
         self.gossip.changed(URGENT_SECONDS)
@@ -222,13 +195,13 @@ class GroupRounds:
             self.contributed.discard(round)
             if reference is not None:
                 self.dropped_late += 1
-                self._effects.append(GiveBack(round, reference.id))
+                self._effects.append(events.GiveBack(round, reference.id))
             return
         self.offers.made(round, reference.id, now)
         self._hold(reference)
-        self._effects.append(SendAnnounce(tuple(self.neighbours), (reference,)))
+        self._effects.append(events.SendAnnounce(tuple(self.neighbours), (reference,)))
 
-    def _progress(self, event: ProgressArrived, now: float) -> None:
+    def _progress(self, event: events.ProgressArrived, now: float) -> None:
         neighbour = self.neighbours.get(event.peer)
         if neighbour is None:
             return
@@ -244,7 +217,7 @@ class GroupRounds:
             self._differing_until = min(self._differing_until, neighbour.next_deadline())
 
     def _announced(
-        self, peer: PeerId, references: tuple[Reference, ...], complete: tuple[int, ...], now: float
+        self, peer: PeerId, references: tuple[events.Reference, ...], complete: tuple[int, ...], now: float
     ) -> None:
         if peer not in self._allies:
             return
@@ -257,7 +230,7 @@ class GroupRounds:
                 continue
             for maker in self.rounds[number].keep_only(settled):
                 self.dropped_late += 1
-                self._effects.append(RemoveContribution(number, maker))
+                self._effects.append(events.RemoveContribution(number, maker))
             for reference in references:
                 self._decide(reference, reference.round == number)
         missing = [reference for reference in references if self._is_news(reference)]
@@ -268,7 +241,7 @@ class GroupRounds:
         self._effects += self.pulls.offered(peer, filter(self._may_enter, missing), now)
         self._look_at_waiting(missing, now)
 
-    def _arrived(self, peer: PeerId, reference: Reference, now: float) -> None:
+    def _arrived(self, peer: PeerId, reference: events.Reference, now: float) -> None:
         """A contribution, verified and checked by the caller. From anybody, asked for or not."""
         holders = (peer, reference.peer, *self.pulls.arrived(reference.id))
         if reference.round <= self.settled:
@@ -287,11 +260,11 @@ class GroupRounds:
     def _tell_ids(self, peer: PeerId, rounds: Iterable[int]) -> None:
         references, complete = self.offers.answer(rounds, self.rounds, self.settled)
         if references or complete:
-            self._effects.append(SendAnnounce((peer,), references, complete))
+            self._effects.append(events.SendAnnounce((peer,), references, complete))
 
     # -- what follows from the state ------------------------------------------------------------------
 
-    def _is_news(self, reference: Reference) -> bool:
+    def _is_news(self, reference: events.Reference) -> bool:
         """Whether it belongs to an open round that is not far ahead, and none of this maker is held there, or
         one with a larger id."""
         if not self.settled < reference.round <= self.current + self.rules.window:
@@ -300,7 +273,7 @@ class GroupRounds:
         held = state.held.get(reference.peer) if state else None
         return held is None or reference.id < held.id
 
-    def _may_enter(self, reference: Reference) -> bool:
+    def _may_enter(self, reference: events.Reference) -> bool:
         if reference.id in self._decided.get(reference.round, {}):
             return self._held_of_others(reference.round, reference.peer) < MOST_MAKERS - 1
         maker, round = reference.peer, reference.round
@@ -317,27 +290,27 @@ class GroupRounds:
         held = state.held if state is not None else {}
         return len(held) - (maker in held) - (self.me in held)
 
-    def _half_holds(self, reference: Reference) -> bool:
+    def _half_holds(self, reference: events.Reference) -> bool:
         holders = self.waiting.holders(reference.id)
         return self.agreement.is_half(ally in holders for ally in self._allies)
 
-    def _decide(self, reference: Reference, decided: bool) -> None:
+    def _decide(self, reference: events.Reference, decided: bool) -> None:
         if decided and reference.round > self.settled:
             self._decided.setdefault(reference.round, {})[reference.id] = reference.peer
 
-    def _look_at_waiting(self, references: Iterable[Reference], now: float) -> None:
+    def _look_at_waiting(self, references: Iterable[events.Reference], now: float) -> None:
         """Pull those whose makers count by now, or that the group has decided to count."""
         for reference in references:
             if self.takes(reference):
                 for holder in self.waiting.end(reference.id):
                     self._effects += self.pulls.offered(holder, (reference,), now)
 
-    def _hold(self, reference: Reference) -> None:
+    def _hold(self, reference: events.Reference) -> None:
         state = self.rounds.setdefault(reference.round, RoundSet())
         if reference.peer in state.held:
-            self._effects.append(RemoveContribution(reference.round, reference.peer))
+            self._effects.append(events.RemoveContribution(reference.round, reference.peer))
         state.add(reference)
-        self._effects.append(AddContribution(reference))
+        self._effects.append(events.AddContribution(reference))
         self.gossip.changed(CALM_SECONDS)
 
     def _is_sealed(self, number: int) -> bool:
@@ -363,7 +336,7 @@ class GroupRounds:
         if self.open_round.tokens and not self._is_sealed(number):
             self.contributed.add(number)
             self.pending.add(number)
-            self._effects.append(MakeContribution(number, self.open_round.tokens))
+            self._effects.append(events.MakeContribution(number, self.open_round.tokens))
             self.open_round.tokens = 0
         self.open_round.go_on(now)
         self.contributed = {recent for recent in self.contributed if recent > number - CONTRIBUTED_ROUNDS}
@@ -378,7 +351,7 @@ class GroupRounds:
         while self._may_apply(self.applied + 1, now):
             self.applied += 1
             state = self.rounds[self.applied]
-            self._effects.append(ApplyRound(self.applied, tuple(state.held), now - state.closed_at))
+            self._effects.append(events.ApplyRound(self.applied, tuple(state.held), now - state.closed_at))
             old = self.rounds.get(self.applied - self.rules.window)
             if old is not None:
                 old.seal(now)
@@ -404,7 +377,7 @@ class GroupRounds:
         self._decided.pop(number, None)
         references = tuple(reference for _, reference in sorted(state.held.items()))
         self.offers.settled(number, references)
-        self._effects.append(SettleRound(number, references, self.chain.value))
+        self._effects.append(events.SettleRound(number, references, self.chain.value))
         self.gossip.changed(URGENT_SECONDS)
 
     def _may_close(self) -> bool:
@@ -434,7 +407,7 @@ class GroupRounds:
             return
         for peer, view in self.neighbours.items():
             if due := view.due(now, self.pulls.under_way):
-                self._effects.append(AskIds(peer, due))
+                self._effects.append(events.AskIds(peer, due))
         deadlines = (view.next_deadline() for view in self.neighbours.values())
         self._differing_until = min(deadlines, default=float("inf"))
 
@@ -443,13 +416,13 @@ class GroupRounds:
             return
         anchor, value = self.histories.anchor()
         sets = tuple(
-            OpenSet(number, state.gathered, state.sealed, len(state.held), state.digest)
+            events.OpenSet(number, state.gathered, state.sealed, len(state.held), state.digest)
             for rounds in (self.history, self.rounds)
             for number, state in rounds.items()
             if anchor < number < self.current
         )
         self._effects.append(
-            SendProgress(
+            events.SendProgress(
                 tuple(self.neighbours), self.current, self.open_round.tokens, tuple(sorted(self.contributed)),
                 self.settled, self.in_step, anchor, value, sets,
             )

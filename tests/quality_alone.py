@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 from quality_soak import RUN, SKIP_RATIO, STAGES, quality
+from swarm import tokens_of
 
 from peers.checkpoint import Model
 from peers.data.documents import held_out_text
-from peers.data.tokens import load_corpus
 from peers.stage_part import real_part
 from swarmnet.fixed_point import to_floats
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
@@ -148,7 +148,7 @@ def train(rule: Rule, seed: int, tokens: int) -> dict[str, Any]:
     """A whole run, and its quality."""
     manifest = manifest_of(rule, seed, tokens)
     data, rules, chance = manifest.data, manifest.path_rules(), Random(seed)
-    text = load_corpus([source.path for source in data.sources], manifest.model.vocabulary)
+    text = tokens_of([source.path for source in data.sources], manifest.model.vocabulary)
     stages = [Stage(manifest, stage) for stage in range(len(STAGES))]
     shortest, longest = visits(rules), tuple(range(rules.stages))
     microbatches, began = tokens // manifest.microbatch_tokens, time.monotonic()

@@ -16,9 +16,11 @@ a worker ends the story with it. Seconds are the virtual clock's.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -26,6 +28,9 @@ import torch
 from torch import Tensor
 
 from peers.compute import InlineCompute
+from peers.data.documents import Text
+from peers.data.tokenizer import open_tokenizer
+from peers.data.tokens import encoded
 from peers.run_file import SignedManifest
 from peers.settings import Settings
 from peers.shared_compute import SharedCompute
@@ -66,6 +71,17 @@ def tiny_manifest(stages: tuple[int, ...] = (1, 1, 1), **changes: Any) -> Manife
 def sign(manifest: Manifest) -> SignedManifest:
     run_id = manifest.run_id()
     return SignedManifest(manifest, OWNER.sign(owner_statement(run_id)), run_id)
+
+
+def canonical_and_signature(identity: Identity, canonical: bytes) -> bytes:
+    """A manifest as the directory keeps it, whatever is in it."""
+    return canonical + identity.sign(owner_statement(RunId(hashlib.sha256(canonical).hexdigest())))
+
+
+def tokens_of(places: Sequence[str], vocabulary: int, tokenizer: Path | None = None) -> Tensor:
+    """Of the text at `places`, in memory."""
+    read_by = open_tokenizer(tokenizer, vocabulary)
+    return torch.cat(list(encoded(Text(places), read_by, lambda _done, _all: None)))
 
 
 def corpus(tokens: int = 20_000, seed: int = 0) -> Tensor:

@@ -81,12 +81,6 @@ def test_what_its_maker_had_not_decided_when_it_left_is_open(tmp_path):
     assert (fate(tmp_path)["lost"], fate(tmp_path)["open"]) == ([], 1)
 
 
-def test_one_given_back_after_a_fork_is_found_by_its_round(tmp_path):
-    log = Log(tmp_path, "a").made("x", 5)
-    log("given_back_after_fork", 1, fork_round=5, rounds=[5]).settled(5, [])
-    assert (fate(tmp_path)["lost"], fate(tmp_path)["given_back"]) == ([], 1)
-
-
 def test_what_nobody_saw_of_a_killed_peer_is_unseen_what_others_had_is_lost(tmp_path):
     Log(tmp_path, "a").made("x", 0).made("y", 1)
     Log(tmp_path, "b").took("y", 1, "a").settled(0, []).settled(1, [])

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import get_args
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from peers.virtual_time import run as run_virtual
 from protocols.dial_back import PART_LIMIT, Answer, Ask, Greeting, encode, read_part, statement
 from protocols.dial_back_service import STREAMS, DialBackService, may_dial, observed_ip, place_of
-from protocols.dialler import ADDRESSES, OUTCOMES, Dialled
+from protocols.dialler import ADDRESSES, Dialled, Outcome
 from protocols.errors import Malformed, PeerGone
 from protocols.identity import Identity
 from swarmnet.address_ranges import ip_of
@@ -287,5 +288,5 @@ def test_closing_gives_up_what_is_being_dialled():
 
 
 def test_every_outcome_fits_into_an_answer():
-    details = [Dialled("/" + "x" * 199, outcome, "d" * 300, 5.0) for outcome in sorted(OUTCOMES)]
+    details = [Dialled("/" + "x" * 199, outcome, "d" * 300, 5.0) for outcome in sorted(get_args(Outcome))]
     assert len(encode(Answer("done", tuple(details[:ADDRESSES])))) < PART_LIMIT

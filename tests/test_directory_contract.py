@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
+from swarm import canonical_and_signature
 
 from protocols.daemon import LOOPBACK, Daemon
 from protocols.dht import DhtDirectory, split_multiaddr
@@ -25,7 +26,6 @@ from protocols.records import (
     open_manifest,
     open_record,
     seal_record,
-    sign_manifest,
 )
 from swarmnet.identifiers import RunId
 from swarmnet.manifest import owner_statement
@@ -163,7 +163,7 @@ async def test_a_manifest_is_found_by_its_run_id_and_checked(world):
     owner, other, third = await world.members(3)
     canonical = json.dumps({"name": "toy", "owner": owner.identity.peer_id}).encode()
     run = RunId(hashlib.sha256(canonical).hexdigest())
-    signed = sign_manifest(owner.identity, canonical)
+    signed = canonical_and_signature(owner.identity, canonical)
     assert await third.directory.get_manifest(run, DEADLINE) is None
     assert await owner.directory.put_manifest(run, signed, DEADLINE)
     for member in (owner, other, third):
@@ -171,13 +171,14 @@ async def test_a_manifest_is_found_by_its_run_id_and_checked(world):
     with pytest.raises(WrongRun):
         await owner.directory.put_manifest(RUN, signed, DEADLINE)
     with pytest.raises(BadSignature):
-        await owner.directory.put_manifest(run, sign_manifest(other.identity, canonical), DEADLINE)
+        await owner.directory.put_manifest(run, canonical_and_signature(other.identity, canonical), DEADLINE)
 
 
 async def test_a_manifest_that_many_put_at_once_is_kept_for_each_of_them(world):
     members = await world.members(4)
     canonical = json.dumps({"name": "toy", "owner": members[0].identity.peer_id}).encode()
-    run, signed = RunId(hashlib.sha256(canonical).hexdigest()), sign_manifest(members[0].identity, canonical)
+    run = RunId(hashlib.sha256(canonical).hexdigest())
+    signed = canonical_and_signature(members[0].identity, canonical)
     for _ in range(5):
         puts = (member.directory.put_manifest(run, signed, DEADLINE) for member in members)
         assert await asyncio.gather(*puts) == [True] * 4

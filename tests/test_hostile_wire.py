@@ -10,6 +10,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from swarm import canonical_and_signature
 
 from protocols.daemon import LOOPBACK, Daemon
 from protocols.dht import DhtDirectory
@@ -27,7 +28,7 @@ from protocols.identity import Identity, create
 from protocols.listing import RUNS_KEY, seal_listing
 from protocols.messages import PeerRecord
 from protocols.orders import order_key, seal_order, stored_order
-from protocols.records import RECORD_SECONDS, manifest_key, seal_record, sign_manifest, stage_key
+from protocols.records import RECORD_SECONDS, manifest_key, seal_record, stage_key
 from protocols.storage import STORAGE_LIMIT
 from protocols.stored import (
     DICTIONARY,
@@ -129,7 +130,7 @@ async def stored(gate, *columns, by=BOB, at=""):
 async def test_an_honest_record_and_manifest_pass(gate):
     canonical = b'{"owner":"%s"}' % ALICE.peer_id.encode()
     run = RunId(hashlib.sha256(canonical).hexdigest())
-    manifest = stored_value(sign_manifest(ALICE, canonical))
+    manifest = stored_value(canonical_and_signature(ALICE, canonical))
     ok, reached = await stored(
         gate,
         (KEY, tag(), record(), soon()),
@@ -317,7 +318,7 @@ async def test_records_without_end_leave_room_for_orders_and_manifests(gate):
     assert 39_000 < records.size <= records.limit
     canonical = b'{"owner":"%s"}' % ALICE.peer_id.encode()
     run = RunId(hashlib.sha256(canonical).hexdigest())
-    manifest = stored_value(sign_manifest(ALICE, canonical))
+    manifest = stored_value(canonical_and_signature(ALICE, canonical))
     wanted = (order_place(), PLAIN, order(), soon()), (key_id(manifest_key(run)), PLAIN, manifest, soon())
     assert (await stored(gate, *wanted, by=ALICE, at=HOME))[0] == [True, True]
     shared.limit = shared.size + 2000

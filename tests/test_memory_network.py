@@ -75,7 +75,7 @@ def test_latency_and_bandwidth_take_the_time_they_should():
 def test_an_uplink_is_shared_by_all_links_of_a_peer():
     async def scenario():
         network, (_, heard, other) = world(3)
-        network.set_uplink(PEERS[0], 1e6)
+        network.transports[PEERS[0]].uplink.bytes_per_second = 1e6
         for target in (1, 2):
             (await link(network, 0, target)).post(CHUNK, bytes(500_000))
         await asyncio.sleep(10)

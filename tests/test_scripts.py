@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from typer.main import get_command
+
+from peers import cli
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(path for path in [*(ROOT / "scripts").iterdir(), ROOT / ".ci/run"]
@@ -54,6 +57,11 @@ def test_there_are_the_promised_scripts():
 def test_a_script_can_be_run_and_is_shell(script):
     assert script.stat().st_mode & 0o111
     assert subprocess.run(["/bin/sh", "-n", script], capture_output=True, timeout=60).stderr == b""
+
+
+def test_the_bench_script_runs_every_bench_that_there_is():
+    (listed,) = re.findall(r"^for name in (.+); do$", (ROOT / "scripts/bench").read_text(), re.MULTILINE)
+    assert set(listed.split()) == set(get_command(cli.application()).commands["bench"].commands)
 
 
 @pytest.mark.parametrize("script", ["setup", "demo", "bench", "docs"])

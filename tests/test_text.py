@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from swarm import tokens_of
 
 from peers.data.documents import (
     HELD_OUT,
@@ -20,7 +21,6 @@ from peers.data.documents import (
     read_text,
 )
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer
-from peers.data.tokens import load_corpus
 from swarmnet.manifest import STANDARD_LIBRARY
 
 
@@ -186,7 +186,7 @@ def test_of_a_large_jsonl_lines_from_everywhere_are_kept(tmp_path: Path) -> None
 def test_bytes_are_their_own_tokens(tmp_path: Path) -> None:
     everything = bytes(range(256))
     (tmp_path / "all.txt").write_bytes(everything)
-    corpus = load_corpus([str(tmp_path / "all.txt")], 256)
+    corpus = tokens_of([str(tmp_path / "all.txt")], 256)
     assert corpus.dtype == torch.uint8
     assert bytes(corpus.tolist()) == everything == ByteTokenizer().decode(corpus.tolist())
     assert ByteTokenizer().encode(b"").shape == (0,)
@@ -213,11 +213,11 @@ def test_a_long_text_is_tokenized_in_pieces_without_loss(
 def test_the_corpus_uses_the_tokenizer_that_it_is_given(tokenizer_file: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_bytes(b"def function(self): return self\n" * 100)
     places = [str(tmp_path / "text.txt")]
-    corpus = load_corpus(places, 300, tokenizer=tokenizer_file)
+    corpus = tokens_of(places, 300, tokenizer=tokenizer_file)
     assert corpus.dtype == torch.uint16
     assert len(corpus) < 3200 / 2
     with pytest.raises(TextError, match=r"has \d+ tokens, the model 256: raise model\.vocabulary"):
-        load_corpus(places, 256, tokenizer=tokenizer_file)
+        tokens_of(places, 256, tokenizer=tokenizer_file)
 
 
 def test_a_character_is_shown_when_its_last_byte_is_there(tokenizer_file: Path) -> None:

@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from swarm import tokens_of
 from tokenizers import Tokenizer
 
 from peers.data.documents import BETWEEN_DOCUMENTS, Text, TextError, joined
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer, pieces_of
-from peers.data.tokens import encoded, load_corpus, tokens_on_disk
+from peers.data.tokens import encoded, tokens_on_disk
 from peers.text_here import Tokenizing
 
 
@@ -42,7 +43,7 @@ def test_the_second_start_takes_the_tokens_that_the_first_one_made(folder, tmp_p
     assert again.reading == first.reading
     text = joined(text_of(folder))
     assert open_tokenizer(tokenizer_file, 300).decode(first.tokens.tolist()) == text
-    assert load_corpus([str(folder)], 300, tokenizer=tokenizer_file).tolist() == first.tokens.tolist()
+    assert tokens_of([str(folder)], 300, tokenizer=tokenizer_file).tolist() == first.tokens.tolist()
 
 
 def test_another_text_or_tokenizer_is_made_anew_and_what_was_there_is_said(
@@ -117,7 +118,7 @@ def test_a_text_is_encoded_a_bounded_part_at_a_time(folder, monkeypatch):
 
 def test_documents_of_no_words_between_them_stay_apart(tmp_path):
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps({"text": str(n)}) + "\n" for n in range(5)))
-    tokens = torch.cat(list(encoded(text_of(tmp_path), ByteTokenizer())))
+    tokens = torch.cat(list(encoded(text_of(tmp_path), ByteTokenizer(), Heard())))
     assert bytes(tokens.tolist()) == BETWEEN_DOCUMENTS.join(b"%d" % n for n in range(5))
 
 

@@ -17,8 +17,6 @@ from peers.extras import how_to_install
 from peers.files import is_file, is_there, write_atomically
 from peers.supervision import reason
 
-NAME_LIMIT = 128
-
 
 class ArchiveError(UserError):
     """An archive that cannot be read or written; the message names it and says why."""

@@ -19,28 +19,10 @@ from protocols.frames import wire_bytes
 from protocols.messages import AskIds as WireAskIds
 from protocols.messages import Contribution, Message, encode
 from protocols.messages import Want as WireWant
+from swarmnet import round_events as events
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
 from swarmnet.neighbours import choose_neighbours, hops
-from swarmnet.round_events import (
-    Announced,
-    AskIds,
-    Committed,
-    Contributed,
-    ContributionArrived,
-    Effect,
-    Event,
-    GroupCounted,
-    IdsAsked,
-    MakeContribution,
-    NeighbourJoined,
-    Reference,
-    SendAnnounce,
-    SendProgress,
-    SettleRound,
-    Tick,
-    Want,
-)
 from swarmnet.rounds import GroupRounds
 
 MICROBATCH_TOKENS = 256
@@ -98,7 +80,7 @@ class StubGroup:
             target_tokens=peers * SHARE_MICROBATCHES * MICROBATCH_TOKENS, deadline_seconds=5.0, window=2
         )
         self.now = 0.0
-        self.queue: list[tuple[float, int, PeerId, Event | Wanted]] = []
+        self.queue: list[tuple[float, int, PeerId, events.Event | Wanted]] = []
         self.sequence = 0
         names = [PeerId(f"12D3KooW{hashlib.sha256(bytes([seed]) + n.to_bytes(4)).hexdigest()[:44]}")
                  for n in range(peers)]  # fmt: skip
@@ -110,23 +92,23 @@ class StubGroup:
         self.sent = dict.fromkeys(names, 0)
         self.made_at: dict[ContributionId, float] = {}
         self.held_by: dict[ContributionId, dict[PeerId, float]] = {}
-        self.references: dict[ContributionId, Reference] = {}
+        self.references: dict[ContributionId, events.Reference] = {}
         self.settled: dict[int, dict[PeerId, tuple[tuple[ContributionId, ...], float]]] = {}
         self.closed: dict[int, float] = {}
         self.late = self.twice = 0
         for name in names:
-            self.handle(name, GroupCounted(peers))
+            self.handle(name, events.GroupCounted(peers))
             for other in self.links[name]:
-                self.handle(name, NeighbourJoined(other))
+                self.handle(name, events.NeighbourJoined(other))
             first = self.chance.uniform(0, MICROBATCH_SECONDS)
-            self.post_at(first, name, Committed(MICROBATCH_TOKENS))
+            self.post_at(first, name, events.Committed(MICROBATCH_TOKENS))
 
-    def post_at(self, due: float, receiver: PeerId, event: Event | Wanted) -> None:
+    def post_at(self, due: float, receiver: PeerId, event: events.Event | Wanted) -> None:
         self.sequence += 1
         heapq.heappush(self.queue, (due, self.sequence, receiver, event))
 
     def send(
-        self, sender: PeerId, receiver: PeerId, message: Message, event: Event | Wanted, body: int = 0
+        self, sender: PeerId, receiver: PeerId, message: Message, event: events.Event | Wanted, body: int = 0
     ) -> None:
         """In the order of sending on each link, as on a stream."""
         self.sent[sender] += wire_bytes(len(encode(message)), body)
@@ -139,61 +121,62 @@ class StubGroup:
         self.last_due[pair] = due
         self.post_at(due, receiver, event)
 
-    def handle(self, name: PeerId, event: Event) -> None:
+    def handle(self, name: PeerId, event: events.Event) -> None:
         machine = self.machines[name]
         for effect in machine.handle(event, self.now):
             self.carry_out(name, effect)
         due = machine.next_deadline()
         if due < self.timers[name]:
             self.timers[name] = due
-            self.post_at(due, name, Tick())
+            self.post_at(due, name, events.Tick())
 
-    def carry_out(self, me: PeerId, effect: Effect) -> None:
+    def carry_out(self, me: PeerId, effect: events.Effect) -> None:
         match effect:
-            case MakeContribution(round):
+            case events.MakeContribution(round):
                 self.closed.setdefault(round, self.now)
                 identity = ContributionId(hashlib.sha256(f"{me}/{round}".encode()).digest()[:16])
-                self.references[identity] = Reference(round, me, identity, self.contribution_bytes)
+                self.references[identity] = events.Reference(round, me, identity, self.contribution_bytes)
                 self.made_at[identity] = self.now + MAKE_SECONDS
                 self.held_by[identity] = {}
-                self.post_at(self.now + MAKE_SECONDS, me, Contributed(round, self.references[identity]))
-            case SendProgress():
+                made = events.Contributed(round, self.references[identity])
+                self.post_at(self.now + MAKE_SECONDS, me, made)
+            case events.SendProgress():
                 progress = write_progress(effect)
                 for peer in effect.peers:
                     self.send(me, peer, progress, read_progress(me, progress))
-            case SendAnnounce(peers, references, complete):
+            case events.SendAnnounce(peers, references, complete):
                 for message in write_announces(references, complete):
                     told = tuple(read_reference(entry) for entry in message.references)
                     for peer in peers:
-                        self.send(me, peer, message, Announced(me, told, tuple(message.complete)))
-            case Want(peer, ids):
+                        self.send(me, peer, message, events.Announced(me, told, tuple(message.complete)))
+            case events.Want(peer, ids):
                 self.send(me, peer, WireWant(list(ids)), Wanted(me, ids))
-            case AskIds(peer, rounds):
-                self.send(me, peer, WireAskIds(list(rounds)), IdsAsked(me, rounds))
-            case SettleRound(round, references, _):
+            case events.AskIds(peer, rounds):
+                self.send(me, peer, WireAskIds(list(rounds)), events.IdsAsked(me, rounds))
+            case events.SettleRound(round, references, _):
                 names = tuple(reference.id for reference in references)
                 self.settled.setdefault(round, {})[me] = (names, self.now)
 
     def run(self, seconds: float) -> None:
         while self.queue and self.queue[0][0] <= seconds:
             self.now, _, name, event = heapq.heappop(self.queue)
-            if isinstance(event, Tick):
+            if isinstance(event, events.Tick):
                 if self.timers[name] == self.now:
                     self.timers[name] = float("inf")
                     self.handle(name, event)
             elif isinstance(event, Wanted):
                 for identity in event.ids:
-                    arrived = ContributionArrived(name, self.references[identity])
+                    arrived = events.ContributionArrived(name, self.references[identity])
                     self.send(name, event.peer, Contribution(), arrived, self.contribution_bytes)
             else:
-                if isinstance(event, ContributionArrived):
+                if isinstance(event, events.ContributionArrived):
                     self.take(name, event.reference)
-                elif isinstance(event, Committed):
+                elif isinstance(event, events.Committed):
                     pause = MICROBATCH_SECONDS * self.chance.uniform(0.5, 1.5)
                     self.post_at(self.now + pause, name, event)
                 self.handle(name, event)
 
-    def take(self, name: PeerId, reference: Reference) -> None:
+    def take(self, name: PeerId, reference: events.Reference) -> None:
         held = self.held_by[reference.id]
         self.twice += name in held
         held.setdefault(name, self.now)

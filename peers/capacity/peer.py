@@ -13,33 +13,12 @@ from typing import TYPE_CHECKING
 
 from peers.capacity.layout import PeerSpec
 from peers.capacity.rules import LatencyRouter
+from swarmnet import pipeline_events as events
 from swarmnet.flow import Flow
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.ledger import Ledger
 from swarmnet.paths import Header
 from swarmnet.pipeline import Pipeline
-from swarmnet.pipeline_events import (
-    ActArrived,
-    BackwardDone,
-    BusyArrived,
-    CancelArrived,
-    ComputeBackward,
-    ComputeForward,
-    Effect,
-    Event,
-    Forget,
-    ForwardDone,
-    GradArrived,
-    LastDone,
-    NackArrived,
-    SendAct,
-    SendBusy,
-    SendCancel,
-    SendGrad,
-    SendNack,
-    Start,
-    Tick,
-)
 from swarmnet.router import Router
 from swarmnet.skipping import Skipping
 
@@ -109,7 +88,6 @@ class SimulatedPeer:
         self._started: dict[MicrobatchId, float] = {}
         self._spent: dict[MicrobatchId, float] = {}
         """Compute here and below, told up with the gradient."""
-        self._granted: dict[PeerId, int] = {}
         self._armed = inf
         self.up_free = self.down_free = 0.0
 
@@ -128,27 +106,27 @@ class SimulatedPeer:
 
     # -- the machine ----------------------------------------------------------------------------------
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: events.Event) -> None:
         for effect in self.pipeline.handle(event, self.swarm.events.now):
             self._carry_out(effect)
 
-    def receive(self, event: Event) -> None:
+    def receive(self, event: events.Event) -> None:
         if self.alive:
             self.feed(event)
             self.pump()
             self._arm()
 
-    def receive_grad(self, grad: GradArrived, spent: float) -> None:
+    def receive_grad(self, grad: events.GradArrived, spent: float) -> None:
         """`spent`: compute of the answering peer and of those below it, in seconds."""
         if self.alive and self.pipeline.expects_answer(grad.key, grad.peer):
             self._answered(grad, spent)
         self.receive(grad)
 
-    def receive_act(self, act: ActArrived, header: Header | None) -> None:
+    def receive_act(self, act: events.ActArrived, header: Header | None) -> None:
         """`header`: its way, where microbatches may leave stages out."""
         if self.alive and self.ways is not None and header is not None:
             if self.ways.came_otherwise(act.key, header):
-                nack = NackArrived(self.id, act.key, act.attempt, "other_path")
+                nack = events.NackArrived(self.id, act.key, act.attempt, "other_path")
                 self.swarm.send(self, act.peer, 0, nack)
                 return
             self.ways.arrive(act.key, header)
@@ -156,7 +134,7 @@ class SimulatedPeer:
         if self.ways is not None and act.key not in self.pipeline.jobs:
             self.ways.forget(act.key)
 
-    def _answered(self, grad: GradArrived, spent: float) -> None:
+    def _answered(self, grad: events.GradArrived, spent: float) -> None:
         swarm, key = self.swarm, grad.key
         self._spent[key] = self._spent.get(key, 0.0) + spent
         if isinstance(self.router, LatencyRouter):
@@ -177,41 +155,42 @@ class SimulatedPeer:
             self._started[key] = now
             if self.ways is not None:
                 self.ways.start(key)
-            self.feed(Start(key))
+            self.feed(events.Start(key))
 
     def _arm(self) -> None:
-        events = self.swarm.events
-        if self._armed > events.now + ARM_SECONDS:
+        agenda = self.swarm.events
+        if self._armed > agenda.now + ARM_SECONDS:
             due = self.pipeline.next_deadline()
             if due < self._armed:
                 self._armed = due
-                events.at(due, self._tick, due)
+                agenda.at(due, self._tick, due)
 
     def _tick(self, due: float) -> None:
         if due == self._armed:
             self._armed = inf
-            self.receive(Tick())
+            self.receive(events.Tick())
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: events.Effect) -> None:
         swarm = self.swarm
         match effect:
-            case ComputeForward(key):
+            case events.ComputeForward(key):
                 self._submit(FORWARD, key)
-            case ComputeBackward(key):
+            case events.ComputeBackward(key):
                 self._submit(BACKWARD, key)
-            case SendAct(key, peer, attempt, deadline):
-                swarm.send_act(self, ActArrived(self.id, key, attempt, deadline), peer)
-            case SendGrad(key, peer, attempt):
-                swarm.send_grad(self, GradArrived(self.id, key, attempt), self._spent.get(key, 0.0), peer)
+            case events.SendAct(key, peer, attempt, deadline):
+                swarm.send_act(self, events.ActArrived(self.id, key, attempt, deadline), peer)
+            case events.SendGrad(key, peer, attempt):
+                arrived, spent = events.GradArrived(self.id, key, attempt), self._spent.get(key, 0.0)
+                swarm.send_grad(self, arrived, spent, peer)
                 swarm.tell(self, peer)
-            case SendBusy(key, peer, attempt):
-                swarm.send(self, peer, 0, BusyArrived(self.id, key, attempt))
+            case events.SendBusy(key, peer, attempt):
+                swarm.send(self, peer, 0, events.BusyArrived(self.id, key, attempt))
                 swarm.tell(self, peer)
-            case SendNack(key, peer, attempt, code, _):
-                swarm.send(self, peer, 0, NackArrived(self.id, key, attempt, code))
-            case SendCancel(key, peer, attempt):
-                swarm.send(self, peer, 0, CancelArrived(self.id, key, attempt))
-            case Forget(key):
+            case events.SendNack(key, peer, attempt, code, _):
+                swarm.send(self, peer, 0, events.NackArrived(self.id, key, attempt, code))
+            case events.SendCancel(key, peer, attempt):
+                swarm.send(self, peer, 0, events.CancelArrived(self.id, key, attempt))
+            case events.Forget(key):
                 self._spent.pop(key, None)
                 if self.ways is not None:
                     self.ways.forget(key)
@@ -259,14 +238,14 @@ class SimulatedPeer:
         self._spent[key] = self._spent.get(key, 0.0) + seconds
         if self.spec.stage == self.swarm.last_stage:
             self._measured(seconds)
-            self.feed(LastDone(key, TOKENS))
+            self.feed(events.LastDone(key, TOKENS))
         elif priority == FORWARD:
-            self.feed(ForwardDone(key))
+            self.feed(events.ForwardDone(key))
         else:
             self._measured(seconds * (1 + 1 / self.swarm.layout.work.backward_ratio))
             if key.origin == self.id:
                 self._finished(key)
-            self.feed(BackwardDone(key, TOKENS))
+            self.feed(events.BackwardDone(key, TOKENS))
         self.pump()
         self._arm()
 

@@ -115,9 +115,6 @@ def _take(life: Life, event: event_log.Event) -> None:
             life.given_back.add(fields["id"])
         case "undecided":
             life.undecided |= set(fields["ids"])
-        case "given_back_after_fork":
-            rounds = set(fields["rounds"])
-            life.given_back |= {id for id, (round, _) in life.made.items() if round in rounds}
         case "resynchronise":
             life.resynchronised.append(fields["reason"])
             life.settled = {} if fields["fork_round"] is None else {

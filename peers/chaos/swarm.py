@@ -2,7 +2,7 @@
 
 Every peer is a process with its own p2pd on 127.0.0.1. Over the run half of the peers are killed with
 SIGKILL and replaced by fresh ones, one is frozen and thawed, and one loses its p2pd. Three undisturbed runs
-to the same round follow. The report is computed from the event logs alone (chaos_report.py).
+to the same round follow. The report is computed from the event logs alone (report.py).
 """
 
 from __future__ import annotations

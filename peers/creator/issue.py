@@ -9,13 +9,14 @@ from pathlib import Path
 
 from peers.creator.order_book import OrderBook
 from peers.errors import UserError
+from peers.network.discovery.record_reader import opened
 from peers.reaching import Reached
 from peers.run_file import SignedManifest
 from protocols.errors import TooLarge, WireError
 from protocols.identity import Identity
 from protocols.messages import OrderIs
 from protocols.orders import SignedOrder, seal_order
-from protocols.records import SignedRecord, open_record
+from protocols.records import SignedRecord
 from swarmnet.orders import NO_ORDER, Order, OrderError, next_sequence
 
 Change = Callable[[Order], Order]
@@ -113,10 +114,9 @@ async def _records(found: Reached, stage: int) -> list[SignedRecord]:
     run = found.signed.run_id
     try:
         records = await found.directory.look_up(run, stage, DIRECTORY_SECONDS)
-        newest = [open_record(data, run) for data in records.values()]
     except WireError:
         return []
-    return sorted(newest, key=lambda signed: -signed.sequence)
+    return sorted(opened(records.values(), run), key=lambda signed: -signed.sequence)
 
 
 async def _told(found: Reached, record: SignedRecord, order: SignedOrder) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from peers.data.documents import LONGEST_CORPUS_BYTES, Block, Reading, Text, TextError
+from peers.data.documents import Block, Reading, Text, TextError
 from peers.data.tokenizer import BATCH_BYTES, Ending, Tokenizer, dtype_for, open_tokenizer, pieces_of
 from peers.files import write_atomically
 from peers.run_file import SignedManifest
@@ -86,25 +86,7 @@ def tokens_on_disk(
     return Tokens(mapped, text.reading, made=True, before=before if isinstance(before, int) else None)
 
 
-def load_corpus(
-    places: Sequence[str],
-    vocabulary: int,
-    *,
-    tokenizer: Path | None = None,
-    longest_bytes: int = LONGEST_CORPUS_BYTES,
-    seed: int = 0,
-    withdrawn: Container[bytes] = (),
-) -> Tensor:
-    """The tokens of the text at `places` in memory, for who keeps none."""
-    text = Text(places, longest_bytes=longest_bytes, seed=seed, withdrawn=withdrawn)
-    return torch.cat(list(encoded(text, open_tokenizer(tokenizer, vocabulary))))
-
-
-def _unheard(_done: int, _all: int) -> None:
-    """Progress that nobody wants to know."""
-
-
-def encoded(text: Text, tokenizer: Tokenizer, progress: Progress = _unheard) -> Iterator[Tensor]:
+def encoded(text: Text, tokenizer: Tokenizer, progress: Progress) -> Iterator[Tensor]:
     """The tokens of about BATCH_BYTES of text at a time."""
     batch: list[bytes] = []
     waiting = 0

@@ -25,6 +25,7 @@ from peers.errors import UserError
 from peers.event_log import read_lately
 from peers.joining import PeerCache, find_manifest
 from peers.network.addresses import Addresses, in_the_open
+from peers.network.discovery.record_reader import opened
 from peers.run_file import RunFileError, SignedManifest
 from peers.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
 from peers.text_here import FIRST_STAGE, Tokenizing, missing_text, part_of_text, read_text_here
@@ -36,7 +37,7 @@ from protocols.errors import Backlog, Unreachable, WireError
 from protocols.identity import Identity
 from protocols.multiaddr import is_circuit
 from protocols.p2pd import P2pdTransport
-from protocols.records import SKEW_SECONDS, open_record
+from protocols.records import SKEW_SECONDS
 from protocols.speed import BYTES, measure
 from protocols.swarm_time import MOST_OFFSET_SECONDS
 from swarmnet.address_ranges import dialable
@@ -268,10 +269,9 @@ class Examination:
                 return
             try:
                 records = await directory.look_up(signed.run_id, stage, LOOK_UP_SECONDS)
-                opened = [open_record(data, signed.run_id) for data in records.values()]
             except WireError:
                 continue
-            for found in opened:
+            for found in opened(records.values(), signed.run_id):
                 addresses = dialable(found.record.addresses, transport.addresses)
                 direct = [each for each in addresses if not is_circuit(each)]
                 if found.peer not in known and direct:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from peers.errors import NoAnswer
 from peers.inference.forward_work import TOKEN_BYTES
+from peers.network.discovery.record_reader import newest, opened
 from peers.presence import OPERATION_SECONDS
 from peers.reasons import refusal
 from peers.run_file import SignedManifest
@@ -28,7 +29,7 @@ from protocols.body_limits import longest_bodies
 from protocols.envelope import run_bytes
 from protocols.errors import WireError
 from protocols.messages import AskForward, Declined, Forwarded, Hello, Lane, Message, Refuse
-from protocols.records import SignedRecord, open_record
+from protocols.records import SignedRecord
 from protocols.terms import Bodies, Terms
 from protocols.transport import Directory, Link, Transport
 from swarmnet import hidden
@@ -335,15 +336,11 @@ class SwarmClient:
         """Look up all stages and dial who is new, as many of each stage as are of use."""
         stages = range(len(self.manifest.stages))
         found = await asyncio.gather(*(self._look_up(stage) for stage in stages))
-        newest: dict[PeerId, SignedRecord] = {}
-        for signed in (signed for records in found for signed in records):
-            held = newest.get(signed.peer)
-            if held is None or held.sequence < signed.sequence:
-                newest[signed.peer] = signed  # Who has moved stands under its old stage for a while.
+        there = newest(signed for records in found for signed in records)
         linked, now = Counter(self._stages.values()), self._loop.time()
         dials = []
         for stage in stages:
-            new = [signed for peer, signed in newest.items() if signed.record.stage == stage
+            new = [signed for peer, signed in there.items() if signed.record.stage == stage
                    and peer not in self._links and self._dial_at.get(peer, 0.0) <= now]  # fmt: skip
             self.chance.shuffle(new)
             dials += new[: max(0, MOST_LINKED - linked[stage])]
@@ -354,7 +351,7 @@ class SwarmClient:
         run = self.signed.run_id
         try:
             found = await self.directory.look_up(run, stage, OPERATION_SECONDS)
-            return [open_record(data, run) for _, data in sorted(found.items())]
+            return list(opened((data for _, data in sorted(found.items())), run))
         except WireError as error:
             self.say("look_up_failed", f"the directory does not answer for stage {stage}: {error}")
             return []

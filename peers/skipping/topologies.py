@@ -72,9 +72,6 @@ class Topology:
     def stages(self) -> int:
         return max(self.stage) + 1
 
-    def peers_of(self, stage: int) -> tuple[int, ...]:
-        return tuple(peer for peer, holds in enumerate(self.stage) if holds == stage)
-
 
 def latency_seconds(a: str, b: str) -> float:
     """One way between two sites."""

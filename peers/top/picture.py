@@ -93,9 +93,6 @@ class Picture:
     waits_for: tuple[int, ...] = ()
     """Stages without a peer, for which microbatches wait."""
 
-    def peers_of(self, stage: int) -> list[PeerSeen]:
-        return [seen for seen in self.peers if seen.stage == stage]
-
 
 def lag_of(steps: Iterable[tuple[int, int]]) -> int | None:
     """The most rounds that a peer is behind another of its stage, by the stages and rounds of all."""

@@ -56,8 +56,9 @@ async def _looks(found: Reached) -> AsyncGenerator[Picture]:
 
 async def _look(found: Reached, book: OrderBook) -> dict[PeerId, SignedRecord]:
     """Both at once: who only looks should not wait twice."""
+    stages = len(found.signed.manifest.stages)
     records, _ = await asyncio.gather(
-        look(found.directory, found.signed.run_id, found.signed.manifest), _look_up_order(found, book)
+        look(found.directory, found.signed.run_id, stages), _look_up_order(found, book)
     )
     return records
 

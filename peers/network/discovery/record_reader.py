@@ -1,30 +1,43 @@
-"""The newest record of every peer of a run, from the directory."""
+"""Who is there, by the directory: the newest signed record of every peer."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from protocols.errors import WireError
 from protocols.records import SignedRecord, open_record
 from protocols.transport import Directory
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import Manifest
 
 LOOK_UP_SECONDS = 10.0
 """Deadline of one look-up (as in presence.py)."""
 
 
-async def look(directory: Directory, run: RunId, manifest: Manifest) -> dict[PeerId, SignedRecord]:
-    """The newest record of every peer. Raises WireError when the directory does not answer."""
-    stages = range(-1, len(manifest.stages))
-    found = await asyncio.gather(*(directory.look_up(run, stage, LOOK_UP_SECONDS) for stage in stages))
-    newest: dict[PeerId, SignedRecord] = {}
-    for data in (data for records in found for data in records.values()):
-        try:
-            signed = open_record(data, run)
-        except WireError:  # The gate lets none in; a directory without one might.
-            continue
-        known = newest.get(signed.peer)
+def opened(records: Iterable[bytes], run: RunId) -> Iterator[SignedRecord]:
+    """Those that can be read. The gate lets no other in; a directory without one might."""
+    for data in records:
+        with suppress(WireError):
+            yield open_record(data, run)
+
+
+def newest(records: Iterable[SignedRecord]) -> dict[PeerId, SignedRecord]:
+    """One of each peer: who has moved, or is paused, stands under its old stage for a while."""
+    found: dict[PeerId, SignedRecord] = {}
+    for signed in records:
+        known = found.get(signed.peer)
         if known is None or known.sequence < signed.sequence:
-            newest[signed.peer] = signed
-    return newest
+            found[signed.peer] = signed
+    return found
+
+
+async def look(directory: Directory, run: RunId, stages: int) -> dict[PeerId, SignedRecord]:
+    """Of every stage, and of those without one. Raises WireError if the directory is silent about any: a
+    stage of which nothing is known must not pass for an empty one."""
+    asked = (directory.look_up(run, stage, LOOK_UP_SECONDS) for stage in range(-1, stages))
+    found: list[SignedRecord] = []
+    for records in await asyncio.gather(*asked):
+        found += opened(records.values(), run)
+        await asyncio.sleep(0)  # Between many signatures the loop has other work.
+    return newest(found)
