@@ -42,6 +42,7 @@ from swarmnet.makers import MakerCounts
 from swarmnet.manifest import Manifest
 from swarmnet.method import ContributionError
 from swarmnet.offers import Offers, Past
+from swarmnet.rates import Rates
 from swarmnet.round_events import (
     AddContribution,
     Announced,
@@ -59,6 +60,8 @@ from swarmnet.round_events import (
     MakeContribution,
     NeighbourJoined,
     NeighbourLeft,
+    RateRound,
+    RatesOrdered,
     Reference,
     RemoveContribution,
     Resynchronise,
@@ -95,10 +98,11 @@ class UpdatePath:
         maker_counts: MakerCounts,
         resynchronise: Callable[[Resynchronise], None],
         note: Callable[..., None],
+        rates: Rates = (),
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
         `maker_counts`: whose contributions are taken; `resynchronise` is called when only the whole state can
-        help."""
+        help; `rates`: what the run's owner has ordered."""
         self.manifest = manifest
         self.work = work
         self.compute = compute
@@ -116,6 +120,7 @@ class UpdatePath:
             offers,
             weights.past.earlier,
             maker_counts,
+            rates,
         )
         self.stored: dict[ContributionId, _Stored] = {}
         self.outcomes: dict[str, int] = {}
@@ -174,7 +179,7 @@ class UpdatePath:
     def _carry_out(self, effect: rounds_.Effect, operations: list[Operation]) -> None:
         post = self.neighbourhood.post
         match effect:
-            case MakeContribution() | RemoveContribution():
+            case MakeContribution() | RemoveContribution() | RateRound():
                 operations.append(effect)
             case GiveBack(round, identity):
                 self._count("given_back")
@@ -275,6 +280,11 @@ class UpdatePath:
 
     def committed(self, tokens: int) -> None:
         self.feed(Committed(tokens))
+
+    def ordered(self, rates: Rates) -> None:
+        """The run's owner has the learning rate changed."""
+        if rates != self.rounds.rates:
+            self.feed(RatesOrdered(rates))
 
     def leave(self) -> None:
         """Close the round under way, so that what was gathered becomes a last contribution."""

@@ -270,7 +270,7 @@ class Worker:
         offers.jumped(weights.settled_round)
         update = self.update = UpdatePath(
             self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.makers.counts,
-            self._resynchronise, self.note,
+            self._resynchronise, self.note, self.orders.book.order.rates,
         )  # fmt: skip
         rounds, began = update.rounds, weights.settled_round
         update.settled, update.made = self._heard_settled, self.receipts.made

@@ -17,9 +17,10 @@ from protocols import guard
 from protocols.envelope import ENVELOPE_BYTES, FORMAT, RUN_ID_BYTES, Kind, open_envelope, run_bytes, seal
 from protocols.errors import BadSignature, Malformed, TooLarge
 from protocols.identity import Identity, public_key_bytes
-from protocols.message_fields import Name, Number
+from protocols.message_fields import Name, Number, RoundNumber
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.orders import ORDER_LIMIT, REASON_LIMIT, Ban, Chains, Order, Withdrawal
+from swarmnet.rates import LARGEST_FACTOR, MOST_RATES, Rate
 
 ORDER_SECONDS = 600.0
 """A stored order's life; everybody in the run who has it stores it again."""
@@ -30,6 +31,7 @@ Text = Annotated[str, Meta(max_length=REASON_LIMIT)]
 Sha256 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 InviteId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Moment = Annotated[float, Meta(ge=0.0, le=1e11)]
+Factor = Annotated[int, Meta(ge=1, le=LARGEST_FACTOR)]
 MOST_CHAINS = 256
 """Of two peers each, more would not fit into an order."""
 Chain = Annotated[list[Name], Meta(min_length=2, max_length=256)]
@@ -53,8 +55,14 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     revoked: list[InviteId]
     chains: ChainsDocument | None = None
     """Nil, or an array that ends before it: none."""
+    rates: Annotated[tuple[tuple[RoundNumber, Factor], ...], Meta(max_length=MOST_RATES)] = ()
+    """From which round on, and by how many thousandths, as they were given. The array may end before them."""
+    ends: RoundNumber | None = None
+    """The last round; nil: none."""
 
 
+_ADDED = 2
+"""Fields that came later: peers of before refuse an array that has them, so one that needs none ends before."""
 _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(OrderDocument)
 
 
@@ -83,13 +91,21 @@ def seal_order(identity: Identity, run_id: RunId, order: Order) -> SignedOrder:
         [bytes.fromhex(invite) for invite in order.revoked],
         None if order.chains is None
         else ChainsDocument(order.chains.until_seconds, [list(chain) for chain in order.chains.chains]),
+        tuple((rate.from_round, rate.factor) for rate in order.rates),
+        order.ends,
     )  # fmt: skip
-    payload = msgspec.msgpack.encode(document)
+    payload = _encode(document)
     size = len(payload) + ENVELOPE_BYTES
     if size > ORDER_LIMIT:
         raise TooLarge(f"an order of {size} bytes; at most {ORDER_LIMIT} are allowed")
     data = seal(identity, run_id, Kind.ORDER, -1, 0, order.sequence, payload)
     return open_order(data, run_id, PeerId(identity.peer_id))
+
+
+def _encode(document: OrderDocument) -> bytes:
+    fields: list[object] = msgspec.to_builtins(document, builtin_types=(bytes,))
+    needed = bool(document.rates) or document.ends is not None
+    return msgspec.msgpack.encode(fields if needed else fields[:-_ADDED])
 
 
 def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> SignedOrder:
@@ -118,6 +134,8 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
         tuple(Withdrawal(digest.hex(), why) for digest, why in document.withdrawn),
         tuple(invite.hex() for invite in document.revoked),
         None if document.chains is None else _chains(document.chains),
+        tuple(Rate(from_round, factor) for from_round, factor in document.rates),
+        document.ends,
     )
     return SignedOrder(order, envelope.sender, bytes(data))
 

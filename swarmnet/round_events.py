@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from swarmnet.branches import SettledSet
 from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,13 @@ class GroupCounted:
 
 
 @dataclass(frozen=True, slots=True)
+class RatesOrdered:
+    """The run's owner has the learning rate changed: all that holds now."""
+
+    rates: Rates
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """This peer is about to go: contribute what is gathered."""
 
@@ -141,7 +149,8 @@ class Tick:
 
 Event = (
     Committed | Contributed | ProgressArrived | ChainArrived | ChainAsked | Announced | ContributionArrived
-    | IdsAsked | NeighbourJoined | NeighbourLeft | GroupCounted | Leave | Tick
+    | IdsAsked | NeighbourJoined | NeighbourLeft | GroupCounted | RatesOrdered
+    | Leave | Tick
 )  # fmt: skip
 
 
@@ -170,6 +179,14 @@ class RemoveContribution:
 
     round: int
     peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class RateRound:
+    """The round's learning rate has this factor (rates.py); if it is applied already, this corrects."""
+
+    round: int
+    factor: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +276,6 @@ class Resynchronise:
 
 
 Effect = (
-    MakeContribution | AddContribution | RemoveContribution | ApplyRound | SettleRound | SendProgress
-    | SendChain | AskChain | GiveBack | SendAnnounce | Want | AskIds | Resynchronise
+    MakeContribution | AddContribution | RemoveContribution | RateRound | ApplyRound | SettleRound
+    | SendProgress | SendChain | AskChain | GiveBack | SendAnnounce | Want | AskIds | Resynchronise
 )  # fmt: skip

@@ -35,6 +35,7 @@ from swarmnet.manifest import Rounds
 from swarmnet.neighbours import hops, links
 from swarmnet.offers import Offers
 from swarmnet.pulls import SHARE_SLACK, Pulls
+from swarmnet.rates import Rates, factor_of, factors
 from swarmnet.round_events import (
     AddContribution,
     Announced,
@@ -56,6 +57,8 @@ from swarmnet.round_events import (
     NeighbourLeft,
     OpenSet,
     ProgressArrived,
+    RateRound,
+    RatesOrdered,
     Reference,
     RemoveContribution,
     SendAnnounce,
@@ -75,11 +78,12 @@ class GroupRounds:
     def __init__(
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
         offers: Offers | None = None, earlier: Earlier | None = None,
-        maker_counts: MakerCounts = lambda maker, round: True,
+        maker_counts: MakerCounts = lambda maker, round: True, rates: Rates = (),
     ) -> None:  # fmt: skip
         """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`, with what
-        this peer had offered before and remembers of `earlier` sets."""
+        this peer had offered before and remembers of `earlier` sets, at the `rates` that the owner ordered."""
         self.rules = rules
+        self.rates = rates
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
         self.histories = Histories(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
@@ -170,6 +174,8 @@ class GroupRounds:
                 self.waiting.left(peer)
             case GroupCounted(peers):
                 self._counted(max(1, peers))
+            case RatesOrdered(rates):
+                self._ordered(rates, now)
             case Leave():
                 if self.open_round.tokens:
                     self._close(now)
@@ -253,8 +259,10 @@ class GroupRounds:
         for number in sorted(self.rounds.keys() & complete):
             standing = self.agreement.standing(number, self.rounds[number], now)
             settled = {reference.id for reference in references if reference.round == number}
-            if standing is None or standing != set_digest(settled):
+            factor = next((f for f in factors(self.rates) if set_digest(settled, f) == standing), None)
+            if factor is None:
                 continue
+            self._rate(number, factor)  # As the group settled it, whichever order it knew of by then.
             for maker in self.rounds[number].keep_only(settled):
                 self.dropped_late += 1
                 self._effects.append(RemoveContribution(number, maker))
@@ -333,12 +341,37 @@ class GroupRounds:
                     self._effects += self.pulls.offered(holder, (reference,), now)
 
     def _hold(self, reference: Reference) -> None:
-        state = self.rounds.setdefault(reference.round, RoundSet())
+        state = self._opened(reference.round)
         if reference.peer in state.held:
             self._effects.append(RemoveContribution(reference.round, reference.peer))
         state.add(reference)
         self._effects.append(AddContribution(reference))
         self.gossip.changed(CALM_SECONDS)
+
+    def _opened(self, number: int) -> RoundSet:
+        if number not in self.rounds:
+            self.rounds[number] = RoundSet()
+            self._rate(number, factor_of(self.rates, number))
+        return self.rounds[number]
+
+    def _rate(self, number: int, factor: int) -> None:
+        state = self.rounds[number]
+        if state.factor != factor:
+            state.rate(factor)
+            self._effects.append(RateRound(number, factor))
+            self.gossip.changed(URGENT_SECONDS)
+
+    def _ordered(self, rates: Rates, now: float) -> None:
+        """From the next round on that is not settled here. Whoever has not heard of it yet names another set
+        of that round: as with a late contribution it settles when all name the same, or half has settled it."""
+        self.rates = rates
+        for number, state in self.rounds.items():
+            factor = factor_of(rates, number)
+            if factor == state.factor or self.agreement.standing(number, state, now) == state.digest:
+                continue
+            self._rate(number, factor)
+            if state.sealed:
+                state.sealed_at = now  # The others have as long again to hear of it.
 
     def _is_sealed(self, number: int) -> bool:
         """Whether nothing new may be made for a round: sealed or settled here, or by half of the allies."""
@@ -359,7 +392,7 @@ class GroupRounds:
 
     def _close(self, now: float) -> None:
         number = self.current
-        self.rounds.setdefault(number, RoundSet()).closed_at = now
+        self._opened(number).closed_at = now
         if self.open_round.tokens and not self._is_sealed(number):
             self.contributed.add(number)
             self.pending.add(number)

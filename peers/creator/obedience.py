@@ -136,6 +136,8 @@ class Obedience:
                 worker.compute.failed.set_result(error)
             return
         self._chain()
+        if worker.update is not None:
+            worker.update.ordered(now.rates)
         self._steer()
         if now.checkpoint > before.checkpoint:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="ordered checkpoint")
