@@ -52,6 +52,7 @@ from swarmnet.round_events import (
     Committed,
     Contributed,
     ContributionArrived,
+    EndOrdered,
     Event,
     GiveBack,
     GroupCounted,
@@ -285,6 +286,11 @@ class UpdatePath:
         """The run's owner has the learning rate changed."""
         if rates != self.rounds.rates:
             self.feed(RatesOrdered(rates))
+
+    def end_at(self, last: int | None) -> None:
+        """No round after it is made."""
+        if last != self.rounds.last:
+            self.feed(EndOrdered(last))
 
     def leave(self) -> None:
         """Close the round under way, so that what was gathered becomes a last contribution."""

@@ -62,7 +62,7 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 _ADDED = 2
-"""Fields that came later: peers of before refuse an array that has them, so one that needs none ends before."""
+"""Fields that came later: older programs refuse an array that has them, so one without them ends before."""
 _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(OrderDocument)
 
 

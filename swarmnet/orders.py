@@ -1,8 +1,8 @@
 """What a run's owner orders: one complete document per run, of which the newest counts.
 
 No order touches what a group has settled, so it does not matter when it reaches whom: most stop microbatches
-from being started, links from being made and documents from being read. A learning rate is part of the sets that
-a group settles from then on (rates.py), and an end is a round after which it makes none.
+from being started, links from being made and documents from being read. A learning rate is part of the sets
+that a group settles from then on (rates.py), and an end is a round after which it makes none.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ def unchain(held: Order, reason: str) -> Order:
 def rate(held: Order, factor: int, from_round: int, reason: str) -> Order:
     """The learning rate is `factor` thousandths of the manifest's, from a round on."""
     if not 1 <= factor <= LARGEST_FACTOR:
-        raise OrderError(f"a factor of {in_words(factor)}; it must lie between 0.001 and {in_words(LARGEST_FACTOR)}")
+        largest = in_words(LARGEST_FACTOR)
+        raise OrderError(f"a factor of {in_words(factor)}; it must lie between 0.001 and {largest}")
     ordered = Rate(from_round, factor)
     _check(reason, held.rates[-1:] == (ordered,), f"{_told_rate(ordered)} already")
     return replace(held, reason=reason, rates=(*held.rates, ordered)[-MOST_RATES:])
@@ -169,7 +170,8 @@ def end(held: Order, last_round: int, reason: str) -> Order:
 
 
 def _told_rate(rate: Rate) -> str:
-    return f"the learning rate is {in_words(rate.factor)} times the manifest's from round {rate.from_round} on"
+    times = f"{in_words(rate.factor)} times the manifest's"
+    return f"the learning rate is {times} from round {rate.from_round} on"
 
 
 def _without(items: tuple[Item, ...], gone: Callable[[Item], bool]) -> tuple[Item, ...]:

@@ -138,6 +138,13 @@ class RatesOrdered:
 
 
 @dataclass(frozen=True, slots=True)
+class EndOrdered:
+    """The run's owner has it end: this peer closes no later round on its own. None: it does not end."""
+
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """This peer is about to go: contribute what is gathered."""
 
@@ -150,7 +157,7 @@ class Tick:
 Event = (
     Committed | Contributed | ProgressArrived | ChainArrived | ChainAsked | Announced | ContributionArrived
     | IdsAsked | NeighbourJoined | NeighbourLeft | GroupCounted | RatesOrdered
-    | Leave | Tick
+    | EndOrdered | Leave | Tick
 )  # fmt: skip
 
 

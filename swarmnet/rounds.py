@@ -47,6 +47,7 @@ from swarmnet.round_events import (
     Contributed,
     ContributionArrived,
     Effect,
+    EndOrdered,
     Event,
     GiveBack,
     GroupCounted,
@@ -81,9 +82,11 @@ class GroupRounds:
         maker_counts: MakerCounts = lambda maker, round: True, rates: Rates = (),
     ) -> None:  # fmt: skip
         """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`, with what
-        this peer had offered before and remembers of `earlier` sets, at the `rates` that the owner ordered."""
+        this peer had offered before and remembers of `earlier` sets, at the `rates` that are ordered."""
         self.rules = rules
         self.rates = rates
+        self.last: int | None = None
+        """After it this peer closes no round on its own."""
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
         self.histories = Histories(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
@@ -125,6 +128,16 @@ class GroupRounds:
     def current(self) -> int:
         """The round that takes gradients."""
         return self.open_round.number
+
+    @property
+    def past_last(self) -> bool:
+        """Whether the rounds that the run's owner wanted are closed here."""
+        return self.last is not None and self.current > self.last
+
+    @property
+    def is_over(self) -> bool:
+        """Whether they have settled, too, and with them what others had closed when they heard of the end."""
+        return self.past_last and self.settled == self.current - 1
 
     @property
     def in_step(self) -> bool:
@@ -176,8 +189,10 @@ class GroupRounds:
                 self._counted(max(1, peers))
             case RatesOrdered(rates):
                 self._ordered(rates, now)
+            case EndOrdered(last):
+                self.last = last
             case Leave():
-                if self.open_round.tokens:
+                if self.open_round.tokens and not self.past_last:
                     self._close(now)
             case Tick():
                 pass
@@ -362,8 +377,8 @@ class GroupRounds:
             self.gossip.changed(URGENT_SECONDS)
 
     def _ordered(self, rates: Rates, now: float) -> None:
-        """From the next round on that is not settled here. Whoever has not heard of it yet names another set
-        of that round: as with a late contribution it settles when all name the same, or half has settled it."""
+        """From the next round on that is not settled here. Who has not heard of it yet names another set of
+        that round: as with a late contribution it settles when all name the same, or half has settled it."""
         self.rates = rates
         for number, state in self.rounds.items():
             factor = factor_of(rates, number)
@@ -416,7 +431,10 @@ class GroupRounds:
             if old is not None:
                 old.seal(now)
             self.gossip.changed(URGENT_SECONDS)
-        if self.applied > applied:
+        if self.past_last:  # No later ones will come to wait for.
+            for number in range(self.settled + 1, self.applied + 1):
+                self.rounds[number].seal(now)
+        if self.applied > applied or self.past_last:
             self._raise_levels()
         while self._may_settle(self.settled + 1, now):
             self._settle(self.settled + 1, now)
@@ -441,7 +459,8 @@ class GroupRounds:
         self.gossip.changed(URGENT_SECONDS)
 
     def _may_close(self) -> bool:
-        return self.in_step and self.current <= self.settled + kept_rounds(self.rules)
+        close_enough = self.current <= self.settled + kept_rounds(self.rules)
+        return self.in_step and close_enough and not self.past_last
 
     def _may_apply(self, number: int, now: float) -> bool:
         state = self.rounds.get(number)

@@ -7,16 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from swarm import OWNER, tiny_manifest
-from test_orders_in_swarm import OwnedSwarm
 
-from peers.virtual_time import run
 from protocols.errors import Malformed
 from protocols.orders import open_order, seal_order
 from swarmnet import orders
 from swarmnet.branches import SettledSet, link
 from swarmnet.identifiers import ContributionId
 from swarmnet.layout import layout_of
-from swarmnet.manifest import Rounds
 from swarmnet.orders import NO_ORDER, Order, OrderError
 from swarmnet.rates import LARGEST_FACTOR, MOST_RATES, WHOLE, Rate, factor_of, factors, scaled
 from swarmnet.round_sets import set_digest

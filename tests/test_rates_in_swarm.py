@@ -1,4 +1,4 @@
-"""A learning rate that is changed while a swarm trains: the same bits everywhere, whoever hears of it when."""
+"""A learning rate that is changed while a swarm trains: the same bits everywhere, whoever hears when."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def halved(factor):
         swarm.start("f", 1)
         swarm.start("g", 0)
         await swarm.until(lambda: {"f", "g"} <= swarm.rounds().keys() and settled(swarm) >= 22, 120.0)
-        assert {name for name in swarm.living()} == {"a", "b", "c", "d", "e", "f", "g"}
+        assert set(swarm.living()) == {"a", "b", "c", "d", "e", "f", "g"}
         assert not swarm.of("resynchronise")
         await swarm.close()
         assert shared_rounds(swarm) > 30
@@ -64,7 +64,7 @@ def halved(factor):
 
 
 def test_a_halved_rate_is_the_same_bits_on_all_and_others_than_without_it():
-    ordered, control = halved(WHOLE // 2), halved(WHOLE, tmp_path)
+    ordered, control = halved(WHOLE // 2), halved(WHOLE)
     for with_order, without in zip(ordered, control, strict=True):
         assert all(with_order[round] == without[round] for round in range(12))
         assert with_order[12] != without[12]

@@ -72,7 +72,7 @@ class Obedience:
         neighbourhood.admission = self.gatekeeper
         self._bar()
         self._chain()
-        self._steer()
+        self.steer()
 
     async def keep_forever(self) -> None:
         """The order and the registry's entry in the directory, and what others have put there."""
@@ -138,7 +138,8 @@ class Obedience:
         self._chain()
         if worker.update is not None:
             worker.update.ordered(now.rates)
-        self._steer()
+        worker.ending.heard()
+        self.steer()
         if now.checkpoint > before.checkpoint:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="ordered checkpoint")
             self._saving.add_done_callback(worker.task_ended)
@@ -150,13 +151,13 @@ class Obedience:
         current = update.rounds.current if update is not None else -1
         self.worker.makers.bar(self.gatekeeper.parted(), current)
 
-    def _steer(self) -> None:
+    def steer(self) -> None:
         """Start microbatches or not, from the text that may be read."""
         data = self.worker.data
         if data is None or self._text is None:
             return
         stale = self._loaded != self.book.order.documents()
-        data.text = None if self.paused or stale else self._text
+        data.text = None if self.paused or stale or self.worker.ending.starts_nothing else self._text
         if stale and (self._reading is None or self._reading.done()):
             self._reading = asyncio.get_running_loop().create_task(self._read_again(), name="read text again")
             self._reading.add_done_callback(self.worker.task_ended)
@@ -181,7 +182,7 @@ class Obedience:
         """Documents were withdrawn. Until the text is read without them, nothing of it is used."""
         while self._loaded != self.book.order.documents():
             await self.read_text()
-        self._steer()
+        self.steer()
 
     async def _save(self) -> None:
         """The newest settled weights."""

@@ -1,0 +1,115 @@
+"""How far a run has come, for the day on which nobody of it is there: who remembers it, and who must know.
+
+A bootstrap that was given the run, and an archivist, tell it in their own signed records. Anybody can sign
+such a record. So it decides nothing but whether a peer that has no weights begins from the seed by itself, or
+waits and says what a person can do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median_low
+
+from peers.errors import UserError
+from peers.files import write_atomically
+from peers.observer.picture import IN_STEP
+from peers.presence import Presence
+from protocols.errors import WireError
+from protocols.peer_record import NO_STAGE, PeerRecord
+from protocols.records import open_record
+
+REMEMBER = ("bootstrap", "archivist")
+"""Roles whose records tell how far the run has come."""
+ASK_SECONDS = 10.0
+HIGHEST = 2**32 - 1
+"""As records and envelopes have room for."""
+
+
+class Height:
+    """The highest settled round of a run that was seen; in a file, so that a restart forgets nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.round = self._read()
+        self.trained = False
+        """Whether somebody trained when last looked at."""
+
+    def saw(self, records: Iterable[PeerRecord]) -> None:
+        """Of the first stage, which every microbatch passes, what the middle one of its peers says."""
+        told = [record.settled for record in records if record.stage == 0 and record.state in IN_STEP]
+        self.trained = bool(told)
+        if told and median_low(told) > self.round:
+            self.round = median_low(told)
+            write_atomically(self.path, json.dumps({"settled": self.round}).encode())
+
+    def _read(self) -> int:
+        """-1: none yet; a damaged file is as good as none."""
+        try:
+            kept = json.loads(self.path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return -1
+        round = kept.get("settled") if isinstance(kept, dict) else None
+        return round if isinstance(round, int) and -1 <= round <= HIGHEST else -1
+
+
+class Elsewhere:
+    """Whether a run was trained by peers that are not here now, asked by one that has no weights of it."""
+
+    def __init__(
+        self,
+        presence: Presence,
+        ends: Callable[[], int | None],
+        from_seed: bool,
+        may_be_empty: Callable[[], bool],
+        say: Callable[[str, str], None],
+    ) -> None:
+        """`ends`: the last round, if the owner has ordered one; `from_seed`: the person knows;
+        `may_be_empty`: whether the run goes on without anybody in the own stage."""
+        self.presence = presence
+        self.ends = ends
+        self.from_seed = from_seed
+        self.may_be_empty = may_be_empty
+        self.say = say
+        self._asked_at, self._height = float("-inf"), -1
+        self._told = False
+
+    async def height(self) -> int:
+        """The highest round that anybody remembers; -1: nobody does, or hardly began."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._asked_at + ASK_SECONDS:
+            self._asked_at, told = now, [-1]
+            for data in (await self.presence.look_up(NO_STAGE) or {}).values():
+                try:
+                    record = open_record(data, self.presence.signed.run_id).record
+                except WireError:  # The gate lets none in; a directory without one might.
+                    continue
+                if record.role in REMEMBER:
+                    told.append(record.settled)
+            self._height = max(told)
+        return self._height
+
+    async def waits(self) -> bool:
+        """Whether not to begin from the seed now. UserError where that would be for ever: the run is over."""
+        if self.from_seed or self.may_be_empty():
+            return False
+        height, ends = await self.height(), self.ends()
+        if height < self.presence.signed.manifest.rounds.snapshot_rounds:
+            return False  # Hardly anything would be lost, and no peer has had a snapshot to keep.
+        if ends is not None and height >= ends:
+            raise UserError(
+                f"this run has ended at round {height}, as its owner ordered: nothing is left to train. "
+                "Who took part has the weights: swarmnet export --hf FOLDER STATE takes them home, and so it "
+                "does from an archive of the run"
+            )
+        if not self._told:
+            self._told = True
+            self.say(
+                "elsewhere",
+                f"this run has stood at round {height}, and nobody of this stage with its weights is here: "
+                "waits for one of them. Or stop this peer (Ctrl+C) and start it with an archive of the run "
+                "(--from-archive), or, if those weights are given up, from the seed (--set from_seed=true)",
+            )
+        return True
