@@ -64,6 +64,6 @@ def chosen(manifest: Manifest, now: Seen | None, wanted: int | None) -> Chosen:
     round = every * ceil((now.round + ahead_rounds) / every)
     return Chosen(
         round,
-        f"the run is at round {now.round} and can make {60 * now.rounds_per_second:.1f} rounds a minute; an order "
+        f"the run is at round {now.round} and can make {60 * now.rounds_per_second:.1f} rounds a minute; it "
         f"is given {AHEAD_SECONDS / 60:g} minutes and {every} rounds ahead (rounds.snapshot_rounds)",
     )
