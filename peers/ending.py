@@ -7,19 +7,14 @@ other stages go on for as long as anything comes to them, and end when the first
 from __future__ import annotations
 
 import asyncio
-from statistics import median_low
 from typing import TYPE_CHECKING
 
 from peers.observer.picture import IN_STEP
-from protocols.errors import WireError
-from protocols.records import open_record
 
 if TYPE_CHECKING:
     from peers.worker import Worker
 
 LOOK_SECONDS = 1.0
-ASK_SECONDS = 10.0
-"""Between two looks at what the first stage says of itself."""
 SERVE_SECONDS = 60.0
 """So long a peer is still there when all is settled: for archivists to take the last weights, and for the
 other stages to read in the directory that the first has ended."""
@@ -33,7 +28,6 @@ class Ending:
         self.ordered = asyncio.Event()
         self.round: int | None = None
         """The last settled round here, once the run has ended."""
-        self._asked_at = float("-inf")
 
     @property
     def last(self) -> int | None:
@@ -80,28 +74,9 @@ class Ending:
         rounds = worker.update.rounds
         if worker.stage > 0:
             idle = rounds.open_round.tokens_of_group() == 0
-            if rounds.last is None and idle and await self._first_stage_ended(last):
+            if rounds.last is None and idle and await worker.elsewhere.first_stage() >= last:
                 worker.update.end_at(rounds.current - 1)
         elif rounds.past_last and worker.data is not None and worker.data.text is not None:
             worker.orders.steer()
         behind = any(view.settled < rounds.settled for view in rounds.histories.allies.values())
         return rounds.is_over and not behind
-
-    async def _first_stage_ended(self, last: int) -> bool:
-        """As most of its peers say, and whoever remembers the run (peers/height.py)."""
-        worker = self.worker
-        now = worker.loop.time()
-        if now < self._asked_at + ASK_SECONDS:
-            return False
-        self._asked_at = now
-        found = await worker.presence.look_up(0)
-        told = []
-        for data in (found or {}).values():
-            try:
-                record = open_record(data, worker.signed.run_id).record
-            except WireError:  # The gate lets none in; a directory without one might.
-                continue
-            if record.state in (*IN_STEP, "leaving"):
-                told.append(record.settled)
-        height = median_low(told) if told else await worker.elsewhere.height()
-        return height >= last

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from statistics import median_low
 
@@ -17,9 +18,10 @@ from peers.errors import UserError
 from peers.files import write_atomically
 from peers.observer.picture import IN_STEP
 from peers.presence import Presence
+from peers.top.records import QUIET_SECONDS
 from protocols.errors import WireError
 from protocols.peer_record import NO_STAGE, PeerRecord
-from protocols.records import open_record
+from protocols.records import SignedRecord, open_record
 
 REMEMBER = ("bootstrap", "archivist")
 """Roles whose records tell how far the run has come."""
@@ -35,12 +37,14 @@ class Height:
         self.path = path
         self.round = self._read()
         self.trained = False
-        """Whether somebody trained when last looked at."""
+        """Whether somebody trained when last looked at: what the dead have said expires only later."""
 
-    def saw(self, records: Iterable[PeerRecord]) -> None:
-        """Of the first stage, which every microbatch passes, what the middle one of its peers says."""
-        told = [record.settled for record in records if record.stage == 0 and record.state in IN_STEP]
-        self.trained = bool(told)
+    def saw(self, records: Iterable[SignedRecord], now: float) -> None:
+        """Of the first stage, which every microbatch passes, what the middle one of its peers says. `now`:
+        the directory's time."""
+        here = [one for one in records if one.record.stage == 0 and one.record.state in IN_STEP]
+        told = [one.record.settled for one in here]
+        self.trained = any(now - one.sequence / 1e6 < QUIET_SECONDS for one in here)
         if told and median_low(told) > self.round:
             self.round = median_low(told)
             write_atomically(self.path, json.dumps({"settled": self.round}).encode())
@@ -73,23 +77,36 @@ class Elsewhere:
         self.from_seed = from_seed
         self.may_be_empty = may_be_empty
         self.say = say
-        self._asked_at, self._height = float("-inf"), -1
+        self._asked_at, self._first, self._height = float("-inf"), -1, -1
         self._told = False
 
     async def height(self) -> int:
-        """The highest round that anybody remembers; -1: nobody does, or hardly began."""
+        """The highest settled round that anybody tells; -1: nobody tells one."""
+        await self._ask()
+        return self._height
+
+    async def first_stage(self) -> int:
+        """What most of the first stage have settled, by their own word; where none of it is in the directory,
+        what is remembered. An end goes by this, not by the highest: one forged record must not bring it."""
+        await self._ask()
+        return self._first if self._first >= 0 else self._height
+
+    async def _ask(self) -> None:
         now = asyncio.get_running_loop().time()
         if now >= self._asked_at + ASK_SECONDS:
-            self._asked_at, told = now, [-1]
-            for data in (await self.presence.look_up(NO_STAGE) or {}).values():
-                try:
-                    record = open_record(data, self.presence.signed.run_id).record
-                except WireError:  # The gate lets none in; a directory without one might.
-                    continue
-                if record.role in REMEMBER:
-                    told.append(record.settled)
-            self._height = max(told)
-        return self._height
+            self._asked_at = now
+            told = [one.settled for one in await self._records(NO_STAGE) if one.role in REMEMBER]
+            # Who has just gone is in the directory for two minutes more, and nobody tells in its place yet.
+            first = [one.settled for one in await self._records(0) if one.settled >= 0]
+            self._first = median_low(first) if first else -1
+            self._height = max([self._first, *told])
+
+    async def _records(self, stage: int) -> list[PeerRecord]:
+        found = []
+        for data in (await self.presence.look_up(stage) or {}).values():
+            with suppress(WireError):  # The gate lets none in; a directory without one might.
+                found.append(open_record(data, self.presence.signed.run_id).record)
+        return found
 
     async def waits(self) -> bool:
         """Whether not to begin from the seed now. UserError where that would be for ever: the run is over."""

@@ -71,7 +71,7 @@ class Bootstrap(Role):
         while True:
             try:
                 records = await look(directory, signed.run_id, signed.manifest)
-                height.saw(one.record for one in records.values())
+                height.saw(records.values(), directory.now())
                 if not height.trained and height.round >= 0:
                     claims = Claims(
                         "serving", plain_name(process.config.name), "bootstrap", settled=height.round
