@@ -18,6 +18,7 @@ from peers.commands import (
     chaos,
     chat,
     control,
+    course,
     creator,
     doctor,
     join,
@@ -114,6 +115,8 @@ def _add_groups(app: typer.Typer) -> None:
         "unban": creator.unban,
         "withdraw": creator.withdraw,
         "revoke": creator.revoke,
+        "rate": course.rate,
+        "end": course.end,
     }
     registry: dict[str, Callable[..., None]] = {
         "list": creator.registry_list,

@@ -29,6 +29,7 @@ from swarmnet.ledger import Ledger
 from swarmnet.manifest import learning_rate
 from swarmnet.membership import BEAT_SECONDS, Known
 from swarmnet.operations import operations_per_token
+from swarmnet.rates import WHOLE, factor_of
 from swarmnet.round_phase import phase_of
 
 NOTE_EVERY = 5
@@ -240,7 +241,8 @@ class Observer:
         if growth.of("applied", counts.ended.total()) > 0:
             training.last_step.set(time.time())
         if rounds.applied >= 0:
-            training.learning_rate.set(learning_rate(worker.manifest.sync, rounds.applied))
+            factor = factor_of(rounds.rates, rounds.applied) / WHOLE
+            training.learning_rate.set(factor * learning_rate(worker.manifest.sync, rounds.applied))
         metrics.contributors.set(counts.contributors)
         metrics.corrections.inc(growth.of("corrections", counts.corrections))
         training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))

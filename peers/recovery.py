@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from peers.archive.keepers import PATIENCE_SECONDS, Keepers
@@ -43,7 +43,9 @@ class Recovery:
         compute: Compute,
         note: Callable[..., None],
         say: Callable[[str, str], None],
+        elsewhere: Callable[[], Awaitable[bool]],
     ) -> None:
+        """`elsewhere`: whether somebody who is not here has this run's weights (peers/height.py)."""
         self.disk = disk
         self.states = states
         self.neighbourhood = neighbourhood
@@ -54,6 +56,7 @@ class Recovery:
         self.keepers = Keepers(presence, neighbourhood, neighbourhood.membership.stage)
         states.vouched = self.keepers.vouched
         states.kept = disk.chunks
+        self.elsewhere = elsewhere
         self.compute = compute
         self.note = note
         self.say = say
@@ -90,6 +93,8 @@ class Recovery:
             if alone and others and clock.time() < until:
                 await asyncio.sleep(AGAIN_SECONDS)  # To begin without them would be a second history.
                 continue
+            if alone and await self._waits_for_weights(own, update):
+                continue
             if alone:
                 if own.settled_round < 0 and update is None:
                     self.say("weights", "no other peer of this stage is there: starts from the run's seed")
@@ -104,6 +109,8 @@ class Recovery:
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             if weights is None and not forked:
+                if not self._trains(group) and await self._waits_for_weights(own, update):
+                    continue
                 return own
             if weights is None:  # From the seed on, the sets of the history that stands are there.
                 self._forget_after(-1)
@@ -116,6 +123,14 @@ class Recovery:
             return replace(
                 weights, past=self._pasts.get((weights.settled_round, weights.chain), NOTHING_PAST)
             )
+
+    async def _waits_for_weights(self, own: Weights, update: UpdatePath | None) -> bool:
+        """Whether this peer, which would begin from the seed, has waited a moment instead."""
+        begins = own.settled_round < 0 and update is None
+        if not begins or not await self.elsewhere():
+            return False
+        await asyncio.sleep(AGAIN_SECONDS)
+        return True
 
     def _holds_another(self, weights: Weights) -> bool:
         """Whether the own disk had other weights after the same round."""

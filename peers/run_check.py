@@ -94,7 +94,7 @@ def _counts(text: Text, reads: Tokenizer | None) -> Iterator[int]:
         return
     from peers.data.tokens import encoded
 
-    yield from (len(tokens) for tokens in encoded(text, reads))
+    yield from (len(tokens) for tokens in encoded(text, reads, lambda done, total: None))
 
 
 def unusual(manifest: Manifest) -> list[str]:

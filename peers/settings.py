@@ -24,6 +24,8 @@ class Settings:
     """The owner's word that this peer may take part, where the run asks for one."""
     archive: str = ""
     """Where to start from when nobody of the stage is there; empty: nowhere."""
+    from_seed: bool = False
+    """Begins from the seed even where the run is known to have come farther."""
     receipts: Path | None = None
     """File; None keeps none on disk."""
     moves: bool = False

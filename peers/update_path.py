@@ -28,7 +28,6 @@ from protocols.errors import BadSignature, Malformed, WireError
 from protocols.messages import (
     Announce,
     AskChain,
-    AskIds,
     ChainIs,
     Contribution,
     Message,
@@ -42,6 +41,7 @@ from swarmnet.makers import MakerCounts
 from swarmnet.manifest import Manifest
 from swarmnet.method import ContributionError
 from swarmnet.offers import Offers, Past
+from swarmnet.rates import Rates
 from swarmnet.round_sets import kept_rounds
 from swarmnet.rounds import GroupRounds
 
@@ -69,10 +69,11 @@ class UpdatePath:
         maker_counts: MakerCounts,
         resynchronise: Callable[[events.Resynchronise], None],
         note: Callable[..., None],
+        rates: Rates = (),
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
         `maker_counts`: whose contributions are taken; `resynchronise` is called when only the whole state can
-        help."""
+        help; `rates`: what the run's owner has ordered."""
         self.manifest = manifest
         self.work = work
         self.compute = compute
@@ -90,6 +91,7 @@ class UpdatePath:
             offers,
             weights.past.earlier,
             maker_counts,
+            rates,
         )
         self.stored: dict[ContributionId, _Stored] = {}
         self.outcomes: dict[str, int] = {}
@@ -148,7 +150,7 @@ class UpdatePath:
     def _carry_out(self, effect: events.Effect, operations: list[Operation]) -> None:
         post = self.neighbourhood.post
         match effect:
-            case events.MakeContribution() | events.RemoveContribution():
+            case events.MakeContribution() | events.RemoveContribution() | events.RateRound():
                 operations.append(effect)
             case events.GiveBack(round, identity):
                 self._count("given_back")
@@ -249,6 +251,16 @@ class UpdatePath:
 
     def committed(self, tokens: int) -> None:
         self.feed(events.Committed(tokens))
+
+    def ordered(self, rates: Rates) -> None:
+        """The run's owner has the learning rate changed."""
+        if rates != self.rounds.rates:
+            self.feed(events.RatesOrdered(rates))
+
+    def end_at(self, last: int | None) -> None:
+        """No round after it is made."""
+        if last != self.rounds.last:
+            self.feed(events.EndOrdered(last))
 
     def leave(self) -> None:
         """Close the round under way, so that what was gathered becomes a last contribution."""

@@ -20,6 +20,7 @@ from swarmnet.round_events import (
     ApplyRound,
     GiveBack,
     MakeContribution,
+    RateRound,
     Reference,
     RemoveContribution,
     SettleRound,
@@ -63,7 +64,7 @@ class Settled:
     references: tuple[Reference, ...]
 
 
-Operation = MakeContribution | Add | RemoveContribution | ApplyRound | SettleRound | GiveBack
+Operation = MakeContribution | Add | RemoveContribution | RateRound | ApplyRound | SettleRound | GiveBack
 
 
 class UpdateWork:
@@ -122,6 +123,9 @@ class UpdateWork:
                     stale |= round <= self.replica.applied_round
                 case RemoveContribution(round, peer):
                     self.replica.remove(round, peer)
+                    stale |= round <= self.replica.applied_round
+                case RateRound(round, factor):
+                    self.replica.rate(round, factor)
                     stale |= round <= self.replica.applied_round
                 case ApplyRound(round, _, _):
                     self.replica.apply(round)

@@ -21,7 +21,9 @@ from peers.creator.obedience import Obedience
 from peers.creator.order_book import OrderBook
 from peers.data_path import DataPath, Text
 from peers.disk import Disk
+from peers.ending import Ending
 from peers.hearing import Hearing, load_of
+from peers.height import Elsewhere
 from peers.inference.server import Inference
 from peers.listener import Load
 from peers.looking import Looking
@@ -84,6 +86,10 @@ class Worker:
         self.presence = Presence(signed, identity, transport, directory, settings.version, note)
         book = OrderBook(signed, settings.orders, note, say)
         self.orders = Obedience(self, book, settings.invite, load_text)
+        self.ending = Ending(self)
+        self.elsewhere = Elsewhere(
+            self.presence, lambda: book.order.ends, settings.from_seed, self._may_be_empty, say
+        )
         self.compute = compute
         self.settings = settings
         self.chance = chance
@@ -130,6 +136,7 @@ class Worker:
             self.loop.create_task(self.presence.look_forever(self.looking.look), name="look up"),
             self.loop.create_task(self.orders.keep_forever(), name="orders"),
             self.loop.create_task(self.receipts.keep_forever(), name="receipts"),
+            self.loop.create_task(self.ending.run(), name="end"),
         ]
         for task in self._tasks:
             task.add_done_callback(self.task_ended)
@@ -156,7 +163,8 @@ class Worker:
     def stands(self) -> None:
         """The owner may have paused the run, or let it go on."""
         if self.state in ("training", "held"):
-            self._enter("held" if self.orders.paused else "training")
+            resting = self.orders.paused or self.ending.round is not None
+            self._enter("held" if resting else "training")
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """Tasks that run along end with the worker; one that fails before ends the worker."""
@@ -193,8 +201,9 @@ class Worker:
         )
         self.states.signed = self.digests.roots
         self.recovery = Recovery(
-            self.disk, self.states, self.presence, self.neighbourhood, self.compute, self.note, self.say
-        )
+            self.disk, self.states, self.presence, self.neighbourhood, self.compute, self.note, self.say,
+            self.elsewhere.waits,
+        )  # fmt: skip
         self.data = DataPath(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
             self.settings.slots, self.settings.in_flight, self._committed, self._round, self.note,
@@ -270,17 +279,23 @@ class Worker:
         offers.jumped(weights.settled_round)
         update = self.update = UpdatePath(
             self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.makers.counts,
-            self._resynchronise, self.note,
+            self._resynchronise, self.note, self.orders.book.order.rates,
         )  # fmt: skip
         rounds, began = update.rounds, weights.settled_round
         update.settled, update.made = self._heard_settled, self.receipts.made
         self.digests.took_up(weights)
         self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
+        self.ending.heard()
         update.start()
         update.counted(self.neighbourhood.membership.group_size())
         for peer in self.recovery.group():
             update.joined(peer)
         await self._in_step()
+
+    def _may_be_empty(self) -> bool:
+        """Whether microbatches can go around this stage: then nobody may ever have held it."""
+        last = len(self.manifest.stages) - 1
+        return self.manifest.path_rules().skips and 0 < self.stage < last
 
     def _past(self, until: int) -> Past:
         return self.update.past(until) if self.update is not None else NOTHING_PAST

@@ -17,9 +17,10 @@ from protocols import guard
 from protocols.envelope import ENVELOPE_BYTES, FORMAT, RUN_ID_BYTES, Kind, open_envelope, run_bytes, seal
 from protocols.errors import BadSignature, Malformed, TooLarge
 from protocols.identity import Identity, public_key_bytes
-from protocols.message_fields import Name, Number
+from protocols.message_fields import Name, Number, RoundNumber
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.orders import ORDER_LIMIT, REASON_LIMIT, Ban, Order, Withdrawal
+from swarmnet.rates import LARGEST_FACTOR, MOST_RATES, Rate
 
 ORDER_SECONDS = 600.0
 """A stored order's life; everybody in the run who has it stores it again."""
@@ -29,6 +30,7 @@ _KEY_AT = 10
 Text = Annotated[str, Meta(max_length=REASON_LIMIT)]
 Sha256 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 InviteId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Factor = Annotated[int, Meta(ge=1, le=LARGEST_FACTOR)]
 
 
 class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="order"):
@@ -42,8 +44,14 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     revoked: list[InviteId]
     chains: Any = None
     """Nil, or an array that ends before it. Orders of before 2026-11-24 could have something here."""
+    rates: Annotated[tuple[tuple[RoundNumber, Factor], ...], Meta(max_length=MOST_RATES)] = ()
+    """From which round on, and by how many thousandths, as they were given. The array may end before them."""
+    ends: RoundNumber | None = None
+    """The last round; nil: none."""
 
 
+_ADDED = 2
+"""Fields that came later: older programs refuse an array that has them, so one without them ends before."""
 _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(OrderDocument)
 
 
@@ -70,13 +78,22 @@ def seal_order(identity: Identity, run_id: RunId, order: Order) -> SignedOrder:
         [(ban.peer, ban.reason) for ban in order.bans],
         [(bytes.fromhex(withdrawal.document), withdrawal.reason) for withdrawal in order.withdrawn],
         [bytes.fromhex(invite) for invite in order.revoked],
+        None,
+        tuple((rate.from_round, rate.factor) for rate in order.rates),
+        order.ends,
     )
-    payload = msgspec.msgpack.encode(document)
+    payload = _encode(document)
     size = len(payload) + ENVELOPE_BYTES
     if size > ORDER_LIMIT:
         raise TooLarge(f"an order of {size} bytes; at most {ORDER_LIMIT} are allowed")
     data = seal(identity, run_id, Kind.ORDER, -1, 0, order.sequence, payload)
     return open_order(data, run_id, PeerId(identity.peer_id))
+
+
+def _encode(document: OrderDocument) -> bytes:
+    fields: list[object] = msgspec.to_builtins(document, builtin_types=(bytes,))
+    needed = bool(document.rates) or document.ends is not None
+    return msgspec.msgpack.encode(fields if needed else fields[:-_ADDED])
 
 
 def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> SignedOrder:
@@ -106,6 +123,8 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
         tuple(Ban(PeerId(peer), why) for peer, why in document.bans),
         tuple(Withdrawal(digest.hex(), why) for digest, why in document.withdrawn),
         tuple(invite.hex() for invite in document.revoked),
+        tuple(Rate(from_round, factor) for from_round, factor in document.rates),
+        document.ends,
     )
     return SignedOrder(order, envelope.sender, bytes(data))
 

@@ -27,6 +27,7 @@ from swarmnet.layout import Layout, Plane
 from swarmnet.manifest import Manifest
 from swarmnet.momentum import Momentum
 from swarmnet.planes import TILE_CHUNKS, plane_of
+from swarmnet.rates import WHOLE
 from swarmnet.selection import seed_of, selection_of
 from swarmnet.step import signed_step
 from swarmnet.transform import transform_of
@@ -124,8 +125,8 @@ class FloatMethod:
     def tally(self, round: int) -> FloatTally:
         return FloatTally(self, self._layout, self._device, round)
 
-    def lookahead(self, round: int) -> Tensor:
-        return self.step_of(self._momentum.signs(round), round)
+    def lookahead(self, round: int, factor: int = WHOLE) -> Tensor:
+        return self.step_of(self._momentum.signs(round), round, factor)
 
     def seed(self, round: int, peer: PeerId) -> bytes:
         return seed_of(self._run_id, round, peer)
@@ -158,8 +159,8 @@ class FloatMethod:
         inverse_CN = self._transforms[plane].exact_inverse(rounded_CN, rounded_CN.shape[1] * 2**MEAN_BITS)
         return torch.sign(inverse_CN).to(torch.int32)
 
-    def step_of(self, signs: Tensor, round: int) -> Tensor:
-        return signed_step(signs, self._layout, self._manifest, round)
+    def step_of(self, signs: Tensor, round: int, factor: int) -> Tensor:
+        return signed_step(signs, self._layout, self._manifest, round, factor)
 
 
 class FloatTally:
@@ -180,7 +181,7 @@ class FloatTally:
     def remove(self, peer: PeerId) -> None:
         del self._contributions[peer]
 
-    def step(self) -> Tensor:
+    def step(self, factor: int = WHOLE) -> Tensor:
         signs = torch.empty(self._layout.size, dtype=torch.int32, device=self._device)
         for index, plane in enumerate(self._layout.planes):
             signs_CN = plane_of(signs, plane)
@@ -188,7 +189,7 @@ class FloatTally:
                 tile = slice(start, start + TILE_CHUNKS)
                 sums_CN, senders_CN = self._sums(index, plane, tile)
                 signs_CN[tile] = self._method.signs_of(index, sums_CN, senders_CN)
-        return self._method.step_of(signs, self._round)
+        return self._method.step_of(signs, self._round, factor)
 
     def concord(self, me: PeerId) -> None:
         """Values are no votes."""

@@ -19,6 +19,7 @@ from swarmnet.index_code import ContributionError
 from swarmnet.layout import Layout
 from swarmnet.manifest import Manifest, MethodName
 from swarmnet.momentum import GradientError
+from swarmnet.rates import WHOLE
 from swarmnet.votes import VoteMethod
 
 __all__ = ["METHODS", "ContributionError", "GradientError", "Method", "Tally", "method_of"]
@@ -33,8 +34,9 @@ class Tally(Protocol):
     def remove(self, peer: PeerId) -> None:
         """KeyError if `peer` is not in."""
 
-    def step(self) -> Tensor:
-        """int32 [layout.size], units of fixed_point.UNIT to add to the weights. Bit-equal for equal sets."""
+    def step(self, factor: int = WHOLE) -> Tensor:
+        """int32 [layout.size], units of fixed_point.UNIT to add to the weights. Bit-equal for equal sets and
+        factors (rates.py)."""
 
     def concord(self, me: PeerId) -> Concord | None:
         """What became of this peer's own votes; None: it has none in it, or not remembered any more."""
@@ -78,7 +80,7 @@ class Method(Protocol):
     def tally(self, round: int) -> Tally:
         """An empty tally, to be filled with the contributions of `round`."""
 
-    def lookahead(self, round: int) -> Tensor:
+    def lookahead(self, round: int, factor: int = WHOLE) -> Tensor:
         """int32 [layout.size]: the step of `round` if all peers' momentum were this peer's own. Between
         `contribute(round)` and the round's application it includes what was just sent."""
 

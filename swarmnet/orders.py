@@ -1,7 +1,8 @@
 """What a run's owner orders: one complete document per run, of which the newest counts.
 
-An order never touches what a group has settled or is settling: it stops microbatches from being started,
-links from being made and documents from being read. So it does not matter when it reaches whom.
+No order touches what a group has settled, so it does not matter when it reaches whom: most stop microbatches
+from being started, links from being made and documents from being read. A learning rate is part of the sets
+that a group settles from then on (rates.py), and an end is a round after which it makes none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from swarmnet.identifiers import PeerId
+from swarmnet.rates import LARGEST_FACTOR, MOST_RATES, Rate, Rates, in_words
 
 ORDER_LIMIT = 16 * 1024
 """Bytes of the longest order with its envelope, as for a manifest."""
@@ -54,6 +56,10 @@ class Order:
     withdrawn: tuple[Withdrawal, ...] = ()
     revoked: tuple[str, ...] = ()
     """Ids of invites that no longer count, 32 hexadecimal digits each."""
+    rates: Rates = ()
+    """Of the learning rate; at most MOST_RATES."""
+    ends: int | None = None
+    """The run's last round."""
 
     def banned(self, peer: PeerId) -> str | None:
         """Why, or None."""
@@ -113,6 +119,27 @@ def revoke(held: Order, invite: str, reason: str) -> Order:
     return replace(held, reason=reason, revoked=(*held.revoked, invite))
 
 
+def rate(held: Order, factor: int, from_round: int, reason: str) -> Order:
+    """The learning rate is `factor` thousandths of the manifest's, from a round on."""
+    if not 1 <= factor <= LARGEST_FACTOR:
+        largest = in_words(LARGEST_FACTOR)
+        raise OrderError(f"a factor of {in_words(factor)}; it must lie between 0.001 and {largest}")
+    ordered = Rate(from_round, factor)
+    _check(reason, held.rates[-1:] == (ordered,), f"{_told_rate(ordered)} already")
+    return replace(held, reason=reason, rates=(*held.rates, ordered)[-MOST_RATES:])
+
+
+def end(held: Order, last_round: int, reason: str) -> Order:
+    """Nothing is made for any later round."""
+    _check(reason, held.ends == last_round, f"the run ends at round {last_round} already")
+    return replace(held, reason=reason, ends=last_round)
+
+
+def _told_rate(rate: Rate) -> str:
+    times = f"{in_words(rate.factor)} times the manifest's"
+    return f"the learning rate is {times} from round {rate.from_round} on"
+
+
 def _without(items: tuple[Item, ...], gone: Callable[[Item], bool]) -> tuple[Item, ...]:
     return tuple(item for item in items if not gone(item))
 
@@ -139,4 +166,7 @@ def told(old: Order, new: Order) -> list[str]:
     if fresh:
         lines.append(f"documents withdrawn from the text: {fresh}")
     lines += [f"the invite {invite} is revoked" for invite in new.revoked if invite not in old.revoked]
+    lines += [_told_rate(rate) for rate in new.rates if rate not in old.rates]
+    if new.ends != old.ends:
+        lines.append(f"the run ends at round {new.ends}" if new.ends is not None else "the run does not end")
     return lines or ["nothing changes"]

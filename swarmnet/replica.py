@@ -19,6 +19,7 @@ from swarmnet.fixed_point import to_floats
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import Layout
 from swarmnet.method import Method, Tally
+from swarmnet.rates import WHOLE
 
 
 class ReplicaError(RuntimeError):
@@ -30,6 +31,8 @@ class _OpenRound:
     tally: Tally
     applied: Tensor | None = None
     """int32 [layout.size]: what the live weights hold of this round."""
+    factor: int = WHOLE
+    """Of its learning rate (rates.py)."""
 
 
 class Replica:
@@ -58,12 +61,18 @@ class Replica:
         open_round.tally.remove(peer)
         self._correct(open_round)
 
+    def rate(self, round: int, factor: int) -> None:
+        """The round's learning rate has this factor, before or after it is applied."""
+        open_round = self._opened(round)
+        open_round.factor = factor
+        self._correct(open_round)
+
     def apply(self, round: int) -> None:
         """Let the round's step enter the live weights. A round without contributions has the step zero."""
         open_round = self._opened(round)
         if open_round.applied is not None:
             raise ReplicaError(f"round {round} is applied already")
-        open_round.applied = open_round.tally.step()
+        open_round.applied = open_round.tally.step(open_round.factor)
         self._live += open_round.applied
         self.applied_round = max(self.applied_round, round)
 
@@ -99,7 +108,9 @@ class Replica:
         meant for the time between this peer's contribution and the application of its round."""
         if not ahead:
             return to_floats(self._live)
-        return to_floats(self._live + self._method.lookahead(self.applied_round + 1))
+        next_round = self.applied_round + 1
+        factor = self._open[next_round].factor if next_round in self._open else WHOLE
+        return to_floats(self._live + self._method.lookahead(next_round, factor))
 
     def _opened(self, round: int) -> _OpenRound:
         if round <= self.settled_round:
@@ -111,6 +122,6 @@ class Replica:
     def _correct(self, open_round: _OpenRound) -> None:
         if open_round.applied is None:
             return
-        step = open_round.tally.step()
+        step = open_round.tally.step(open_round.factor)
         self._live += step - open_round.applied
         open_round.applied = step

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from swarmnet.branches import SettledSet
 from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,20 @@ class GroupCounted:
 
 
 @dataclass(frozen=True, slots=True)
+class RatesOrdered:
+    """The run's owner has the learning rate changed: all that holds now."""
+
+    rates: Rates
+
+
+@dataclass(frozen=True, slots=True)
+class EndOrdered:
+    """The run's owner has it end: this peer closes no later round on its own. None: it does not end."""
+
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """This peer is about to go: contribute what is gathered."""
 
@@ -141,7 +156,8 @@ class Tick:
 
 Event = (
     Committed | Contributed | ProgressArrived | ChainArrived | ChainAsked | Announced | ContributionArrived
-    | IdsAsked | NeighbourJoined | NeighbourLeft | GroupCounted | Leave | Tick
+    | IdsAsked | NeighbourJoined | NeighbourLeft | GroupCounted | RatesOrdered
+    | EndOrdered | Leave | Tick
 )  # fmt: skip
 
 
@@ -170,6 +186,14 @@ class RemoveContribution:
 
     round: int
     peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class RateRound:
+    """The round's learning rate has this factor (rates.py); if it is applied already, this corrects."""
+
+    round: int
+    factor: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +283,6 @@ class Resynchronise:
 
 
 Effect = (
-    MakeContribution | AddContribution | RemoveContribution | ApplyRound | SettleRound | SendProgress
-    | SendChain | AskChain | GiveBack | SendAnnounce | Want | AskIds | Resynchronise
+    MakeContribution | AddContribution | RemoveContribution | RateRound | ApplyRound | SettleRound
+    | SendProgress | SendChain | AskChain | GiveBack | SendAnnounce | Want | AskIds | Resynchronise
 )  # fmt: skip

@@ -10,12 +10,15 @@ from typing import Literal
 from swarmnet.branches import DIGEST_BYTES, Chain, Fork, SettledSet, first_difference, link
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.manifest import Rounds
+from swarmnet.rates import WHOLE
 from swarmnet.round_events import OpenSet, Reference
 
 
-def set_digest(ids: Iterable[ContributionId]) -> bytes:
-    """The first bytes of SHA-256 over the sorted ids: names a set of contributions."""
-    return hashlib.sha256(b"".join(sorted(ids))).digest()[:DIGEST_BYTES]
+def set_digest(ids: Iterable[ContributionId], factor: int = WHOLE) -> bytes:
+    """The first bytes of SHA-256 over the sorted ids: names a set of contributions, and after them the factor
+    of the learning rate where the run's owner has ordered one: other steps follow from other factors."""
+    rate = b"" if factor == WHOLE else factor.to_bytes(4, "big")
+    return hashlib.sha256(b"".join(sorted(ids)) + rate).digest()[:DIGEST_BYTES]
 
 
 def kept_rounds(rules: Rounds) -> int:
@@ -34,6 +37,8 @@ class RoundSet:
     sealed: int = 0
     """Everybody within so many hops, less one, has sealed this very set (agreement.Agreement.sealed)."""
     sealed_at: float = float("inf")
+    factor: int = WHOLE
+    """Of its learning rate (rates.py); a part of the set."""
     _digest: bytes | None = None
 
     def add(self, reference: Reference) -> None:
@@ -52,6 +57,10 @@ class RoundSet:
             self.remove(maker)
         return gone
 
+    def rate(self, factor: int) -> None:
+        self.factor = factor
+        self._changed()
+
     def seal(self, now: float) -> None:
         """Nothing more is made for it here."""
         if not self.sealed:
@@ -66,7 +75,8 @@ class RoundSet:
     def digest(self) -> bytes:
         """Computed when it is asked for: a round of hundreds changes as often before anybody asks."""
         if self._digest is None:
-            self._digest = set_digest(reference.id for reference in self.held.values())
+            ids = (reference.id for reference in self.held.values())
+            self._digest = set_digest(ids, self.factor)
         return self._digest
 
 

@@ -36,6 +36,7 @@ from swarmnet.manifest import Rounds
 from swarmnet.neighbours import hops, links
 from swarmnet.offers import Offers
 from swarmnet.pulls import SHARE_SLACK, Pulls
+from swarmnet.rates import Rates, factor_of, factors
 from swarmnet.round_sets import PARTING_SECONDS, NeighbourView, RoundSet, kept_rounds, set_digest
 
 CONTRIBUTED_ROUNDS = 64
@@ -48,11 +49,14 @@ class GroupRounds:
     def __init__(
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
         offers: Offers | None = None, earlier: Earlier | None = None,
-        maker_counts: MakerCounts = lambda maker, round: True,
+        maker_counts: MakerCounts = lambda maker, round: True, rates: Rates = (),
     ) -> None:  # fmt: skip
         """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`, with what
-        this peer had offered before and remembers of `earlier` sets."""
+        this peer had offered before and remembers of `earlier` sets, at the `rates` that are ordered."""
         self.rules = rules
+        self.rates = rates
+        self.last: int | None = None
+        """After it this peer closes no round on its own."""
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
         self.histories = Histories(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
@@ -94,6 +98,16 @@ class GroupRounds:
     def current(self) -> int:
         """The round that takes gradients."""
         return self.open_round.number
+
+    @property
+    def past_last(self) -> bool:
+        """Whether the rounds that the run's owner wanted are closed here."""
+        return self.last is not None and self.current > self.last
+
+    @property
+    def is_over(self) -> bool:
+        """Whether they have settled, too, and with them what others had closed when they heard of the end."""
+        return self.past_last and self.settled == self.current - 1
 
     @property
     def in_step(self) -> bool:
@@ -143,8 +157,12 @@ class GroupRounds:
                 self.waiting.left(peer)
             case events.GroupCounted(peers):
                 self._counted(max(1, peers))
+            case events.RatesOrdered(rates):
+                self._ordered(rates, now)
+            case events.EndOrdered(last):
+                self.last = last
             case events.Leave():
-                if self.open_round.tokens:
+                if self.open_round.tokens and not self.past_last:
                     self._close(now)
             case events.Tick():
                 pass
@@ -226,8 +244,10 @@ class GroupRounds:
         for number in sorted(self.rounds.keys() & complete):
             standing = self.agreement.standing(number, self.rounds[number], now)
             settled = {reference.id for reference in references if reference.round == number}
-            if standing is None or standing != set_digest(settled):
+            factor = next((f for f in factors(self.rates) if set_digest(settled, f) == standing), None)
+            if factor is None:
                 continue
+            self._rate(number, factor)  # As the group settled it, whichever order it knew of by then.
             for maker in self.rounds[number].keep_only(settled):
                 self.dropped_late += 1
                 self._effects.append(events.RemoveContribution(number, maker))
@@ -306,12 +326,37 @@ class GroupRounds:
                     self._effects += self.pulls.offered(holder, (reference,), now)
 
     def _hold(self, reference: events.Reference) -> None:
-        state = self.rounds.setdefault(reference.round, RoundSet())
+        state = self._opened(reference.round)
         if reference.peer in state.held:
             self._effects.append(events.RemoveContribution(reference.round, reference.peer))
         state.add(reference)
         self._effects.append(events.AddContribution(reference))
         self.gossip.changed(CALM_SECONDS)
+
+    def _opened(self, number: int) -> RoundSet:
+        if number not in self.rounds:
+            self.rounds[number] = RoundSet()
+            self._rate(number, factor_of(self.rates, number))
+        return self.rounds[number]
+
+    def _rate(self, number: int, factor: int) -> None:
+        state = self.rounds[number]
+        if state.factor != factor:
+            state.rate(factor)
+            self._effects.append(events.RateRound(number, factor))
+            self.gossip.changed(URGENT_SECONDS)
+
+    def _ordered(self, rates: Rates, now: float) -> None:
+        """From the next round on that is not settled here. Who has not heard of it yet names another set of
+        that round: as with a late contribution it settles when all name the same, or half has settled it."""
+        self.rates = rates
+        for number, state in self.rounds.items():
+            factor = factor_of(rates, number)
+            if factor == state.factor or self.agreement.standing(number, state, now) == state.digest:
+                continue
+            self._rate(number, factor)
+            if state.sealed:
+                state.sealed_at = now  # The others have as long again to hear of it.
 
     def _is_sealed(self, number: int) -> bool:
         """Whether nothing new may be made for a round: sealed or settled here, or by half of the allies."""
@@ -332,7 +377,7 @@ class GroupRounds:
 
     def _close(self, now: float) -> None:
         number = self.current
-        self.rounds.setdefault(number, RoundSet()).closed_at = now
+        self._opened(number).closed_at = now
         if self.open_round.tokens and not self._is_sealed(number):
             self.contributed.add(number)
             self.pending.add(number)
@@ -356,7 +401,10 @@ class GroupRounds:
             if old is not None:
                 old.seal(now)
             self.gossip.changed(URGENT_SECONDS)
-        if self.applied > applied:
+        if self.past_last:  # No later ones will come to wait for.
+            for number in range(self.settled + 1, self.applied + 1):
+                self.rounds[number].seal(now)
+        if self.applied > applied or self.past_last:
             self._raise_levels()
         while self._may_settle(self.settled + 1, now):
             self._settle(self.settled + 1, now)
@@ -381,7 +429,8 @@ class GroupRounds:
         self.gossip.changed(URGENT_SECONDS)
 
     def _may_close(self) -> bool:
-        return self.in_step and self.current <= self.settled + kept_rounds(self.rules)
+        close_enough = self.current <= self.settled + kept_rounds(self.rules)
+        return self.in_step and close_enough and not self.past_last
 
     def _may_apply(self, number: int, now: float) -> bool:
         state = self.rounds.get(number)

@@ -8,15 +8,18 @@ from swarmnet.fixed_point import learning_rate_units
 from swarmnet.layout import Layout
 from swarmnet.manifest import Manifest, learning_rate
 from swarmnet.parameters import branch_share
+from swarmnet.rates import WHOLE, scaled
 
 
-def signed_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int) -> Tensor:
+def signed_step(
+    signs: Tensor, layout: Layout, manifest: Manifest, round: int, factor: int = WHOLE
+) -> Tensor:
     """Turn int32 [layout.size] signs (-1, 0, 1) of a direction into the step of `round` against it, in place:
-    a learning rate each, times the parameter's share (branch_share), and 0 in the padding. Returns its
-    argument."""
+    a learning rate each, times the parameter's share (branch_share) and the thousandths of `factor` that the
+    run's owner ordered (rates.py), and 0 in the padding. Returns its argument."""
     rate = learning_rate(manifest.sync, round)
     for entry in layout.entries:
-        units = learning_rate_units(rate * branch_share(manifest.model, entry.name))
+        units = scaled(learning_rate_units(rate * branch_share(manifest.model, entry.name)), factor)
         signs[entry.offset : entry.offset + entry.size].mul_(-units)
     for start, stop in layout.padding:
         signs[start:stop] = 0

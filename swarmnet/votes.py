@@ -23,6 +23,7 @@ from swarmnet.layout import Layout
 from swarmnet.manifest import Manifest
 from swarmnet.momentum import Momentum, Sent
 from swarmnet.planes import plane_of, tiles_of
+from swarmnet.rates import WHOLE
 from swarmnet.selection import coin_flips, seed_of, selection_of
 from swarmnet.step import signed_step
 from swarmnet.transform import transform_of
@@ -86,8 +87,8 @@ class VoteMethod:
     def tally(self, round: int) -> VoteTally:
         return VoteTally(self, self._layout, self._device, round)
 
-    def lookahead(self, round: int) -> Tensor:
-        return self.step_of(self._momentum.signs(round), round)
+    def lookahead(self, round: int, factor: int = WHOLE) -> Tensor:
+        return self.step_of(self._momentum.signs(round), round, factor)
 
     def votes_of(self, payload: bytes, seed: bytes) -> Iterator[Votes]:
         """The votes of each plane; ContributionError where the payload is not one of this method's."""
@@ -114,8 +115,8 @@ class VoteMethod:
         """The exact inverse of the vote sums of so many voters."""
         return self._transforms[plane].exact_inverse(sums_CN, max(1, voters) * self._selections[plane].kept)
 
-    def step_of(self, signs: Tensor, round: int) -> Tensor:
-        return signed_step(signs, self._layout, self._manifest, round)
+    def step_of(self, signs: Tensor, round: int, factor: int) -> Tensor:
+        return signed_step(signs, self._layout, self._manifest, round, factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +146,14 @@ class VoteTally:
         payload = self._payloads.pop(peer)
         self._count(self._method.votes_of(payload, self._method.seed(self._round, peer)), -1)
 
-    def step(self) -> Tensor:
+    def step(self, factor: int = WHOLE) -> Tensor:
         signs = torch.empty(self._layout.size, dtype=torch.int32, device=self._device)
         for index, plane in enumerate(self._layout.planes):
             targets, sums = tiles_of(plane_of(signs, plane)), tiles_of(plane_of(self._sums, plane))
             for target_CN, sums_CN in zip(targets, sums, strict=True):
                 inverse_CN = self._method.invert(index, sums_CN, len(self._payloads))
                 target_CN.copy_(torch.sign(inverse_CN))
-        return self._method.step_of(signs, self._round)
+        return self._method.step_of(signs, self._round, factor)
 
     def concord(self, me: PeerId) -> Concord | None:
         # The own votes are remembered as they were taken: reading the payload again costs ten times as much.

@@ -18,6 +18,7 @@ from protocols.orders import seal_order
 from swarmnet import orders
 from swarmnet.manifest import Data, Source
 from swarmnet.orders import NO_ORDER, Ban, Order, Withdrawal
+from swarmnet.rates import Rate
 
 SIGNED = sign(tiny_manifest((1, 1, 1)))
 STRANGER = Identity.from_seed(b"stranger")
@@ -134,12 +135,12 @@ def answer(ordered, signed=SIGNED):
 def test_the_answer_tells_what_is_ordered_and_why():
     order = Order(
         int(NOON * 1e6), "noise", True, 2, (Ban("one", "spam"), Ban("two", "noise")),
-        (Withdrawal("ab" * 32, "its author asked"),), ("cd" * 16,),
+        (Withdrawal("ab" * 32, "its author asked"),), ("cd" * 16,), rates=(Rate(40, 500),), ends=79,
     )  # fmt: skip
     assert answer(Ordered(order, NOON + 1, Pause(NOON - 9, WHY)))["order"] == {
         "asked_at": NOON + 1, "given_at": NOON, "reason": "noise",
         "held": True, "held_since": NOON - 9, "held_reason": WHY, "checkpoints": 2,
-        "banned": 2, "withdrawn": 1, "revoked": 1,
+        "banned": 2, "withdrawn": 1, "revoked": 1, "rates": [{"from_round": 40, "factor": 0.5}], "ends": 79,
         "bans": [{"peer": "two", "reason": "noise"}, {"peer": "one", "reason": "spam"}],
         "withdrawals": [{"document": "ab" * 32, "reason": "its author asked"}],
     }  # fmt: skip

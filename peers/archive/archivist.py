@@ -29,6 +29,8 @@ from swarmnet.parameters import parameter_shapes
 
 ALONE_NOT_NEEDED = -2
 """For StatePath.fetch: no round from which contributions alone would do."""
+ENDING_SECONDS = 15.0
+"""Between two looks once the owner has ordered the run's end (peers/ending.py, SERVE_SECONDS)."""
 FETCH_SECONDS = 900.0
 """For one stage's snapshot: 103 MB take 25 s from four holders on home lines."""
 STAGE_DIGITS = 5
@@ -126,7 +128,8 @@ class Archivist:
         """Until it is cancelled. What the disk refuses is said, and tried again the next time."""
         while True:
             await self.once()
-            await asyncio.sleep(self.policy.seconds)
+            soon = self.book.order.ends is not None  # Peers are there for a minute more when they end.
+            await asyncio.sleep(min(self.policy.seconds, ENDING_SECONDS) if soon else self.policy.seconds)
 
     async def once(self) -> None:
         await self._prune()  # First too: a full archive has room again once less of it is to stay.

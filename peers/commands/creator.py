@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,7 @@ from peers.errors import UserError, as_user_errors
 
 if TYPE_CHECKING:
     from peers.creator.facts import Facts
+    from peers.reaching import Reached
     from peers.run_file import SignedManifest
     from protocols.identity import Identity
     from swarmnet.identifiers import PeerId
@@ -118,6 +119,17 @@ def _owner(key: Path | None) -> tuple[Path, Identity]:
 
 
 def _order(run: str, key: Path | None, bootstrap: list[str] | None, change: Callable[[Order], Order]) -> None:
+    async def planned(found: Reached) -> Callable[[Order], Order]:
+        return change
+
+    order_as_planned(run, key, bootstrap, planned)
+
+
+def order_as_planned(
+    run: str, key: Path | None, bootstrap: list[str] | None,
+    planned: Callable[[Reached], Awaitable[Callable[[Order], Order]]],
+) -> None:  # fmt: skip
+    """Give an order that depends on what is found of the run."""
     from peers.commands.reach import NOT_REACHED, say, ways_in
     from peers.creator.issue import check_owner, give, newest
     from peers.reaching import reaching
@@ -132,6 +144,7 @@ def _order(run: str, key: Path | None, bootstrap: list[str] | None, change: Call
         async with reaching(run, bootstraps, cache, say) as found:
             check_owner(found.signed, identity, path)
             kept = _states() / "orders" / f"{found.signed.run_id[:16]}.bin"
+            change = await planned(found)
             given = await give(found, identity, await newest(found, kept, say), change)
         for line in told(given.before, given.order.order):
             _echo(f"order  {line}")
@@ -166,6 +179,8 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
 
 
 def _words(order: Order) -> str:
+    from swarmnet.rates import in_words
+
     if not order.sequence:
         return "the run's owner has given no order"
     given = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(order.sequence / 1e6))
@@ -174,6 +189,9 @@ def _words(order: Order) -> str:
     lines += [f"banned     {ban.peer}  {ban.reason}" for ban in order.bans]
     lines += [f"withdrawn  {one.document}  {one.reason}" for one in order.withdrawn]
     lines += [f"revoked    {invite}" for invite in order.revoked]
+    lines += [f"rate       {in_words(rate.factor)} from round {rate.from_round} on" for rate in order.rates]
+    if order.ends is not None:
+        lines.append(f"ends       at round {order.ends}")
     return "\n".join(lines)
 
 

@@ -247,6 +247,9 @@ class PeerFile(BaseModel):
     archive: ArchiveUrl = ""
     """A folder, or a URL that fsspec opens. An archivist keeps the run there. A worker starts from there when
     nobody of its stage is in the swarm and its own checkpoint is older."""
+    from_seed: bool = False
+    """Begin from the seed where nobody of the stage is there, though the run is known to have come farther:
+    what it had learnt is given up. Else a peer without weights waits then, and says so."""
     archiving: ArchivingFile = ArchivingFile()
     """How an archivist archives."""
     text: dict[str, FilePath] = Field(default_factory=dict)

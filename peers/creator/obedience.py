@@ -69,7 +69,7 @@ class Obedience:
         assert neighbourhood is not None
         neighbourhood.admission = self.gatekeeper
         self._bar()
-        self._steer()
+        self.steer()
 
     async def keep_forever(self) -> None:
         """The order and the registry's entry in the directory, and what others have put there."""
@@ -132,7 +132,10 @@ class Obedience:
             if not worker.compute.failed.done():
                 worker.compute.failed.set_result(error)
             return
-        self._steer()
+        if worker.update is not None:
+            worker.update.ordered(now.rates)
+        worker.ending.heard()
+        self.steer()
         if now.checkpoint > before.checkpoint:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="ordered checkpoint")
             self._saving.add_done_callback(worker.task_ended)
@@ -144,13 +147,13 @@ class Obedience:
         current = update.rounds.current if update is not None else -1
         self.worker.makers.bar(self.gatekeeper.parted(), current)
 
-    def _steer(self) -> None:
+    def steer(self) -> None:
         """Start microbatches or not, from the text that may be read."""
         data = self.worker.data
         if data is None or self._text is None:
             return
         stale = self._loaded != self.book.order.documents()
-        data.text = None if self.paused or stale else self._text
+        data.text = None if self.paused or stale or self.worker.ending.starts_nothing else self._text
         if stale and (self._reading is None or self._reading.done()):
             self._reading = asyncio.get_running_loop().create_task(self._read_again(), name="read text again")
             self._reading.add_done_callback(self.worker.task_ended)
@@ -160,7 +163,7 @@ class Obedience:
         """Documents were withdrawn. Until the text is read without them, nothing of it is used."""
         while self._loaded != self.book.order.documents():
             await self.read_text()
-        self._steer()
+        self.steer()
 
     async def _save(self) -> None:
         """The newest settled weights."""

@@ -11,6 +11,7 @@ from peers.run_file import SignedManifest
 from protocols.errors import WireError
 from protocols.transport import Directory
 from swarmnet.orders import NO_ORDER, Order
+from swarmnet.rates import WHOLE
 
 SHOWN_ENTRIES = 20
 """Bans and withdrawals with their reasons in one answer, the newest first; the others are only counted."""
@@ -60,6 +61,8 @@ class Ordered:
             "banned": len(order.bans),
             "withdrawn": len(order.withdrawn),
             "revoked": len(order.revoked),
+            "rates": [{"from_round": rate.from_round, "factor": rate.factor / WHOLE} for rate in order.rates],
+            "ends": order.ends,
             "bans": [{"peer": ban.peer, "reason": ban.reason}
                      for ban in order.bans[: -SHOWN_ENTRIES - 1 : -1]],
             "withdrawals": [{"document": one.document, "reason": one.reason}

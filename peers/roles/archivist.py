@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from dataclasses import replace
 from importlib.metadata import version
 from random import Random
 
@@ -49,7 +49,12 @@ class ArchivistRole(Role):
         book = OrderBook(signed, config.state / "order.bin", note, process.say)
         presence = Presence(signed, process.identity, network.transport, directory, version("swarmnet"), note)
         claims = Claims("serving", plain_name(config.name), "archivist")
-        record = partial(presence.record, NO_STAGE, claims)
+
+        def record() -> bytes:
+            """With the first stage's newest archived round: how far the run has come (peers/height.py)."""
+            newest = archive.newest(0) if archive.entries else []
+            return presence.record(NO_STAGE, replace(claims, settled=newest[0].round if newest else -1))
+
         gatekeeper, me = Gatekeeper(book, config.invite_bytes, directory.now), process.identity.peer_id
         await first_look(book, gatekeeper, directory, me, OPERATION_SECONDS, note)
         serving = Serving(archive, signed, network.transport, gatekeeper, record, note)

@@ -5,19 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from importlib.metadata import version
 
 from peers.creator.order_book import OrderBook
 from peers.creator.upkeep import keep
+from peers.errors import UserError
+from peers.height import Height
 from peers.joining import find_manifest
+from peers.network.discovery.claims import Claims, plain_name
+from peers.network.discovery.record_reader import look
+from peers.presence import Presence
 from peers.relay_observer import RelayObserver
 from peers.roles.role import Network, Process, Role
 from peers.run_file import SignedManifest
 from peers.status import Status
 from protocols.errors import WireError
+from protocols.peer_record import NO_STAGE
 
 MANIFEST_SECONDS = 60.0
 """How often a bootstrap with a run stores its manifest, the owner's order and the registry's entry again;
 they live 600 s in the directory."""
+HEIGHT_SECONDS = 30.0
+"""How often it looks how far the run has come."""
 LOOK_SECONDS = 5.0
 """How often a bootstrap says how many nodes it knows, and what it carries."""
 
@@ -42,10 +51,38 @@ class Bootstrap(Role):
         if signed is not None:
             book = OrderBook(signed, process.config.state / "order.bin", process.log.record, process.say)
         circuits = RelayObserver(network.transport.circuits, process.metrics)
+        remembering = None
+        if signed is not None:
+            remembering = asyncio.create_task(self._remember(network, signed), name="height")
         try:
             await self._stay(network, signed, book, circuits)
         finally:
             circuits.end()
+            if remembering is not None:
+                remembering.cancel()
+                await asyncio.gather(remembering, return_exceptions=True)
+
+    async def _remember(self, network: Network, signed: SignedManifest) -> None:
+        """How far the run has come, and say so in an own record while nobody trains it."""
+        process, directory = self.process, network.directory
+        height = Height(process.config.state / "height.json")
+        note = process.log.record
+        presence = Presence(signed, process.identity, network.transport, directory, version("swarmnet"), note)
+        while True:
+            try:
+                records = await look(directory, signed.run_id, len(signed.manifest.stages))
+                height.saw(records.values(), directory.now())
+                if not height.trained and height.round >= 0:
+                    claims = Claims(
+                        "serving", plain_name(process.config.name), "bootstrap", settled=height.round
+                    )
+                    record = presence.record(NO_STAGE, claims)
+                    await directory.announce(signed.run_id, NO_STAGE, record, 10.0)
+            except WireError as error:
+                note("look_up_failed", what="height", code=error.code, reason=str(error))
+            except UserError as error:  # A full disk: it is remembered until a restart.
+                process.say("height_not_kept", str(error))
+            await asyncio.sleep(HEIGHT_SECONDS)
 
     async def _stay(
         self, network: Network, signed: SignedManifest | None, book: OrderBook | None, circuits: RelayObserver

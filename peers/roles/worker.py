@@ -202,6 +202,10 @@ class WorkerRole(Role):
             held = worker.stage if worker.stage >= 0 else self.stage  # Also after its p2pd has died.
             self.stage = held if worker.goes_to is None else worker.goes_to
             self.moved += worker.goes_to is not None
+        if worker.ending.round is not None:
+            home = f"swarmnet export --hf FOLDER {process.config.state}"
+            process.say("ended", f"the run has ended at round {worker.ending.round}: {home} takes it home")
+            return False
         return not process.stop.is_set()
 
     async def _until_paused(self, worker: Worker, compute: Compute) -> None:
@@ -262,6 +266,7 @@ class WorkerRole(Role):
             in_flight=config.in_flight, slots=config.slots, checkpoint_seconds=config.checkpoint_seconds,
             drain_seconds=config.drain_seconds, checkpoints=config.state / "checkpoints",
             receipts=config.state / FILE_NAME,
+            from_seed=config.from_seed,
             orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
             version=version("swarmnet"), name=config.name,
         )  # fmt: skip

@@ -20,6 +20,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.index_code import ContributionError
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Manifest
+from swarmnet.rates import WHOLE
 from swarmnet.stage import Finished
 
 SIZE = 64
@@ -59,11 +60,11 @@ class StubTally:
     def remove(self, peer: PeerId) -> None:
         del self._payloads[peer]
 
-    def step(self) -> Tensor:
+    def step(self, factor: int = WHOLE) -> Tensor:
         step = np.zeros(SIZE, np.int32)
         for payload in self._payloads.values():
             step += fingerprint(payload)
-        return torch.from_numpy(step)
+        return torch.from_numpy(step if factor == WHOLE else step * np.int32(factor))
 
     def concord(self, me: PeerId) -> None:
         """Counts are no votes."""
@@ -103,7 +104,7 @@ class StubMethod:
     def tally(self, round: int) -> StubTally:
         return StubTally()
 
-    def lookahead(self, round: int) -> Tensor:
+    def lookahead(self, round: int, factor: int = WHOLE) -> Tensor:
         return torch.zeros(SIZE, dtype=torch.int32)
 
 

@@ -1,0 +1,87 @@
+"""Commands of a run's creator about its course: `order rate` and `order end`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peers.commands.creator import Bootstraps, Key, Reason, Run, order_as_planned
+from peers.errors import UserError
+
+if TYPE_CHECKING:
+    from peers.creator.round_ahead import Chosen
+    from peers.reaching import Reached
+    from swarmnet.orders import Order
+
+FromRound = Annotated[
+    int | None,
+    typer.Option(min=0, max=2**31, help="The first round. [default: some minutes ahead, as it says]"),
+]
+
+
+def rate(
+    run: Run,
+    factor: Annotated[
+        str, typer.Argument(help="Of the run's learning rate: 0.5 is half of it, 1 all of it.")
+    ],
+    from_round: FromRound = None,
+    reason: Reason = "",
+    key: Key = None,
+    bootstrap: Bootstraps = None,
+) -> None:
+    """The learning rate is FACTOR times the run's from a round on, for all peers alike."""
+    from swarmnet import orders
+
+    thousandths = _thousandths(factor)
+
+    async def planned(found: Reached) -> Callable[[Order], Order]:
+        at = await _from(found, from_round)
+        typer.echo(f"from   round {at.round}: {at.why}")
+        return lambda held: orders.rate(held, thousandths, at.round, reason)
+
+    order_as_planned(run, key, bootstrap, planned)
+
+
+def end(
+    run: Run,
+    from_round: FromRound = None,
+    reason: Reason = "",
+    key: Key = None,
+    bootstrap: Bootstraps = None,
+) -> None:
+    """No round of the first stage from this one on is made: all settle what is open, save it, and stop."""
+    from swarmnet import orders
+
+    async def planned(found: Reached) -> Callable[[Order], Order]:
+        at = await _from(found, from_round)
+        if at.round < 1:
+            raise UserError("a run has at least one round: name a later one with --from-round")
+        typer.echo(f"last   round {at.round - 1}: {at.why}")
+        return lambda held: orders.end(held, at.round - 1, reason)
+
+    order_as_planned(run, key, bootstrap, planned)
+
+
+async def _from(found: Reached, wanted: int | None) -> Chosen:
+    from peers.creator.round_ahead import chosen, seen
+    from peers.network.discovery.record_reader import look
+
+    manifest = found.signed.manifest
+    records = await look(found.directory, found.signed.run_id, len(manifest.stages))
+    return chosen(manifest, seen(manifest, [signed.record for signed in records.values()]), wanted)
+
+
+def _thousandths(text: str) -> int:
+    """Raises UserError for what is no factor; whether it is too large is the order's matter."""
+    try:
+        value = Decimal(text) * 1000
+        whole = int(value)
+        exact = value == whole
+    except (InvalidOperation, ValueError, OverflowError):
+        raise UserError(f"{text!r} is no factor: write a number, as 0.5") from None
+    if not exact:
+        raise UserError(f"{text} has more than three decimals: peers count in thousandths, as 0.333")
+    return whole

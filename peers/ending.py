@@ -1,0 +1,82 @@
+"""The end of a run, as its owner orders it: what is open settles, is saved, and the peer stops.
+
+The order names a round of the first stage, which every microbatch passes: its peers begin none after it. The
+other stages go on for as long as anything comes to them, and end when the first has and they are idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from peers.observer.picture import IN_STEP
+
+if TYPE_CHECKING:
+    from peers.worker import Worker
+
+LOOK_SECONDS = 1.0
+SERVE_SECONDS = 60.0
+"""So long a peer is still there when all is settled: for archivists to take the last weights, and for the
+other stages to read in the directory that the first has ended."""
+
+
+class Ending:
+    """Of one worker. It does nothing before an end is ordered."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.ordered = asyncio.Event()
+        self.round: int | None = None
+        """The last settled round here, once the run has ended."""
+
+    @property
+    def last(self) -> int | None:
+        """The round that the owner has named."""
+        return self.worker.orders.book.order.ends
+
+    def heard(self) -> None:
+        """An order has come, or the rounds have begun anew."""
+        worker, last = self.worker, self.last
+        if worker.update is not None and worker.stage == 0:
+            worker.update.end_at(last)
+        if last is not None:
+            self.ordered.set()
+
+    @property
+    def starts_nothing(self) -> bool:
+        """Whether no microbatch is begun here any more."""
+        update = self.worker.update
+        return self.round is not None or (update is not None and update.rounds.past_last)
+
+    async def run(self) -> None:
+        """Until the worker is told to leave, by this when the run has ended."""
+        await self.ordered.wait()
+        worker = self.worker
+        while True:
+            if await self._is_over():
+                break
+            await asyncio.sleep(LOOK_SECONDS)
+        assert worker.update is not None
+        self.round = worker.update.rounds.settled
+        worker.note("ended", round=self.round, ordered=self.last)
+        worker.say(
+            "ended", f"the run has ended, by its owner's order: all rounds up to {self.round} are settled"
+        )
+        worker.stands()
+        await worker.disk.save(worker.update.settled_weights)
+        await asyncio.sleep(SERVE_SECONDS)
+        worker.leave()
+
+    async def _is_over(self) -> bool:
+        worker, last = self.worker, self.last
+        if worker.update is None or last is None or worker.state not in IN_STEP:
+            return False
+        rounds = worker.update.rounds
+        if worker.stage > 0:
+            idle = rounds.open_round.tokens_of_group() == 0
+            if rounds.last is None and idle and await worker.elsewhere.first_stage() >= last:
+                worker.update.end_at(rounds.current - 1)
+        elif rounds.past_last and worker.data is not None and worker.data.text is not None:
+            worker.orders.steer()
+        behind = any(view.settled < rounds.settled for view in rounds.histories.allies.values())
+        return rounds.is_over and not behind

@@ -1,0 +1,132 @@
+"""A learning rate that is changed while a swarm trains: the same bits everywhere, whoever hears when."""
+
+from __future__ import annotations
+
+import pytest
+from swarm import shared_rounds, tiny_manifest
+from test_orders_in_swarm import OwnedSwarm
+
+from peers.virtual_time import run
+from swarmnet import orders
+from swarmnet.orders import NO_ORDER
+from swarmnet.rates import WHOLE
+
+SIX = (("a", 0), ("b", 0), ("c", 0), ("d", 1), ("e", 1), ("f", 1))
+
+
+def six(seed=3, stub=False, **settings):
+    swarm = OwnedSwarm(tiny_manifest((2, 1)), seed=seed, stub=stub)
+    swarm.open()
+    for name, stage in SIX:
+        swarm.start(name, stage, **settings)
+    return swarm
+
+
+def settled(swarm, *names):
+    rounds = swarm.rounds()
+    return min(rounds.get(name, (0, -1))[1] for name in names or swarm.living())
+
+
+def weights(swarm, stage):
+    """Round -> the digest of the settled weights, which is the same on all."""
+    return {round: digest for found in swarm.digests(stage).values() for round, digest in found.items()}
+
+
+def factors(swarm, name):
+    """The factors that the peer's open rounds have."""
+    return {state.factor for state in swarm.members[name].worker.update.rounds.rounds.values()}
+
+
+def halved(factor):
+    """Six peers, of which one is away when the order of `factor` from round 12 on is given, and another that
+    comes later. Returns what both stages weigh by round."""
+    found = []
+
+    async def story():
+        swarm = six()
+        await swarm.until(lambda: settled(swarm) >= 3, 60.0)
+        await swarm.leave("f")
+        await swarm.give(orders.rate(NO_ORDER, factor, 12, "the loss stands still"), "a")
+        await swarm.until(lambda: settled(swarm) >= 16, 120.0)
+        away = swarm.members["f"].worker.transport
+        await away.close()
+        swarm.start("f", 1)
+        swarm.start("g", 0)
+        await swarm.until(lambda: {"f", "g"} <= swarm.rounds().keys() and settled(swarm) >= 22, 120.0)
+        assert set(swarm.living()) == {"a", "b", "c", "d", "e", "f", "g"}
+        assert not swarm.of("resynchronise")
+        await swarm.close()
+        assert shared_rounds(swarm) > 30
+        found.extend(weights(swarm, stage) for stage in (0, 1))
+
+    run(story())
+    return found
+
+
+def test_a_halved_rate_is_the_same_bits_on_all_and_others_than_without_it():
+    ordered, control = halved(WHOLE // 2), halved(WHOLE)
+    for with_order, without in zip(ordered, control, strict=True):
+        assert all(with_order[round] == without[round] for round in range(12))
+        assert with_order[12] != without[12]
+
+
+def test_who_hears_of_it_too_late_settles_nothing_else_and_goes_on_when_it_hears():
+    async def story():
+        swarm = six(stub=True)
+        await swarm.until(lambda: settled(swarm) >= 3, 60.0)
+        deaf = swarm.members["c"].worker.orders
+        hears, deaf.message = deaf.message, lambda peer, message: None
+        await swarm.give(orders.rate(NO_ORDER, 500, 8, ""), "a")
+        await swarm.until(lambda: settled(swarm, "a", "b") >= 14, 60.0)
+        assert settled(swarm, "c") == 7
+        deaf.message = hears
+        await swarm.give(orders.pause(swarm.order, "anything"), "c")
+        await swarm.give(orders.resume(swarm.order, "anything"), "c")
+        await swarm.until(lambda: settled(swarm) >= 20, 60.0)
+        assert factors(swarm, "c") <= {500}
+        await swarm.close()
+        assert shared_rounds(swarm) > 20
+
+    run(story())
+
+
+def test_who_went_on_alone_with_the_old_rate_takes_up_the_history_of_the_others():
+    async def story():
+        swarm = six(stub=True)
+        await swarm.until(lambda: settled(swarm) >= 3, 60.0)
+        everybody = {member.peer for member in swarm.members.values()}
+        alone = {swarm.members[name].peer for name in ("c", "f")}
+        swarm.network.partition(alone, everybody - alone)
+        at = settled(swarm)
+        await swarm.give(orders.rate(NO_ORDER, 500, at + 1, ""), "a")
+        await swarm.until(lambda: settled(swarm) >= at + 6, 120.0)
+        assert 500 not in factors(swarm, "c")
+        swarm.network.heal()
+        until = settled(swarm, "a") + 12
+        await swarm.until(lambda: settled(swarm) >= until, 120.0)
+        assert factors(swarm, "c") <= {500}
+        await swarm.close()
+        assert shared_rounds(swarm) > 20
+
+    run(story())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_order_for_rounds_that_are_past_parts_nobody(seed):
+    """Some have settled a round with the old rate, and others not yet: nobody knows when it comes to whom."""
+
+    async def story():
+        swarm = six(seed, stub=True)
+        await swarm.until(lambda: settled(swarm) >= 4, 60.0)
+        for number in range(8):
+            await swarm.during(swarm.network.random.uniform(0.3, 1.5))
+            to = swarm.network.random.choice(SIX)[0]
+            await swarm.give(orders.rate(swarm.order, 100 + number, 0, ""), to)
+        late = swarm.start("g", 0)
+        until = settled(swarm, "a") + 8
+        await swarm.until(lambda: late.worker.update and settled(swarm) >= until, 120.0)
+        assert all(factors(swarm, name) <= {107} for name in swarm.living())
+        await swarm.close()
+        assert shared_rounds(swarm) > 20
+
+    run(story())
