@@ -240,7 +240,8 @@ class PeerFile(BaseModel):
     drain_seconds: Annotated[Seconds, Field(ge=0)] = 20.0
     """After Ctrl+C or SIGTERM, how long to finish what is under way. A second signal stops at once."""
     log: Literal["auto", "line", "json"] = "auto"
-    """line: for people; json: one JSON object per line; auto: line on a terminal, else json."""
+    """line: for people; json: one JSON object per line, for programs, with a status each second; auto: line on
+    a terminal, else json with a status each minute and when it changes."""
     invite: InviteText = ""
     """What the run's owner handed out (`swarmnet invite`), where the run takes peers by invite only. For
     several stages one for each, with spaces between them, unless it lets in whoever shows it."""

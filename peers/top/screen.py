@@ -9,7 +9,7 @@ from itertools import pairwise
 from rich.console import Console, Group
 from rich.text import Text
 
-from peers.status import amount, printable
+from peers.status import amount, pace, printable
 from peers.telling import short
 from peers.top.picture import Happened, PeerSeen, Picture
 
@@ -82,7 +82,7 @@ def _figures(picture: Picture) -> Text:
     if picture.loss is not None:
         parts.append(f"loss {picture.loss:.3f}")
     if picture.tokens_per_second is not None:
-        parts.append(f"{picture.tokens_per_second:,.0f} tok/s")
+        parts.append(pace(picture.tokens_per_second))
     parts += [f"{picture.tokens:,} tokens"] * bool(picture.tokens)
     return Text("  ".join(parts))
 
