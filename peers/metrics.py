@@ -78,7 +78,9 @@ class Training:
     """Computing."""
 
     def __init__(self, declare: Declare) -> None:
-        self.tokens = declare.counter("train_tokens_total", "Tokens whose gradient was committed here.")
+        self.tokens = declare.counter(
+            "train_tokens_total", "Tokens since the start: whose gradient this process has committed."
+        )
         self.loss = declare.gauge(
             "train_loss", "Loss, mean of the newest 100 microbatches that passed here, nats per token."
         )
@@ -130,6 +132,12 @@ class Rounds:
     def __init__(self, declare: Declare) -> None:
         self.round = declare.gauge("round", "Round that gradients are added to, number.")
         self.settled = declare.gauge("round_settled", "Newest settled round, number.")
+        self.tokens = declare.gauge(
+            "settled_tokens",
+            "Tokens in all: of all peers, in all settled rounds of the stage since the run began; NaN while not "
+            "known.",
+        )
+        self.tokens.set(float("nan"))
         self.phase = declare.gauges(
             "round_phase",
             "1 for what the oldest round that is not applied here is at, looked at once a second, else 0; "

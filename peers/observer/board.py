@@ -71,6 +71,7 @@ class Board:
             "settled": picture.settled,
             "loss": picture.loss,
             "tokens": picture.tokens,
+            "settled_tokens": picture.settled_tokens,
             "tokens_per_second": picture.tokens_per_second,
             "sent_bytes_per_second": picture.sent_bytes_per_second,
             "received_bytes_per_second": picture.received_bytes_per_second,

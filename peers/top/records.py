@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from statistics import median_low
 
 from peers.top.picture import Happened, PeerSeen, Picture, curve, lag_of
 from peers.top.story import MOST_EVENTS, Curve
 from protocols.errors import WireError
+from protocols.peer_record import PeerRecord
 from protocols.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from protocols.transport import Directory
 from swarmnet.identifiers import PeerId, RunId
@@ -19,6 +21,8 @@ LOOK_UP_SECONDS = 10.0
 """Deadline of one look-up (as in presence.py)."""
 QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
 """A peer whose record is older has missed two announcements."""
+IN_STEP = ("training", "held")
+"""Who is held by the run's owner has the weights and the rounds of its group as before."""
 LONGEST_TEXT = 200
 """Characters of an event; an order may name hundreds of bans."""
 
@@ -37,6 +41,14 @@ async def look(directory: Directory, run: RunId, manifest: Manifest) -> dict[Pee
         if known is None or known.sequence < signed.sequence:
             newest[signed.peer] = signed
     return newest
+
+
+def settled_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:
+    """In all settled rounds of a stage, by the middle one of those who are in step (of two the lower); None:
+    nobody says it."""
+    told = [record.settled_tokens for record in records
+            if record.stage == stage and record.state in IN_STEP and record.settled_tokens >= 0]  # fmt: skip
+    return median_low(told) if told else None
 
 
 class Watch:
@@ -123,6 +135,7 @@ class Watch:
             loss=loss,
             losses=curve(self.losses.points),
             tokens=sum(record.tokens for record in workers if record.stage == 0),
+            settled_tokens=settled_tokens(workers, 0),
             tokens_per_second=sum(speeds) if speeds else None,
             sent={"all": sum(record.sent_bytes for record in workers)},
             received={"all": sum(record.received_bytes for record in workers)},
