@@ -31,6 +31,18 @@ PEAK = {
 }  # fmt: skip
 
 
+EVALUATION = {
+    "eval_loss":
+        "Loss on held-out text, by the run's newest settled weights, nats per token. Only of an evaluator.",
+    "eval_bits_per_byte":
+        "The same in bits per byte: comparable between tokenizers. Only of an evaluator.",
+    "eval_round":
+        "Round of the weights that were scored, number; of stages that differ, the oldest. Only of an evaluator.",
+    "eval_timestamp_seconds":
+        "When the newest score was made, Unix time in seconds. Only of an evaluator.",
+}  # fmt: skip
+
+
 class ComputeSeconds:
     """Where the compute thread's time goes."""
 

@@ -19,7 +19,7 @@ from prometheus_client import (
 from peers.codec_counts import CODED
 from peers.declaring import FAST, ROUNDS, SLOW, Declare, Declared, Label, Sometimes, only, table
 from peers.keeping_metrics import Archive, Relay, State
-from peers.machine_metrics import GPU, PEAK, ComputeSeconds
+from peers.machine_metrics import EVALUATION, GPU, PEAK, ComputeSeconds
 from peers.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.reasons import ROUNDS as ROUND_ENDS
 
@@ -356,6 +356,7 @@ class Metrics:
         self.credit = Credit(declare)
         self.gpu = Sometimes(declare, GPU)
         self.peak = Sometimes(declare, PEAK)
+        self.evaluation = Sometimes(declare, EVALUATION)
         if process:
             ProcessCollector(registry=self.registry)
             GCCollector(registry=self.registry)
@@ -369,6 +370,7 @@ class Metrics:
         """Also what appears only where it can be told, for the documentation."""
         self.gpu.show()
         self.peak.show()
+        self.evaluation.show()
 
     def text(self) -> bytes:
         """What /metrics answers, in Prometheus' text format."""

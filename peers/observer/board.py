@@ -70,6 +70,7 @@ class Board:
             "round": picture.round,
             "settled": picture.settled,
             "loss": picture.loss,
+            "eval_loss": picture.eval_loss,
             "tokens": picture.tokens,
             "settled_tokens": picture.settled_tokens,
             "tokens_per_second": picture.tokens_per_second,

@@ -67,6 +67,11 @@ SHOWN = (
         lambda board, _: _known(board.picture.loss),
     ),
     Shown(
+        _gauge("swarm_eval_loss",
+               "Loss on held-out text, nats per token: the median of what evaluators' records claim."),
+        lambda board, _: _known(board.picture.eval_loss),
+    ),
+    Shown(
         _gauge("swarm_settled_tokens",
                "Tokens in all: in the settled rounds of the first stage, of the usual peer as claimed by records."),
         lambda board, _: _known(board.picture.settled_tokens),

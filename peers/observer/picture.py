@@ -16,12 +16,12 @@ from peers.observer.orders import UNASKED, Ordered
 from peers.observer.sightings import Departure, Sighting, Sightings
 from peers.run_file import SignedManifest
 from peers.status import printable
-from peers.top.records import IN_STEP, settled_tokens
+from peers.top.records import IN_STEP, eval_loss, settled_tokens
 from protocols.peer_record import PeerRecord
 from swarmnet import moving
 from swarmnet.identifiers import PeerId
 
-ROLES = ("worker", "bootstrap", "observer", "archivist", "other")
+ROLES = ("worker", "bootstrap", "observer", "archivist", "evaluator", "other")
 STATES = ("joining", "training", "serving", "held", "paused", "leaving", "other", "gone")
 """`joining` is also who connects; `serving`: a peer without a stage; `gone`: still in the directory, but it
 does not answer."""
@@ -95,6 +95,8 @@ class Picture:
     round: int | None = None
     settled: int | None = None
     loss: float | None = None
+    eval_loss: float | None = None
+    """On held-out text, as evaluators say; nats per token."""
     tokens: int = 0
     """Committed since their starts, over those that this observer has seen."""
     settled_tokens: int | None = None
@@ -137,6 +139,7 @@ def draw(sightings: Sightings, signed: SignedManifest, now: float, ordered: Orde
         round=current,
         settled=median_high(known.record.settled for known in training) if training else None,
         loss=median(losses) if losses else None,
+        eval_loss=eval_loss(known.record for known in here),
         settled_tokens=settled_tokens((known.record for known in training), 0),
         tokens=max(contributions.of_stage(stage, most) for stage in stages),
         tokens_per_second=max(flow),

@@ -73,6 +73,8 @@ class Picture:
     lag: int | None = None
     """Rounds behind the newest that is known of the same stage: each stage has rounds of its own."""
     loss: float | None = None
+    eval_loss: float | None = None
+    """On held-out text, by an evaluator's newest word; nats per token."""
     losses: tuple[float, ...] = ()
     """Oldest first."""
     tokens: int = 0

@@ -23,6 +23,7 @@ QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
 """A peer whose record is older has missed two announcements."""
 IN_STEP = ("training", "held")
 """Who is held by the run's owner has the weights and the rounds of its group as before."""
+EVALUATOR = "evaluator"
 LONGEST_TEXT = 200
 """Characters of an event; an order may name hundreds of bans."""
 
@@ -51,6 +52,12 @@ def settled_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:
     return median_low(told) if told else None
 
 
+def eval_loss(records: Iterable[PeerRecord]) -> float | None:
+    """On held-out text: the middle one of what evaluators say (of two the lower); None: none is there."""
+    told = [record.loss for record in records if record.role == EVALUATOR and record.loss is not None]
+    return median_low(told) if told else None
+
+
 class Watch:
     """Look after look: the loss curve, tokens per second and who came and went are found by comparing."""
 
@@ -74,7 +81,10 @@ class Watch:
             self.events.append(Happened(now, "record_gone", text, "warning"))
             self._speeds.pop(peer, None)
         self._before = dict(records)
-        losses = [signed.record.loss for signed in records.values() if signed.record.loss is not None]
+        losses = [
+            signed.record.loss for signed in records.values()
+            if signed.record.loss is not None and signed.record.stage >= 0
+        ]  # fmt: skip
         if losses:
             self.losses.add(now, sum(losses) / len(losses))
         return self._picture(records, now, sum(losses) / len(losses) if losses else None)
@@ -133,6 +143,7 @@ class Watch:
             settled=max((record.settled for record in workers), default=None),
             lag=lag_of(steps),
             loss=loss,
+            eval_loss=eval_loss(signed.record for signed in records.values()),
             losses=curve(self.losses.points),
             tokens=sum(record.tokens for record in workers if record.stage == 0),
             settled_tokens=settled_tokens(workers, 0),

@@ -82,6 +82,8 @@ def _figures(picture: Picture) -> Text:
         parts.append(f"lag {picture.lag}")
     if picture.loss is not None:
         parts.append(f"loss {picture.loss:.3f}")
+    if picture.eval_loss is not None:
+        parts.append(f"held-out {picture.eval_loss:.3f}")
     if picture.tokens_per_second is not None:
         parts.append(pace(picture.tokens_per_second))
     return Text("  ".join(parts))
