@@ -37,7 +37,8 @@ EVALUATION = {
     "eval_bits_per_byte":
         "The same in bits per byte: comparable between tokenizers. Only of an evaluator.",
     "eval_round":
-        "Round of the weights that were scored, number; of stages that differ, the oldest. Only of an evaluator.",
+        "Round of the weights that were scored, number; of stages that differ, the oldest. Only of an "
+        "evaluator.",
     "eval_timestamp_seconds":
         "When the newest score was made, Unix time in seconds. Only of an evaluator.",
 }  # fmt: skip

@@ -134,8 +134,8 @@ class Rounds:
         self.settled = declare.gauge("round_settled", "Newest settled round, number.")
         self.tokens = declare.gauge(
             "settled_tokens",
-            "Tokens in all: of all peers, in all settled rounds of the stage since the run began; NaN while not "
-            "known.",
+            "Tokens in all: of all peers, in all settled rounds of the stage since the run began; NaN while "
+            "not known.",
         )
         self.tokens.set(float("nan"))
         self.phase = declare.gauges(

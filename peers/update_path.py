@@ -73,7 +73,7 @@ from swarmnet.round_sets import kept_rounds
 from swarmnet.rounds import GroupRounds
 
 MOST_OVERSHOOT = 4
-"""A round that has to wait gathers more than its target; a liar adds no more than this to the count of all."""
+"""A round that has to wait gathers more than its target; a liar adds no more than this to the count."""
 
 
 @dataclass(frozen=True, slots=True)

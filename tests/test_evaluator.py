@@ -1,4 +1,4 @@
-"""The evaluator: scores what peers hold on held-out text, and says so everywhere, while they do other work."""
+"""The evaluator: scores what peers hold on held-out text, and says so everywhere."""
 
 from __future__ import annotations
 

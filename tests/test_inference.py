@@ -131,8 +131,8 @@ def test_a_score_tells_how_far_it_is_and_leaves_what_it_has_when_it_is_stopped()
             work.cancel()
             await asyncio.wait({work})
             assert 6 <= progress.done < progress.windows
-            assert re.fullmatch(rf"{progress.done} of {progress.windows} windows, loss [56]\.\d{{4}} nats per "
-                                r"token so far", progress.line())  # fmt: skip
+            done = rf"{progress.done} of {progress.windows} windows, loss [56]\.\d{{4}} nats per token so far"
+            assert re.fullmatch(done, progress.line())
             whole_text = Progress()
             found = await score(client, TEXT, progress=whole_text)
             assert whole_text.done == whole_text.windows == progress.windows

@@ -194,8 +194,8 @@ class PeerFile(BaseModel):
 
     role: Literal["worker", "bootstrap", "observer", "archivist", "evaluator"] = "worker"
     """worker trains a stage; bootstrap only lets others find the run, and needs no run; observer holds
-    nothing and shows the swarm on a page; archivist keeps the run's checkpoints at `archive`; evaluator asks the
-    peers for the loss on text that is held out."""
+    nothing and shows the swarm on a page; archivist keeps the run's checkpoints at `archive`; evaluator asks
+    the peers for the loss on text that is held out."""
     run: RunReference | None = None
     """Which run to train or to watch. All but a bootstrap need it. By id, the manifest is fetched from other
     peers and checked."""
@@ -254,8 +254,8 @@ class PeerFile(BaseModel):
     drain_seconds: Annotated[Seconds, Field(ge=0)] = 20.0
     """After Ctrl+C or SIGTERM, how long to finish what is under way. A second signal stops at once."""
     log: Literal["auto", "line", "json"] = "auto"
-    """line: for people; json: one JSON object per line, for programs, with a status each second; auto: line on
-    a terminal, else json with a status each minute and when it changes."""
+    """line: for people; json: one JSON object per line, for programs, with a status each second; auto: line
+    on a terminal, else json with a status each minute and when it changes."""
     invite: InviteText = ""
     """What the run's owner handed out (`swarmnet invite`), where the run takes peers by invite only. For
     several stages one for each, with spaces between them, unless it lets in whoever shows it."""

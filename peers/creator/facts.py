@@ -30,7 +30,7 @@ FLOPS_PER_PARAMETER_AND_TOKEN = 6
 """Forward and backward of a dense decoder (Kaplan et al., arXiv:2001.08361): compute = 6 N D."""
 FLOPS_PER_JOULE = {"cuda": 2.0e10, "cpu": 1.0e9}
 """Assumed, useful operations per joule by device. A GPU of 2022 at 300 W and a third of its 20 TFLOP/s of
-float32. A processor's core at 15 W and two fifths of the 3.6e10 operations a second that were measured of one."""
+float32. A processor's core at 15 W and two fifths of the 3.6e10 operations a second measured of one."""
 NOT_SAID = "cpu"
 """Assumed of who does not say: the dearer one, so that the energy is not made smaller than it is."""
 DEVICES = {"cuda": "GPUs", "cpu": "processors"}
@@ -94,8 +94,8 @@ class Facts:
         return [sum(map(prod, parameter_shapes(manifest.model, span).values())) for span in spans]
 
     def _tokens(self) -> list[int]:
-        """Trained on, by stage, as peers have counted them; else every settled round holds its target at most,
-        as those that are closed by time hold fewer."""
+        """Trained on, by stage, as peers have counted them; else every settled round holds its target at
+        most, as those that are closed by time hold fewer."""
         counted = self.settled_tokens or (None,) * len(self.rounds)
         return [
             tokens if tokens is not None else (round + 1) * self.manifest.rounds.target_tokens

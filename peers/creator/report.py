@@ -94,14 +94,14 @@ def _assumptions(facts: Facts) -> list[str]:
         for device, share in sorted(facts.devices.items())
     )
     return [
-        "tokens: those that contributions in settled rounds of the first stage, which every token visits, say "
-        "they stand for" if facts.is_counted else
-        "tokens: at most; settled rounds of the first stage, which every token visits, times the run's target "
-        "of tokens per round, as nobody has counted them (rounds that are closed by time have fewer)",
+        "tokens: those that contributions in settled rounds of the first stage, which every token visits, "
+        "say they stand for" if facts.is_counted else
+        "tokens: at most; settled rounds of the first stage, which every token visits, times the run's "
+        "target of tokens per round, as nobody has counted them (rounds that are closed by time have fewer)",
         f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x parameters x tokens, of each stage by "
         "its own settled rounds",
-        f"energy: {each}, by the devices that contributors say they compute with (processors where they do not "
-        f"say), times {assumptions.OVERHEAD:g} for the rest of the machines; not measured",
+        f"energy: {each}, by the devices that contributors say they compute with (processors where they do "
+        f"not say), times {assumptions.OVERHEAD:g} for the rest of the machines; not measured",
         "contributors: tokens as their own signed records claim, not audited",
     ]
 

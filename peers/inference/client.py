@@ -244,7 +244,8 @@ class SwarmClient:
             self.say("missing", f"waiting for a peer of stage {names}: {why}")
         for stage in set(busy) - self._said_busy:  # Once: a busy swarm is so again and again.
             self._said_busy.add(stage)
-            self.say("busy", f"stage {stage} is busy: its peers have not answered in time; they are asked again")
+            why = "its peers have not answered in time; they are asked again"
+            self.say("busy", f"stage {stage} is busy: {why}")
         if not stages and self._missing and self._open:
             self.say("found", "all stages that are needed have peers again")
         self._missing = nobody

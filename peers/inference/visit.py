@@ -146,8 +146,8 @@ async def score(
     conversation: Conversation | None = None,
     progress: Progress | None = None,
 ) -> Score:
-    """As `evaluate.score_weights`, through the swarm. `progress`: filled in as answers come. Raises NoAnswer, and
-    TextError if there is no text."""
+    """As `evaluate.score_weights`, through the swarm. `progress`: filled in as answers come. Raises NoAnswer,
+    and TextError if there is no text."""
     manifest = client.manifest
     window = min(manifest.data.sequence_tokens, manifest.model.context)
     batch = max(1, client.most_tokens // window)

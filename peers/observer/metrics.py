@@ -73,13 +73,14 @@ SHOWN = (
     ),
     Shown(
         _gauge("swarm_settled_tokens",
-               "Tokens in all: in the settled rounds of the first stage, of the usual peer as claimed by records."),
+               "Tokens in all: in the settled rounds of the first stage, of the usual peer as claimed by "
+               "records."),
         lambda board, _: _known(board.picture.settled_tokens),
     ),
     Shown(
         _gauge("swarm_tokens",
-               "Tokens since the starts of those that the observer has seen, as claimed by records; of the stage "
-               "that claims most."),
+               "Tokens since the starts of those that the observer has seen, as claimed by records; of the "
+               "stage that claims most."),
         lambda board, _: _known(board.picture.tokens),
     ),
     Shown(

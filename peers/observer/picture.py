@@ -100,7 +100,8 @@ class Picture:
     tokens: int = 0
     """Committed since their starts, over those that this observer has seen."""
     settled_tokens: int | None = None
-    """In all settled rounds of the first stage since the run began, which every token visits; None: not known."""
+    """In all settled rounds of the first stage since the run began, which every token visits; None: not
+    known."""
     tokens_per_second: float = 0.0
     sent_bytes_per_second: float = 0.0
     received_bytes_per_second: float = 0.0

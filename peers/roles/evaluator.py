@@ -1,9 +1,9 @@
 """The evaluator: a visitor that stays, and scores the run's newest settled weights on held-out text again and
 again.
 
-It asks peers for forward passes as any visitor does, so training goes on: they give visitors a quarter of their
-time at most, and it rests between two scores. What it finds is a metric, an event, its picture for `top`, and the
-loss in its own record, from which `top --run` and the observer have it.
+It asks peers for forward passes as any visitor does, so training goes on: they give visitors a quarter of
+their time at most, and it rests between two scores. What it finds is a metric, an event, its picture for
+`top`, and the loss in its own record, from which `top --run` and the observer have it.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class EvaluatorRole(Role):
         evaluation.set("eval_timestamp_seconds", time.time())
         self.process.say(
             "evaluated",
-            f"held-out loss {found.loss:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte, at round "
-            f"{round}",
+            f"held-out loss {found.loss:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte, at "
+            f"round {round}",
             loss=found.loss, bits_per_byte=found.bits_per_byte, round=round, bytes=found.bytes,
             sha256=found.sha256, window=found.window, seconds=time.monotonic() - began,
         )  # fmt: skip

@@ -20,7 +20,7 @@ def view(
 ) -> dict[str, Any]:  # fmt: skip
     """Everything that `swarmnet top` shows, as plain JSON data. `story` has heard the peer's event log from
     its start; `state`: what the role says it is at when it has no worker (paused, connecting); `idle`: the
-    share of the last seconds in which it computed nothing; `utilization`: of what its device can do at most."""
+    share of the last seconds in which it computed nothing; `utilization`: of what its device can do."""
     return as_json(picture_of(worker, story, name, state, idle, utilization))
 
 
