@@ -71,6 +71,8 @@ class Observer:
         self.directory = directory
         self.newest_peak: Callable[[], float | None] = lambda: self.peak
         """Others of this machine may measure more later."""
+        self.done: Callable[[float], float] = lambda operations: 0.0
+        """Told what was done a second, lately; what the device can do at least."""
         self.utilization: float | None = None
         """Of the peak, over the last seconds; None: not known."""
         self.report = report
@@ -164,6 +166,7 @@ class Observer:
         speed = self._speed(worker.loop.time(), ledger.tokens)
         if self.peak is not None and speed is not None:
             each = operations_per_token(worker.manifest, worker.stage)
+            self.peak = max(self.peak, self.done(speed * each))
             self.utilization = speed * each / self.peak
             self.metrics.peak.set("train_flops_utilization_ratio", self.utilization)
         return Status(

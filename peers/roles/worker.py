@@ -32,7 +32,7 @@ from peers.growth import OBSERVE_SECONDS
 from peers.introduction import found, machine_line, run_line, swarm_line, traffic_line
 from peers.limits.machine import gpu_use
 from peers.limits.watch import LimitsWatch
-from peers.memory import let_go, resident_bytes
+from peers.memory import let_go, resident_bytes, trim
 from peers.metrics import PHASES, STATES
 from peers.observe import Observer
 from peers.peak import MachinePeak
@@ -64,6 +64,17 @@ from swarmnet.needs import Needs
 
 SAVE_SECONDS = 10.0
 """How long a new p2pd waits for the weights to be on disk."""
+
+
+TRIM_SECONDS = 30.0
+"""Between two times that free memory is handed back: without, a stage of 2.2 M parameters held 200 MB more
+than it used after 500 rounds."""
+
+
+async def _trim_forever() -> None:
+    while True:
+        await asyncio.sleep(TRIM_SECONDS)
+        await asyncio.to_thread(trim)
 
 
 class WorkerRole(Role):
@@ -123,6 +134,7 @@ class WorkerRole(Role):
         if process.number == 0 and self.device.type == "cuda":
             gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
             beside.append(asyncio.create_task(gpu.run(), name="gpu"))
+        beside.append(asyncio.create_task(_trim_forever(), name="trim"))
         await asyncio.sleep(0)  # The limits' first look may find that this is no hour to begin.
         try:
             goes_on = True
@@ -189,6 +201,8 @@ class WorkerRole(Role):
             worker, process.metrics, process.report, process.log, self.compute_time, self.peak, network.dht
         )
         observer.newest_peak = self._newest_peak
+        if process.config.metrics.peak_operations is None:
+            observer.done = self.machine_peak.seen
         observing = asyncio.create_task(observer.run(), name="observer")
         if process.stop.is_set():
             worker.leave()
