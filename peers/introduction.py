@@ -72,8 +72,8 @@ def machine_line(held: range, needs: Needs, graphs: int, allowed: int, limited: 
     stages = f"stage{'s' if len(held) > 1 else ''} {named(held)}"
     most = needs.least + (graphs - 1) * needs.graph
     return (
-        f"you    {stages} on {device}: needs {gib(needs.least)} with one microbatch under way and {gib(most)} "
-        f"with the most, {graphs} at a time; {whose} {gib(allowed)}"
+        f"you    {stages} on {device}: needs {gib(needs.least)} with one microbatch under way and "
+        f"{gib(most)} with the most, {graphs} at a time; {whose} {gib(allowed)}"
     )
 
 

@@ -66,7 +66,8 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
             role = EvaluatorRole(process_of(tmp_path, log))
             assert role.not_ready() == "has no score yet"
             role.signed = signed
-            await role._once(signed, network, TEXT)
+            async with holders.visitor() as client:
+                await role._once(client, TEXT)
         weights = holders.weights({0: {4}, 1: {4}, 2: {4}})
         local = bits_per_byte(lambda t: forward(weights, model, whole(model), t), TEXT, window=16, batch=2)
         assert role.newest == local
@@ -95,19 +96,19 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
     run(story())
 
 
-def test_a_swarm_that_does_not_answer_is_said_and_leaves_the_score_before(tmp_path, monkeypatch):
+def test_a_swarm_that_does_not_answer_is_said_and_leaves_the_score_before(tmp_path):
     async def story():
         holders = Holders(tiny_manifest(), FOUR, (4,))
-        network = SimpleNamespace(
-            transport=holders.network.transport(ME.peer_id), directory=holders.network.directory(ME.peer_id)
-        )
         with EventLog(tmp_path / "events.jsonl", lambda: 1e9, lambda: 0.0) as log:
             role = EvaluatorRole(process_of(tmp_path, log))
-            await role._once(holders.signed, network, TEXT)
-            before = role.newest
-            holders.crash("a")
-            await role._once(holders.signed, network, TEXT)
-            assert role.newest is before is not None
+            async with holders.visitor() as client:
+                await role._once(client, TEXT)
+                first = role.newest
+                await role._once(client, TEXT)
+                before = role.newest
+                holders.crash("a")
+                await role._once(client, TEXT)
+            assert role.newest is before is not first is not None
             assert any("no score this time, after 0 of 45 windows" in text for text in role.process.said)
 
     run(story())

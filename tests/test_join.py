@@ -318,7 +318,7 @@ def test_what_was_found_is_said_in_a_few_lines():
     needs = all_needs(manifest, pytest.importorskip("torch").device("cpu"), 0)[1]
     line = machine_line(range(1, 2), needs, 5, 8 << 30, True, "cpu")
     most = gib(needs.least + 4 * needs.graph)
-    assert f"with one microbatch under way and {most} with the most, 5 at a time; limits.memory allows" in line
+    assert f"with one microbatch under way and {most} with the most, 5 at a time; limits.memory" in line
     limits = LimitsFile(upload=20_000.0, hours="22:00-08:00")
     line = traffic_line(manifest, range(1, 2), records, limits)
     assert "never more than 20.0 kB/s up; only at 22:00-08:00" in line

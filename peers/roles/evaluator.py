@@ -72,11 +72,17 @@ class EvaluatorRole(Role):
         presence = Presence(
             signed, process.identity, network.transport, directory, version("swarmnet"), process.log.record
         )
-        await until_one_ends(
-            evaluate=self._evaluate_forever(signed, network, text, presence),
-            announce=presence.announce_forever(NO_STAGE, partial(self._record, presence)),
-            show=self._show_forever(),
-        )
+        shown = config.invite_bytes if signed.manifest.access == "invite" else b""
+        # One visitor for all scores: peers answer over links that they opened to it, and keep these a while.
+        async with SwarmClient(
+            signed, network.transport, directory, Random(), process.say, invite=shown,
+            tokenizer=config.tokenizer,
+        ) as client:  # fmt: skip
+            await until_one_ends(
+                evaluate=self._evaluate_forever(client, text, presence),
+                announce=presence.announce_forever(NO_STAGE, partial(self._record, presence)),
+                show=self._show_forever(),
+            )
 
     def _text(self) -> bytes:
         """Raises TextError."""
@@ -85,29 +91,20 @@ class EvaluatorRole(Role):
             return held_out_text()
         return read_text(str(path), lambda warning: self.process.report.say("text", warning, level="warning"))
 
-    async def _evaluate_forever(
-        self, signed: SignedManifest, network: Network, text: bytes, presence: Presence
-    ) -> None:
+    async def _evaluate_forever(self, client: SwarmClient, text: bytes, presence: Presence) -> None:
         while True:
             began = time.monotonic()
-            await self._once(signed, network, text)
+            await self._once(client, text)
             presence.announce_now()
             passed = time.monotonic() - began
             await asyncio.sleep(max(passed, self.process.config.evaluating.seconds - passed))
 
-    async def _once(self, signed: SignedManifest, network: Network, text: bytes) -> None:
+    async def _once(self, client: SwarmClient, text: bytes) -> None:
         """One score; whoever does not answer is asked again the next time."""
         process, talk, began = self.process, Conversation(), time.monotonic()
         self.progress = Progress()
-        shown = process.config.invite_bytes if signed.manifest.access == "invite" else b""
         try:
-            async with SwarmClient(
-                signed, network.transport, network.directory, Random(), process.say, invite=shown,
-                tokenizer=process.config.tokenizer,
-            ) as client:  # fmt: skip
-                found = await score(
-                    client, text, conversation=talk, progress=self.progress, at_once=AT_ONCE
-                )
+            found = await score(client, text, conversation=talk, progress=self.progress, at_once=AT_ONCE)
         except NoAnswer as error:
             process.say("not_evaluated", f"no score this time, after {self.progress.line()}: {error}")
             return
