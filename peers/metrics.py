@@ -40,6 +40,13 @@ PAUSES = ("user", "schedule", "idle", "battery", "owner", "other")
 """Who or what can pause a peer; owner: it keeps its stage and begins nothing new (creator/obedience.py)."""
 
 
+COUNTED = {
+    "settled_tokens":
+        "Tokens in all: of all peers, in all settled rounds of the stage since the run began. Only where it "
+        "is known.",
+}  # fmt: skip
+
+
 class About:
     """Who this peer is."""
 
@@ -132,12 +139,6 @@ class Rounds:
     def __init__(self, declare: Declare) -> None:
         self.round = declare.gauge("round", "Round that gradients are added to, number.")
         self.settled = declare.gauge("round_settled", "Newest settled round, number.")
-        self.tokens = declare.gauge(
-            "settled_tokens",
-            "Tokens in all: of all peers, in all settled rounds of the stage since the run began; NaN while "
-            "not known.",
-        )
-        self.tokens.set(float("nan"))
         self.phase = declare.gauges(
             "round_phase",
             "1 for what the oldest round that is not applied here is at, looked at once a second, else 0; "
@@ -356,6 +357,7 @@ class Metrics:
         self.credit = Credit(declare)
         self.gpu = Sometimes(declare, GPU)
         self.peak = Sometimes(declare, PEAK)
+        self.counted = Sometimes(declare, COUNTED)
         self.evaluation = Sometimes(declare, EVALUATION)
         if process:
             ProcessCollector(registry=self.registry)
@@ -370,6 +372,7 @@ class Metrics:
         """Also what appears only where it can be told, for the documentation."""
         self.gpu.show()
         self.peak.show()
+        self.counted.show()
         self.evaluation.show()
 
     def text(self) -> bytes:

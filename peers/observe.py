@@ -273,7 +273,7 @@ class Observer:
         training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))
         metrics.round.set(rounds.current)
         metrics.settled.set(rounds.settled)
-        metrics.tokens.set(float("nan") if update.tokens is None else update.tokens)
+        self.metrics.counted.set("settled_tokens", update.tokens)
         newest = max((view.round for view in rounds.neighbours.values()), default=rounds.current)
         metrics.lag.set(max(0, newest - rounds.current))
         for outcome, count in {**update.outcomes, "not_finite": counts.not_finite}.items():
