@@ -62,6 +62,8 @@ class Checkpoint:
     """What peers of the group have signed of the weights after that round (signed_digests.py)."""
     past: Past = NOTHING_PAST
     """What its writer knew of the rounds up to that one."""
+    tokens: int | None = None
+    """In all settled rounds up to that one; None: its writer did not know."""
 
     def units(self, layout: Layout) -> Tensor:
         """int32 [layout.size]. Raises CheckpointError if tensors are missing or shaped otherwise."""
@@ -82,11 +84,11 @@ def state_digest(round: int, units: Tensor) -> bytes:
 
 def write(
     folder: Path, manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
-    signed: Sequence[bytes] = (), past: Past = NOTHING_PAST,
+    signed: Sequence[bytes] = (), past: Past = NOTHING_PAST, tokens: int | None = None,
 ) -> Path:  # fmt: skip
     """Write `stage-S-round-R.safetensors` and keep the stage's newest KEPT. DiskError."""
     path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
-    write_atomically(path, content(manifest, stage, round, chain, units, layout, signed, past))
+    write_atomically(path, content(manifest, stage, round, chain, units, layout, signed, past, tokens))
     for old in [*files(folder, stage)[KEPT:], *folder.glob(".stage-*.part")]:
         old.unlink()  # The latter were left by writers that were killed.
     return path
@@ -94,7 +96,7 @@ def write(
 
 def content(
     manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
-    signed: Sequence[bytes] = (), past: Past = NOTHING_PAST,
+    signed: Sequence[bytes] = (), past: Past = NOTHING_PAST, tokens: int | None = None,
 ) -> bytes:  # fmt: skip
     """What a checkpoint file holds."""
     tensors = {}
@@ -116,6 +118,8 @@ def content(
         "sets": _written(past.sets),
         "earlier": msgspec.json.encode(past.earlier).decode(),
     }
+    if tokens is not None:
+        metadata["tokens"] = str(tokens)
     metadata["content"] = _content(metadata, tensors)
     data: bytes = save(tensors, metadata)
     return data
@@ -140,6 +144,7 @@ def read(path: Path) -> Checkpoint:
                 _sets(metadata.get("sets", "{}")),
                 msgspec.json.decode(metadata.get("earlier", "null"), type=Earlier | None),
             ),
+            _tokens(metadata.get("tokens", "")),
         )  # fmt: skip
     except (SafetensorError, OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} is no checkpoint that can be used ({error})") from None
@@ -150,6 +155,15 @@ def number(text: str) -> int:
     """A stage or a round. Raises ValueError for what no run has."""
     if not re.fullmatch(r"[0-9]{1,10}", text):  # As the names of archived files have (archive.py).
         raise ValueError(f"{text[:20]!r} is no number of a stage or round")
+    return int(text)
+
+
+def _tokens(text: str) -> int | None:
+    """Raises ValueError for what no run has."""
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise ValueError(f"{text[:20]!r} is no number of tokens")
     return int(text)
 
 

@@ -37,6 +37,8 @@ def claims_of(worker: Worker) -> Claims:
         checkpoint_seconds=_written_at(saved[0]) if saved is not None else 0.0,
         sent_bytes=traffic.sent.total() if traffic is not None else 0,
         received_bytes=traffic.received.total() if traffic is not None else 0,
+        settled_tokens=update.tokens if update is not None else None,
+        device=worker.part.device.type if data is not None else "",
     )
 
 

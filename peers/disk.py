@@ -92,7 +92,7 @@ class Disk:
             self.say("restored", f"has the weights of round {round} in its own checkpoint")
             if self.saved is None:
                 self.saved, self.saved_bytes = (path, round), path.stat().st_size
-            found.append(Weights(units, round, held.chain, held.past))
+            found.append(Weights(units, round, held.chain, held.past, held.tokens))
         return found
 
     def forget_after(self, round: int) -> None:
@@ -104,7 +104,7 @@ class Disk:
 
     def first_weights(self) -> Weights:
         """What the seed makes."""
-        return Weights(self.part.first_units(), -1, START)
+        return Weights(self.part.first_units(), -1, START, tokens=0)
 
     async def save_forever(self, seconds: float, snapshots: Snapshots) -> None:
         """Save about every `seconds`, the same rounds as the others do (`aligned`); never if that is 0."""
@@ -143,7 +143,7 @@ class Disk:
         try:
             path = await asyncio.to_thread(
                 checkpoint.write, self.folder, manifest, self.stage, round, weights.chain, weights.units,
-                self.part.layout, self.digests.of_round(round), self.past(round),
+                self.part.layout, self.digests.of_round(round), self.past(round), weights.tokens,
             )  # fmt: skip
         except checkpoint.DiskError as error:
             self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")

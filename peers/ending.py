@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from peers.observer.picture import IN_STEP
+from peers.top.records import IN_STEP
 
 if TYPE_CHECKING:
     from peers.worker import Worker

@@ -70,9 +70,10 @@ def machine_line(held: range, needs: Needs, graphs: int, allowed: int, limited: 
     """What it takes of this machine."""
     whose = "limits.memory allows" if limited else "this machine has"
     stages = f"stage{'s' if len(held) > 1 else ''} {named(held)}"
+    most = needs.least + (graphs - 1) * needs.graph
     return (
-        f"you    {stages} on {device}: needs {gib(needs.least)}, {whose} {gib(allowed)}; "
-        f"up to {graphs} microbatches at a time"
+        f"you    {stages} on {device}: needs {gib(needs.least)} with one microbatch under way and "
+        f"{gib(most)} with the most, {graphs} at a time; {whose} {gib(allowed)}"
     )
 
 

@@ -23,11 +23,24 @@ PEAK = {
         "What this peer's file says that its device can do, floating-point operations per second. "
         "Only if it does.",
     "measured_peak_operations_per_second":
-        "The fastest product of two matrices at this peer's start, floating-point operations per second: "
-        "too low where the machine was busy then. Only if none is declared.",
+        "The fastest product of two matrices that any peer of this machine has measured at a start, "
+        "floating-point operations per second: equal for all of them. Only if none is declared.",
     "train_flops_utilization_ratio":
         "Model flops utilisation over the last 10 seconds: the model's operations by those that the peak "
         "allows, 0 to 1. Only with a peak.",
+}  # fmt: skip
+
+
+EVALUATION = {
+    "eval_loss":
+        "Loss on held-out text, by the run's newest settled weights, nats per token. Only of an evaluator.",
+    "eval_bits_per_byte":
+        "The same in bits per byte: comparable between tokenizers. Only of an evaluator.",
+    "eval_round":
+        "Round of the weights that were scored, number; of stages that differ, the oldest. Only of an "
+        "evaluator.",
+    "eval_timestamp_seconds":
+        "When the newest score was made, Unix time in seconds. Only of an evaluator.",
 }  # fmt: skip
 
 

@@ -45,10 +45,15 @@ def give_back() -> None:
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
+    trim()
+
+
+def trim() -> None:
+    """Hand free memory to the system: glibc keeps what graphs and steps of many sizes leave between them."""
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not.
-        if trim is not None:
-            trim(0)
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not.
+        if malloc_trim is not None:
+            malloc_trim(0)
 
 
 def memory_bytes(device: torch.device) -> int:

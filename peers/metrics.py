@@ -19,7 +19,7 @@ from prometheus_client import (
 from peers.codec_counts import CODED
 from peers.declaring import FAST, ROUNDS, SLOW, Declare, Declared, Label, Sometimes, only, table
 from peers.keeping_metrics import Archive, Relay, State
-from peers.machine_metrics import GPU, PEAK, ComputeSeconds
+from peers.machine_metrics import EVALUATION, GPU, PEAK, ComputeSeconds
 from peers.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.reasons import ROUNDS as ROUND_ENDS
 
@@ -38,6 +38,13 @@ STATES = ("connecting", "joining", "training", "held", "paused", "leaving")
 
 PAUSES = ("user", "schedule", "idle", "battery", "owner", "other")
 """Who or what can pause a peer; owner: it keeps its stage and begins nothing new (creator/obedience.py)."""
+
+
+COUNTED = {
+    "settled_tokens":
+        "Tokens in all: of all peers, in all settled rounds of the stage since the run began. Only where it "
+        "is known.",
+}  # fmt: skip
 
 
 class About:
@@ -78,7 +85,9 @@ class Training:
     """Computing."""
 
     def __init__(self, declare: Declare) -> None:
-        self.tokens = declare.counter("train_tokens_total", "Tokens whose gradient was committed here.")
+        self.tokens = declare.counter(
+            "train_tokens_total", "Tokens since the start: whose gradient this process has committed."
+        )
         self.loss = declare.gauge(
             "train_loss", "Loss, mean of the newest 100 microbatches that passed here, nats per token."
         )
@@ -348,6 +357,8 @@ class Metrics:
         self.credit = Credit(declare)
         self.gpu = Sometimes(declare, GPU)
         self.peak = Sometimes(declare, PEAK)
+        self.counted = Sometimes(declare, COUNTED)
+        self.evaluation = Sometimes(declare, EVALUATION)
         if process:
             ProcessCollector(registry=self.registry)
             GCCollector(registry=self.registry)
@@ -361,6 +372,8 @@ class Metrics:
         """Also what appears only where it can be told, for the documentation."""
         self.gpu.show()
         self.peak.show()
+        self.counted.show()
+        self.evaluation.show()
 
     def text(self) -> bytes:
         """What /metrics answers, in Prometheus' text format."""

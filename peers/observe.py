@@ -9,9 +9,11 @@ import asyncio
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Protocol
 
 from peers.codec_counts import CODED, CodecCounts
 from peers.compute_time import ComputeTime, idle_reason
@@ -38,6 +40,16 @@ SPEED_SECONDS = 10.0
 """Tokens per second are an average over so long."""
 
 
+class DirectoryBytes(Protocol):
+    """Of DhtDirectory."""
+
+    @property
+    def sent_bytes(self) -> int: ...
+
+    @property
+    def received_bytes(self) -> int: ...
+
+
 class Observer:
     """Reads a worker's counters."""
 
@@ -49,13 +61,21 @@ class Observer:
         log: EventLog,
         compute_time: ComputeTime | None = None,
         peak: float | None = None,
+        directory: DirectoryBytes | None = None,
     ) -> None:
         """`compute_time`: of the process, which may have had workers before; `peak`: what its device can do,
-        operations per second."""
+        operations per second; `directory`: what its part in that costs."""
         self.worker = worker
         self.metrics = metrics
         self.compute_time = compute_time if compute_time is not None else ComputeTime(metrics.compute)
         self.peak = peak
+        self.directory = directory
+        self.newest_peak: Callable[[], float | None] = lambda: self.peak
+        """Others of this machine may measure more later."""
+        self.done: Callable[[float], float] = lambda operations: 0.0
+        """Told what was done a second, lately; what the device can do at least."""
+        self.utilization: float | None = None
+        """Of the peak, over the last seconds; None: not known."""
         self.report = report
         self.log = log
         self.ready = False
@@ -97,7 +117,7 @@ class Observer:
 
     def note(self) -> None:
         """The counters as events; and what takes a few milliseconds to add up."""
-        worker = self.worker
+        worker, self.peak = self.worker, self.newest_peak()
         if worker.neighbourhood is not None:
             traffic = worker.neighbourhood.traffic
             self.log.record(
@@ -132,6 +152,10 @@ class Observer:
         self.report.status(status)
 
     def _active(self, worker: Worker, neighbourhood: Neighbourhood, ledger: Ledger) -> Status:
+        if self.directory is not None:  # Beside what messages cost: a line carries both.
+            traffic = neighbourhood.traffic
+            traffic.sent["directory"] = self.directory.sent_bytes
+            traffic.received["directory"] = self.directory.received_bytes
         self._network(neighbourhood)
         self._training(worker, ledger)
         self._rounds(worker)
@@ -143,7 +167,9 @@ class Observer:
         speed = self._speed(worker.loop.time(), ledger.tokens)
         if self.peak is not None and speed is not None:
             each = operations_per_token(worker.manifest, worker.stage)
-            self.metrics.peak.set("train_flops_utilization_ratio", speed * each / self.peak)
+            self.peak = max(self.peak, self.done(speed * each))
+            self.utilization = speed * each / self.peak
+            self.metrics.peak.set("train_flops_utilization_ratio", self.utilization)
         return Status(
             worker.state,
             stage=worker.stage,
@@ -156,6 +182,7 @@ class Observer:
             group_peers=1 + sum(known.stage == worker.stage and known.ready for known in linked),
             swarm_peers=1 + len(peers),
             tokens=ledger.tokens,
+            total_tokens=worker.update.tokens if worker.update is not None else None,
             waits_for=_waits_for(worker, neighbourhood),
         )
 
@@ -167,9 +194,9 @@ class Observer:
 
     def _network(self, neighbourhood: Neighbourhood) -> None:
         network, traffic, growth = self.metrics.network, neighbourhood.traffic, self.growth
-        for kind, count in traffic.sent.items():
+        for kind, count in _of_messages(traffic.sent):
             network.sent(kind).inc(growth.of("sent", count, kind))
-        for kind, count in traffic.received.items():
+        for kind, count in _of_messages(traffic.received):
             network.received(kind).inc(growth.of("received", count, kind))
         for code, count in by_code(traffic.refused).items():
             network.refused(code).inc(growth.of("refused", count, code))
@@ -248,6 +275,7 @@ class Observer:
         training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))
         metrics.round.set(rounds.current)
         metrics.settled.set(rounds.settled)
+        self.metrics.counted.set("settled_tokens", update.tokens)
         newest = max((view.round for view in rounds.neighbours.values()), default=rounds.current)
         metrics.lag.set(max(0, newest - rounds.current))
         for outcome, count in {**update.outcomes, "not_finite": counts.not_finite}.items():
@@ -293,6 +321,11 @@ class Observer:
         for part in (worker.neighbourhood, worker.data, work, counts, worker.states, worker.disk):
             for what, measured in part.timings.read() if part is not None else ():
                 self._durations[what].observe(measured)
+
+
+def _of_messages(counted: Mapping[str, int]) -> list[tuple[str, int]]:
+    """By kind; the directory's are counted for the metrics where they arise (directory_observer.py)."""
+    return [(kind, count) for kind, count in counted.items() if kind != "directory"]
 
 
 def _waits_for(worker: Worker, neighbourhood: Neighbourhood) -> int | None:

@@ -57,6 +57,10 @@ def role_of(process: Process) -> Role:
         from peers.roles.archivist import ArchivistRole
 
         return ArchivistRole(process)
+    if wanted == "evaluator":
+        from peers.roles.evaluator import EvaluatorRole
+
+        return EvaluatorRole(process)
     from peers.roles.worker import WorkerRole
 
     return WorkerRole(process)

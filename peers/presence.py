@@ -93,6 +93,7 @@ class Presence:
             claims.tokens_per_second, self.version, claims.moving_to, claims.name, claims.state, claims.loss,
             claims.tokens, claims.settled, claims.checkpoint_round, claims.checkpoint_seconds,
             claims.sent_bytes, claims.received_bytes, invite,
+            -1 if claims.settled_tokens is None else claims.settled_tokens, claims.device,
         )  # fmt: skip
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 

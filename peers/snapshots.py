@@ -15,6 +15,7 @@ from peers.checkpoint import state_digest
 from protocols.envelope import Kind, seal
 from protocols.identity import Identity
 from protocols.messages import SnapshotRoot
+from protocols.told_tokens import told
 from swarmnet.fetch import chunk_bytes
 from swarmnet.identifiers import RunId
 from swarmnet.manifest import Rounds
@@ -31,13 +32,15 @@ class Snapshot:
     signed: bytes
     data: bytes
     """Little-endian int32 settled weights."""
+    tokens: int | None = None
+    """In all settled rounds up to it; None: not known."""
 
     def chunk(self, index: int) -> memoryview:
         size = chunk_bytes(self.root.size)
         return memoryview(self.data)[index * size : (index + 1) * size]
 
     def weights(self) -> Weights:
-        return Weights(units_of(self.data), self.root.round, self.root.chain)
+        return Weights(units_of(self.data), self.root.round, self.root.chain, tokens=self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class Weights:
     """The value of the chain of settled sets there."""
     past: Past = field(default_factory=Past)
     """What is known of the rounds up to there, where they are from the own disk."""
+    tokens: int | None = None
+    """In all settled rounds up to there, of all peers; None: nobody says it."""
 
 
 def units_of(data: bytes) -> Tensor:
@@ -85,27 +90,30 @@ class Snapshots:
         self.asked = b""
         """The digest that was last asked for."""
 
-    def keep(self, round: int, units: Callable[[], Tensor], digest: bytes, chain: bytes) -> None:
+    def keep(
+        self, round: int, units: Callable[[], Tensor], digest: bytes, chain: bytes, tokens: int | None = None
+    ) -> None:
         """A round settled: make a snapshot if it is its turn."""
         if (round + 1) % self.rules.snapshot_rounds == 0:
-            self._hold(round, units(), digest, chain)
+            self._hold(round, units(), digest, chain, tokens)
 
     def hold(self, weights: Weights) -> None:
         """Serve these weights too: from the own disk or fetched, others may need just them."""
         if all(snapshot.root.round != weights.settled_round for snapshot in self.held):
             digest = state_digest(weights.settled_round, weights.units)
-            self._hold(weights.settled_round, weights.units, digest, weights.chain)
+            self._hold(weights.settled_round, weights.units, digest, weights.chain, weights.tokens)
 
-    def _hold(self, round: int, units: Tensor, digest: bytes, chain: bytes) -> None:
+    def _hold(self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None) -> None:
         data = units.cpu().numpy().astype("<i4", copy=False).tobytes()
         size = chunk_bytes(len(data))
         view = memoryview(data)
         hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(data), size)]
         root = SnapshotRoot(round, self.stage, len(data), digest, chain, hashes)
         signed = seal(
-            self.identity, self.run_id, Kind.SNAPSHOT, self.stage, round, round, msgspec.msgpack.encode(root)
-        )
-        held = [Snapshot(root, signed, data), *self.held]
+            self.identity, self.run_id, Kind.SNAPSHOT, self.stage, round, told(tokens, round),
+            msgspec.msgpack.encode(root),
+        )  # fmt: skip
+        held = [Snapshot(root, signed, data, tokens), *self.held]
         held.sort(key=lambda snapshot: -snapshot.root.round)
         in_use = [snapshot for snapshot in held[SNAPSHOTS_KEPT:] if snapshot.root.digest == self.asked]
         self.held = (*held[:SNAPSHOTS_KEPT], *in_use)

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from statistics import median_low
 from typing import Protocol
 
 import msgspec
@@ -39,6 +40,7 @@ from protocols.messages import (
     SnapshotRoot,
     State,
 )
+from protocols.told_tokens import tokens_in
 from protocols.transport import Carries, Transport
 from swarmnet.fetch import (
     ASKED_AT_ONCE,
@@ -125,6 +127,8 @@ class StatePath:
         """Chunks whose hash was wrong."""
         self.timings = Timings()
         self._offers: dict[PeerId, State] = {}
+        self._tokens: dict[tuple[PeerId, bytes], int] = {}
+        """By who says it and the snapshot's digest: tokens in all rounds up to it."""
         self._asked: set[PeerId] = set()
         self._offered = asyncio.Event()
         self._fetch: SnapshotFetch | None = None
@@ -178,7 +182,7 @@ class StatePath:
         initial weights). When nobody has begun yet (all were restarted), the newest state that the disks
         share, which may be older than `have`; `apart`: likewise if those who have begun do not agree. None,
         too, if no snapshot is newer than round `enough`. Raises NoState when nobody offers a way."""
-        self._offers, self._asked = {}, set(holders)
+        self._offers, self._asked, self._tokens = {}, set(holders), {}
         self._offered.clear()
         until = self.clock.time() + OFFER_SECONDS
         while self._offers.keys() < self._asked and self.clock.time() < until:
@@ -261,6 +265,8 @@ class StatePath:
                 continue
             if self.vouched(peer, root):
                 roots.append(root)
+                if (tokens := tokens_in(envelope.sequence)) is not None:
+                    self._tokens[peer, root.digest] = tokens
         return roots
 
     async def _fetch_root(self, naming: dict[PeerId, SnapshotRoot]) -> Weights:
@@ -301,7 +307,8 @@ class StatePath:
         if state_digest(root.round, units) != root.digest:
             raise NoState(f"the chunks of the snapshot of round {root.round} do not make up its digest")
         self.timings.add("fetch", self.clock.time() - began)
-        return Weights(units, root.round, root.chain)
+        told = [self._tokens[peer, root.digest] for peer in naming if (peer, root.digest) in self._tokens]
+        return Weights(units, root.round, root.chain, tokens=median_low(told) if told else None)
 
     def _ask_others(self, fetch: SnapshotFetch) -> None:
         """Whoever of the group was reached meanwhile may hold the same snapshot."""

@@ -1,13 +1,14 @@
 """What a peer says: one status line on a terminal, or JSON lines for machines.
 
 Both are the same two calls: `status` (how it goes, often) and `say` (something happened). Nothing here
-starts a thread or reads a clock by itself.
+starts a thread.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, Protocol, TextIO
@@ -18,6 +19,8 @@ from rich.text import Text
 
 Level = Literal["info", "warning", "error"]
 
+STATUS_SECONDS = 60.0
+"""From one status to the next in a log that nobody asked to be for programs: one a second is 28 MB a day."""
 END_OF_P2PD = "use of closed network connection"
 """What p2pd calls an error whenever it is told to end."""
 
@@ -41,6 +44,8 @@ class Status:
     swarm_peers: int = 0
     tokens: int = 0
     """Committed here since the start."""
+    total_tokens: int | None = None
+    """Of all peers in all settled rounds of the stage."""
     waits_for: int | None = None
     """A stage next to this one of which no peer is there: no microbatch gets through."""
     sibling: int | None = None
@@ -51,13 +56,13 @@ class Status:
         if self.stage is None:
             return self.state + (f"  {self.swarm_peers} peers known" if self.swarm_peers else "")
         parts = [self.state if self.waits_for is None else f"waits for a peer of stage {self.waits_for}"]
-        parts.append(f"stage {self.stage}" + (f"/{self.stages}" if self.stages is not None else ""))
+        parts.append(f"stage {self.stage}" + (f" of 0-{self.stages - 1}" if self.stages is not None else ""))
         if self.round is not None:
             parts.append(f"round {self.round}")
         if self.loss is not None:
             parts.append(f"loss {self.loss:.3f}")
         if self.tokens_per_second is not None:
-            parts.append(f"{grouped(self.tokens_per_second)} tok/s")
+            parts.append(pace(self.tokens_per_second))
         parts.append(f"up {amount(self.sent_bytes)} down {amount(self.received_bytes)}")
         parts.append(f"peers {self.group_peers} here, {self.swarm_peers} in all")
         return "  ".join(parts)
@@ -80,18 +85,18 @@ def open_report(
 ) -> Report:
     """The report that a peer file's `log` asks for. `clock`: Unix time in seconds."""
     if log == "line" or (log == "auto" and stream.isatty()):
-        return LineReport(stream)
-    return JsonReport(stream, clock, name)
+        return LineReport(stream, clock)
+    return JsonReport(stream, clock, name, 0.0 if log == "json" else STATUS_SECONDS)
 
 
 class LineReport:
     """A status line that is rewritten in place, and above it what happened. Without a terminal the
-    status is printed when its state, stage or round changes."""
+    status is printed when its state or stage changes, else once in STATUS_SECONDS."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.time) -> None:
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._live: Live | None = None
-        self._shown: dict[int | None, tuple[object, ...]] = {}
+        self._due = _Due(clock, STATUS_SECONDS)
         self._newest: dict[int | None, Status] = {}
         """By sibling."""
 
@@ -107,9 +112,7 @@ class LineReport:
                 self._live.start()
             self._live.update(line, refresh=True)
             return
-        shown = (status.state, status.stage, status.round)
-        if shown != self._shown.get(status.sibling):
-            self._shown[status.sibling] = shown
+        if self._due.now(status):
             self._console.print(line)
 
     def say(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
@@ -126,6 +129,23 @@ class LineReport:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+class _Due:
+    """Whether a status is to be written where lines stay: it is news, or the last one is old."""
+
+    def __init__(self, clock: Callable[[], float], seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+        self._written: dict[int | None, tuple[object, float]] = {}
+        """By sibling: what was written of it last, and when."""
+
+    def now(self, status: Status) -> bool:
+        shown, now = (status.state, status.stage, status.waits_for), self._clock()
+        before, at = self._written.get(status.sibling, (None, now))
+        if shown == before and 0 <= now - at < self._seconds:
+            return False
+        self._written[status.sibling] = shown, now
+        return True
 
 
 def _place(shown: tuple[int | None, Status]) -> int:
@@ -151,12 +171,18 @@ class SiblingReport:
 class JsonReport:
     """One JSON object per line: time, level, event, text, and the event's own fields."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float], name: str = "") -> None:
+    def __init__(
+        self, stream: TextIO, clock: Callable[[], float], name: str = "", status_seconds: float = 0.0
+    ) -> None:
+        """A status whose state and stage are as before is written every `status_seconds`; 0: each one."""
         self._stream = stream
         self._clock = clock
         self._name = {"name": name} if name else {}
+        self._due = _Due(clock, status_seconds)
 
     def status(self, status: Status) -> None:
+        if not self._due.now(status):
+            return
         known = {key: value for key, value in asdict(status).items() if value is not None}
         self._write({"level": "info", "event": "status", **known})
 
@@ -221,6 +247,6 @@ def amount(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def grouped(number: float) -> str:
-    """`12 345`: digits in threes."""
-    return f"{number:,.0f}".replace(",", " ")
+def pace(tokens_per_second: float) -> str:
+    """`12,345 tok/s`, as everywhere."""
+    return f"{tokens_per_second:,.0f} tok/s"

@@ -53,6 +53,8 @@ TOLD = frozenset({"unlinked", "refused", "refused_by", "resynchronise", "digest_
 """What a peer's own report tells of these; `holder_dropped` and the like are said where they happen."""
 EVERYDAY = frozenset({"completed", "replayed", "released"})
 """Codes that are no news."""
+ALONE = "alone"
+"""Said once, until another peer of the stage has been there: some runs have one peer per stage on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,14 @@ class Teller:
         self._report = report
         self._said: dict[tuple[str, str, str], float] = {}
         self._kept: dict[tuple[str, str, str], int] = {}
+        self._alone = False
 
     def heard(self, event: Event) -> None:
         """`event.monotonic` is the time by which repetitions are held back."""
+        if event.name == "applied":
+            was_alone, self._alone = self._alone, event.fields.get("code") == ALONE
+            if was_alone and self._alone:
+                return
         if event.name not in TOLD or event.fields.get("code") in EVERYDAY:
             return
         words = told(event.name, event.fields)

@@ -6,8 +6,8 @@ machine decided it; everything else runs on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from peers.compute import UPDATE, Compute
@@ -28,12 +28,14 @@ from protocols.errors import BadSignature, Malformed, WireError
 from protocols.messages import (
     Announce,
     AskChain,
+    AskIds,
     ChainIs,
     Contribution,
     Message,
     Progress,
     Want,
 )
+from protocols.told_tokens import tokens_in
 from swarmnet import round_events as events
 from swarmnet.branches import START, SettledSet
 from swarmnet.identifiers import ContributionId, PeerId
@@ -45,12 +47,17 @@ from swarmnet.rates import Rates
 from swarmnet.round_sets import kept_rounds
 from swarmnet.rounds import GroupRounds
 
+MOST_OVERSHOOT = 4
+"""A round that has to wait gathers more than its target; a liar adds no more than this to the count."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
     reference: events.Reference
     data: bytes
     """The envelope with the payload, as it travels."""
+    tokens: int
+    """That it says it stands for."""
 
     @property
     def payload(self) -> bytes:
@@ -103,6 +110,8 @@ class UpdatePath:
         """Told of every own contribution, and of its tokens."""
         self.digest = b""
         """Of the newest settled weights."""
+        self.tokens = work.tokens = weights.tokens
+        """In all settled rounds, by all peers; None where nobody knew it of those before `weights`."""
         self.accepted_by: set[PeerId] = set()
         """Neighbours that have pulled a contribution of ours."""
         queued = partial(neighbourhood.queued_bytes, lane="group")
@@ -118,7 +127,7 @@ class UpdatePath:
         replica = self.work.replica
         chain = self.rounds.chain.at(replica.settled_round)
         assert chain is not None, "the chain runs ahead of the replica, never behind"
-        return Weights(replica.settled_units().cpu(), replica.settled_round, chain)
+        return Weights(replica.settled_units().cpu(), replica.settled_round, chain, tokens=self.work.tokens)
 
     def past(self, until: int) -> Past:
         """What is known of the rounds up to `until`, for a later life."""
@@ -164,8 +173,9 @@ class UpdatePath:
                 outcome = self.counts.applied(effect, self.rounds, self.clock.time())
                 count, waited = len(contributors), round_off(waited)
                 self.note("applied", round=round, code=outcome, contributors=count, waited=waited)
-            case events.SettleRound(round):
-                operations.append(effect)
+            case events.SettleRound(round, references):
+                self._count_tokens(references)
+                operations.append(replace(effect, tokens=self.tokens))
                 self._forget_bodies(round - kept_rounds(self.manifest.rounds))
             case events.SendProgress():
                 progress = write_progress(effect)
@@ -197,7 +207,7 @@ class UpdatePath:
                 reference = None
                 if result.id is not None:
                     reference = events.Reference(result.round, self.me, result.id, len(result.data))
-                    self._store(reference, result.data)
+                    self._store(reference, result.data, result.tokens)
                     if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
                         self.rounds.offers.made(result.round, result.id, self.clock.time())
                     self.note("made", round=result.round, id=reference.id, tokens=result.tokens)
@@ -209,7 +219,9 @@ class UpdatePath:
             else:
                 self.digest = result.digest
                 ids = [reference.id.hex() for reference in result.references]
-                self.note("settled", round=result.round, digest=result.digest, ids=ids)
+                self.note(
+                    "settled", round=result.round, digest=result.digest, ids=ids, tokens=result.tokens
+                )
                 if not self.work.closed:  # Nothing is signed of a history that was given up meanwhile.
                     self.settled(result)
 
@@ -302,7 +314,7 @@ class UpdatePath:
             if round > self.rounds.settled and not self.rounds.expects(round, maker):
                 self._count("not_counted")
                 return
-            reference = self._open(body)
+            reference, tokens = self._open(body)
         except BadSignature as error:
             self._count(error.code)
             raise  # Whoever passes it on should have looked: its link ends.
@@ -323,20 +335,28 @@ class UpdatePath:
         except ContributionError as error:
             self._refused(peer, "malformed", str(error))
             return
-        self._store(reference, body)
+        self._store(reference, body, tokens)
         self._count("accepted")
         self.note("took", round=reference.round, id=reference.id, maker=reference.peer)
         self.feed(events.ContributionArrived(peer, reference))
 
-    def _open(self, data: bytes) -> events.Reference:
+    def _open(self, data: bytes) -> tuple[events.Reference, int]:
+        """What it names, and how many tokens it says it stands for."""
         envelope = open_envelope(data, self.work.run_id, Kind.CONTRIBUTION, self.work.method.payload_bytes)
         if envelope.stage != self.work.stage:
             raise Malformed(f"a contribution to stage {envelope.stage}, this group holds {self.work.stage}")
-        return events.Reference(envelope.round, envelope.sender, envelope.id, len(data))
+        reference = events.Reference(envelope.round, envelope.sender, envelope.id, len(data))
+        return reference, tokens_in(envelope.sequence) or 0
 
-    def _store(self, reference: events.Reference, data: bytes) -> events.Reference:
-        self.stored[reference.id] = _Stored(reference, data)
-        return reference
+    def _store(self, reference: events.Reference, data: bytes, tokens: int) -> None:
+        self.stored[reference.id] = _Stored(reference, data, tokens)
+
+    def _count_tokens(self, settled: Sequence[events.Reference]) -> None:
+        """A function of the set, so every peer that began from the same count has the same."""
+        if self.tokens is not None:
+            each = sum(self.stored[reference.id].tokens for reference in settled)
+            usual = max(self.manifest.rounds.target_tokens, self.manifest.microbatch_tokens)
+            self.tokens += min(each, MOST_OVERSHOOT * usual)
 
     def _forget_bodies(self, until: int) -> None:
         for identity in [i for i, stored in self.stored.items() if stored.reference.round <= until]:

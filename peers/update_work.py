@@ -13,6 +13,7 @@ from peers.round_counts import RoundCounts
 from peers.stage_part import Computes
 from protocols.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
 from protocols.identity import Identity
+from protocols.told_tokens import told
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.method import GradientError, Method
 from swarmnet.replica import Replica
@@ -62,6 +63,8 @@ class Settled:
     """Replica.digest() after it."""
     chain: bytes
     references: tuple[Reference, ...]
+    tokens: int | None = None
+    """In all settled rounds up to it; None: not known."""
 
 
 Operation = MakeContribution | Add | RemoveContribution | RateRound | ApplyRound | SettleRound | GiveBack
@@ -97,6 +100,8 @@ class UpdateWork:
         self.undecided = undecided
         self.own: OrderedDict[ContributionId, bytes] = OrderedDict()
         """Payloads of the own contributions: all that are undecided, and the newest OWN_BYTES_KEPT."""
+        self.tokens: int | None = None
+        """In all rounds that are settled in the replica; None: not known."""
         self.closed = False
         """The state is fetched anew: what is still queued is of a history that was given up."""
         self._ahead = False
@@ -132,8 +137,9 @@ class UpdateWork:
                     self.gathered.applied_rounds += 1
                     self.counts.voted(self.replica.concord(round, self.identity.peer_id))
                     self._ahead, stale = False, True
-                case SettleRound(round, references, chain):
-                    result = Settled(round, self.replica.settle(round), chain, references)
+                case SettleRound(round, references, chain, tokens):
+                    result = Settled(round, self.replica.settle(round), chain, references, tokens)
+                    self.tokens = tokens
                     if not self.closed:
                         self.settled(result)
                     results.append(result)
@@ -169,7 +175,8 @@ class UpdateWork:
             return Made(round, b"", tokens, None)
         self.counts.codings.encoded("contribution", at, gradient.numel(), len(payload))
         self.counts.norms = self.method.gradient_norm, self.method.momentum_norm
-        data = seal(self.identity, self.run_id, Kind.CONTRIBUTION, self.stage, round, round, payload)
+        stands_for = told(tokens, round)
+        data = seal(self.identity, self.run_id, Kind.CONTRIBUTION, self.stage, round, stands_for, payload)
         assert len(data) == ENVELOPE_BYTES + len(payload)
         envelope = open_envelope(data, self.run_id, Kind.CONTRIBUTION, len(payload))
         self.own[envelope.id] = payload

@@ -420,7 +420,9 @@ class Worker:
 
     def _settled(self, replica: Replica, settled: Settled) -> None:
         """In the compute thread, right after a round settled: of these weights, be others taken up by now."""
-        self.snapshots.keep(settled.round, replica.settled_units, settled.digest, settled.chain)
+        self.snapshots.keep(
+            settled.round, replica.settled_units, settled.digest, settled.chain, settled.tokens
+        )
 
     def _resynchronise(self, wish: Resynchronise) -> None:
         self._given_up = newest_wish(self._given_up, wish)

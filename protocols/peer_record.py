@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from protocols.message_fields import Invite, Name, Number, RoundNumber, StageNumber
+from protocols.message_fields import Invite, Name, Number, NumberOrNone, RoundNumber, StageNumber
 
 NAME_CHARACTERS = 64
 """As long as the peer file's `name` may be."""
@@ -14,6 +14,8 @@ NAME_CHARACTERS = 64
 State = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
 """connecting, joining, training, serving (without a stage), held (the run's owner paused the run), paused,
 leaving, or a word of a newer version; empty: it does not say."""
+Device = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
+"""cpu, cuda, or a word of a newer version; empty: it does not say."""
 Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
 
 NO_STAGE = -1
@@ -40,9 +42,10 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """For people, chosen by the peer's owner; at most NAME_CHARACTERS, all of them printable."""
     state: State = ""
     loss: Loss | None = None
-    """Of the newest microbatch whose loss passed there, nats per token."""
+    """Mean of the newest microbatches whose loss passed there, nats per token; an evaluator's is of text that
+    the run is not trained on."""
     tokens: Number = 0
-    """Whose gradients it has committed."""
+    """Whose gradients it has committed since it started."""
     settled: RoundNumber = -1
     """Newest settled round."""
     checkpoint_round: RoundNumber = -1
@@ -52,5 +55,10 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     sent_bytes: Number = 0
     received_bytes: Number = 0
     invite: Invite = b""
-    """The owner's, where the run takes peers by invite. It does not travel where it is empty. One for whoever
-    shows it stands only in what is told between peers that have shown theirs."""
+    """The owner's, where the run takes peers by invite. From here on, what is as it is by default at the end
+    does not travel. One for whoever shows it stands only in what is told between peers that have shown
+    theirs."""
+    settled_tokens: NumberOrNone = -1
+    """In all settled rounds of the stage, by all peers, since the run began; -1: not known."""
+    device: Device = ""
+    """What it computes with."""

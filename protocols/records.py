@@ -70,9 +70,14 @@ def seal_record(identity: Identity, run_id: RunId, record: PeerRecord, now_secon
 
 
 def _encode(record: PeerRecord) -> bytes:
-    """Without an invite as it was before records had any."""
+    """Without an invite, and what was added after it, as it was before records had any."""
     fields: list[object] = msgspec.to_builtins(record, builtin_types=(bytes,))
-    return msgspec.msgpack.encode(fields if record.invite else fields[:-1])
+    last = PeerRecord.__struct_fields__.index("invite") - len(PeerRecord.__struct_fields__)
+    for default in reversed(PeerRecord.__struct_defaults__[last:]):
+        if fields[-1] != default:
+            break
+        fields.pop()
+    return msgspec.msgpack.encode(fields)
 
 
 def open_record(data: bytes, run_id: RunId) -> SignedRecord:

@@ -88,6 +88,8 @@ class Missing:
     """Who waits for whom has changed: requests wait for these stages (empty: for none any more)."""
 
     stages: tuple[int, ...]
+    busy: tuple[int, ...] = ()
+    """Of these, those whose peers are linked and have not answered in time."""
 
 
 Effect = Ask | Finished | Impossible | Missing
@@ -134,7 +136,7 @@ class Requests:
         self._empty_since = dict.fromkeys(range(rules.stages), now)
         """When each stage that has nobody lost its last peer."""
         self._answer_seconds: dict[int, float] = {}
-        self._missing: tuple[int, ...] = ()
+        self._missing = Missing(())
         self._now = now
 
     def __len__(self) -> int:
@@ -181,8 +183,7 @@ class Requests:
             return []
         stage, request = ask.stage, self._requests[key]
         request.pins[stage] = round
-        took, known = now - request.sent_at, self._answer_seconds.get(stage)
-        self._answer_seconds[stage] = took if known is None else known + SMOOTHING * (took - known)
+        self._learn(stage, now - request.sent_at)
         self._holders[peer].failures = 0
         self._release(request)
         request.done, request.target = request.target, None
@@ -219,6 +220,8 @@ class Requests:
         """The time that `next_deadline` named has come."""
         for request in self._requests.values():
             if request.ask is not None and request.sent_at + request.ask.deadline_seconds <= now:
+                # Who is busy takes longer than it did: the next one is waited for longer, too.
+                self._learn(request.ask.stage, now - request.sent_at)
                 self._fails(request.ask.peer, now)
                 self._release(request)
         return self._go_on(now)
@@ -258,9 +261,11 @@ class Requests:
                 missing.update([stage] if stage in self._empty_since else [])
                 continue
             effects.append(self._ask(key, request, target, peer, now))
-        if tuple(sorted(missing)) != self._missing:
-            self._missing = tuple(sorted(missing))
-            effects.append(Missing(self._missing))
+        linked = {holder.stage for holder in self._holders.values()}
+        waited_for = Missing(tuple(sorted(missing)), tuple(sorted(missing & linked)))
+        if waited_for != self._missing:
+            self._missing = waited_for
+            effects.append(waited_for)
         return effects
 
     def _target(self, request: _Request, now: float) -> tuple[Header | None, Iterable[int]]:
@@ -301,6 +306,10 @@ class Requests:
         if known is None:
             return FIRST_DEADLINE_SECONDS
         return min(MOST_DEADLINE_SECONDS, max(LEAST_DEADLINE_SECONDS, DEADLINE_FACTOR * known))
+
+    def _learn(self, stage: int, seconds: float) -> None:
+        known = self._answer_seconds.get(stage)
+        self._answer_seconds[stage] = seconds if known is None else known + SMOOTHING * (seconds - known)
 
     def _release(self, request: _Request) -> None:
         """Nobody is asked for it any more."""

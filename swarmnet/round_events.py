@@ -211,6 +211,8 @@ class SettleRound:
     """The final set, sorted by peer."""
     chain: bytes
     """The value of the chain of settled sets after it."""
+    tokens: int | None = None
+    """In all settled rounds up to this one; who has the contributions fills it in. None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ class Play:
         hour.tell(f"{victim} gets SIGKILL; {survivor} holds the same stage.")
         hour.until("the observer sees three", 60, lambda: counted_workers() == WORKERS - 1)
         thinned = time.monotonic() - killed
-        hour.until("rounds go on", 60, lambda: newest_round(hour, survivor) > rounds)
+        hour.until("rounds go on", 130, lambda: newest_round(hour, survivor) > rounds)
         hour.tell(f"The page showed it {thinned:.1f} s after the SIGKILL, and the rounds went on.")
         hour.run([SWARMNET, "top", f"states/{survivor}"], 60)
         return victim, survivor

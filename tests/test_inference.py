@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -12,13 +13,14 @@ from holders import COMPUTE_SECONDS, Holders, Pushy, until
 from swarm import TINY_MODEL, tiny_manifest
 
 from peers import cli
+from peers.compute import FORWARD
 from peers.errors import NoAnswer
 from peers.home.evaluate import bits_per_byte
 from peers.home.generate import generate
 from peers.inference import visitors
 from peers.inference.client import Conversation, SwarmClient
 from peers.inference.server import FORGET_SECONDS, MOST_WAITING
-from peers.inference.visit import score, stream, told
+from peers.inference.visit import Progress, score, stream, told
 from peers.inference.visitors import IDLE_SECONDS, LOOK_SECONDS, MOST_VISITORS
 from peers.microbatch_work import Trouble
 from peers.virtual_time import run
@@ -118,6 +120,47 @@ def test_a_score_is_the_local_one_to_the_last_bit_where_hidden_states_travel_exa
     play(story)
     assert found[True] == 0.0
     assert 0.0 < abs(found[False]) < 1e-3, "bf16 between the stages"
+
+
+def test_a_score_tells_how_far_it_is_and_leaves_what_it_has_when_it_is_stopped():
+    async def story(holders: Holders) -> None:
+        progress = Progress()
+        async with holders.visitor() as client:
+            work = asyncio.create_task(score(client, TEXT, progress=progress, at_once=2))
+            await until(lambda: progress.done >= 6)
+            work.cancel()
+            await asyncio.wait({work})
+            assert 6 <= progress.done < progress.windows
+            done = rf"{progress.done} of {progress.windows} windows, loss [56]\.\d{{4}} nats per token so far"
+            assert re.fullmatch(done, progress.line())
+            whole_text = Progress()
+            found = await score(client, TEXT, progress=whole_text)
+            assert whole_text.done == whole_text.windows == progress.windows
+            assert whole_text.nats / whole_text.tokens == pytest.approx(found.loss)
+
+    play(story)
+
+
+def test_a_visitor_gets_its_quarter_of_a_busy_peer_however_much_waits_there():
+    async def story(holders: Holders) -> None:
+        busy, waiting = holders.peers["a"], 64
+
+        def train(*_: object) -> None:
+            if not stopped:
+                busy.compute.submit(FORWARD, lambda: None, train)
+
+        stopped: list[bool] = []
+        async with holders.visitor() as client:
+            for _ in range(waiting):
+                train()
+            talk, began, many = Conversation(), holders.loop.time(), 20
+            for _ in range(many):
+                await client.forward(talk, torch.zeros(1, 4, dtype=torch.int64))
+            passed = holders.loop.time() - began
+            stopped.append(True)
+        assert passed < many * 8 * COMPUTE_SECONDS, f"{passed:.2f} s; behind all that waits it would be 13 s"
+
+    play(story)
 
 
 def test_a_middle_stage_whose_only_peers_die_is_left_out_where_the_run_allows_it():

@@ -16,7 +16,7 @@ from peers.config.limits import LimitsFile
 from peers.config.peer_file import load
 from peers.errors import UserError
 from peers.fetching import fetch_run
-from peers.fitting import all_needs
+from peers.fitting import all_needs, gib
 from peers.introduction import machine_line, run_line, swarm_line, traffic_line
 from peers.run_file import published_text
 from protocols.identity import load as load_identity
@@ -317,7 +317,8 @@ def test_what_was_found_is_said_in_a_few_lines():
     assert swarm_line(records) == "swarm  3 peers, 2 training, round 8, loss 3.000 (as they say)"
     needs = all_needs(manifest, pytest.importorskip("torch").device("cpu"), 0)[1]
     line = machine_line(range(1, 2), needs, 5, 8 << 30, True, "cpu")
-    assert "limits.memory allows 8.0 GiB; up to 5 microbatches" in line
+    most = gib(needs.least + 4 * needs.graph)
+    assert f"with one microbatch under way and {most} with the most, 5 at a time; limits.memory" in line
     limits = LimitsFile(upload=20_000.0, hours="22:00-08:00")
     line = traffic_line(manifest, range(1, 2), records, limits)
     assert "never more than 20.0 kB/s up; only at 22:00-08:00" in line

@@ -226,6 +226,14 @@ def test_a_report_tells_each_peer_and_nothing_that_is_everyday():
     ]  # fmt: skip
 
 
+def test_one_peer_per_stage_is_said_once_and_again_only_after_somebody_was_there():
+    rounds = [(60.0 * round, "applied", {"round": round, "code": "alone"}) for round in range(20)]
+    assert len(heard(rounds)) == 1
+    there = (1200.0, "applied", {"round": 20, "code": "completed"})
+    gone = (1260.0, "applied", {"round": 21, "code": "alone"})
+    assert len(heard([*rounds, there, gone])) == 2
+
+
 def test_strangers_cannot_fill_the_memory_of_what_was_said():
     said = Said()
     teller = Teller(said)

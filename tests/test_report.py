@@ -63,7 +63,34 @@ def test_compute_and_energy_follow_from_rounds_and_say_what_was_assumed():
     assert compute["floating_point_operations"] == 6 * compute["parameters"] * compute["tokens"]
     assert compute["energy_kilowatt_hours"] > 0
     assert len(compute["assumptions"]) == 4
-    assert told["contributors"] == [{"peer": "peer", "name": "attic", "tokens": 5, "signed": 0}]
+    assert told["contributors"] == [
+        {"peer": "peer", "name": "attic", "tokens": 5, "signed": 0, "device": ""}
+    ]
+
+
+def test_the_tokens_are_those_that_were_counted_in_settled_rounds_and_else_said_to_be_a_bound():
+    rounds, target = (99, 99, 99), MANIFEST.rounds.target_tokens
+    counted, guessed = facts(rounds=rounds, settled_tokens=(7_000, 6_000, None)), facts(rounds=rounds)
+    assert counted.tokens == 7_000
+    assert "- Tokens: 7,000 in 100 settled rounds" in as_markdown(counted)
+    assert "- Tokens: at most 25,600 in 100 settled rounds" in as_markdown(guessed)
+    parameters = counted._parameters()
+    assert counted.flops == 6 * (7_000 * parameters[0] + 6_000 * parameters[1] + 100 * target * parameters[2])
+
+
+def test_the_energy_is_that_of_the_devices_that_contributors_say_and_the_report_says_so():
+    def kilowatt_hours(*devices):
+        peers = tuple(Contributor(f"p{n}", "", 50, 0, device) for n, device in enumerate(devices))
+        found = facts(rounds=(99,) * 3, contributors=peers)
+        return found.kilowatt_hours, as_markdown(found)
+
+    on_gpus, on_processors = kilowatt_hours("cuda", "cuda"), kilowatt_hours("cpu", "cpu")
+    mixed, silent = kilowatt_hours("cuda", "cpu"), kilowatt_hours("", "of a newer version")
+    assert on_processors[0] == pytest.approx(20 * on_gpus[0])
+    assert mixed[0] == pytest.approx((on_gpus[0] + on_processors[0]) / 2)
+    assert silent[0] == on_processors[0]
+    assert "50% of the work on processors at 1e+09" in mixed[1]
+    assert "50% of the work on GPUs at 2e+10" in mixed[1]
 
 
 def test_a_stage_that_was_left_out_has_fewer_rounds_and_costs_less():

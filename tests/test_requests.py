@@ -91,6 +91,23 @@ def test_a_silent_peer_is_given_up_at_the_deadline_and_its_late_answer_changes_n
     assert last.stage == 2
 
 
+def test_a_stage_whose_peers_are_slow_is_busy_and_not_missing_and_is_waited_for_longer():
+    made = Requests(Rules(3), Random(0), 0.0)
+    for number, peer in enumerate("abc"):
+        made.reached(PeerId(peer), number, 0.0)
+    (ask,) = asks(made.start(1, {}, 0.0))
+    (ask,) = asks(answer(made, ask, 0.1))
+    waited, effects, now = [], [], 0.1
+    while len(waited) < 3 and now < 600.0:
+        now = max(now, made.next_deadline())
+        for effect in made.tick(now):
+            (waited if isinstance(effect, Ask) else effects).append(effect)
+    assert effects[0] == Missing((1,), busy=(1,))
+    assert [one.deadline_seconds for one in waited] == sorted(one.deadline_seconds for one in waited)
+    effects = made.lost(PeerId("b"), now)
+    assert Missing((1,)) in effects, "now there is none"
+
+
 def test_the_death_of_a_peer_is_a_new_question_to_another_at_once():
     made = requests()
     ask = through_stage_0(made)

@@ -359,7 +359,7 @@ def test_lines_say_of_which_stage_they_are():
     second.say("trains", "in step")
     shown = stream.getvalue().splitlines()
     assert shown[0] == "joined the swarm"
-    assert [line.split("  ")[1] for line in shown[1:3]] == ["stage 2/4", "stage 3/4"]
+    assert [line.split("  ")[1] for line in shown[1:3]] == ["stage 2 of 0-3", "stage 3 of 0-3"]
     assert shown[3:] == ["stage 3: in step"]
     stream = io.StringIO()
     SiblingReport(JsonReport(stream, lambda: 0.0), 1).status(Status("training", stage=3))

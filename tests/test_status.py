@@ -3,7 +3,9 @@
 import io
 import json
 import logging
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,7 +41,7 @@ def test_what_strangers_wrote_is_shown_on_a_terminal_without_what_steers_it_and_
 
 def test_the_status_line_says_how_it_goes():
     assert STATUS.line() == (
-        "training  stage 1/3  round 17  loss 2.346  12 346 tok/s"
+        "training  stage 1 of 0-2  round 17  loss 2.346  12,346 tok/s"
         "  up 1.5 MB down 999 B  peers 2 here, 6 in all"
     )
 
@@ -56,7 +58,27 @@ def test_without_a_terminal_logs_are_json_with_the_clock_that_was_given():
                     "text": "lost a neighbour", "peer": "12D3"}  # fmt: skip
 
 
-def test_lines_for_people_come_once_a_round_where_there_is_no_terminal():
+@pytest.mark.parametrize("log", ["auto", "line"])
+def test_where_there_is_no_terminal_the_status_comes_once_a_minute_and_at_once_when_it_changes(log):
+    stream, now = io.StringIO(), [1000.0]
+    report = open_report(log, stream, lambda: now[0])
+    for second in range(121):
+        now[0] = 1000.0 + second
+        report.status(replace(STATUS, round=second))
+    assert len(stream.getvalue().splitlines()) == 3
+    report.status(replace(STATUS, state="leaving"))
+    assert len(stream.getvalue().splitlines()) == 4
+
+
+def test_a_program_that_asks_for_json_hears_every_status():
+    stream = io.StringIO()
+    report = open_report("json", stream, lambda: 0.0)
+    for round in range(5):
+        report.status(replace(STATUS, round=round))
+    assert [json.loads(line)["round"] for line in stream.getvalue().splitlines()] == [0, 1, 2, 3, 4]
+
+
+def test_the_same_status_is_one_line_where_there_is_no_terminal():
     stream = io.StringIO()
     report = open_report("line", stream, lambda: 0.0)
     assert isinstance(report, LineReport)

@@ -74,7 +74,8 @@ def test_the_frame_fits_80_columns_and_says_all_of_it():
     assert lines[0].startswith("swarmnet top   demo   peer attic   training")
     assert lines[0].endswith("22:13:20")
     for words in (
-        "round 231 (settled 228)  lag 1  loss 2.071  12,918 tok/s  503,808 tokens",
+        "round 231 (settled 228)  lag 1  loss 2.071  12,918 tok/s",
+        "tokens       503,808 since start",
         "0:██ 2", "peer-2 (here)", "6,002", "71.2 MB", "activation 120 MB", "gradient 110 MB",
         "committed 4,120  rerouted 3", "completed 229  deadline 2",
         "silent          lost ...abc123", "q leaves",

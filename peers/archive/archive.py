@@ -49,6 +49,8 @@ class Entry:
     """Peers that signed these weights."""
     archived: float
     """Swarm time, seconds since 1970."""
+    tokens: int | None = None
+    """In all settled rounds up to it; None: not known."""
 
 
 class Archive:
@@ -147,7 +149,10 @@ class Archive:
 
     def _index(self, entries: tuple[Entry, ...]) -> bytes:
         """Raises IndexFull for one that no reader would take: what is archived must stay readable."""
-        content = {"format": FORMAT, "checkpoints": [asdict(entry) for entry in entries]}
+        # Tokens beside the entries: programs from before take no entry that has more fields.
+        tokens = {entry.name: entry.tokens for entry in entries if entry.tokens is not None}
+        checkpoints = [{k: v for k, v in asdict(entry).items() if k != "tokens"} for entry in entries]
+        content = {"format": FORMAT, "checkpoints": checkpoints, "tokens": tokens}
         data = json.dumps(content, indent=1).encode()
         if len(data) > INDEX_LIMIT:
             raise IndexFull(
@@ -171,7 +176,8 @@ class Archive:
             content = json.loads(data)
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}")
-            return tuple(_entry(one) for one in content["checkpoints"])
+            tokens = dict(content.get("tokens", {}))
+            return tuple(_entry(one, tokens.get(one["name"])) for one in content["checkpoints"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             url = self.store.url
             raise ArchiveError(f"{url}/{INDEX} of the run {run_id[:16]} cannot be used: {error}") from None
@@ -181,9 +187,10 @@ def entry_name(stage: int, round: int) -> str:
     return f"stage-{stage}-round-{round:08d}.safetensors"
 
 
-def _entry(content: dict[str, Any]) -> Entry:
+def _entry(content: dict[str, Any], tokens: object) -> Entry:
     """Raises ValueError, KeyError or TypeError: the archive may be a stranger's."""
-    entry = Entry(**{**content, "signers": tuple(map(str, content["signers"]))})
+    known = tokens if isinstance(tokens, int) and 0 <= tokens < _FAR else None
+    entry = Entry(**{**content, "signers": tuple(map(str, content["signers"])), "tokens": known})
     found = _NAME.fullmatch(entry.name)
     if found is None or (int(found[1]), int(found[2])) != (entry.stage, entry.round):
         raise ValueError(f"an entry named {entry.name!r}")

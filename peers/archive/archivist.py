@@ -101,6 +101,8 @@ class Archivist:
         """By stage and code, since the start."""
         self.succeeded: dict[int, float] = {}
         """Stage -> when it was last archived, or had nothing newer; swarm time, seconds since 1970."""
+        self.devices: dict[str, str] = {}
+        """What a peer said that it computes with."""
         self._records: dict[PeerId, PeerRecord] = {}
         self._layouts: dict[int, Layout] = {}
         for stage in range(len(self.manifest.stages)):
@@ -193,11 +195,11 @@ class Archivist:
     def _write(self, stage: int, weights: Weights, signed: dict[PeerId, bytes], now: float) -> Entry:
         data = checkpoint.content(
             self.manifest, stage, weights.settled_round, weights.chain, weights.units, self._layouts[stage],
-            list(signed.values()),
+            list(signed.values()), tokens=weights.tokens,
         )  # fmt: skip
         entry = Entry(
             entry_name(stage, weights.settled_round), stage, weights.settled_round, len(data), sha256(data),
-            tuple(sorted(signed)), now,
+            tuple(sorted(signed)), now, weights.tokens,
         )  # fmt: skip
         self.archive.put(entry, data)
         try:  # Read back: a store that keeps nothing is found here.
@@ -215,7 +217,7 @@ class Archivist:
                 self.contributions.first(new)
             else:
                 self.contributions.grown(old, new)
-            self._records[peer] = new
+            self._records[peer], self.devices[peer] = new, new.device
 
     def _remember(self, one: dict[str, Any]) -> None:
         """A contributor of an earlier life. What is not in order is left out."""
@@ -227,6 +229,7 @@ class Archivist:
             if numbered and isinstance(count, int) and 0 < count < 1 << 63:
                 self.contributions.tokens[peer, int(stage)] = count
         self.contributions.names[peer] = name if isinstance(name, str) else ""
+        self.devices[peer] = str(one.get("device", ""))[:16]
         signed = one.get("signed")
         self.signed[peer] = signed if isinstance(signed, int) and signed > 0 else 0
 
@@ -243,6 +246,7 @@ class Archivist:
                 "name": self.contributions.names.get(peer, ""),
                 "tokens": counts,
                 "signed": self.signed[peer],
+                "device": self.devices.get(peer, ""),
             }
             for peer, counts in tokens.items()
         ]

@@ -274,7 +274,7 @@ class Serving:
                 f"{entry.name} cannot be written to a temporary folder: {error}; make room there, or name "
                 "another one in TMPDIR"
             ) from None
-        return Weights(units, held.round, held.chain), list(held.signed)
+        return Weights(units, held.round, held.chain, tokens=held.tokens), list(held.signed)
 
     def _spawn(self, peer: PeerId | None, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +19,13 @@ from peers.home.chat import Chat, Lines
 from peers.home.evaluate import Score
 from peers.home.generate import Continuation, Readable, harmless
 from peers.inference.client import Conversation, SwarmClient
-from peers.inference.visit import SwarmModel, begin, score, stream, told, visiting
+from peers.inference.visit import Progress, SwarmModel, begin, score, stream, told, visiting
 from protocols.errors import Malformed
 from protocols.invites import invite_bytes
 
+TELL_SECONDS = 5.0
+STOPPED = 130
+"""Exit code of what a signal ended, as shells have it for Ctrl+C."""
 EXPECTED = (*NOT_REACHED, TextError)
 """What a person can mend."""
 
@@ -125,17 +129,42 @@ def chat(
 def evaluate(
     run: str, bootstraps: Sequence[str], invite: str | None, text: bytes, tokenizer: Path | None = None
 ) -> Score:
-    """The score of the model that the run's live peers hold."""
+    """The score of the model that the run's live peers hold. Ctrl+C and SIGTERM end it with what it has so
+    far."""
 
     cache, shown = ways_in(run, bootstraps), invite_of(invite)
+    progress, talk = Progress(), Conversation()
 
     async def whole() -> Score:
-        talk = Conversation()
         async with visiting(run, bootstraps, cache, say, invite=shown, tokenizer=tokenizer) as client:
-            found = await score(client, text, conversation=talk)
-        for line in told(talk):
-            say("told", line)
-        return found
+            telling = asyncio.create_task(_tell(progress))
+            try:
+                return await score(client, text, conversation=talk, progress=progress)
+            finally:
+                telling.cancel()
+
+    async def until_told_to_stop() -> Score | None:
+        work, loop = asyncio.create_task(whole()), asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, work.cancel)
+        await asyncio.wait({work})
+        return None if work.cancelled() else work.result()
 
     with as_user_errors(*EXPECTED):
-        return asyncio.run(whole())
+        found = asyncio.run(until_told_to_stop())
+    for line in told(talk) if talk.rounds else ():
+        say("told", line)
+    if found is None:
+        typer.echo(f"stopped after {progress.line()}")
+        raise typer.Exit(STOPPED)
+    return found
+
+
+async def _tell(progress: Progress) -> None:
+    """How far it is, for as long as it takes."""
+    before = 0
+    while True:
+        await asyncio.sleep(TELL_SECONDS)
+        if progress.done != before:
+            before = progress.done
+            say("progress", progress.line())

@@ -174,14 +174,28 @@ class ArchivingFile(BaseModel):
     """Of the older ones, each so many-th of the run's snapshots stays; 0: none."""
 
 
+class EvaluatingFile(BaseModel):
+    """What an evaluator scores, and how often."""
+
+    model_config = STRICT
+
+    text: FilePath | None = Field(
+        default=None, json_schema_extra={"default": "modules of Python that are never trained on"}
+    )
+    """A file or folder that is not in the run's text; 64 KiB from all over it are scored."""
+    seconds: Annotated[Seconds, Field(ge=1)] = 600.0
+    """Time from one score to the next; never less than twice what a score takes."""
+
+
 class PeerFile(BaseModel):
     """One peer. Paths are relative to the folder of the file."""
 
     model_config = STRICT
 
-    role: Literal["worker", "bootstrap", "observer", "archivist"] = "worker"
+    role: Literal["worker", "bootstrap", "observer", "archivist", "evaluator"] = "worker"
     """worker trains a stage; bootstrap only lets others find the run, and needs no run; observer holds
-    nothing and shows the swarm on a page; archivist keeps the run's checkpoints at `archive`."""
+    nothing and shows the swarm on a page; archivist keeps the run's checkpoints at `archive`; evaluator asks
+    the peers for the loss on text that is held out."""
     run: RunReference | None = None
     """Which run to train or to watch. All but a bootstrap need it. By id, the manifest is fetched from other
     peers and checked."""
@@ -240,7 +254,8 @@ class PeerFile(BaseModel):
     drain_seconds: Annotated[Seconds, Field(ge=0)] = 20.0
     """After Ctrl+C or SIGTERM, how long to finish what is under way. A second signal stops at once."""
     log: Literal["auto", "line", "json"] = "auto"
-    """line: for people; json: one JSON object per line; auto: line on a terminal, else json."""
+    """line: for people; json: one JSON object per line, for programs, with a status each second; auto: line
+    on a terminal, else json with a status each minute and when it changes."""
     invite: InviteText = ""
     """What the run's owner handed out (`swarmnet invite`), where the run takes peers by invite only. For
     several stages one for each, with spaces between them, unless it lets in whoever shows it."""
@@ -252,6 +267,8 @@ class PeerFile(BaseModel):
     what it had learnt is given up. Else a peer without weights waits then, and says so."""
     archiving: ArchivingFile = ArchivingFile()
     """How an archivist archives."""
+    evaluating: EvaluatingFile = EvaluatingFile()
+    """What an evaluator scores, and how often."""
     text: dict[str, FilePath] = Field(default_factory=dict)
     """Where this machine keeps a data source of the run, by the source's name."""
     tokenizer: FilePath | None = None
@@ -291,7 +308,8 @@ class PeerFile(BaseModel):
 
     @model_validator(mode="after")
     def _needs_run(self) -> PeerFile:
-        purposes = {"worker": "to train", "observer": "to show", "archivist": "to archive"}
+        purposes = {"worker": "to train", "observer": "to show", "archivist": "to archive",
+                    "evaluator": "to score"}  # fmt: skip
         if self.role in purposes and self.run is None:
             error = f"is missing; {_a(self.role)} needs the run {purposes[self.role]}"
             raise PydanticCustomError("refused", "{error}", {"key": "run", "error": error})

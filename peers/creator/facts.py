@@ -15,9 +15,9 @@ from peers.archive.archive import Archive
 from peers.archive.store import ArchiveError
 from peers.creator.order_book import OrderBook
 from peers.network.discovery.record_reader import LOOK_UP_SECONDS, look
-from peers.observer.picture import IN_STEP
 from peers.plural import counted
 from peers.run_file import SignedManifest
+from peers.top.records import IN_STEP, settled_tokens
 from protocols.errors import WireError
 from protocols.orders import open_order
 from protocols.peer_record import NO_STAGE, PeerRecord
@@ -29,9 +29,12 @@ from swarmnet.parameters import parameter_shapes
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 """Forward and backward of a dense decoder (Kaplan et al., arXiv:2001.08361): compute = 6 N D."""
-FLOPS_PER_JOULE = 2.0e10
-"""Assumed for home computers of all kinds: a GPU of 2022 at 300 W and a third of its 20 TFLOP/s of float32,
-that is about 2e10 useful operations per joule. Processors are below it."""
+FLOPS_PER_JOULE = {"cuda": 2.0e10, "cpu": 1.0e9}
+"""Assumed, useful operations per joule by device. A GPU of 2022 at 300 W and a third of its 20 TFLOP/s of
+float32. A processor's core at 15 W and two fifths of the 3.6e10 operations a second measured of one."""
+NOT_SAID = "cpu"
+"""Assumed of who does not say: the dearer one, so that the energy is not made smaller than it is."""
+DEVICES = {"cuda": "GPUs", "cpu": "processors"}
 OVERHEAD = 1.5
 """Assumed: of the whole machine and the network, per joule of the computing part."""
 JOULES_PER_KILOWATT_HOUR = 3.6e6
@@ -52,6 +55,8 @@ class Contributor:
     """By its own records."""
     signed: int | None = 0
     """Archived checkpoints whose weights it has signed; None: no archive was looked at."""
+    device: str = ""
+    """That it computes with, as it says; empty: it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class Facts:
     contributors: tuple[Contributor, ...]
     origin: str
     """Where the rounds and contributors come from, for people."""
+    settled_tokens: tuple[int | None, ...] = ()
+    """Of each stage, in those rounds; None, or none at all: nobody has counted them."""
     assumed: tuple[str, ...] = ()
     """What is assumed of them besides what every report assumes, for people."""
 
@@ -88,8 +95,27 @@ class Facts:
         return [sum(map(prod, parameter_shapes(manifest.model, span).values())) for span in spans]
 
     def _tokens(self) -> list[int]:
-        """Trained on, by stage: every settled round holds about its target."""
-        return [(round + 1) * self.manifest.rounds.target_tokens for round in self.rounds]
+        """Trained on, by stage, as peers have counted them; else every settled round holds its target at
+        most, as those that are closed by time hold fewer."""
+        counted = self.settled_tokens or (None,) * len(self.rounds)
+        return [
+            tokens if tokens is not None else (round + 1) * self.manifest.rounds.target_tokens
+            for round, tokens in zip(self.rounds, counted, strict=True)
+        ]
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether `tokens` is what contributions say, and not a bound."""
+        return bool(self.settled_tokens) and self.settled_tokens[0] is not None
+
+    @property
+    def devices(self) -> dict[str, float]:
+        """Device -> its share of the tokens that contributors claim; of who does not say: NOT_SAID."""
+        tokens: Counter[str] = Counter()
+        for one in self.contributors:
+            tokens[one.device if one.device in FLOPS_PER_JOULE else NOT_SAID] += one.tokens
+        whole = tokens.total()
+        return {device: count / whole for device, count in tokens.items()} if whole else {NOT_SAID: 1.0}
 
     @property
     def tokens(self) -> int:
@@ -103,7 +129,8 @@ class Facts:
 
     @property
     def kilowatt_hours(self) -> float:
-        return self.flops / FLOPS_PER_JOULE * OVERHEAD / JOULES_PER_KILOWATT_HOUR
+        joules = sum(share * self.flops / FLOPS_PER_JOULE[device] for device, share in self.devices.items())
+        return joules * OVERHEAD / JOULES_PER_KILOWATT_HOUR
 
 
 def from_manifest(signed: SignedManifest, order: Order, now_seconds: float) -> Facts:
@@ -126,7 +153,9 @@ def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -
     rounds = tuple(entries[0].round if entries else -1 for entries in newest)
     contributors = sorted(map(_contributor, archive.contributors()), key=lambda one: (-one.tokens, one.peer))
     at = datetime.fromtimestamp(now_seconds, UTC)
-    return Facts(signed, order, at, rounds, tuple(contributors), f"the archive {archive.store.url}")
+    tokens = tuple(entries[0].tokens if entries else None for entries in newest)
+    origin = f"the archive {archive.store.url}"
+    return Facts(signed, order, at, rounds, tuple(contributors), origin, tokens)
 
 
 async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
@@ -139,12 +168,14 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
     told = [one.record for one in records.values()]
     rounds = tuple(_settled(told, stage) for stage in range(len(signed.manifest.stages)))
     contributors = [
-        Contributor(record.peer, record.name, record.tokens, None) for record in told if record.tokens > 0
-    ]
+        Contributor(record.peer, record.name, record.tokens, None, record.device)
+        for record in told if record.tokens > 0
+    ]  # fmt: skip
     contributors.sort(key=lambda one: (-one.tokens, one.peer))
     origin = _origin(Counter(record.stage for record in told), len(rounds), book.order, now)
     at = datetime.fromtimestamp(now, UTC)
-    return Facts(signed, book.order, at, rounds, tuple(contributors), origin, OF_RECORDS)
+    tokens = tuple(settled_tokens(told, stage) for stage in range(len(rounds)))
+    return Facts(signed, book.order, at, rounds, tuple(contributors), origin, tokens, OF_RECORDS)
 
 
 def _settled(records: Iterable[PeerRecord], stage: int) -> int:
@@ -176,5 +207,5 @@ def _contributor(one: Mapping[str, Any]) -> Contributor:
     signed = one.get("signed")
     return Contributor(
         str(one.get("peer", ""))[:64], str(one.get("name", ""))[:64], total,
-        signed if isinstance(signed, int) else 0,
+        signed if isinstance(signed, int) else 0, str(one.get("device", ""))[:16],
     )  # fmt: skip

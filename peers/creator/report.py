@@ -69,7 +69,7 @@ def summary(facts: Facts) -> dict[str, Any]:
         "compute": {
             "parameters": facts.parameters,
             **_trained(facts),
-            "assumptions": [*_assumptions(), *facts.assumed],
+            "assumptions": [*_assumptions(facts), *facts.assumed],
         },
         "contributors": [asdict(one) for one in facts.contributors],
         "bans": len(order.bans),
@@ -87,14 +87,21 @@ def _trained(facts: Facts) -> dict[str, float | None]:
     }
 
 
-def _assumptions() -> list[str]:
+def _assumptions(facts: Facts) -> list[str]:
+    each = ", ".join(
+        f"{share:.0%} of the work on {assumptions.DEVICES[device]} at "
+        f"{assumptions.FLOPS_PER_JOULE[device]:.0e} operations per joule"
+        for device, share in sorted(facts.devices.items())
+    )
     return [
-        "tokens: settled rounds of the first stage, which every token visits, times the run's target of "
-        "tokens per round",
+        "tokens: those that contributions in settled rounds of the first stage, which every token visits, "
+        "say they stand for" if facts.is_counted else
+        "tokens: at most; settled rounds of the first stage, which every token visits, times the run's "
+        "target of tokens per round, as nobody has counted them (rounds that are closed by time have fewer)",
         f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x parameters x tokens, of each stage by "
         "its own settled rounds",
-        f"energy: {assumptions.FLOPS_PER_JOULE:.0e} operations per joule, times {assumptions.OVERHEAD:g} for "
-        "the rest of the machines; not measured",
+        f"energy: {each}, by the devices that contributors say they compute with (processors where they do "
+        f"not say), times {assumptions.OVERHEAD:g} for the rest of the machines; not measured",
         "contributors: tokens as their own signed records claim, not audited",
     ]
 
@@ -154,7 +161,7 @@ def as_markdown(facts: Facts) -> str:
         "## 4. Compute, energy, contributors",
         "",
         f"- Parameters: {compute['parameters']:,}",
-        *_cost(compute),
+        *_cost(facts, compute),
         *(f"- Assumed: {text}" for text in compute["assumptions"]),
         "",
         *_contributors(told["contributors"]),
@@ -162,11 +169,12 @@ def as_markdown(facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cost(compute: dict[str, Any]) -> list[str]:
+def _cost(facts: Facts, compute: dict[str, Any]) -> list[str]:
     if compute["settled_rounds"] is None:
         return [f"- {what}: not known" for what in ("Tokens", "Operations", "Energy")]
+    most = "" if facts.is_counted else "at most "
     return [
-        f"- Tokens: {compute['tokens']:,} in {compute['settled_rounds']:,} settled rounds",
+        f"- Tokens: {most}{compute['tokens']:,} in {compute['settled_rounds']:,} settled rounds",
         f"- Operations: {compute['floating_point_operations']:.3g}",
         f"- Energy: about {compute['energy_kilowatt_hours']:.3g} kWh",
     ]

@@ -110,7 +110,7 @@ class DemoPeer:
 async def start(folder: Path, name: str, keys: Mapping[str, object], prefix: Sequence[str] = ()) -> DemoPeer:
     """Write `name.yaml` and start it; `prefix` is a command that becomes the peer, somewhere else."""
     file = folder / f"{name}.yaml"
-    lines = [f"{key}: {json.dumps(value)}" for key, value in {**keys, "state": name}.items()]
+    lines = [f"{key}: {json.dumps(value)}" for key, value in {"log": "json", **keys, "state": name}.items()]
     await asyncio.to_thread(file.write_text, "\n".join(lines) + "\n")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     process = await asyncio.create_subprocess_exec(

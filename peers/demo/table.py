@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peers.demo.peers import DemoPeer
-from peers.status import amount
+from peers.status import amount, pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def _head(moment: Moment) -> Text:
         ("swarmnet demo", "bold"),
         f"   {moment.elapsed:4.0f} / {moment.seconds:.0f} s   peers {len(live)}   round {rounds}   loss ",
         (loss, "bold"),
-        f"   {speed:,.0f} tok/s   {tokens:,} tokens",
+        f"   {pace(speed)}   {tokens:,} tokens",
     )
 
 

@@ -37,6 +37,8 @@ class Score:
     """Tokens predicted per window; their mean context is half of it."""
     perplexity: float
     """Per token: e to the mean loss."""
+    loss: float
+    """Nats per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Windows:
         bits = nats / log(2) / len(self.scored)
         mean = nats / tokens
         perplexity = exp(mean) if mean < OVERFLOW_NATS else float("inf")
-        return Score(bits, len(self.scored), fingerprint(self.scored), self.window, perplexity)
+        return Score(bits, len(self.scored), fingerprint(self.scored), self.window, perplexity, mean)
 
 
 def bits_per_byte(

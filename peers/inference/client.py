@@ -133,6 +133,8 @@ class SwarmClient:
         self._complete = asyncio.Event()
         """Some peer of every stage has been reached."""
         self._missing: tuple[int, ...] = ()
+        """Stages without a peer that are waited for."""
+        self._said_busy: set[int] = set()
         self._declined: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         """By code, peers that did not speak to this visitor at all."""
@@ -210,8 +212,8 @@ class SwarmClient:
                     conversation.left_out.update(set(range(len(self.manifest.stages))) - set(visited))
                 case Impossible(key, reason):
                     self._fail(key, f"several peers refuse the request: {reason}")
-                case Missing(stages):
-                    self._say_missing(stages)
+                case Missing(stages, busy):
+                    self._say_missing(stages, busy)
         self._timer.arm(self._requests.next_deadline())
 
     def _ask(self, ask: Ask) -> None:
@@ -232,17 +234,22 @@ class SwarmClient:
         if not answer.done():
             answer.set_exception(NoAnswer(reason))
 
-    def _say_missing(self, stages: tuple[int, ...]) -> None:
-        if stages:
-            names, rules = ", ".join(map(str, stages)), self.manifest.path_rules()
+    def _say_missing(self, stages: tuple[int, ...], busy: tuple[int, ...]) -> None:
+        nobody = tuple(stage for stage in stages if stage not in busy)
+        if nobody and nobody != self._missing:
+            names, rules = ", ".join(map(str, nobody)), self.manifest.path_rules()
             left = rules.stages - rules.shortest
             why = f"this run lets a request leave out {left} middle stages" if left else (
                 "this run leaves no stage out"
             )  # fmt: skip
             self.say("missing", f"waiting for a peer of stage {names}: {why}")
-        elif self._missing and self._open:
+        for stage in set(busy) - self._said_busy:  # Once: a busy swarm is so again and again.
+            self._said_busy.add(stage)
+            why = "its peers have not answered in time; they are asked again"
+            self.say("busy", f"stage {stage} is busy: {why}")
+        if not stages and self._missing and self._open:
             self.say("found", "all stages that are needed have peers again")
-        self._missing = stages
+        self._missing = nobody
 
     # -- Receiver -------------------------------------------------------------------------------------
 

@@ -2,10 +2,10 @@
 
 What a visitor can cost is bounded. A request is no larger than a microbatch. Each visitor has
 ASKED_AT_ONCE of them here, all visitors together MOST_WAITING and MOST_WAITING_BYTES; the rest is
-declined as "busy". Visitors take turns. One request is computed at a time, at the priority of a forward
-pass (behind everything, it would starve on the busiest stage), and then none for three times as long
-while training has work waiting: so inference takes at most a quarter of a busy peer, and all of an idle
-one.
+declined as "busy". Visitors take turns. One request is computed at a time, before the forward passes that
+wait (behind dozens of them each one would wait for the whole queue), and then none for three times as long
+while training has work waiting: so inference takes at most a quarter of a busy peer, and gets it, and all of
+an idle one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from peers.compute import FORWARD, Compute
+from peers.compute import BACKWARD, FORWARD, Compute
 from peers.inference.forward_work import Answer, ForwardWork
 from peers.inference.visitors import Visitors
 from peers.microbatch_work import Trouble
@@ -144,7 +144,7 @@ class Inference:
                 continue
             self._computes, self._used_at = True, now
             work = partial(self.work.run, waiting.ask, waiting.body)
-            self.compute.submit(FORWARD, work, partial(self._done, peer, waiting.ask))
+            self.compute.submit(BACKWARD, work, partial(self._done, peer, waiting.ask))
             return
 
     def _done(self, peer: PeerId, ask: AskForward, result: Answer | Trouble, seconds: float) -> None:

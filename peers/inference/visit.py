@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -121,6 +122,21 @@ class SwarmModel:
         self.conversation = Conversation()
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far a score is."""
+
+    windows: int = 0
+    done: int = 0
+    tokens: int = 0
+    nats: float = 0.0
+    """Summed over the tokens that are done."""
+
+    def line(self) -> str:
+        loss = f", loss {self.nats / self.tokens:.4f} nats per token so far" if self.tokens else ""
+        return f"{self.done} of {self.windows} windows{loss}"
+
+
 async def score(
     client: SwarmClient,
     text: bytes,
@@ -128,19 +144,27 @@ async def score(
     limit: int = SCORED_BYTES,
     at_once: int = AT_ONCE,
     conversation: Conversation | None = None,
+    progress: Progress | None = None,
 ) -> Score:
-    """As `evaluate.score_weights`, through the swarm. Raises NoAnswer, and TextError if there is no text."""
+    """As `evaluate.score_weights`, through the swarm. `progress`: filled in as answers come. Raises NoAnswer,
+    and TextError if there is no text."""
     manifest = client.manifest
     window = min(manifest.data.sequence_tokens, manifest.model.context)
     batch = max(1, client.most_tokens // window)
     windows = cut(text, tokenizer_of(client), window=window, batch=batch, limit=limit)
     conversation = conversation or Conversation()
     room = asyncio.Semaphore(at_once)
+    progress = progress or Progress()
+    progress.windows = sum(len(inputs_BT) for inputs_BT, _ in windows.pairs)
 
     async def nats(number: int) -> float:
         inputs_BT, labels_BT = windows.pairs[number]
         async with room:
-            return (await client.forward(conversation, inputs_BT, labels_BT)).loss_sum
+            found = (await client.forward(conversation, inputs_BT, labels_BT)).loss_sum
+        progress.done += len(inputs_BT)
+        progress.tokens += labels_BT.numel()
+        progress.nats += found
+        return found
 
     first = await nats(0)  # Alone: its answers decide by which rounds the others are answered.
     tasks = [asyncio.create_task(nats(number)) for number in range(1, len(windows.pairs))]

@@ -67,7 +67,20 @@ SHOWN = (
         lambda board, _: _known(board.picture.loss),
     ),
     Shown(
-        _gauge("swarm_tokens", "Tokens trained, as claimed by records; of the stage that claims most."),
+        _gauge("swarm_eval_loss",
+               "Loss on held-out text, nats per token: the median of what evaluators' records claim."),
+        lambda board, _: _known(board.picture.eval_loss),
+    ),
+    Shown(
+        _gauge("swarm_settled_tokens",
+               "Tokens in all: in the settled rounds of the first stage, of the usual peer as claimed by "
+               "records."),
+        lambda board, _: _known(board.picture.settled_tokens),
+    ),
+    Shown(
+        _gauge("swarm_tokens",
+               "Tokens since the starts of those that the observer has seen, as claimed by records; of the "
+               "stage that claims most."),
         lambda board, _: _known(board.picture.tokens),
     ),
     Shown(

@@ -16,16 +16,15 @@ from peers.observer.orders import UNASKED, Ordered
 from peers.observer.sightings import Departure, Sighting, Sightings
 from peers.run_file import SignedManifest
 from peers.status import printable
+from peers.top.records import IN_STEP, eval_loss, settled_tokens
 from protocols.peer_record import PeerRecord
 from swarmnet import moving
 from swarmnet.identifiers import PeerId
 
-ROLES = ("worker", "bootstrap", "observer", "archivist", "other")
+ROLES = ("worker", "bootstrap", "observer", "archivist", "evaluator", "other")
 STATES = ("joining", "training", "serving", "held", "paused", "leaving", "other", "gone")
 """`joining` is also who connects; `serving`: a peer without a stage; `gone`: still in the directory, but it
 does not answer."""
-IN_STEP = ("training", "held")
-"""Who is held by the run's owner has the weights and the rounds of its group as before."""
 HOLDING = ("training", "joining", "held")
 """Who holds a stage or is about to."""
 SHOWN_VERSIONS = 8
@@ -96,7 +95,13 @@ class Picture:
     round: int | None = None
     settled: int | None = None
     loss: float | None = None
+    eval_loss: float | None = None
+    """On held-out text, as evaluators say; nats per token."""
     tokens: int = 0
+    """Committed since their starts, over those that this observer has seen."""
+    settled_tokens: int | None = None
+    """In all settled rounds of the first stage since the run began, which every token visits; None: not
+    known."""
     tokens_per_second: float = 0.0
     sent_bytes_per_second: float = 0.0
     received_bytes_per_second: float = 0.0
@@ -135,6 +140,8 @@ def draw(sightings: Sightings, signed: SignedManifest, now: float, ordered: Orde
         round=current,
         settled=median_high(known.record.settled for known in training) if training else None,
         loss=median(losses) if losses else None,
+        eval_loss=eval_loss(known.record for known in here),
+        settled_tokens=settled_tokens((known.record for known in training), 0),
         tokens=max(contributions.of_stage(stage, most) for stage in stages),
         tokens_per_second=max(flow),
         sent_bytes_per_second=_capped_sum(known.sent_bytes_per_second for known in here),

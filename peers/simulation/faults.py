@@ -265,7 +265,7 @@ class Leave:
 class _False(Snapshot):
     """Whose chunks are false when they are served."""
 
-    truncated: bool
+    truncated: bool = False
 
     def chunk(self, index: int) -> memoryview:
         true = Snapshot.chunk(self, index)
@@ -283,7 +283,7 @@ class _Liar(Snapshots):
         found = super().find(digest)
         if found is None:
             return None
-        return _False(found.root, found.signed, found.data, self._truncated)
+        return _False(found.root, found.signed, found.data, truncated=self._truncated)
 
 
 def _lies(member: Member) -> bool:

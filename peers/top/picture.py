@@ -73,9 +73,14 @@ class Picture:
     lag: int | None = None
     """Rounds behind the newest that is known of the same stage: each stage has rounds of its own."""
     loss: float | None = None
+    eval_loss: float | None = None
+    """On held-out text, by an evaluator's newest word; nats per token."""
     losses: tuple[float, ...] = ()
     """Oldest first."""
     tokens: int = 0
+    """Since the peer started, or those that are there did."""
+    settled_tokens: int | None = None
+    """In all settled rounds of the stage, by all peers; None: not known."""
     tokens_per_second: float | None = None
     sent: dict[str, int] = field(default_factory=dict)
     """Bytes by kind."""
@@ -88,6 +93,8 @@ class Picture:
     """Oldest first."""
     idle_share: float | None = None
     """Of the last seconds, how much of the time it had nothing to compute, 0 to 1."""
+    utilization: float | None = None
+    """Of the operations that its device can do at most, 0 to 1, over the last seconds."""
     gradient_norm: float | None = None
     """Of its newest contribution, before it was clipped."""
     waits_for: tuple[int, ...] = ()

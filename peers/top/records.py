@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from statistics import median_low
 
 from peers.top.picture import Happened, PeerSeen, Picture, curve, lag_of
 from peers.top.story import MOST_EVENTS, Curve
+from protocols.peer_record import PeerRecord
 from protocols.records import ANNOUNCE_SECONDS, SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Manifest
@@ -14,8 +16,25 @@ from swarmnet.orders import NO_ORDER, Order, told
 
 QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
 """A peer whose record is older has missed two announcements."""
+IN_STEP = ("training", "held")
+"""Who is held by the run's owner has the weights and the rounds of its group as before."""
+EVALUATOR = "evaluator"
 LONGEST_TEXT = 200
 """Characters of an event; an order may name hundreds of bans."""
+
+
+def settled_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:
+    """In all settled rounds of a stage, by the middle one of those who are in step (of two the lower); None:
+    nobody says it."""
+    told = [record.settled_tokens for record in records
+            if record.stage == stage and record.state in IN_STEP and record.settled_tokens >= 0]  # fmt: skip
+    return median_low(told) if told else None
+
+
+def eval_loss(records: Iterable[PeerRecord]) -> float | None:
+    """On held-out text: the middle one of what evaluators say (of two the lower); None: none is there."""
+    told = [record.loss for record in records if record.role == EVALUATOR and record.loss is not None]
+    return median_low(told) if told else None
 
 
 class Watch:
@@ -41,7 +60,10 @@ class Watch:
             self.events.append(Happened(now, "record_gone", text, "warning"))
             self._speeds.pop(peer, None)
         self._before = dict(records)
-        losses = [signed.record.loss for signed in records.values() if signed.record.loss is not None]
+        losses = [
+            signed.record.loss for signed in records.values()
+            if signed.record.loss is not None and signed.record.stage >= 0
+        ]  # fmt: skip
         if losses:
             self.losses.add(now, sum(losses) / len(losses))
         return self._picture(records, now, sum(losses) / len(losses) if losses else None)
@@ -100,8 +122,10 @@ class Watch:
             settled=max((record.settled for record in workers), default=None),
             lag=lag_of(steps),
             loss=loss,
+            eval_loss=eval_loss(signed.record for signed in records.values()),
             losses=curve(self.losses.points),
             tokens=sum(record.tokens for record in workers if record.stage == 0),
+            settled_tokens=settled_tokens(workers, 0),
             tokens_per_second=sum(speeds) if speeds else None,
             sent={"all": sum(record.sent_bytes for record in workers)},
             received={"all": sum(record.received_bytes for record in workers)},

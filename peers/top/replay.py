@@ -121,6 +121,9 @@ class Replay:
             loss=sum(losses) / len(losses) if losses else None,
             losses=curve(point for story in origins for point in story.losses.points),
             tokens=sum(story.tokens for story in origins),
+            settled_tokens=max(
+                (story.settled_tokens for story in origins if story.settled_tokens is not None), default=None
+            ),
             tokens_per_second=sum(seen.tokens_per_second or 0.0 for seen in peers if seen.stage == first),
             sent=summed(story.sent for story in stories),
             received=summed(story.received for story in stories),

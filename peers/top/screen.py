@@ -9,7 +9,7 @@ from itertools import pairwise
 from rich.console import Console, Group
 from rich.text import Text
 
-from peers.status import amount, printable
+from peers.status import amount, pace, printable
 from peers.telling import short
 from peers.top.picture import Happened, PeerSeen, Picture
 
@@ -38,6 +38,7 @@ def frame(picture: Picture, console: Console, foot: str = "", rows: int | None =
         text = f"waits for stages {names}: nobody holds them. Hold one: swarmnet join RUN --stage N"
         head.append(Text(text, style="bold red"))
     known = (
+        _tokens(picture),
         _traffic("up", picture.sent),
         _traffic("down", picture.received),
         _counts("microbatches", picture.microbatches),
@@ -81,10 +82,20 @@ def _figures(picture: Picture) -> Text:
         parts.append(f"lag {picture.lag}")
     if picture.loss is not None:
         parts.append(f"loss {picture.loss:.3f}")
+    if picture.eval_loss is not None:
+        parts.append(f"held-out {picture.eval_loss:.3f}")
     if picture.tokens_per_second is not None:
-        parts.append(f"{picture.tokens_per_second:,.0f} tok/s")
-    parts += [f"{picture.tokens:,} tokens"] * bool(picture.tokens)
+        parts.append(pace(picture.tokens_per_second))
     return Text("  ".join(parts))
+
+
+def _tokens(picture: Picture) -> Text | None:
+    """Two numbers: of the run, and of who is looked at."""
+    parts = []
+    if picture.settled_tokens is not None:
+        parts.append(f"{picture.settled_tokens:,} in all (settled)")
+    parts += [f"{picture.tokens:,} since start"] * bool(picture.tokens)
+    return Text(f"{'tokens':<13}{'  '.join(parts)}") if parts else None
 
 
 def _curve(picture: Picture, width: int, bars: str) -> Text:
@@ -192,6 +203,8 @@ def _computing(picture: Picture) -> Text | None:
     parts = []
     if picture.idle_share is not None:
         parts.append(f"idle {picture.idle_share:.0%}")
+    if picture.utilization is not None:
+        parts.append(f"utilisation {picture.utilization:.0%} of the peak")
     if picture.gradient_norm is not None:
         parts.append(f"gradient norm {picture.gradient_norm:.3g}")
     return Text(f"{'computing':<13}{'  '.join(parts)}") if parts else None

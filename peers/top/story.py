@@ -62,6 +62,7 @@ class Story:
         self.stage = -1
         self.round: int | None = None
         self.settled: int | None = None
+        self.settled_tokens: int | None = None
         self.recent = RecentLoss()
         self.losses = Curve()
         self.tokens = 0
@@ -142,7 +143,7 @@ class Story:
         self.rounds[str(event.fields.get("code", "applied"))] += 1
 
     def _settled(self, event: Event) -> None:
-        self.settled = int(event.fields["round"])
+        self.settled, self.settled_tokens = int(event.fields["round"]), event.fields.get("tokens")
 
     def _linked(self, event: Event) -> None:
         self.neighbours[str(event.fields["peer"])] = int(event.fields["stage"])

@@ -15,17 +15,19 @@ from swarmnet.membership import BEAT_SECONDS, Known
 
 
 def view(
-    worker: Worker | None, story: Story, name: str = "", state: str = "", idle: float | None = None
-) -> dict[str, Any]:
+    worker: Worker | None, story: Story, name: str = "", state: str = "", idle: float | None = None,
+    utilization: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Everything that `swarmnet top` shows, as plain JSON data. `story` has heard the peer's event log from
     its start; `state`: what the role says it is at when it has no worker (paused, connecting); `idle`: the
-    share of the last seconds in which it computed nothing."""
-    return as_json(picture_of(worker, story, name, state, idle))
+    share of the last seconds in which it computed nothing; `utilization`: of what its device can do."""
+    return as_json(picture_of(worker, story, name, state, idle, utilization))
 
 
 def picture_of(
-    worker: Worker | None, story: Story, name: str = "", state: str = "", idle: float | None = None
-) -> Picture:
+    worker: Worker | None, story: Story, name: str = "", state: str = "", idle: float | None = None,
+    utilization: float | None = None,
+) -> Picture:  # fmt: skip
     now, losses, events = time.time(), curve(story.losses.points), tuple(story.events)
     source = f"peer {name or short(story.peer)}"
     if worker is None or worker.neighbourhood is None or worker.data is None:
@@ -61,12 +63,14 @@ def picture_of(
         loss=data.losses.mean,
         losses=losses,
         tokens=data.ledger.tokens,
+        settled_tokens=update.tokens if update is not None else None,
         tokens_per_second=own.tokens_per_second,
         sent=dict(traffic.sent),
         received=dict(traffic.received),
         microbatches=counts_of(ledger_fields(data.ledger)),
         rounds=dict(update.counts.ended.items()) if update is not None else {},
         idle_share=idle,
+        utilization=utilization,
         gradient_norm=update.counts.norms[0] if update is not None else None,
         events=events,
         waits_for=data.missing,

@@ -25,6 +25,8 @@ class Claims:
     checkpoint_seconds: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
+    settled_tokens: int | None = None
+    device: str = ""
 
 
 def plain_name(name: str) -> str:

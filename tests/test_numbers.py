@@ -1,0 +1,211 @@
+"""One run, its numbers side by side: `top`, /metrics, records, the observer and the report say the same.
+
+Run by itself (`python tests/test_numbers.py`) it prints the table that docs/watching.md shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from prometheus_client.parser import text_string_to_metric_families
+from swarm import tiny_manifest
+from test_observe import Watched
+
+from peers.checkpoint import files, read
+from peers.creator.facts import from_directory
+from peers.creator.report import summary
+from peers.observer.picture import draw
+from peers.observer.sightings import Sightings
+from peers.top.picture import Picture
+from peers.top.records import Watch
+from peers.top.story import Story
+from peers.top.view import picture_of
+from peers.virtual_time import run
+from protocols.memory import MemoryNetwork
+from protocols.records import open_record
+from swarmnet.manifest import Rounds
+
+PEERS = {"a": 0, "b": 0, "c": 1, "d": 2}
+PEAK = 5e9
+
+
+def series(metrics) -> dict[str, float]:
+    return {
+        sample.name.removeprefix("swarmnet_"): sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+        if not sample.labels
+    }
+
+
+def in_settled_sets(swarm, stage: int) -> int:
+    """What the makers noted, of the contributions that the settled rounds of a stage hold."""
+    made = {note.fields["id"].hex(): note.fields["tokens"] for note in swarm.of("made")}
+    sets = {
+        note.fields["round"]: note.fields["ids"]
+        for note in swarm.of("settled")
+        if swarm.members[note.name].worker.stage == stage
+    }
+    return sum(made[identity] for ids in sets.values() for identity in ids)
+
+
+class Looked:
+    """All that can be asked, at one moment."""
+
+    def __init__(self, swarm: Watched) -> None:
+        self.tops: dict[str, Picture] = {}
+        self.metrics: dict[str, dict[str, float]] = {}
+        for name in swarm.living():
+            observer, worker = swarm.observers[name], swarm.members[name].worker
+            observer.look()
+            self.metrics[name] = series(swarm.metrics[name])
+            self.tops[name] = picture_of(worker, Story(), name, utilization=observer.utilization)
+        signed, now = swarm.signed, swarm.members["a"].worker.presence.directory.now()
+        self.sealed = {name: swarm.members[name].worker._record() for name in swarm.living()}
+        self.records = {name: open_record(data, signed.run_id) for name, data in self.sealed.items()}
+        by_peer = {found.peer: found for found in self.records.values()}
+        self.directory = Watch(signed.manifest).take(by_peer, now)
+        sightings = Sightings(len(signed.manifest.stages))
+        for found in by_peer.values():
+            sightings.recorded(found, now)
+        self.observer = draw(sightings, signed, now)
+
+    async def report(self, swarm: Watched) -> dict[str, float]:
+        network, signed = MemoryNetwork(), swarm.signed
+        await asyncio.sleep(0)
+        for name, data in self.sealed.items():
+            peer = swarm.members[name].peer
+            network.transport(peer)
+            stage = swarm.members[name].worker.stage
+            await network.directory(peer).announce(signed.run_id, stage, data, 1.0)
+        told = summary(await from_directory(signed, network.directory("reader")))
+        compute: dict[str, float] = told["compute"]
+        return compute
+
+
+async def trained(swarm: Watched, folder: Path, rounds: int) -> None:
+    for name, stage in PEERS.items():
+        swarm.start(name, stage, in_flight=2, checkpoints=folder / name, checkpoint_seconds=3.0)
+        swarm.observers[name].peak = PEAK
+    await swarm.until(lambda: len(swarm.rounds()) == len(PEERS), 30.0)
+    await swarm.until(lambda: min(settled for _, settled in swarm.rounds().values()) >= rounds, 120.0)
+
+
+def test_every_place_says_the_same_tokens_loss_rounds_and_utilisation(tmp_path):
+    async def story():
+        swarm.open()
+        await trained(swarm, tmp_path, 12)
+        seen = Looked(swarm)
+        report = await seen.report(swarm)
+        for name in PEERS:
+            top, metrics, record = seen.tops[name], seen.metrics[name], seen.records[name].record
+            assert top.settled_tokens == metrics["settled_tokens"] == record.settled_tokens
+            assert top.tokens == metrics["train_tokens_total"] == record.tokens
+            assert top.loss == metrics["train_loss"] == record.loss
+            assert top.settled == metrics["round_settled"] == record.settled
+            assert top.utilization == metrics["train_flops_utilization_ratio"]
+            assert top.utilization > 0
+            assert sum(top.sent.values()) == record.sent_bytes
+        assert seen.tops["a"].settled_tokens == in_settled_sets(swarm, 0) > 0
+        told = {
+            seen.directory.settled_tokens, seen.observer.settled_tokens, report["tokens"],
+            min(seen.tops["a"].settled_tokens, seen.tops["b"].settled_tokens),
+        }  # fmt: skip
+        assert len(told) == 1, told
+        await swarm.stop_watching()
+        await swarm.close()
+
+    swarm = Watched(tiny_manifest())
+    run(story())
+
+
+def test_tokens_in_all_go_on_over_a_crash_of_everybody_and_a_newcomer_has_them(tmp_path):
+    async def story():
+        swarm.open()
+        await trained(swarm, tmp_path, 12)
+        await swarm.until(lambda: all(files(tmp_path / name, stage) for name, stage in PEERS.items()), 30.0)
+        for name in PEERS:
+            await swarm.crash(name)
+        await swarm.stop_watching()
+        settled = min(note.fields["round"] for note in swarm.of("settled")[-4:])
+        await trained(swarm, tmp_path, settled + 8)
+        swarm.start("e", 0, in_flight=2)
+        await swarm.until(lambda: swarm.of("in_step", "e"), 30.0)
+        await swarm.until(lambda: min(s for _, s in swarm.rounds().values()) > settled + 16, 60.0)
+        updates = {name: swarm.members[name].worker.update for name in ("a", "b", "e")}
+        by_round = {}
+        for note in swarm.of("settled", "a", "b", "e"):
+            by_round.setdefault(note.fields["round"], set()).add(note.fields["tokens"])
+        assert all(len(told) == 1 for told in by_round.values()), "a function of the sets"
+        assert updates["e"].tokens == in_settled_sets(swarm, 0) or updates["e"].rounds.settled < max(by_round)
+        assert max(by_round[max(by_round)]) == in_settled_sets(swarm, 0)
+        since_start = seen_tokens(swarm)
+        assert max(by_round[max(by_round)]) > since_start, "the first life counts too"
+        held = read(files(tmp_path / "a", 0)[0])
+        assert by_round[held.round] == {held.tokens}
+        await swarm.stop_watching()
+        await swarm.close()
+
+    def seen_tokens(swarm):
+        return sum(swarm.members[name].worker.data.ledger.tokens for name in ("a", "b", "e"))
+
+    swarm = Watched(tiny_manifest(), seed=3, stub=True)
+    run(story())
+
+
+def test_rounds_that_were_closed_by_time_count_what_they_held_and_not_their_target(tmp_path):
+    async def story():
+        swarm.open()
+        await trained(swarm, tmp_path, 6)
+        tokens = swarm.members["a"].worker.update.tokens
+        rounds = swarm.members["a"].worker.update.rounds.settled + 1
+        assert tokens == in_settled_sets(swarm, 0)
+        assert tokens < rounds * swarm.signed.manifest.rounds.target_tokens
+        await swarm.stop_watching()
+        await swarm.close()
+
+    rounds = Rounds(target_tokens=1 << 20, longest_seconds=2.0, deadline_seconds=1.0, settle_seconds=3.0,
+                    snapshot_rounds=4)  # fmt: skip
+    swarm = Watched(tiny_manifest(rounds=rounds), stub=True)
+    run(story())
+
+
+def table(swarm: Watched, seen: Looked, report: dict[str, float]) -> list[str]:
+    """Of the peer `a`, of stage 0."""
+    top, metrics, record = seen.tops["a"], seen.metrics["a"], seen.records["a"].record
+
+    def row(what: str, *cells: object) -> str:
+        shown = ("-" if cell is None else f"{cell:,.4g}" if isinstance(cell, float) and cell < 1e3
+                 else f"{cell:,.0f}" for cell in cells)  # fmt: skip
+        return f"{what:<22}" + "".join(f"{cell:>14}" for cell in shown)
+
+    return [
+        f"{'':<22}" + "".join(f"{place:>14}" for place in
+                              ("top", "/metrics", "record", "top --run", "observer", "report")),
+        row("tokens in all", top.settled_tokens, metrics["settled_tokens"], record.settled_tokens,
+            seen.directory.settled_tokens, seen.observer.settled_tokens, report["tokens"]),
+        row("tokens since start", top.tokens, metrics["train_tokens_total"], record.tokens,
+            seen.directory.tokens, seen.observer.tokens, None),
+        row("settled round", top.settled, metrics["round_settled"], record.settled, seen.directory.settled,
+            seen.observer.settled, report["settled_rounds"] - 1),
+        row("loss", top.loss, metrics["train_loss"], record.loss, seen.directory.loss, seen.observer.loss,
+            None),
+        row("utilisation", top.utilization, metrics["train_flops_utilization_ratio"], *[None] * 4),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+
+    async def shown() -> None:
+        swarm.open()
+        with TemporaryDirectory() as folder:
+            await trained(swarm, Path(folder), 20)
+            seen = Looked(swarm)
+            print("\n".join(table(swarm, seen, await seen.report(swarm))))
+            await swarm.stop_watching()
+            await swarm.close()
+
+    swarm = Watched(tiny_manifest())
+    run(shown())
