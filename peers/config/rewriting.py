@@ -43,7 +43,8 @@ def _with_key(text: str, origin: str, key: str, value: str | list[str], meaning:
     found = span(text, origin, key)
     if found is not None:
         start, stop = found
-        between = "" if text[start - 1 : start].isspace() else " "
+        before = text[start - 1 : start]  # A list in lines may begin where its key does.
+        between = "" if before.isspace() and before != "\n" else " "
         return text[:start] + between + typed + text[stop:]
     end = "\r\n" if "\r\n" in text else "\n"
     return text + ("" if text.endswith("\n") else end) + f"# {meaning}{end}{key}: {typed}{end}"
