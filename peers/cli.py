@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -28,6 +31,7 @@ from peers.commands import (
     run,
     service,
     simulate,
+    uninstall,
     watch,
 )
 from peers.errors import ConfigError, UserError
@@ -39,6 +43,22 @@ ERROR_EXIT = 2
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script `swarmnet`; exits the process."""
     prepare_for_torch(os.environ)
+    terminated: list[int] = []
+
+    def as_interrupted(number: int, frame: FrameType | None) -> None:
+        """SIGTERM takes the way of Ctrl+C, so that what was made for a while is removed, keys among it. A
+        peer that runs has its own answer (peer.py)."""
+        terminated.append(number)
+        interrupt = signal.getsignal(signal.SIGINT)
+        if isinstance(interrupt, partial):  # asyncio's: it cancels what it runs.
+            interrupt(number, frame)
+        else:
+            raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, as_interrupted)
+    if before[signal.SIGINT] is signal.SIG_IGN:  # In the background of a script, where a peer takes it, too:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio ends in order only with this one.
     try:
         result = application()(
             args=list(arguments) if arguments is not None else None,
@@ -57,7 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(130)  # as shells report SIGINT
+        result = 128 + signal.SIGINT  # as shells report it
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if terminated:
+        result = 128 + terminated[0]
     sys.exit(result if isinstance(result, int) else 0)
 
 
@@ -98,6 +123,7 @@ def application() -> typer.Typer:
         "orders": creator.show_orders,
         "invite": creator.invite,
         "report": creator.report,
+        "uninstall": uninstall.uninstall,
         "version": version,
     }
     _add(app, commands)

@@ -19,6 +19,8 @@ from swarmnet.branches import START
 from swarmnet.offers import Past
 
 LOOK_SECONDS = 1.0
+REFUSED_SECONDS = 60.0
+"""Between two lines that say that the disk refuses; it is asked again every second, to use room at once."""
 DOWNLOAD = "download"
 """The folder beside the checkpoints."""
 
@@ -73,6 +75,8 @@ class Disk:
         """The newest checkpoint's file and round."""
         self.saved_bytes = 0
         self.timings = Timings()
+        self._say_again = 0.0
+        """When the next refusal of the disk is worth a line."""
 
     def restored(self) -> list[Weights]:
         """From all usable checkpoints, the newest first."""
@@ -133,9 +137,10 @@ class Disk:
                 taken.set_result(result)
 
         self.compute.submit(UPDATE, settled, deliver)  # Behind forwards it would never be its turn.
-        await self._write(await taken)
+        await self._write(await taken, last=True)
 
-    async def _write(self, weights: Weights) -> None:
+    async def _write(self, weights: Weights, last: bool = False) -> None:
+        """`last`: there is no other try, so whoever reads must hear that it failed."""
         round = weights.settled_round
         if self.folder is None or round < 0 or (self.saved is not None and self.saved[1] >= round):
             return
@@ -146,9 +151,13 @@ class Disk:
                 self.part.layout, self.digests.of_round(round), self.past(round), weights.tokens,
             )  # fmt: skip
         except checkpoint.DiskError as error:
-            self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")
+            now = asyncio.get_running_loop().time()
+            if last or now >= self._say_again:
+                self._say_again = now + REFUSED_SECONDS
+                self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")
             return
         self.timings.add("save", perf_counter() - began)
         self.saved, self.saved_bytes = (path, round), path.stat().st_size
         self.note("saved", round=round, bytes=self.saved_bytes)
+        self._say_again = 0.0
         self.say("checkpoint", f"saved the weights of round {round} in {path}")

@@ -127,15 +127,23 @@ class Exporter(PageServer):
 
     def __init__(
         self, address: tuple[str, int], metrics: Callable[[], bytes], healthy: Probe, ready: Probe,
-        hosts: Sequence[str] = (),
+        hosts: Sequence[str] = (), or_next: int = 0,
     ) -> None:  # fmt: skip
-        """As PageServer."""
+        """As PageServer. `or_next`: so many ports above it will do as well, the first that is free."""
         pages: dict[str, Page] = {
             "/metrics": lambda _: Answer(200, CONTENT_TYPE_LATEST, metrics()),
             "/healthz": lambda _: probed(healthy),
             "/readyz": lambda _: probed(ready),
         }
-        super().__init__(address, pages, "metrics.listen", hosts)
+        host, port = address
+        refusals = []
+        for other in range(port, port + 1 + or_next):
+            try:
+                super().__init__((host, other), pages, "metrics.listen", hosts)
+                return
+            except UserError as error:
+                refusals.append(error)
+        raise refusals[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,8 +5,9 @@ It asks the directory once, beside everything else that begins; nothing waits fo
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from statistics import median
 
 from peers.config.limits import LimitsFile
@@ -25,8 +26,9 @@ from swarmnet.manifest import Manifest
 from swarmnet.needs import Needs
 from swarmnet.traffic import MONTH_SECONDS, traffic_of
 
-GUESSED_TOKENS_PER_SECOND = 1000.0
-"""Of one peer, while nobody has said what it does."""
+PACE_SECONDS = 20.0
+"""Some rounds, and more than the first look of the machine's caches takes."""
+PACE_MICROBATCHES = 8
 
 
 async def found(
@@ -77,30 +79,41 @@ def machine_line(held: range, needs: Needs, graphs: int, allowed: int, limited: 
     )
 
 
+async def pace_of(tokens: Callable[[], int], least: int) -> float:
+    """Tokens per second that this machine commits: of its first PACE_SECONDS, or of as many more as `least`
+    tokens take. `tokens`: how many it has committed; they begin anew when it changes its stage."""
+    clock = asyncio.get_running_loop().time
+    began, first = clock(), tokens()
+    while True:
+        await asyncio.sleep(1.0)
+        done = tokens() - first
+        if done <= 0:  # Nothing yet: others are not there, or the text is being read.
+            began, first = clock(), tokens()
+        elif done >= least and clock() - began >= PACE_SECONDS:
+            return done / (clock() - began)
+
+
 def traffic_line(
-    manifest: Manifest, held: range, records: Mapping[PeerId, SignedRecord] | None, limits: LimitsFile
-) -> str:
-    """About what goes over the line in a month."""
+    manifest: Manifest, held: range, pace: float, records: Mapping[PeerId, SignedRecord] | None,
+    limits: LimitsFile,
+) -> str:  # fmt: skip
+    """About what goes over the line at this pace, in tokens per second."""
     others = [s.record for s in (records or {}).values() if s.record.stage >= 0]
-    speeds = [record.tokens_per_second for record in others if record.tokens_per_second > 0]
-    pace = _pace(speeds)
     each = [
         traffic_of(manifest, stage, pace, 1 + sum(record.stage == stage for record in others))
         for stage in held
     ]  # What passes between two held stages need not leave the machine: "at most".
     sent_at_most, received = sum(one.sent for one in each), sum(one.received for one in each)
-    if sent_at_most + received == 0.0:
-        return f"will   send next to nothing until others are there{_bounds(limits)}"
     share = _share_of_day(limits)
     sent = sent_at_most if limits.upload is None else min(sent_at_most, limits.upload)
-    guessed = "" if speeds else f", guessed from {GUESSED_TOKENS_PER_SECOND:g} tokens a second"
-    up, down = amount(sent * share * MONTH_SECONDS), amount(received * share * MONTH_SECONDS)
-    return f"will   send at most about {up} and receive {down} a month{guessed}{_bounds(limits)}"
-
-
-def _pace(speeds: Sequence[float]) -> float:
-    """Of the usual peer: a chain is as fast as what comes in."""
-    return median(speeds) if speeds else GUESSED_TOKENS_PER_SECOND
+    if sent + received == 0.0:
+        return f"will   send next to nothing until others are there{_bounds(limits)}"
+    up, down, total = amount(sent * 3600), amount(received * 3600), sent + received
+    return (
+        f"will   send at most about {up} and receive {down} an hour "
+        f"at its pace so far ({pace:,.0f} tokens/s), "
+        f"{amount(total * share * MONTH_SECONDS)} in all if it works through a month{_bounds(limits)}"
+    )
 
 
 def _share_of_day(limits: LimitsFile) -> float:

@@ -28,6 +28,9 @@ ANSWER_SECONDS = 10.0
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 15.0
 """libp2p's own dial back-off grows when it is asked more often after failures."""
+FIRST_WORD_SECONDS = 5.0
+LONGEST_SILENCE_SECONDS = 600.0
+"""Between two lines that say that nobody answers."""
 UNKNOWN_SECONDS = 60.0
 """A manifest that is in the directory is found within a second; peers of a lab start within a minute."""
 REMEMBERED_PEERS = 64
@@ -65,6 +68,24 @@ def _leads_to_a_peer(address: object) -> bool:
         return False
 
 
+class _Waiting:
+    """What is said while nobody answers: why, once, and then how long it has been, ever less often."""
+
+    def __init__(self, now: float) -> None:
+        self._since, self._told, self._next = now, "", 0.0
+
+    def line(self, reason: str, now: float) -> str:
+        """Empty: nothing is new."""
+        passed = now - self._since
+        if reason != self._told:
+            self._told, self._next = reason, passed + FIRST_WORD_SECONDS
+            return f"{reason}; asks again until somebody does (Ctrl+C stops)"
+        if passed < self._next:
+            return ""
+        self._next = passed + min(passed, LONGEST_SILENCE_SECONDS)
+        return f"still nobody, {passed:.0f} s"
+
+
 async def join_directory(
     directory: Joinable, bootstraps: Sequence[str], cache: PeerCache, say: Say,
     nearby: Callable[[], Sequence[str]] = tuple,
@@ -72,13 +93,14 @@ async def join_directory(
     """Return when some bootstrap or remembered peer answers; say what is tried and when next.
 
     `nearby`: multiaddrs found meanwhile on the local network, with which it goes as with bootstraps."""
-    pause = FIRST_PAUSE_SECONDS
+    pause, waiting = FIRST_PAUSE_SECONDS, _Waiting(asyncio.get_running_loop().time())
     while True:
         tried = list(dict.fromkeys([*bootstraps, *nearby(), *cache.read()]))
         try:
             answered = await directory.bootstrap(tried, ANSWER_SECONDS)
         except Unreachable as error:
-            say("unreachable", f"{error}; trying again in {pause:.0f} s (Ctrl+C stops)")
+            if line := waiting.line(str(error), asyncio.get_running_loop().time()):
+                say("unreachable", line)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
             continue

@@ -9,6 +9,7 @@ import platform
 import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,11 @@ OF_A_STAGE = ("pause", "resume", "checkpoint", "me")
 """Words of the control socket that a worker answers (`roles/worker.py`)."""
 
 
+NEXT_METRICS_PORTS = 9
+"""A second peer of a machine takes the next port, where nobody has chosen one: 9411 to 9419, below that of an
+observer."""
+
+
 def role_of(process: Process) -> Role:
     """What the peer file asks for. Each role brings its own libraries: a bootstrap or an observer never loads
     torch (docs/benchmarks/start.md)."""
@@ -66,20 +72,21 @@ def role_of(process: Process) -> Role:
     return WorkerRole(process)
 
 
-def run_peer_file(config: PeerFile) -> int:
-    """Run one peer until it is told to stop. Returns the exit code; UserError for what a person can mend."""
+def run_peer_file(config: PeerFile, joined: Callable[[], str] = str) -> int:
+    """Run one peer until it is told to stop. Returns the exit code; UserError for what a person can mend.
+    `joined`: see Process."""
     report = open_report(config.log, sys.stderr, time.time, config.name)
     hear_libraries(report)
     _compute_in_long_turns()
     with (
-        contextlib.closing(report), only_one(config.state) as was_open,
+        contextlib.closing(report), only_one(config.state, to_the_end=True) as was_open,
         as_user_errors(CannotStart, IdentityError),
     ):  # fmt: skip
         if was_open:
             report.say("state", f"other users could look into {config.state}: it is closed to them now")
         identity = load_or_create(config.identity)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Peer(config, identity, report).run())
+            return runner.run(Peer(config, identity, report, joined).run())
 
 
 def _compute_in_long_turns() -> None:
@@ -94,8 +101,11 @@ def _compute_in_long_turns() -> None:
 class Peer:
     """One process: one peer, or where it holds several stages, one for each of them."""
 
-    def __init__(self, config: PeerFile, identity: Identity, report: Report) -> None:
+    def __init__(
+        self, config: PeerFile, identity: Identity, report: Report, joined: Callable[[], str] = str
+    ) -> None:
         self.config = config
+        self._joined = joined
         self.report = report
         self.pulse = Pulse(late=self._late)
         self._stop = asyncio.Event()
@@ -125,8 +135,9 @@ class Peer:
         log.trouble = partial(report.say, "event_log", level="warning")
         metrics = Metrics(process=number == 0)
         return Process(
-            config, identity, report, metrics, log, self.pulse, self._stop, control, siblings, number
-        )
+            config, identity, report, metrics, log, self.pulse, self._stop, control, siblings, number,
+            self._joined if number == 0 else str,
+        )  # fmt: skip
 
     def _siblings(self, identity: Identity) -> list[Process]:
         from peers.roles.siblings import Siblings  # torch
@@ -148,9 +159,13 @@ class Peer:
         exporter = None
         if address is not None:
             exporter = Exporter(
-                address, self._metrics_text, self.pulse.problem, self._not_ready, self.config.metrics.hosts
-            )
-            self.say("metrics", f"metrics at {exporter.url}/metrics", url=exporter.url)
+                address, self._metrics_text, self.pulse.problem, self._not_ready, self.config.metrics.hosts,
+                or_next=0 if "listen" in self.config.metrics.model_fields_set else NEXT_METRICS_PORTS,
+            )  # fmt: skip
+            taken = "" if exporter.address[1] == address[1] or not address[1] else (
+                f", as port {address[1]} is taken (metrics.listen chooses another)"
+            )  # fmt: skip
+            self.say("metrics", f"metrics at {exporter.url}/metrics{taken}", url=exporter.url)
         for process in self.processes:
             me = process.identity.peer_id
             process.log.record("started", peer=me, pid=os.getpid(), role=self.config.role)

@@ -17,6 +17,7 @@ from protocols.dht import DhtDirectory
 from protocols.identity import load_or_create
 from protocols.p2pd import P2pdTransport
 from protocols.relays import circuits_through
+from protocols.temporary import prefix
 
 FIND_SECONDS = 60.0
 """For a bootstrap to answer and the manifest to come."""
@@ -42,7 +43,7 @@ async def reaching(
     """A visitor of one run. `run`: a run id or a published file; `cache`: addresses to try besides. NoAnswer
     if nobody is reached, RunFileError for a bad file."""
     async with entering(bootstraps, cache, say) as (transport, directory):
-        with tempfile.TemporaryDirectory(prefix="swarmnet-visitor-") as folder:
+        with tempfile.TemporaryDirectory(prefix=prefix("visitor")) as folder:
             try:
                 async with asyncio.timeout(FIND_SECONDS):
                     signed = await find_manifest(run, directory, Path(folder) / "run.json", say)
@@ -56,7 +57,7 @@ async def entering(
     bootstraps: Sequence[str], cache: PeerCache, say: Say
 ) -> AsyncIterator[tuple[P2pdTransport, DhtDirectory]]:
     """A visitor on p2pd, with an identity of its own that is thrown away. NoAnswer if nobody is reached."""
-    with tempfile.TemporaryDirectory(prefix="swarmnet-visitor-") as folder:
+    with tempfile.TemporaryDirectory(prefix=prefix("visitor")) as folder:
         place = Path(folder)
         load_or_create(place / "identity.key")
         transport = await P2pdTransport.start(place / "identity.key", _options([*bootstraps, *cache.read()]))

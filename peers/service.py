@@ -15,6 +15,8 @@ from peers.errors import UserError
 from peers.files import is_there, write_atomically
 from peers.state_lock import is_held
 
+WRITTEN = "# Written by `swarmnet service install`."
+"""The first line of its units."""
 COMMAND_SECONDS = 30.0
 """`systemctl stop` waits for the peer to leave politely; it is asked without waiting."""
 STOP_MARGIN_SECONDS = 15.0
@@ -49,7 +51,7 @@ def service_of(file: Path, config: PeerFile, program: Sequence[str], home: Path)
     """`program`: what starts swarmnet; `home`: where systemd looks for a user's units."""
     name = f"swarmnet-{re.sub(r'[^A-Za-z0-9_.-]+', '-', config.name).strip('-.') or 'peer'}.service"
     command = " ".join(map(_quoted, [*program, "run", str(file.absolute())]))
-    text = f"""# Written by `swarmnet service install`.
+    text = f"""{WRITTEN}
 [Unit]
 Description=swarmnet {config.role} {_plain(config.name)}
 Documentation=https://www.freedesktop.org/software/systemd/man/systemd.service.html
@@ -82,19 +84,35 @@ WantedBy=default.target
 def other_file(service: Service) -> str | None:
     """What the unit of this name starts, if that is not this peer: two peers may have the same `name`. None:
     it is not there, it is of this peer, or of a peer file that is gone. Raises UserError."""
+    started = _started(service.path)
+    if started is None:
+        return None
+    file = _file_in(started)
+    if file is None:
+        return started or "no ExecStart"
+    ours = not is_there(file) or file.resolve() == service.file.resolve()
+    return None if ours else str(file)
+
+
+def started_by(unit: Path) -> Path | None:
+    """The peer file of a unit; None: it names none. Raises UserError."""
+    return _file_in(_started(unit) or "")
+
+
+def _started(unit: Path) -> str | None:
+    """What a unit starts; None: it is not there. Raises UserError."""
     try:
-        text = service.path.read_text(errors="replace")
+        text = unit.read_text(errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(f"{service.path}: cannot be read: {error.strerror}") from None
-    started = next((line for line in text.splitlines() if line.startswith("ExecStart=")), "")
+        raise UserError(f"{unit}: cannot be read: {error.strerror}") from None
+    return next((line for line in text.splitlines() if line.startswith("ExecStart=")), "")
+
+
+def _file_in(started: str) -> Path | None:
     found = _PEER_FILE.search(started)
-    if found is None:
-        return started or "no ExecStart"
-    file = Path(_unquoted(found[1]))
-    ours = not is_there(file) or file.resolve() == service.file.resolve()
-    return None if ours else str(file)
+    return Path(_unquoted(found[1])) if found is not None else None
 
 
 _PEER_FILE = re.compile(r' run ("(?:[^"\\]|\\.)*"|[^\s"]+)(?= |$)')
@@ -191,13 +209,18 @@ def uninstall(service: Service) -> Done:
     if not service.path.exists():
         raise UserError(f"{service.path}: is not there; `swarmnet service install PEER.yaml` would write it")
     _refuse_other(service, "name that peer file to remove it")
-    stopped = _run([["disable", "--now", "--no-block", service.name]])
+    return remove(service.path)
+
+
+def remove(unit: Path) -> Done:
+    """Stop and remove a unit, whosever it is. UserError where it cannot be removed."""
+    stopped = _run([["disable", "--now", "--no-block", unit.name]])
     try:
-        service.path.unlink()
+        unit.unlink()
     except OSError as error:
-        raise UserError(f"{service.path}: cannot be removed: {error.strerror}") from None
+        raise UserError(f"{unit}: cannot be removed: {error.strerror}") from None
     reloaded = _run([["daemon-reload"]])
-    lines = [*stopped.lines, f"removed  {service.path}", *reloaded.lines]
+    lines = [*stopped.lines, f"removed  {unit}", *reloaded.lines]
     return Done(lines, stopped.ok and reloaded.ok)
 
 

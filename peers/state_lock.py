@@ -13,13 +13,14 @@ from typing import TextIO
 from peers.errors import UserError
 
 _NAME = "lock"
-_ANOTHER = "give this peer another state folder (key `state`, or --state of `join`)"
+_ANOTHER = "give this peer another state folder: --state FOLDER of `join`, key `state` in a peer file"
 
 
 @contextlib.contextmanager
-def only_one(state: Path) -> Iterator[bool]:
+def only_one(state: Path, to_the_end: bool = False) -> Iterator[bool]:
     """Hold the lock: two peers with one identity would be one liar. UserError if another peer holds it.
-    Yields what `make_private` says."""
+    Yields what `make_private` says. `to_the_end`: the lock ends with the process, which takes some tenths of
+    a second more when everything in it has been closed."""
     was_open = make_private(state)
     with _opened(state) as file:
         try:
@@ -28,6 +29,8 @@ def only_one(state: Path) -> Iterator[bool]:
             raise UserError(f"{state} is used by another running peer; each needs its own state") from None
         except OSError as error:
             raise UserError(f"{state}: cannot be locked: {error.strerror}; {_ANOTHER}") from None
+        if to_the_end:
+            os.dup(file.fileno())  # A lock is held until the last descriptor of it is closed.
         yield was_open
 
 

@@ -29,6 +29,7 @@ from protocols.identity import (
     public_key_bytes,
     verify,
 )
+from protocols.temporary import prefix
 from swarmnet.identifiers import PeerId
 
 INTRODUCTION_BYTES = PUBLIC_KEY_BYTES + SIGNATURE_BYTES
@@ -81,7 +82,7 @@ class Carriers:
         """Start `count` more at once; those that did start. Raises CannotStart if none did."""
         if self._folder is None:
             try:
-                self._folder = Path(tempfile.mkdtemp(prefix="swarmnet-carriers-"))
+                self._folder = Path(tempfile.mkdtemp(prefix=prefix("carriers")))
             except OSError as error:
                 raise _cannot_start(error) from None
         paths = [self._folder / f"identity-{self._started + number}" for number in range(count)]

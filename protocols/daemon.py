@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from protocols import temporary
 from protocols.errors import PeerGone, Unreachable
 from protocols.hivemind_parts import (
     P2P,
@@ -51,6 +52,8 @@ CHECK_DEADLINE_SECONDS = 2.5
 CHECKS_MISSED = 2
 """One missed answer may be our own doing: this process was stopped, and its time ran out meanwhile."""
 _READ_BUFFER = 512 * 1024
+NOT_TRIED = "not tried: libp2p waits a while after failures"
+_OTHER_PEER = re.compile(r"peer id mismatch: .*?remote key matches (\w+)")
 _DIAL = re.compile(r"\* \[[^]]+\] (?:dial \S+ \S+: )?([^*]+)")
 
 
@@ -117,8 +120,8 @@ class Daemon:
         expected = load(identity_path).peer_id
         check_ports(options.listen)
         _allow_open_files()
-        _remove_stale_folders()
-        folder = Path(tempfile.mkdtemp(prefix=f"swarmnet-{os.getpid()}-"))
+        temporary.remove_stale()
+        folder = Path(tempfile.mkdtemp(prefix=temporary.prefix()))
         made: list[P2P] = []
         try:
             with _environment(GOMEMLIMIT=options.memory_limit, GOGC=options.garbage_percent):
@@ -321,7 +324,10 @@ def _reason(error: BaseException, deadline_seconds: float) -> str:
         return f"no answer within {deadline_seconds:g} s"
     text = " ".join(str(error).split())
     if "dial backoff" in text:
-        return "not tried: libp2p waits a while after failures"
+        return NOT_TRIED
+    if (other := _OTHER_PEER.search(text)) is not None:
+        return (f"another peer answers at that address: its id is {other[1]}; take the address anew from "
+                "whoever runs it")  # fmt: skip
     dials = _DIAL.findall(text)  # libp2p wraps each address's reason in three others.
     return "; ".join(dict.fromkeys(reason.strip() for reason in dials)) or text or type(error).__name__
 
@@ -366,24 +372,6 @@ def _allow_open_files() -> None:
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _remove_stale_folders() -> None:
-    """What peers that were killed left behind: their folder's name carries their process id."""
-    for folder in Path(tempfile.gettempdir()).glob("swarmnet-*-*"):
-        pid = folder.name.split("-")[1]
-        if pid.isdigit() and not _runs(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from protocols.daemon import DAEMON_ERRORS, Daemon
+from protocols.daemon import DAEMON_ERRORS, NOT_TRIED, Daemon
 from protocols.envelope import run_bytes
 from protocols.errors import PeerGone, Unreachable, WireError
 from protocols.gate import Gate
@@ -62,6 +62,8 @@ def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:
 CLOCK_SECONDS, WITNESSES = 60.0, 5
 """How often others are asked what time it is, and how many: a ping each, of a hundred bytes."""
 MOST_NAMED = 256
+MOST_TOLD = 3
+"""Of those that did not answer, in one line; a peer remembers 64."""
 """Bootstraps, remembered peers and those nearby that are kept in mind as witnesses, the newest."""
 
 
@@ -72,6 +74,8 @@ class DhtDirectory:
         self._gate, self._node = gate, node
         self._remembered = Remembered()
         self._named: dict[str, None] = {}
+        self._reasons: dict[tuple[PeerId, str], str] = {}
+        """Why those that were tried last did not answer."""
         """Peers that `bootstrap` was told of."""
         self._told = Told(None, None, 0)
         self._warned = False
@@ -151,20 +155,23 @@ class DhtDirectory:
         return self._gate.now()
 
     async def bootstrap(self, multiaddrs: Sequence[str], deadline_seconds: float) -> int:
-        """Join through any of `multiaddrs`; how many answered. Unreachable, naming them all, if none did, or
-        if this machine's clock differs so much from theirs that a person must look at it; the caller tries
-        again later. ValueError for what is no multiaddr."""
+        """Join through any of `multiaddrs`; how many answered. Unreachable, naming the first of them, if none
+        did, or if this machine's clock differs so much from theirs that a person must look at it; the caller
+        tries again later. ValueError for what is no multiaddr."""
         targets = [split_multiaddr(multiaddr) for multiaddr in dict.fromkeys(multiaddrs)]
         own = self._gate.peer_id.to_base58()
-        reasons: dict[str, str] = {}
+        reasons = {where: why for where, why in self._reasons.items() if where in targets}
+        self._reasons = reasons
 
         async def join(peer: PeerId, address: str) -> bool:
             try:
                 await self._gate.connect(peer, [address], deadline_seconds)
                 if await self._node.protocol.call_ping(PeerID.from_base58(peer)) is None:
-                    raise Unreachable(f"{address}/p2p/{peer} runs no directory of this kind")
+                    raise Unreachable("runs no directory of this kind")
             except WireError as error:
-                reasons[f"{address}/p2p/{peer}"] = str(error)
+                why = str(error).removeprefix(f"{peer} does not answer at {address}: ")
+                if why != NOT_TRIED or (peer, address) not in reasons:  # What it was before says more.
+                    reasons[peer, address] = why
                 return False
             return True
 
@@ -179,9 +186,11 @@ class DhtDirectory:
             await asyncio.gather(*late, return_exceptions=True)
         answered = sum(not task.cancelled() and task.result() for task in tasks)
         if not answered:
-            tried = "; ".join(reasons.get(f"{address}/p2p/{peer}", f"{address}/p2p/{peer}: no answer in time")
-                              for peer, address in others)  # fmt: skip
-            raise Unreachable(f"no bootstrap answered: {tried or 'none was given'}")
+            tried = [f"{address}: {reasons.get((peer, address), 'no answer in time')}"
+                     for peer, address in others]  # fmt: skip
+            more = f"; and {len(tried) - MOST_TOLD} more" if len(tried) > MOST_TOLD else ""
+            told = "; ".join(tried[:MOST_TOLD]) or "none was given"
+            raise Unreachable(f"no bootstrap answered: {told}{more}")
         await self._set_clock()
         if self._told.refusal:
             raise Unreachable(self._told.refusal)

@@ -140,7 +140,7 @@ def create(path: Path) -> Identity:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise IdentityError(f"cannot write identity {path}: {error.strerror}; choose another path") from None
+        raise _unwritable(path, error) from None
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -151,10 +151,17 @@ def create(path: Path) -> Identity:
     except FileExistsError:
         raise IdentityError(f"identity {path} exists already; remove it to start as a new peer") from None
     except OSError as error:
-        raise IdentityError(f"cannot write identity {path}: {error.strerror}; choose another path") from None
+        raise _unwritable(path, error) from None
     finally:
         draft.unlink(missing_ok=True)
     return identity
+
+
+def _unwritable(path: Path, error: OSError) -> IdentityError:
+    return IdentityError(
+        f"cannot write identity {path}: {error.strerror}; choose another place: --state FOLDER of `join`, "
+        "--key FILE of `publish`, `state` in a peer file"
+    )
 
 
 def load(path: Path) -> Identity:

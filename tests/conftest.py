@@ -29,7 +29,7 @@ def started(monkeypatch):
     """Stands in for the peer process and the demo; lists what they were started with."""
     calls = []
 
-    def start(what):
+    def start(what, joined=str):
         calls.append(what)
         return 0
 

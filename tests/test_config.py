@@ -76,6 +76,10 @@ def problems(typed, text, environment=None, overrides=None):
             "2: bootstrap: is the text '/ip4/1.2.3.4/tcp/1'; expected a list",
         ),
         (
+            "role: bootstrap\nlisten: [/ip4/127.0.0.1/tcp/80000]\n",
+            "2: listen.0: port 80000: 1 to 65535, in '/ip4/127.0.0.1/tcp/80000'",
+        ),
+        (
             "role: bootstrap\nmetrics: off\n",
             "2: metrics: is the text 'off'; expected a section of keys",
         ),
@@ -144,7 +148,7 @@ def test_every_mistake_is_one_line_with_its_place_and_what_would_be_right(typed,
         ("/ip4/1.2.3/tcp/31330", "has no IPv4 address in it"),
         ("/ip6/1.2.3.4/tcp/31330", "has no IPv6 address in it"),
         ("/dns4/a b/tcp/31330", "has no host name in it ('a b')"),
-        ("/ip4/1.2.3.4/tcp/70000", "has no /tcp/PORT or /udp/PORT in it"),
+        ("/ip4/1.2.3.4/tcp/p2p", "has no /tcp/PORT or /udp/PORT in it"),
         ("/ip4/1.2.3.4/tcp/31330", "does not name the peer"),
     ],
 )

@@ -205,6 +205,21 @@ def test_whom_a_command_means(tmp_path, monkeypatch):
         state_of(tmp_path / "nowhere", "me")
 
 
+def test_where_no_peer_runs_the_only_state_will_do_for_who_only_looks(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    one, two = tmp_path / "swarmnet" / "one", tmp_path / "swarmnet" / "two"
+    for state in (one, two):
+        state.mkdir(parents=True)
+    (one / "identity.key").touch()
+    assert state_of(None, "me", at_rest=True) == one
+    with pytest.raises(UserError, match="no peer seems to run below"):
+        state_of(None, "pause")
+    (two / "peer.yaml").touch()
+    with pytest.raises(UserError, match=r"no peer runs, and there are states of several; name one: .*one, "):
+        state_of(None, "me", at_rest=True)
+
+
 def test_what_a_peer_that_has_left_leaves_on_the_disk_is_named(tmp_path, capsys):
     (tmp_path / "identity.key").write_bytes(b"k" * 32)
     commands.leave(tmp_path, forget=True)

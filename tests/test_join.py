@@ -1,23 +1,27 @@
 """`swarmnet join`: from where a run may come, what is written, and what a peer says that it found."""
 
 import contextlib
+import errno
 import http.server
+import os
 import socket
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 from swarm import OWNER, sign, tiny_manifest
 from test_cli import BOOTSTRAP, files_below, refused
 
-from peers import fetching
+from peers import fetching, virtual_time
 from peers.config.limits import LimitsFile
 from peers.config.peer_file import load
 from peers.errors import UserError
 from peers.fetching import fetch_run
 from peers.fitting import all_needs, gib
-from peers.introduction import machine_line, run_line, swarm_line, traffic_line
+from peers.introduction import machine_line, pace_of, run_line, swarm_line, traffic_line
 from peers.run_file import published_text
 from protocols.identity import load as load_identity
 from protocols.invites import invite_text, seal_invite
@@ -123,6 +127,60 @@ def test_an_invite_of_a_later_join_is_kept_and_all_else_in_the_file_is_as_it_was
     code, _, err = swarmnet("join", tmp_path / "a.json", "--state", "here", "--invite", INVITES[1])
     assert (code, file.read_text()) == (0, written)
     assert "wrote" not in err
+
+
+OTHER_BOOTSTRAP = BOOTSTRAP.replace("/tcp/31330", "/tcp/31331")
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Stands in for the peer process; lists what is called when a bootstrap has answered."""
+    calls = []
+    monkeypatch.setitem(
+        sys.modules, "peers.peer", SimpleNamespace(run_peer_file=lambda _, joined: calls.append(joined) or 0)
+    )
+    return calls
+
+
+def join_again(swarmnet, *bootstrap):
+    given = [word for address in bootstrap for word in ("--bootstrap", address)]
+    assert swarmnet("join", "a.json", "--state", "here", *given)[0] == 0
+
+
+def test_a_bootstrap_that_answers_is_kept_where_none_had_answered(swarmnet, joined):
+    Path("a.json").write_text(published_text(SIGNED))
+    file = Path("here/peer.yaml")
+    join_again(swarmnet)
+    join_again(swarmnet, BOOTSTRAP)
+    assert load(file).bootstrap == (), "it has not answered yet"
+    assert joined[-1]().startswith(f"wrote  the bootstrap into {file.absolute()}: ")
+    assert load(file).bootstrap == (BOOTSTRAP,)
+    assert joined[-1]() == ""
+    join_again(swarmnet, OTHER_BOOTSTRAP)
+    assert "for this start only" in joined[-1]()
+    assert load(file).bootstrap == (BOOTSTRAP,)
+
+
+def test_one_that_never_answered_gives_way_to_one_that_does_and_remarks_stay(swarmnet, joined):
+    Path("a.json").write_text(published_text(SIGNED))
+    file = Path("here/peer.yaml")
+    join_again(swarmnet, BOOTSTRAP)
+    lines = f"bootstrap:\n- {BOOTSTRAP}\n# mine: keep\n"
+    file.write_text(file.read_text().replace(f'bootstrap: ["{BOOTSTRAP}"]\n', lines))
+    join_again(swarmnet, OTHER_BOOTSTRAP)
+    joined[-1]()
+    assert load(file).bootstrap == (OTHER_BOOTSTRAP,)
+    assert "# mine: keep\n" in file.read_text()
+
+
+def test_a_home_that_cannot_be_written_is_said_with_the_option_that_helps(swarmnet, joined, monkeypatch):
+    Path("a.json").write_text(published_text(SIGNED))
+
+    def read_only(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("os.link", read_only)
+    refused(swarmnet("join", "a.json"), "Read-only file system", "--state FOLDER")
 
 
 def test_a_wrong_invite_and_a_file_of_another_shape_are_left_alone(swarmnet, started, tmp_path):
@@ -320,11 +378,25 @@ def test_what_was_found_is_said_in_a_few_lines():
     most = gib(needs.least + 4 * needs.graph)
     assert f"with one microbatch under way and {most} with the most, 5 at a time; limits.memory" in line
     limits = LimitsFile(upload=20_000.0, hours="22:00-08:00")
-    line = traffic_line(manifest, range(1, 2), records, limits)
+    line = traffic_line(manifest, range(1, 2), 500.0, records, limits)
     assert "never more than 20.0 kB/s up; only at 22:00-08:00" in line
-    assert f"send at most about {20_000 * 30 * 36_000 / 1e9:.1f} GB" in line, "ten hours of each day"
-    assert "guessed" in traffic_line(manifest, range(1, 2), None, LimitsFile())
-    assert "next to nothing" in traffic_line(tiny_manifest(stages=(3,)), range(1), {}, LimitsFile())
+    assert f"send at most about {20_000 * 3600 / 1e6:.1f} MB" in line
+    assert "an hour at its pace so far (500 tokens/s)" in line
+    received = traffic_of(manifest, 1, 500.0, 2).received
+    month = f"{(20_000 + received) * 30 * 36_000 / 1e9:.1f} GB in all if it works through a month"
+    assert month in line, "ten hours of each day"
+    assert "next to nothing" in traffic_line(tiny_manifest(stages=(3,)), range(1), 9.0, {}, LimitsFile())
+
+
+def test_what_is_said_of_traffic_follows_from_this_machines_own_pace():
+    committed = iter([0, 0, 0, *range(50, 100_000, 50)])
+    held = {"tokens": 0}
+
+    def tokens():
+        held["tokens"] = next(committed)
+        return held["tokens"]
+
+    assert virtual_time.run(pace_of(tokens, 200)) == pytest.approx(50.0, rel=0.1)
 
 
 def test_traffic_follows_the_manifest():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ from swarm import sign, tiny_manifest
 
 from peers import virtual_time
 from peers.errors import UserError
-from peers.joining import PeerCache, find_manifest
+from peers.joining import PeerCache, find_manifest, join_directory
 from peers.roles.role import Network
 from peers.run_file import OtherVersion, load_signed
 from protocols.errors import Unreachable
@@ -81,6 +83,39 @@ def test_neighbours_and_remembered_peers_are_tried_together(cache):
     lan = SimpleNamespace(anybody=anybody, found=lambda: [near])
     ((event, _),) = joined(directory, cache, lan)
     assert (event, directory.tried) == ("joined", [[near, REMEMBERED]])
+
+
+class DeadFor:
+    """A directory in which nobody answers for so long, for reasons that may change."""
+
+    def __init__(self, seconds, reason_at):
+        self.until, self.reason_at = seconds, reason_at
+
+    async def bootstrap(self, addresses, seconds):
+        now = asyncio.get_running_loop().time()
+        if now < self.until:
+            raise Unreachable(self.reason_at(now))
+        return 1
+
+
+def said_while_joining(directory, cache):
+    said = []
+    virtual_time.run(join_directory(directory, [REMEMBERED], cache, lambda _, text: said.append(text)))
+    return said
+
+
+def test_a_bootstrap_that_is_down_is_said_once_and_then_ever_less_often_how_long(cache):
+    said = said_while_joining(DeadFor(3600.0, lambda now: "no bootstrap answered: refused"), cache)
+    assert said[0] == "no bootstrap answered: refused; asks again until somebody does (Ctrl+C stops)"
+    waited = [int(re.fullmatch(r"still nobody, (\d+) s", text)[1]) for text in said[1:-1]]
+    assert len(waited) < 15
+    assert all(later - earlier >= min(earlier, 590) for earlier, later in itertools.pairwise(waited))
+    assert said[-1].startswith("joined the swarm")
+
+
+def test_another_reason_is_said_as_soon_as_it_is_one(cache):
+    said = said_while_joining(DeadFor(120.0, lambda now: "refused" if now < 60 else "another peer"), cache)
+    assert [text.partition(";")[0] for text in said if "asks again" in text] == ["refused", "another peer"]
 
 
 def signed_run():

@@ -353,3 +353,12 @@ async def test_a_daemon_with_a_wrong_identity_file_does_not_start(tmp_path):
     (tmp_path / "identity").chmod(0o600)
     with pytest.raises(Exception, match="no Ed25519 identity"):
         await Daemon.start(tmp_path / "identity", LOOPBACK)
+
+
+def test_that_another_peer_answers_is_said_in_words_for_people():
+    said = (
+        "failed to dial: * [/ip4/127.0.0.1/tcp/1] failed to negotiate security protocol: peer id mismatch: "
+        "expected 12D3KooWRight, but remote key matches 12D3KooWOther"
+    )
+    told = daemon_module._reason(RuntimeError(said), 1.0)
+    assert told.startswith("another peer answers at that address: its id is 12D3KooWOther; take the address")

@@ -11,9 +11,9 @@ from test_orders_in_swarm import OwnedSwarm
 from test_rates_in_swarm import settled, six
 
 from peers import checkpoint
-from peers.claims import Claims
 from peers.errors import UserError
 from peers.height import Height
+from peers.network.discovery.claims import Claims
 from peers.presence import Presence
 from peers.virtual_time import run
 from protocols.identity import Identity

@@ -2,11 +2,14 @@
 
 import os
 import stat
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from peers.state_lock import only_one
+from peers.state_lock import is_held, only_one
 
 
 def mode(folder: Path) -> int:
@@ -33,6 +36,23 @@ def test_one_that_others_could_look_into_is_closed_and_it_is_said_once(tmp_path)
         assert mode(tmp_path / "one") == 0o700
     with only_one(tmp_path / "one") as was_open:
         assert not was_open
+
+
+def test_the_lock_of_a_peer_ends_with_its_process_and_not_when_it_has_closed_all(tmp_path):
+    script = """
+        import sys
+        from pathlib import Path
+        from peers.state_lock import only_one
+        with only_one(Path(sys.argv[1]), to_the_end=True):
+            pass
+        print("closed", flush=True)
+        sys.stdin.read()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"closed\n"
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
 
 
 def test_a_folder_that_all_may_write_to_is_left_as_it_is(tmp_path):

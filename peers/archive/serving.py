@@ -40,6 +40,7 @@ from protocols.messages import (
 )
 from protocols.peer_record import NO_STAGE
 from protocols.records import open_record
+from protocols.temporary import prefix
 from protocols.transport import Link, Transport
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import Layout
@@ -265,7 +266,7 @@ class Serving:
         """A checkpoint that is what the archive says. Raises ArchiveError or CheckpointError."""
         data = self.archive.checkpoint(entry)
         try:
-            with tempfile.TemporaryDirectory(prefix="swarmnet-archive-") as folder:
+            with tempfile.TemporaryDirectory(prefix=prefix("archive")) as folder:
                 path = Path(folder) / entry.name
                 path.write_bytes(data)
                 held, units = checkpoint.restore_signed(path, self.signed.run_id, entry.stage, layout)

@@ -24,6 +24,7 @@ from protocols.daemon import LOOPBACK
 from protocols.identity import create
 from protocols.messages import Act, Busy, Lane, Message
 from protocols.p2pd import P2pdTransport
+from protocols.temporary import prefix
 from protocols.transport import Link
 from swarmnet.identifiers import PeerId
 
@@ -175,7 +176,7 @@ async def _bench(repeats: int) -> Report:
 @contextlib.asynccontextmanager
 async def _p2pd() -> AsyncIterator[Carrier]:
     """A link between two p2pd on 127.0.0.1."""
-    with tempfile.TemporaryDirectory(prefix="swarmnet-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix=prefix("bench")) as folder:
         async with contextlib.AsyncExitStack() as stack:
             ends = []
             for name in ("sender.key", "receiver.key"):

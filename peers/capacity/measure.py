@@ -22,6 +22,7 @@ from peers.demo.show import LOOPBACK
 from peers.errors import UserError
 from peers.run_file import publish
 from protocols.identity import load_or_create
+from protocols.temporary import prefix
 from swarmnet.manifest import Manifest
 
 MANY = 3
@@ -40,7 +41,7 @@ def measured(manifest: Manifest) -> Measured:
     tokens = manifest.microbatch_tokens
     found = []
     for each in (1, MANY):
-        with tempfile.TemporaryDirectory(prefix="swarmnet-plan-") as folder:
+        with tempfile.TemporaryDirectory(prefix=prefix("plan")) as folder:
             _publish(manifest, Path(folder))
             found.append(asyncio.run(_swarm(manifest, Path(folder), each, tokens)))
     one, many = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,7 @@ from peers.commands.model import (
     warn,
 )
 from peers.errors import as_user_errors
+from peers.home.beside import Beside
 
 if TYPE_CHECKING:
     from peers.home.chat import Chat, Model
@@ -48,14 +50,15 @@ def chat(
     from peers.home.generate import Continuation, LocalModel
     from peers.home.held import held
 
-    make, lines = _chat(tokens, until.replace("\\n", "\n").encode()), Lines(sys.stdin.fileno())
+    out = Beside(sys.stdout, sys.stderr, shutil.get_terminal_size().columns)
+    make, lines = _chat(tokens, until.replace("\\n", "\n").encode(), out), Lines(sys.stdin.fileno())
     if asks_peers(source, run, bootstrap, invite):
         from peers.commands.visit import Style
         from peers.commands.visit import chat as through_swarm
 
         assert run is not None
         style = Style(temperature=temperature, top_k=top_k, seed=seed)
-        through_swarm(run, bootstrap or [], invite, style, make, lines, tokenizer)
+        through_swarm(run, bootstrap or [], invite, style, make, lines, out, tokenizer)
         return
     with as_user_errors(ExportError, TextError):
         model = held(source, warn, tokenizer)
@@ -69,18 +72,16 @@ def chat(
         asyncio.run(make(Here(LocalModel(model.weights, model.shape)), begin).run(lines))
 
 
-def _chat(tokens: int, until: bytes) -> Callable[[Model, Callable[[bytes], Continuation]], Chat]:
+def _chat(
+    tokens: int, until: bytes, out: Beside
+) -> Callable[[Model, Callable[[bytes], Continuation]], Chat]:
     """What makes a chat of a model here. A person is told of trouble and goes on; with a pipe it ends."""
     from peers.home.chat import COMMANDS, Chat, Turns
 
     person = sys.stdin.isatty()
 
-    def show(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
     def say(text: str) -> None:
-        typer.echo(text, err=True)
+        out.say("chat", text)
 
     def ask() -> None:
         if person:
@@ -89,7 +90,7 @@ def _chat(tokens: int, until: bytes) -> Callable[[Model, Callable[[bytes], Conti
     def make(model: Model, begin: Callable[[bytes], Continuation]) -> Chat:
         if person:
             say(f"The model continues what you type. {COMMANDS}")
-        return Chat(model, begin, Turns(tokens, until), show, say, ask, _mendable() if person else ())
+        return Chat(model, begin, Turns(tokens, until), out.write, say, ask, _mendable() if person else ())
 
     return make
 

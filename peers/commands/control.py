@@ -57,7 +57,7 @@ def leave(
     forget: Annotated[bool, typer.Option("--forget", help="Name what stays on disk, to be removed.")] = False,
 ) -> None:
     """End a peer politely, as Ctrl+C does: what is under way is finished and handed over."""
-    state = state_of(where, "leave")
+    state = state_of(where, "leave", at_rest=forget)
     listens = runs(state)
     if not listens and is_held(state):
         raise UserError(f"the peer of {state} is just starting or ending; ask again in some seconds")
@@ -80,7 +80,7 @@ def me(
     from peers.contributed import from_disk, lines  # torch, by way of the receipts
     from peers.status import shown
 
-    state = state_of(where, "me")
+    state = state_of(where, "me", at_rest=True)
     found = ask(state, {"do": "me"}, ANSWER_SECONDS) if runs(state) else from_disk(state)
     text = json.dumps(found, indent=1) if as_json else "\n".join(lines(found))
     typer.echo(shown(text, sys.stdout))  # The run's name is its owner's.

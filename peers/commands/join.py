@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ import typer
 
 from peers.commands.run import Bootstraps, Settings, overrides, start
 from peers.config.peer_file import PeerFile, check_typed, default_state, load, run_id_of
-from peers.config.rewriting import set_secret
+from peers.config.rewriting import set_private
 from peers.config.yaml_lines import Typed, overlay
 from peers.errors import UserError, as_user_errors
 from peers.files import is_file, is_there, write_atomically
@@ -32,6 +33,8 @@ MEANINGS = {
     "invite": "from the run's owner",
 }
 """What stands above a key in the peer file that `join` writes."""
+ANSWERED = "bootstraps.json"
+"""Beside the peer file: the bootstraps that have answered, as a PeerCache keeps addresses."""
 NAME_CHARACTERS = 6
 """Of a peer id's end: 38 thousand million different ones."""
 
@@ -73,9 +76,9 @@ def join(
     if is_there(file):
         given = {key: json.dumps(value) for key, value in data.items() if value not in ([], "auto")}
         config = _again(file, run_id, {**given, **wanted})
-        if invite and set_secret(file, "invite", invite, MEANINGS["invite"]):
+        if invite and set_private(file, "invite", invite, MEANINGS["invite"]):
             typer.echo(f"wrote  the invite into {file}: it is shown at every start from now on", err=True)
-        start(config)
+        start(config, _keeping(file, config.bootstrap))
     data = {"run": run_id, "state": ".", **data}
     typed = Typed("join", dict(data), {(key,): f"--{key}" for key in data})
     overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in wanted.items()})
@@ -94,7 +97,34 @@ def join(
     if not typed.data.get("bootstrap") and from_archive is None:
         typer.echo("alone  no --bootstrap was given: this peer waits for others to come to it", err=True)
     typer.echo("start  Ctrl+C leaves politely (again: at once); `swarmnet top` shows more", err=True)
-    start(load(file, os.environ))
+    config = load(file, os.environ)
+    start(config, _keeping(file, config.bootstrap))
+
+
+def _keeping(file: Path, tried: Sequence[str]) -> Callable[[], str]:
+    """Called when one of the bootstraps that were `tried` has answered: they are noted beside the file, and
+    stand in it from now on unless those that stand there have answered before."""
+    noted = file.with_name(ANSWERED)
+
+    def keep() -> str:
+        from peers.joining import REMEMBERED_PEERS, PeerCache  # hivemind, which runs by now
+
+        try:
+            before, named = PeerCache(noted).read(), load(file, os.environ).bootstrap
+            told = ""
+            if set(named) >= set(tried):
+                pass
+            elif set(named) & set(before):
+                told = f"for this start only: {file} names another bootstrap, which has answered before"
+            elif set_private(file, "bootstrap", list(tried), MEANINGS["bootstrap"]):
+                told = f"wrote  the bootstrap into {file}: it is asked at every start from now on"
+            addresses = {"addresses": list(dict.fromkeys([*tried, *before]))[:REMEMBERED_PEERS]}
+            write_atomically(noted, json.dumps(addresses, indent=1).encode())
+        except UserError as error:
+            return f"the bootstrap that answered is not kept: {error}"
+        return told
+
+    return keep
 
 
 def _require_possible(config: PeerFile, signed: SignedManifest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -42,10 +42,10 @@ def run(
     start(load(peer_file, os.environ, overrides(settings)))
 
 
-def start(config: PeerFile) -> None:
+def start(config: PeerFile, joined: Callable[[], str] = str) -> None:
     from peers.peer import run_peer_file  # torch and hivemind
 
-    raise typer.Exit(run_peer_file(config))
+    raise typer.Exit(run_peer_file(config, joined))
 
 
 def publish(

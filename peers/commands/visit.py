@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import typer
 from peers.commands.reach import NOT_REACHED, say, ways_in
 from peers.data.documents import TextError
 from peers.errors import as_user_errors
+from peers.home.beside import Beside
 from peers.home.chat import Chat, Lines
 from peers.home.evaluate import Score
 from peers.home.generate import Continuation, Readable, harmless
@@ -56,12 +58,14 @@ def generate(
     """One prompt streams; of several each text is printed when it is whole."""
 
     cache, shown = ways_in(run, bootstraps), invite_of(invite)
+    out = Beside(sys.stdout, sys.stderr, shutil.get_terminal_size().columns)
+    say = out.say
 
     async def whole() -> None:
         async with visiting(run, bootstraps, cache, say, invite=shown, tokenizer=tokenizer) as client:
             began = perf_counter()
             if len(prompts) == 1:
-                talks = [await _one(client, prompts[0], tokens, style)]
+                talks = [await _one(client, prompts[0], tokens, style, out)]
             else:
                 talks = await _several(client, prompts, tokens, style)
             seconds, count = perf_counter() - began, tokens * len(prompts)
@@ -74,13 +78,14 @@ def generate(
         asyncio.run(whole())
 
 
-async def _one(client: SwarmClient, prompt: str, tokens: int, style: Style) -> Conversation:
+async def _one(client: SwarmClient, prompt: str, tokens: int, style: Style, out: Beside) -> Conversation:
     talk, readable = Conversation(), Readable()
-    sys.stdout.write(prompt)
-    async for piece in stream(client, prompt.encode(), tokens, conversation=talk, **style):
-        sys.stdout.write(readable.add(piece))
-        sys.stdout.flush()
-    sys.stdout.write(readable.add(b"", final=True) + "\n")
+    out.write(prompt)
+    try:
+        async for piece in stream(client, prompt.encode(), tokens, conversation=talk, **style):
+            out.write(readable.add(piece))
+    finally:
+        out.write(readable.add(b"", final=True) + "\n")
     return talk
 
 
@@ -109,11 +114,13 @@ def chat(
     style: Style,
     make: Callable[[SwarmModel, Callable[[bytes], Continuation]], Chat],
     lines: Lines,
+    out: Beside,
     tokenizer: Path | None = None,
 ) -> None:
     """A conversation with the model that the run's live peers hold."""
 
     cache, shown = ways_in(run, bootstraps), invite_of(invite)
+    say = out.say
 
     async def whole() -> None:
         async with visiting(run, bootstraps, cache, say, invite=shown, tokenizer=tokenizer) as client:

@@ -113,7 +113,8 @@ class MetricsFile(BaseModel):
 
     listen: HostAndPort = "127.0.0.1:9410"
     """Where /metrics, /healthz and /readyz are served; port 0 takes any free one, off serves none.
-    Whoever reaches this address can read it."""
+    Whoever reaches this address can read it. Where it is not set and that port is taken, the next free one
+    up to 9419 is."""
     hosts: tuple[HostName, ...] = ()
     """Names by which it is asked there. Addresses and localhost always count; any other name is refused, or
     a website could read it through the browser of somebody who reaches it."""

@@ -96,8 +96,10 @@ def multiaddr(value: str) -> str:
         problem = f"has no IPv{parts[1][2]} address in it"
     elif parts[1].startswith("dns") and not _NAME.fullmatch(parts[2]):
         problem = f"has no host name in it ({parts[2]!r})"
-    elif parts[3] not in ("tcp", "udp") or not parts[4].isdecimal() or int(parts[4]) > 65535:
+    elif parts[3] not in ("tcp", "udp") or not parts[4].isdecimal():
         problem = "has no /tcp/PORT or /udp/PORT in it"
+    elif int(parts[4]) > 65535:
+        raise ValueError(f"port {parts[4][:20]}: 1 to 65535, in {value!r}")
     if problem:
         raise ValueError(f"{value!r} {problem}; expected for instance /ip4/203.0.113.5/tcp/31330")
     return value

@@ -10,7 +10,7 @@ from peers.errors import ConfigError, UserError
 from peers.files import write_atomically
 
 
-def set_secret(file: Path, key: str, value: str, meaning: str) -> bool:
+def set_private(file: Path, key: str, value: str | list[str], meaning: str) -> bool:
     """Whether it was written: not where the file has that value. `meaning`: the remark above a new key.
     Nobody but the file's owner can read it afterwards.
 
@@ -29,7 +29,8 @@ def set_secret(file: Path, key: str, value: str, meaning: str) -> bool:
     except ConfigError:
         right = False
     if not right:  # such as {a: b, c: d}: YAML, but not in lines of its own
-        raise UserError(f"{file}: cannot be edited by a program as it is written; type in it: {key}: {value}")
+        line = f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        raise UserError(f"{file}: cannot be edited by a program as it is written; type in it: {line}")
     place = file.resolve()  # A link to it stays one.
     mode = place.stat().st_mode
     write_atomically(place, text.encode(), private=True)
@@ -37,12 +38,13 @@ def set_secret(file: Path, key: str, value: str, meaning: str) -> bool:
     return True
 
 
-def _with_key(text: str, origin: str, key: str, value: str, meaning: str) -> str:
+def _with_key(text: str, origin: str, key: str, value: str | list[str], meaning: str) -> str:
     typed = json.dumps(value, ensure_ascii=False)
     found = span(text, origin, key)
     if found is not None:
         start, stop = found
-        between = "" if text[start - 1 : start].isspace() else " "
+        before = text[start - 1 : start]  # A list in lines may begin where its key does.
+        between = "" if before.isspace() and before != "\n" else " "
         return text[:start] + between + typed + text[stop:]
     end = "\r\n" if "\r\n" in text else "\n"
     return text + ("" if text.endswith("\n") else end) + f"# {meaning}{end}{key}: {typed}{end}"

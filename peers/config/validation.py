@@ -29,9 +29,13 @@ def validate(model: type[Model], typed: Typed, context: object = None, inside: L
         return model.model_validate_json(json.dumps(wrapped), context=context)
     except ValidationError as error:
         problems: list[tuple[str, str]] = []
-        for detail in error.errors(include_url=False):
+        details = error.errors(include_url=False)
+        for detail in details:
             if detail["type"] == "default_factory_not_called":
                 continue  # its cause is reported itself
+            inside_is_wrong = any(_below(other["loc"], detail["loc"]) for other in details)
+            if detail["type"] == "too_short" and inside_is_wrong:
+                continue  # it is not empty: what is wrong was left out
             location = tuple(detail["loc"][len(inside) :])
             if "key" in (detail.get("ctx") or {}):
                 location = (*location, *detail["ctx"]["key"].split("."))
@@ -40,6 +44,10 @@ def validate(model: type[Model], typed: Typed, context: object = None, inside: L
             problems.append((typed.place(location), f"{key}: {_problem(dict(detail), known)}"))
         problems.sort(key=lambda problem: _line(problem[0]))
         raise ConfigError([": ".join(problem) for problem in problems]) from None
+
+
+def _below(location: tuple[int | str, ...], above: tuple[int | str, ...]) -> bool:
+    return len(location) > len(above) and location[: len(above)] == above
 
 
 def _line(place: str) -> int:

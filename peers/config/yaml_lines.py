@@ -100,7 +100,10 @@ def span(text: str, origin: str, key: str) -> tuple[int, int] | None:
     root = _compose(text, origin)
     for key_node, value_node in root.value if isinstance(root, MappingNode) else ():
         if key_node.value == key:
-            return int(value_node.start_mark.index), int(value_node.end_mark.index)
+            items = value_node.value if isinstance(value_node, SequenceNode) else []
+            # A list in lines ends where the next key begins: remarks between them are that key's.
+            last = items[-1] if items and not value_node.flow_style else value_node
+            return int(value_node.start_mark.index), int(last.end_mark.index)
     return None
 
 

@@ -13,13 +13,15 @@ from peers.state_lock import is_held
 
 PEER_FILE = "peer.yaml"
 """As `swarmnet join` names it, in the state folder."""
+OF_A_PEER = (PEER_FILE, "identity.key")
+"""What shows that a folder is a peer's state."""
 
 
-def state_of(where: Path | None, command: str) -> Path:
+def state_of(where: Path | None, command: str, at_rest: bool = False) -> Path:
     """The state folder that a person means. Raises UserError, with what to type instead: `command` is what
-    was typed after `swarmnet`."""
+    was typed after `swarmnet`. `at_rest`: where none runs, the only one that there is will do."""
     if where is None:
-        return _only_one(command)
+        return _only_one(command, at_rest)
     if is_folder(where):
         return where
     if is_file(where):
@@ -31,7 +33,7 @@ def peer_file_of(where: Path | None, command: str) -> Path:
     """The peer file that a person means, by itself or by its folder. Raises UserError, see `state_of`."""
     if where is not None and not is_folder(where):
         return where
-    folder = where if where is not None else state_of(None, command)
+    folder = where if where is not None else state_of(None, command, at_rest=True)
     file = folder / PEER_FILE
     if not is_file(file):
         raise UserError(
@@ -47,10 +49,23 @@ def running_here() -> list[Path]:
     return sorted(path for path in home.glob("*/") if _lives(path))
 
 
-def _only_one(command: str) -> Path:
+def states_here() -> list[Path]:
+    """The state folders of this user's peers that lie where this system keeps state, whether they run or
+    not. One with another user's files in it has to be named."""
+    home = default_state(os.environ, sys.platform)
+    return sorted(path for path in home.glob("*/") if any((path / name).is_file() for name in OF_A_PEER))
+
+
+def _only_one(command: str, at_rest: bool) -> Path:
     running = running_here()
     if len(running) == 1:
         return running[0]
+    there = states_here() if at_rest and not running else []
+    if len(there) == 1:
+        return there[0]
+    if there:
+        names = ", ".join(str(path) for path in there)
+        raise UserError(f"no peer runs, and there are states of several; name one: {names}")
     if not running:
         raise UserError(
             f"no peer seems to run below {default_state(os.environ, sys.platform)}; name its state folder or "

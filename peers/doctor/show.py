@@ -24,6 +24,7 @@ from peers.state_lock import is_held
 from peers.status import printable
 from protocols.dialler import can_dial
 from protocols.identity import IdentityError, create, load
+from protocols.temporary import prefix
 
 CHECKS: tuple[str, ...] = get_args(Check)
 NETWORK = frozenset({"p2pd", "bootstrap", "clock", "run", "stage", "text", "bandwidth", "reachability"})
@@ -136,7 +137,7 @@ def _swarm(
     gpu = found.devices[0][1] if found.devices and config.device != "cpu" else None
     free = Memory(machine.free_memory()[0], gpu, config.limits.memory)
     visits = config.stages if "reachability" in report.wanted else 1
-    with tempfile.TemporaryDirectory(prefix="swarmnet-doctor-") as folder:
+    with tempfile.TemporaryDirectory(prefix=prefix("doctor")) as folder:
         place = Path(folder)
         create(place / "stranger.key")
         run = config.run

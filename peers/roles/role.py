@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ class Process:
     """Where the process holds several stages."""
     number: int = 0
     """Among its siblings; the first one leads."""
+    joined: Callable[[], str] = str
+    """Called when some bootstrap has answered; what to say of it, if anything."""
 
     def say(self, event: str, text: str, **fields: object) -> None:
         """One line for people, and the event log."""
@@ -83,6 +86,8 @@ class Network:
         if bootstraps:
             nearby = self.lan.found if self.lan is not None else tuple
             await join_directory(self.directory, bootstraps, self.cache, process.say, nearby)
+            if line := process.joined():
+                process.say("kept", line)
             return
         near: list[str] = []
         if self.lan is not None and await self.lan.anybody(NEIGHBOURS_SECONDS):

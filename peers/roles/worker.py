@@ -29,7 +29,15 @@ from peers.errors import UserError
 from peers.fitting import all_needs, allowed_bytes, graphs_that_fit_together, together
 from peers.gpu import GpuWatch, nvml_of
 from peers.growth import OBSERVE_SECONDS
-from peers.introduction import found, machine_line, run_line, swarm_line, traffic_line
+from peers.introduction import (
+    PACE_MICROBATCHES,
+    found,
+    machine_line,
+    pace_of,
+    run_line,
+    swarm_line,
+    traffic_line,
+)
 from peers.limits.machine import gpu_use
 from peers.limits.watch import LimitsWatch, Why
 from peers.memory import let_go, resident_bytes, trim
@@ -167,12 +175,18 @@ class WorkerRole(Role):
         return self.peak
 
     async def _introduce(self, signed: SignedManifest, network: Network) -> None:
-        """Say what was found of the run, and once a stage is taken, what that takes of this machine."""
+        """Say what was found of the run, and once this machine's pace is known, what goes over its line."""
         process, limits = self.process, self.process.config.limits
         records = await found(network.directory, signed, process.identity.peer_id)
         process.say("swarm", swarm_line(records))
         await self._taken.wait()
-        process.say("traffic", traffic_line(signed.manifest, self._first, records, limits))
+        pace = await pace_of(self._tokens, PACE_MICROBATCHES * signed.manifest.microbatch_tokens)
+        process.say("traffic", traffic_line(signed.manifest, self._first, pace, records, limits))
+
+    def _tokens(self) -> int:
+        """Committed by the present worker."""
+        data = self.worker.data if self.worker is not None else None
+        return data.ledger.tokens if data is not None else 0
 
     # -- holding a stage ------------------------------------------------------------------------------
 

@@ -1,0 +1,237 @@
+"""What peers left on this machine, and how it is removed. Nothing is removed that no peer made: of a state
+folder only the names that peers write, of all else only what is named. No link is followed."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from peers import service
+from peers.config.peer_file import PeerFile
+from peers.errors import UserError
+from peers.state_lock import is_held, only_one
+from protocols import temporary
+from protocols.identity import IdentityError
+from protocols.identity import load as load_identity
+
+IDENTITY = "identity.key"
+OF_A_STATE = {
+    IDENTITY: "", ".identity.key.*": "", "peer.yaml": "", "run.json": "", "peers.json": "",
+    "bootstraps.json": "", "receipts.jsonl": "", "events.jsonl": "", "events.jsonl.old": "", "order.bin": "",
+    "lock": "", "control.sock": "", ".*.part": "",
+    "checkpoints": "checkpoints", "text": "text", "sibling-[0-9]*": "state",
+}  # fmt: skip
+"""Names in a state folder that peers write; behind those of folders, what is in them."""
+IN = {
+    "state": OF_A_STATE,
+    "checkpoints": {"stage-*-round-*.safetensors": "", "stage-*-round-*.given-up": "", ".stage-*.part": "",
+                    "download": "download"},
+    "download": {"[0-9a-f]" * 64: "", ".*": "", "*.part": ""},
+    "text": {"*.tokens": "", "*.part": "", ".*.part": "", "newest.json": ""},
+}  # fmt: skip
+"""By kind of folder."""
+SHOWS_A_STATE = (IDENTITY, "peer.yaml", "events.jsonl", "lock")
+
+
+@dataclass(slots=True)
+class State:
+    """A peer's folder."""
+
+    folder: Path
+    running: bool
+    ours: list[Path] = field(default_factory=list)
+    """Files and links that peers write; the folders that they lie in come after them."""
+    others: list[Path] = field(default_factory=list)
+    """What else lies in it, and stays."""
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Leftovers:
+    """All that was found."""
+
+    states: list[State] = field(default_factory=list)
+    units: list[Path] = field(default_factory=list)
+    temporary: list[Path] = field(default_factory=list)
+    keys: list[Path] = field(default_factory=list)
+    """Owner keys that were named, to be removed."""
+    stays: list[tuple[Path, str]] = field(default_factory=list)
+    """What is left alone, and why."""
+
+    @property
+    def empty(self) -> bool:
+        return not (any(state.ours for state in self.states) or self.units or self.temporary or self.keys)
+
+
+def find(home: Path, units: Path, more: Sequence[Path], keys: Sequence[Path]) -> Leftovers:
+    """Below `home`, where this system keeps state, and in the folders that are named besides (`more`).
+    `units`: where a user's systemd units lie; `keys`: owner keys that are to go, too. Raises UserError for
+    what is not what it was named as."""
+    found = Leftovers(units=_units(units))
+    folders = [*_below(home, found), *(_named(path) for path in more), *_states_of(found.units)]
+    folders = list(dict.fromkeys(folder.resolve() for folder in folders))
+    owners = {owner for folder in folders if (owner := _owner(folder / "run.json"))}
+    found.keys = [_owner_key(path) for path in keys]
+    for folder in folders:
+        state = State(folder, is_held(folder))
+        _sort(folder, "state", state, owners, found)
+        found.states.append(state)
+        found.stays += [(path, "no peer made it") for path in state.others]
+    for folder in temporary.folders():
+        if folder.stat().st_uid != os.geteuid():
+            continue
+        used = temporary.is_used(folder) or any(map(_held, folder.glob("**/lock")))
+        if used:
+            found.stays.append((folder, "a process uses it"))
+        else:
+            found.temporary.append(folder)
+    return found
+
+
+def _below(home: Path, found: Leftovers) -> Iterator[Path]:
+    for path in sorted(home.iterdir()) if home.is_dir() else ():
+        if path.is_symlink():
+            found.stays.append((path, "a link: what it leads to is named with --state"))
+        elif path.is_dir() and _is_state(path):
+            yield path
+        elif path.suffix == ".key":
+            why = "an owner's key: without it nobody gives orders in its runs; --owner-key FILE removes it"
+            found.stays.append((path, why))
+        else:
+            found.stays.append((path, "no peer made it"))
+
+
+def _is_state(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in SHOWS_A_STATE)
+
+
+def _named(path: Path) -> Path:
+    if path.is_symlink() or not path.is_dir() or not _is_state(path):
+        raise UserError(f"--state {path}: is no state folder of a peer; nothing was removed")
+    return path
+
+
+def _owner_key(path: Path) -> Path:
+    try:
+        load_identity(path)
+    except IdentityError as error:
+        raise UserError(f"--owner-key {path}: {error}; nothing was removed") from None
+    return path.resolve()
+
+
+def _units(folder: Path) -> list[Path]:
+    """Those that `swarmnet service install` wrote."""
+    found = []
+    for path in sorted(folder.glob("swarmnet-*.service")):
+        with contextlib.suppress(OSError):
+            if path.is_file() and service.WRITTEN in path.read_text(errors="replace").splitlines()[:1]:
+                found.append(path)
+    return found
+
+
+def _states_of(units: Sequence[Path]) -> Iterator[Path]:
+    """The state folders of the peers that units start."""
+    from peers.config.peer_file import load
+
+    for unit in units:
+        file = service.started_by(unit)
+        with contextlib.suppress(UserError):  # Its peer file is gone, or not right any more.
+            config: PeerFile | None = load(file, os.environ) if file is not None else None
+            if config is not None and config.state.is_dir() and _is_state(config.state):
+                yield config.state
+
+
+def _owner(run: Path) -> str | None:
+    """Of a run file; None: there is none, or it cannot be read."""
+    try:
+        return str(json.loads(run.read_bytes())["manifest"]["owner"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _sort(folder: Path, kind: str, state: State, owners: Collection[str], found: Leftovers) -> None:
+    """Each entry into what peers write, and what stays."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        path = Path(entry.path)
+        inside = next((what for name, what in IN[kind].items() if fnmatch.fnmatch(entry.name, name)), None)
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if entry.name == IDENTITY and path not in found.keys and _identity(path) in owners:
+            found.stays.append((path, "it signs for a run as its owner; --owner-key FILE removes it"))
+        elif path in found.keys:
+            pass
+        elif inside and is_folder:
+            _sort(path, inside, state, owners, found)
+            state.ours.append(path)
+        elif inside is None or is_folder:
+            state.others.append(path)
+        else:
+            state.ours.append(path)
+            state.bytes += entry.stat(follow_symlinks=False).st_size
+
+
+def _identity(path: Path) -> str | None:
+    try:
+        return load_identity(path).peer_id
+    except IdentityError:
+        return None
+
+
+def _held(lock: Path) -> bool:
+    with contextlib.suppress(UserError):
+        return is_held(lock.parent)
+    return True  # Another user's.
+
+
+def require_rest(found: Leftovers) -> None:
+    """UserError where a peer runs."""
+    running = [str(state.folder) for state in found.states if state.running]
+    if running:
+        raise UserError(f"nothing was removed: a peer runs; end it first: swarmnet leave {' '.join(running)}")
+
+
+def remove(found: Leftovers) -> list[str]:
+    """Remove all of it but what stays; what was done, in lines. UserError where a peer runs or the disk
+    refuses."""
+    require_rest(found)
+    told = []
+    for key in found.keys:
+        key.unlink(missing_ok=True)
+        told.append(_told(key))
+    for unit in found.units:
+        told += service.remove(unit).lines
+    for state in found.states:
+        with only_one(state.folder):
+            told += _removed(state)
+    for folder in found.temporary:
+        shutil.rmtree(folder, ignore_errors=True)  # It does not follow links.
+        told.append(_told(folder))
+    return told
+
+
+def _removed(state: State) -> list[str]:
+    """UserError where the disk refuses: what was removed until then is gone."""
+    for path in (*state.ours, state.folder / "lock"):  # Which we hold, and may just have made.
+        try:
+            if path.is_dir() and not path.is_symlink():
+                _remove_empty(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be removed: {error.strerror}") from None
+    _remove_empty(state.folder)
+    return [_told(state.folder)]
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # What is not ours stays in it.
+        folder.rmdir()
+
+
+def _told(path: Path) -> str:
+    return f"removed  {path}" if not os.path.lexists(path) else f"in part  {path}: the rest stays"

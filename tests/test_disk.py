@@ -1,0 +1,68 @@
+"""A worker's checkpoints on a disk that refuses: said now and then, tried again all the time."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from peers import checkpoint
+from peers.disk import Disk
+from peers.snapshots import Weights
+from peers.virtual_time import run
+from swarmnet.branches import START
+
+
+@pytest.fixture
+def disk(monkeypatch, tmp_path):
+    """A Disk that is full until `room` is set, and what it says, with the time."""
+    said = []
+
+    class Full(Disk):
+        room = False
+
+    def write(*_):
+        if not made.room:
+            raise checkpoint.DiskError("stage-0: cannot be written: No space left on device")
+        path = Path(tmp_path / "stage-0")
+        path.touch()
+        return path
+
+    class Nothing:
+        manifest = layout = None
+
+        def of_round(self, round):
+            return []
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    made = Full(
+        tmp_path, Nothing(), 0, Nothing(), None, lambda *_, **__: None,
+        lambda event, _: said.append((round(asyncio.get_running_loop().time()), event)), Nothing(),
+        lambda round: None,
+    )  # fmt: skip
+    return made, said
+
+
+def test_a_full_disk_is_said_every_minute_and_used_as_soon_as_there_is_room(disk):
+    made, said = disk
+
+    async def story():
+        for second in range(150):
+            made.room = second == 149
+            await made._write(Weights(torch.zeros(1), second, START))
+            await asyncio.sleep(1)
+
+    run(story())
+    first = said[0][0]
+    assert said == [(first + at, "checkpoint_failed") for at in (0, 60, 120)] + [(first + 149, "checkpoint")]
+
+
+def test_the_last_try_is_always_said(disk):
+    made, said = disk
+
+    async def story():
+        await made._write(Weights(torch.zeros(1), 1, START))
+        await made._write(Weights(torch.zeros(1), 1, START), last=True)
+
+    run(story())
+    assert [event for _, event in said] == ["checkpoint_failed"] * 2

@@ -1,0 +1,178 @@
+"""`swarmnet uninstall`: all that peers left is named, what no peer made stays, no link is followed."""
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from swarm import OWNER, sign, tiny_manifest
+from test_cli import refused
+
+from peers.run_file import published_text
+from peers.service import WRITTEN
+from peers.state_lock import only_one
+from protocols import temporary
+from protocols.identity import Identity, create, load
+
+SIGNED = sign(tiny_manifest())
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Where states lie, with one peer's state and an owner's key."""
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("peers.service.user_manager_answers", lambda: False)
+    home = tmp_path / "home" / ".local" / "state" / "swarmnet"
+    make_state(home / "one")
+    create(home / "owner.key")
+    return home
+
+
+def make_state(state):
+    """As a peer leaves it."""
+    create(state / "identity.key")
+    (state / "run.json").write_text(published_text(SIGNED))
+    (state / "peer.yaml").write_text("run: run.json\nstate: .\n")
+    for name in (
+        "events.jsonl", "lock", ".peers.json.77.part", "checkpoints/stage-0-round-00000007.safetensors",
+        "checkpoints/download/" + "ab" * 32, "text/newest.json", "sibling-1/receipts.jsonl",
+    ):  # fmt: skip
+        (state / name).parent.mkdir(parents=True, exist_ok=True)
+        (state / name).write_bytes(b"0")
+
+
+def all_files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_a_dry_run_names_everything_and_removes_nothing(swarmnet, home):
+    before = all_files(home)
+    code, out, _ = swarmnet("uninstall", "--dry-run")
+    assert code == 0
+    assert f"  state    {home / 'one'}   0.00 MB" in out
+    assert f"{home / 'owner.key'}   an owner's key" in out
+    assert f"{sys.prefix}   this program" in out
+    assert all_files(home) == before
+
+
+def test_a_state_goes_whole_and_an_owners_key_stays(swarmnet, home):
+    assert swarmnet("uninstall", "--yes")[0] == 0
+    assert all_files(home) == {"owner.key"}
+
+
+def test_an_owners_key_goes_only_when_it_is_named(swarmnet, home, tmp_path):
+    refused(swarmnet("uninstall", "--yes", "--owner-key", home / "one" / "peer.yaml"), "nothing was removed")
+    assert (home / "one" / "peer.yaml").is_file()
+    assert swarmnet("uninstall", "--yes", "--owner-key", home / "owner.key")[0] == 0
+    assert not home.exists()
+
+
+def test_a_peers_own_key_that_signs_for_the_run_stays_like_an_owners(swarmnet, home):
+    key = home / "one" / "identity.key"
+    key.write_bytes(OWNER.file_bytes())
+    code, out, _ = swarmnet("uninstall", "--yes")
+    assert (code, all_files(home)) == (0, {"owner.key", "one", "one/identity.key"})
+    assert "it signs for a run as its owner" in out
+    assert swarmnet("uninstall", "--yes", "--owner-key", key)[0] == 0
+    assert all_files(home) == {"owner.key"}
+
+
+def test_an_export_and_whatever_else_no_peer_made_stays_and_is_named(swarmnet, home):
+    for kept in ("model/model.safetensors", "checkpoints/mine.safetensors", "notes.txt", "second.key"):
+        (home / "one" / kept).parent.mkdir(exist_ok=True)
+        (home / "one" / kept).write_bytes(b"mine")
+    (home / "letters").mkdir()
+    code, out, _ = swarmnet("uninstall", "--yes")
+    assert code == 0
+    files = ("one/checkpoints/mine.safetensors", "one/notes.txt", "one/second.key")
+    folders = ("one", "one/model", "one/checkpoints", "letters")
+    assert all_files(home) == {"owner.key", "one/model/model.safetensors", *files, *folders}
+    for kept in ("one/model", "letters", *files):
+        assert f"{home / kept}   no peer made it" in out
+
+
+def test_what_a_link_leads_to_stays(swarmnet, home, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    make_state(elsewhere)
+    kept = all_files(elsewhere)
+    (home / "linked").symlink_to(elsewhere)
+    (home / "one" / "events.jsonl").unlink()
+    (home / "one" / "events.jsonl").symlink_to(elsewhere / "events.jsonl")
+    (home / "one" / "sibling-2").symlink_to(elsewhere)
+    code, out, _ = swarmnet("uninstall", "--yes")
+    assert code == 0
+    assert f"{home / 'linked'}   a link" in out
+    assert all_files(elsewhere) == kept
+    assert not (home / "one" / "events.jsonl").is_symlink()
+    refused(swarmnet("uninstall", "--yes", "--state", home / "linked"), "is no state folder of a peer")
+
+
+def test_nothing_goes_while_a_peer_runs(swarmnet, home):
+    make_state(home / "two")
+    before = all_files(home)
+    with only_one(home / "two"):
+        refused(swarmnet("uninstall", "--yes"), "a peer runs", str(home / "two"), "swarmnet leave")
+        code, out, _ = swarmnet("uninstall", "--dry-run")
+        assert (code, "a peer runs there" in out) == (0, True)
+    assert all_files(home) == before
+
+
+def test_nothing_goes_unasked(swarmnet, home, monkeypatch):
+    before = all_files(home)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    refused(swarmnet("uninstall"), "there is nobody to ask; --yes")
+    assert all_files(home) == before
+
+
+@pytest.mark.parametrize("answer", ["n", "y"])
+def test_a_person_is_asked(swarmnet, home, monkeypatch, answer):
+    class Person(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stdin", Person(f"{answer}\n"))
+    code, out, err = swarmnet("uninstall")
+    assert "Remove all of this? It cannot be had back" in out + err
+    assert (code, (home / "one").exists()) == ((0, False) if answer == "y" else (2, True))
+
+
+def test_units_and_temporary_folders_go_but_not_those_of_others_or_in_use(swarmnet, home, tmp_path):
+    units = tmp_path / "home/.config/systemd/user"
+    units.mkdir(parents=True)
+    make_state(tmp_path / "lab")
+    ours, theirs = units / "swarmnet-lab.service", units / "swarmnet-other.service"
+    ours.write_text(f"{WRITTEN}\nExecStart=swarmnet run {tmp_path}/lab/peer.yaml\n")
+    theirs.write_text("# By hand\n")
+    place = tmp_path / "temporary"
+    used, lock = place / (temporary.prefix("visitor") + "x"), place / "swarmnet-chaos-1"
+    for folder in (used, place / "swarmnet-demo-1", lock / "a", place / "swarmnet-notes"):
+        folder.mkdir(parents=True)
+    os.symlink(tmp_path / "work", place / "swarmnet-demo-link")
+    with only_one(lock / "a"):
+        assert swarmnet("uninstall", "--yes")[0] == 0
+    assert list(units.iterdir()) == [theirs]
+    assert not (tmp_path / "lab").exists(), "the unit names it"
+    assert sorted(path.name for path in place.iterdir()) == sorted(
+        ["swarmnet-chaos-1", "swarmnet-demo-link", "swarmnet-notes", used.name]
+    )
+
+
+def test_a_machine_without_leftovers_is_said_to_be_one(swarmnet, home):
+    assert swarmnet("uninstall", "--yes", "--owner-key", home / "owner.key")[0] == 0
+    code, out, _ = swarmnet("uninstall")
+    assert (code, out.splitlines()[0]) == (0, "nothing is there to remove")
+
+
+def test_the_folder_of_a_process_that_was_killed_goes_with_the_next_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gone, mine = tmp_path / "swarmnet-999999999-visitor-x", tmp_path / (temporary.prefix("visitor") + "y")
+    for folder in (gone, mine):
+        folder.mkdir()
+        create(folder / "identity.key")
+    temporary.remove_stale()
+    assert list(tmp_path.iterdir()) == [mine]
+    assert isinstance(load(mine / "identity.key"), Identity)
+    assert Path(tmp_path).is_dir()
