@@ -104,10 +104,7 @@ def check(
             if at > end:
                 raise Malformed("a string, or number, runs over the end")
             continue
-        if 0x80 <= first <= 0x9F:  # The message itself and what it lists: nearly all that is left.
-            at, counted, count = at + 1, _PAIRS if first <= 0x8F else _ITEMS, first & 0x0F
-        else:
-            at, counted, count = _head(data, at)
+        at, counted, count = _head(data, at)
         if counted == _BYTES:
             at += count
             if at > end:

@@ -50,7 +50,7 @@ class Agreement:
         return best if in_time and self._outweighs(best, number, state) else None
 
     def _settled_by_some(self, number: int) -> bool:
-        return any([view.settled >= number for view in self.allies.values()])
+        return any(view.settled >= number for view in self.allies.values())
 
     def _settled_by_half(self, number: int) -> bool:
         return self.is_half([view.settled >= number for view in self.allies.values()])
