@@ -53,7 +53,7 @@ class Agreement:
         return any(view.settled >= number for view in self.allies.values())
 
     def _settled_by_half(self, number: int) -> bool:
-        return self.is_half(view.settled >= number for view in self.allies.values())
+        return self.is_half([view.settled >= number for view in self.allies.values()])
 
     def _named_most(self, number: int, state: RoundSet) -> bytes:
         """By the allies who have settled the round; empty where they tell no set of it any more."""
@@ -154,8 +154,9 @@ class Agreement:
         have sealed one other set, theirs is the history that stands (branches.py): for as long again this
         peer waits to take up what they settle."""
         told = [view.sets.get(number) for view in self.allies.values()]
-        sealed = Counter(entry.digest for entry in told if entry is not None and entry.sealed)
-        outvoted = any(
-            2 * count > 1 + len(self.allies) for digest, count in sealed.items() if digest != state.digest
-        )
+        mine, most = state.digest, 1 + len(self.allies)
+        others = [
+            entry.digest for entry in told if entry is not None and entry.sealed and entry.digest != mine
+        ]
+        outvoted = 2 * len(others) > most and 2 * max(Counter(others).values()) > most
         return state.sealed_at + self.rules.settle_seconds * (2 if outvoted else 1)

@@ -66,19 +66,17 @@ class Chain:
         self.values = [value]
         self.sets: list[SettledSet] = []
         values = [] if earlier is None else list(accumulate(earlier.sets, link, initial=earlier.before))
+        self.round = round
+        """The last settled round."""
         if earlier is not None and values[-1] == value:
             self.base, self.values, self.sets = round - len(earlier.sets), values, list(earlier.sets)
-
-    @property
-    def round(self) -> int:
-        """The last settled round."""
-        return self.base + len(self.sets)
 
     @property
     def value(self) -> bytes:
         return self.values[-1]
 
     def append(self, settled: SettledSet) -> None:
+        self.round += 1
         self.sets.append(settled)
         self.values.append(link(self.values[-1], settled))
         if len(self.sets) > 2 * KEPT_LINKS:

@@ -42,7 +42,10 @@ class CurrentRound:
         most = -(-self.rules.target_tokens // 2)
         if not self.all_in_sight:
             most = -(-most * (1 + len(self._allies)) // self.peers)
-        seen = self.tokens + sum(min(most, view.tokens_for(self.number)) for view in self._allies.values())
+        seen = self.tokens
+        for view in self._allies.values():  # With every message: a loop is twice as fast as a sum of calls.
+            tokens = view.tokens_for(self.number)
+            seen += tokens if tokens < most else most
         return seen if self.all_in_sight else seen * self.peers // (1 + len(self._allies))
 
     def full(self, now: float) -> bool:

@@ -192,11 +192,12 @@ class Offers:
         self._settled = settled
         effects: list[Effect] = []
         asks: dict[PeerId, set[int]] = {}
-        away_since = self._away_since(allies)
         self._waits_until = float("inf")
-        for identity, round in list(self.open.items()):
-            if round + self.delay > settled:
-                continue
+        due = [(identity, round) for identity, round in self.open.items() if round + self.delay <= settled]
+        if not due and not self._unlearned:
+            return effects
+        away_since = self._away_since(allies)
+        for identity, round in due:
             references = self._sets.get(round)
             if references is None:
                 ally = self._to_ask(round, allies, now)
@@ -226,6 +227,8 @@ class Offers:
 
     def next_deadline(self) -> float:
         """When to decide again if nothing else happens."""
+        if not self._asked:
+            return self._waits_until
         due = {round for round in self.open.values() if round + self.delay <= self._settled}
         undecided = due | self._unlearned
         asked = (entry.at + ASK_SECONDS for round, entry in self._asked.items() if round in undecided)

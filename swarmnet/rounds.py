@@ -92,7 +92,7 @@ class GroupRounds:
     @property
     def settled(self) -> int:
         """The last settled round; -1: none."""
-        return self.chain.round
+        return self.histories.chain.round
 
     @property
     def current(self) -> int:
@@ -390,7 +390,8 @@ class GroupRounds:
     def _advance(self, now: float) -> None:
         if self.open_round.full(now) and self._may_close():
             self._close(now)
-        self.parted = {peer: until for peer, until in self.parted.items() if until > now}
+        if self.parted:
+            self.parted = {peer: until for peer, until in self.parted.items() if until > now}
         self._raise_levels()
         applied = self.applied
         while self._may_apply(self.applied + 1, now):

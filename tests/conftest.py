@@ -9,6 +9,15 @@ from types import SimpleNamespace
 import pytest
 from typed import typing
 
+PLAYS = {"Swarm": "swarm", "play": "peers.simulation.play"}
+"""Who imports this name from there plays whole swarms: seconds to minutes of computing a test."""
+
+
+def pytest_itemcollected(item):
+    names = vars(item.module)
+    if any(getattr(names.get(name), "__module__", None) == place for name, place in PLAYS.items()):
+        item.add_marker("swarm")
+
 
 @pytest.fixture
 def swarmnet(monkeypatch, capsys, tmp_path):

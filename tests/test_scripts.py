@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -268,3 +269,71 @@ def test_a_path_runs_that_path_alone(clone):
     done = subprocess.run([clone / "scripts/test", "tests/test_x.py", "-k", "one"], capture_output=True,
                           text=True, timeout=60)  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (3, "pytest tests/test_x.py -k one\n", "")
+
+
+@pytest.fixture
+def checked(clone):
+    """A checkout in which setup has nothing to do, and each tool says in `told` what it was asked for; pytest
+    fails where `breaks` stands in its arguments."""
+    (clone / ".venv/bin").mkdir(parents=True)
+    (clone / ".venv/.libp2p").write_text("installed\n")
+    (clone / "scripts/setup").write_text("#!/bin/sh\n")
+    tool = '#!/bin/sh\necho "$(basename "$0") $* at $(nice)" | tee -a "$TOLD"\n'
+    for name in ("ruff", "mypy", "lint-imports", "swarmnet", "pytest"):
+        end = 'case "$*" in *"$BREAKS"*) echo "FAILED tests/test_x.py::test_one"; exit 1 ;; esac\n'
+        (clone / ".venv/bin" / name).write_text(tool + (end if name == "pytest" else ""))
+        (clone / ".venv/bin" / name).chmod(0o755)
+
+    def check(*arguments, breaks="nothing"):
+        told = clone.parent / "told"
+        told.unlink(missing_ok=True)
+        done = subprocess.run(
+            [clone / "scripts/test", *arguments], capture_output=True, text=True, timeout=60,
+            env={"PATH": "/usr/bin:/bin", "TOLD": str(told), "BREAKS": breaks},
+        )  # fmt: skip
+        return done, sorted(told.read_text().splitlines())
+
+    return check
+
+
+def test_everything_is_checked_and_what_computes_gives_way_to_real_peers(checked):
+    done, told = checked()
+    assert (done.returncode, done.stderr) == (0, "")
+    asked = [re.sub(r"--seed \d+", "--seed N", line) for line in told]
+    now = os.nice(0)
+    assert asked == [
+        f"lint-imports  at {now}",
+        f"mypy  at {now}",
+        f"pytest -m loopback at {now}",
+        "pytest -n 2 --dist worksteal -m not loopback at 19",
+        f"ruff check at {now}",
+        "swarmnet simulate --schedules 100 --jobs 2 --seed N at 19",
+    ]
+    ended = re.findall(r"^== (.*): ok, \d+ s$", done.stdout, re.MULTILINE)
+    assert ended == ["setup", "ruff", "mypy", "imports", "libp2p", "tests in memory", "fresh schedules",
+                     "tests on loopback"]  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "all passed"
+
+
+@pytest.mark.parametrize(("breaks", "step"), [
+    ("-m loopback", "tests on loopback"),
+    ("-m not loopback", "tests in memory"),
+])  # fmt: skip
+def test_what_failed_is_said_again_at_the_end(checked, breaks, step):
+    done, told = checked(breaks=breaks)
+    assert done.returncode == 1
+    assert len(told) == 6, "what comes after it is checked all the same"
+    assert done.stdout.splitlines()[-2:] == ["FAILED tests/test_x.py::test_one", f"FAILED: {step}"]
+
+
+def test_the_fast_answer_leaves_out_what_takes_long(checked):
+    done, told = checked("--fast")
+    assert done.returncode == 0
+    now = os.nice(0)
+    assert told == [
+        f"lint-imports  at {now}",
+        f"pytest -n 2 --dist worksteal -m not loopback and not slow and not swarm at {now}",
+        f"ruff check at {now}",
+    ]
+    assert done.stdout.splitlines()[-1] == "all passed"
+    assert checked("--fast", breaks="not slow")[0].returncode == 1
