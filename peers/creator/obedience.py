@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from peers.creator.exclusion import first_look
 from peers.creator.gatekeeper import Gatekeeper
@@ -17,13 +16,11 @@ from peers.creator.order_book import OrderBook
 from peers.creator.upkeep import keep_forever
 from peers.data_path import Text
 from peers.errors import UserError
+from peers.parts import Parts
 from protocols.errors import WireError
 from protocols.messages import OrderIs
 from swarmnet.identifiers import PeerId
 from swarmnet.orders import NO_ORDER, Order, told
-
-if TYPE_CHECKING:
-    from peers.worker import Worker
 
 LoadText = Callable[[frozenset[bytes]], Awaitable[Text]]
 """The run's text without the documents of these hashes."""
@@ -32,8 +29,18 @@ LoadText = Callable[[frozenset[bytes]], Awaitable[Text]]
 class Obedience:
     """Made with the worker; `begin` when its parts are there."""
 
-    def __init__(self, worker: Worker, book: OrderBook, invite: bytes, load_text: LoadText) -> None:
+    def __init__(
+        self,
+        worker: Parts,
+        book: OrderBook,
+        invite: bytes,
+        load_text: LoadText,
+        task_ended: Callable[[asyncio.Task[None]], None],
+        stands: Callable[[], None],
+    ) -> None:
+        """`task_ended`: takes what fails; `stands()`: the run may have been paused, or go on."""
         self.worker = worker
+        self.task_ended, self.stands = task_ended, stands
         self.book = book
         self.gatekeeper = Gatekeeper(book, invite, worker.presence.directory.now)
         self.load_text = load_text
@@ -139,8 +146,8 @@ class Obedience:
         self._steer()
         if now.checkpoint > before.checkpoint:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="ordered checkpoint")
-            self._saving.add_done_callback(worker.task_ended)
-        worker.stands()
+            self._saving.add_done_callback(self.task_ended)
+        self.stands()
 
     def _bar(self) -> None:
         """Whose contributions count no more."""
@@ -157,7 +164,7 @@ class Obedience:
         data.text = None if self.paused or stale else self._text
         if stale and (self._reading is None or self._reading.done()):
             self._reading = asyncio.get_running_loop().create_task(self._read_again(), name="read text again")
-            self._reading.add_done_callback(self.worker.task_ended)
+            self._reading.add_done_callback(self.task_ended)
         data.pump()
 
     def _chain(self) -> None:
