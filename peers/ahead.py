@@ -13,8 +13,8 @@ from peers.act_checks import unfit_way
 from peers.compute import Compute
 from peers.neighbourhood import Neighbourhood
 from peers.timer import Timer
-from protocols.messages import NO_ATTEMPT, Ask, Cancel, Held, Hops, Message, Path, Place, Prospect
-from protocols.scouting_messages import MOST_BOOKINGS, MOST_COSTS, MOST_HOPS, Booked, Cost, Hop
+from protocols.messages import NO_ATTEMPT, Ask, Cancel, Held, Message, Path, Place, Prospect
+from protocols.scouting_messages import MOST_BOOKINGS, MOST_COSTS, Booked, Cost
 from swarmnet.bookings import Booking, Load, that_counts
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline import Pipeline
@@ -258,12 +258,8 @@ class Ahead:
             for peer in self.neighbourhood.membership.live(stage)
             if candidates is None or peer in candidates
         }
-        chained = self.ways.chained(key)
-        follows = chained in stage_of and chained not in avoid and chained not in quest.silent
-        if chained is not None and follows:
-            stage_of = {chained: stage_of[chained]}
         live = [(peer, stage_of[peer]) for peer in self._earned(stage_of, now)]
-        asking = self.scouting.seek(key, live, now, avoid, follows)
+        asking = self.scouting.seek(key, live, now, avoid)
         if asking is not None:
             self._send(asking, now)
         return asking is not None
@@ -288,13 +284,6 @@ class Ahead:
             assert peer is not None
             self.neighbourhood.post(peer, "data", Cancel(*key, NO_ATTEMPT))
         quest.asked = quest.granted = None
-
-    def hops(self) -> Hops:
-        """What there is to plan chains by."""
-        live = [peer for peer, _ in self._live_below()]
-        seconds = self.places.forward_seconds + self.places.backward_seconds
-        hops = sorted(self.scouting.hops(live).items(), key=lambda hop: hop[1])[:MOST_HOPS]
-        return Hops(seconds, [Hop(peer, max(0.0, hop)) for peer, hop in hops])
 
     # -- telling --------------------------------------------------------------------------------------
 

@@ -111,8 +111,6 @@ def _add_groups(app: typer.Typer) -> None:
         "unban": creator.unban,
         "withdraw": creator.withdraw,
         "revoke": creator.revoke,
-        "chains": creator.chains,
-        "unchain": creator.unchain,
     }
     registry: dict[str, Callable[..., None]] = {
         "list": creator.registry_list,

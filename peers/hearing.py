@@ -11,7 +11,6 @@ from protocols.messages import (
     DATA_MESSAGES,
     STATE_MESSAGES,
     AskForward,
-    AskHops,
     AskState,
     Message,
     OrderIs,
@@ -80,9 +79,6 @@ class Hearing:
             self.orders.message(peer, message)
         elif isinstance(message, ReceiptIs):
             worker.receipts.message(peer, message)
-        elif isinstance(message, AskHops):
-            if worker.data is not None and worker.neighbourhood is not None:
-                worker.neighbourhood.answer(peer, "data", worker.data.ahead.hops())
         elif isinstance(message, AskForward):
             worker.inference.message(peer, message, body)
         elif worker.update is not None and peer in worker.update.rounds.neighbours:

@@ -39,9 +39,7 @@ from protocols.order_messages import OrderIs as OrderIs
 from protocols.peer_record import PeerRecord as PeerRecord
 from protocols.receipt_messages import ReceiptIs as ReceiptIs
 from protocols.scouting_messages import Ask as Ask
-from protocols.scouting_messages import AskHops as AskHops
 from protocols.scouting_messages import Held as Held
-from protocols.scouting_messages import Hops as Hops
 from protocols.scouting_messages import Place as Place
 from protocols.scouting_messages import Prospect as Prospect
 
@@ -360,7 +358,7 @@ AnyMessage = (
     Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit
     | Prospect | Ask | Place | Held | Progress | Announce | Want | Contribution | AskIds | AskChain
     | ChainIs | Statements | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
-    | AskForward | Forwarded | Declined | OrderIs | ReceiptIs | AskHops | Hops
+    | AskForward | Forwarded | Declined | OrderIs | ReceiptIs
 )  # fmt: skip
 
 DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit, Prospect, Ask, Place, Held)

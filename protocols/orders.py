@@ -8,7 +8,7 @@ nobody looks, since readers know the owner from the manifest. So the proof of ow
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,7 +19,7 @@ from protocols.errors import BadSignature, Malformed, TooLarge
 from protocols.identity import Identity, public_key_bytes
 from protocols.message_fields import Name, Number
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.orders import ORDER_LIMIT, REASON_LIMIT, Ban, Chains, Order, Withdrawal
+from swarmnet.orders import ORDER_LIMIT, REASON_LIMIT, Ban, Order, Withdrawal
 
 ORDER_SECONDS = 600.0
 """A stored order's life; everybody in the run who has it stores it again."""
@@ -29,17 +29,6 @@ _KEY_AT = 10
 Text = Annotated[str, Meta(max_length=REASON_LIMIT)]
 Sha256 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 InviteId = Annotated[bytes, Meta(min_length=16, max_length=16)]
-Moment = Annotated[float, Meta(ge=0.0, le=1e11)]
-MOST_CHAINS = 256
-"""Of two peers each, more would not fit into an order."""
-Chain = Annotated[list[Name], Meta(min_length=2, max_length=256)]
-
-
-class ChainsDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    until_seconds: Moment
-    """Since 1970."""
-    chains: Annotated[list[Chain], Meta(min_length=1, max_length=MOST_CHAINS)]
-    """Origin first."""
 
 
 class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="order"):
@@ -51,8 +40,8 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     bans: list[tuple[Name, Text]]
     withdrawn: list[tuple[Sha256, Text]]
     revoked: list[InviteId]
-    chains: ChainsDocument | None = None
-    """Nil, or an array that ends before it: none."""
+    chains: Any = None
+    """Nil, or an array that ends before it. Orders of before 2026-11-24 could have something here."""
 
 
 _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(OrderDocument)
@@ -81,9 +70,7 @@ def seal_order(identity: Identity, run_id: RunId, order: Order) -> SignedOrder:
         [(ban.peer, ban.reason) for ban in order.bans],
         [(bytes.fromhex(withdrawal.document), withdrawal.reason) for withdrawal in order.withdrawn],
         [bytes.fromhex(invite) for invite in order.revoked],
-        None if order.chains is None
-        else ChainsDocument(order.chains.until_seconds, [list(chain) for chain in order.chains.chains]),
-    )  # fmt: skip
+    )
     payload = msgspec.msgpack.encode(document)
     size = len(payload) + ENVELOPE_BYTES
     if size > ORDER_LIMIT:
@@ -106,6 +93,8 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
         raise Malformed(f"not an order: {error}") from None
     if envelope.stage != -1 or envelope.round != 0 or envelope.sequence == 0:
         raise Malformed("an order with a stage or round, or without a sequence")
+    if document.chains is not None:
+        raise Malformed("chains are no longer spoken; give the order anew: swarmnet order ...")
     texts = [document.reason, *(why for _, why in document.bans), *(why for _, why in document.withdrawn)]
     if not all(text.isprintable() for text in texts):
         raise Malformed("an order whose reason is not one line of text")
@@ -117,14 +106,8 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
         tuple(Ban(PeerId(peer), why) for peer, why in document.bans),
         tuple(Withdrawal(digest.hex(), why) for digest, why in document.withdrawn),
         tuple(invite.hex() for invite in document.revoked),
-        None if document.chains is None else _chains(document.chains),
     )
     return SignedOrder(order, envelope.sender, bytes(data))
-
-
-def _chains(document: ChainsDocument) -> Chains:
-    chains = tuple(tuple(PeerId(peer) for peer in chain) for chain in document.chains)
-    return Chains(document.until_seconds, chains)
 
 
 def order_key(run_id: RunId, owner: PeerId) -> bytes:

@@ -16,8 +16,6 @@ MOST_BOOKINGS = 32
 """Told of a peer: more cost each choice of a neighbour more than a millisecond."""
 MOST_COSTS = 256
 """Frontiers times stages left."""
-MOST_HOPS = 512
-"""Told at a time: all neighbours of the five nearest stages below (paths.Rules.reach)."""
 Moment = Annotated[float, Meta(ge=-86400.0, le=86400.0)]
 
 
@@ -84,22 +82,3 @@ class Held(Message, frozen=True, tag=19):
     counter: Number
     attempt: Number
     seconds: Seconds
-
-
-class AskHops(Message, frozen=True, tag=80):
-    """From a visitor who plans chains: how far is it to those below you?"""
-
-
-class Hop(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One way of a body to a neighbour of a stage below."""
-
-    peer: Name
-    seconds: Seconds
-
-
-class Hops(Message, frozen=True, tag=81):
-    """The answer to AskHops."""
-
-    compute_seconds: Seconds
-    """The sender's own, forward and backward of a microbatch; 0: not measured yet."""
-    hops: Annotated[list[Hop], Meta(max_length=MOST_HOPS)]

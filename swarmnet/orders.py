@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TypeVar
 
-from swarmnet.chains import Chain
 from swarmnet.identifiers import PeerId
 
 ORDER_LIMIT = 16 * 1024
@@ -21,8 +19,6 @@ REASON_LIMIT = 200
 """Characters."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _INVITE = re.compile(r"[0-9a-f]{32}")
-LONGEST_CHAINS_SECONDS = 3600.0
-"""Chains fit the lines and peers of the moment at which they were planned; later ones are planned anew."""
 Item = TypeVar("Item")
 
 
@@ -44,21 +40,6 @@ class Withdrawal:
 
 
 @dataclass(frozen=True, slots=True)
-class Chains:
-    """Ways planned for a stable swarm (swarmnet/chains.py): soft state, which nothing depends on."""
-
-    until_seconds: float
-    """Since 1970. Afterwards everybody finds its ways alone again."""
-    chains: tuple[Chain, ...]
-
-    def below(self, peer: PeerId) -> dict[PeerId, PeerId]:
-        """Origin -> the next peer after `peer` in its chain."""
-        return {
-            chain[0]: there for chain in self.chains for here, there in pairwise(chain) if here == peer
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class Order:
     """Everything that holds. The default is what holds where no order was ever given."""
 
@@ -73,7 +54,6 @@ class Order:
     withdrawn: tuple[Withdrawal, ...] = ()
     revoked: tuple[str, ...] = ()
     """Ids of invites that no longer count, 32 hexadecimal digits each."""
-    chains: Chains | None = None
 
     def banned(self, peer: PeerId) -> str | None:
         """Why, or None."""
@@ -133,20 +113,6 @@ def revoke(held: Order, invite: str, reason: str) -> Order:
     return replace(held, reason=reason, revoked=(*held.revoked, invite))
 
 
-def chain(held: Order, chains: Chains, now_seconds: float, reason: str) -> Order:
-    """Microbatches of these chains' origins keep to them for a while, where they can."""
-    kept_for = chains.until_seconds - now_seconds
-    _check(reason, not chains.chains, "there are no chains to keep to")
-    too_long = not 0 < kept_for <= LONGEST_CHAINS_SECONDS
-    _check(reason, too_long, f"chains are kept to for at most {LONGEST_CHAINS_SECONDS:g} s")
-    return replace(held, reason=reason, chains=chains)
-
-
-def unchain(held: Order, reason: str) -> Order:
-    _check(reason, held.chains is None, "there are no chains")
-    return replace(held, reason=reason, chains=None)
-
-
 def _without(items: tuple[Item, ...], gone: Callable[[Item], bool]) -> tuple[Item, ...]:
     return tuple(item for item in items if not gone(item))
 
@@ -173,7 +139,4 @@ def told(old: Order, new: Order) -> list[str]:
     if fresh:
         lines.append(f"documents withdrawn from the text: {fresh}")
     lines += [f"the invite {invite} is revoked" for invite in new.revoked if invite not in old.revoked]
-    if new.chains != old.chains:
-        kept = 0 if new.chains is None else len(new.chains.chains)
-        lines.append(f"microbatches of {kept} origins keep to their chains" if kept else "no chains any more")
     return lines or ["nothing changes"]

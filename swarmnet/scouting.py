@@ -132,15 +132,6 @@ class Scouting:
     def forget(self, peer: PeerId) -> None:
         self.seen.pop(peer, None)
 
-    def hops(self, live: Iterable[PeerId]) -> dict[PeerId, float]:
-        """Seconds of a body's way to each: as measured, or as much above the latency as to most others."""
-        peers = [(peer, self.seen[peer]) for peer in live if peer in self.seen]
-        above = [median(seen.measured) - seen.latency for _, seen in peers if seen.measured]
-        usual = max(0.0, median(above)) if above else 0.0
-        return {
-            peer: median(seen.measured) if seen.measured else seen.latency + usual for peer, seen in peers
-        }
-
     def table(self, live: Iterable[tuple[PeerId, int]]) -> dict[tuple[int, int], float]:
         """The own costs to go, by those of the live neighbours and their stages."""
         return costs_to_go(self.stage, self.rules, self._neighbours(live))
@@ -153,10 +144,9 @@ class Scouting:
 
     def seek(
         self, key: MicrobatchId, live: Iterable[tuple[PeerId, int]], now: float,
-        avoid: Collection[PeerId] = (), firm: bool = False,
+        avoid: Collection[PeerId] = (),
     ) -> Asking | None:  # fmt: skip
-        """The next question for a microbatch with a quest; None: nobody is known who could take it. `firm`:
-        for a place at any time."""
+        """The next question for a microbatch with a quest; None: nobody is known who could take it."""
         quest = self.quests[key]
         quest.asked = quest.granted = None
         if quest.question >= GIVE_UP_QUESTIONS:
@@ -174,7 +164,7 @@ class Scouting:
         if self._seen(choice.peer).hop is None:  # One is enough to hear how far it is.
             self._seen(choice.peer).hop = max((s.hop for s in self.seen.values() if s.hop), default=None)
         self.asked += 1
-        firm = firm or quest.question >= MOST_QUESTIONS
+        firm = quest.question >= MOST_QUESTIONS
         return Asking(key, choice.peer, quest.question, choice.header, choice.arrival, choice.start, firm)
 
     def answered(self, peer: PeerId, key: MicrobatchId, question: int, start: float | None) -> Quest | None:

@@ -25,8 +25,6 @@ class Ways:
         """Where microbatches start: the round now. It says how many stages they visit (Rules.length) ..."""
         self.begun = 0
         """... and so does how many have started here before."""
-        self.planned: Callable[[PeerId], PeerId | None] = lambda _origin: None
-        """The next peer from here in an origin's chain (chains.py); None: no chain leads through here."""
         self.headers: dict[MicrobatchId, Header] = {}
         self.sent: dict[MicrobatchId, int] = {}
         """The stage that each went to last."""
@@ -54,23 +52,13 @@ class Ways:
 
         If it was sent on before, to peers that failed, it goes to others of the same stage where there are
         any: who has done it already by that way can give its answer again, and to another way it has none.
-        Before, it goes along its origin's chain, where it has one.
         """
-        chained = None if key is None or tried else self.chained(key)
-        if chained is not None:
-            return [chained]
         way = self._onward(key)
         if key is not None and tried and self.sent.get(key) in way.stages:
             others = [peer for peer in self.live(self.sent[key]) if peer not in tried]
             if others:
                 return others
         return [peer for stage in way.stages for peer in self.live(stage)]
-
-    def chained(self, key: MicrobatchId) -> PeerId | None:
-        """Whom its origin's chain names next, if that peer is live and the rules let it go there."""
-        peer = self.planned(key.origin)
-        there = peer is not None and any(peer in self.live(stage) for stage in self._onward(key).stages)
-        return peer if there else None
 
     def header_for(self, key: MicrobatchId, stage: int) -> Header:
         """What to send with it to a peer of `stage`. Raises IllegalPath if it may not go there."""

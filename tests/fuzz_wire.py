@@ -55,7 +55,7 @@ from protocols.speed import SpeedService
 from protocols.stored import DICTIONARY, PLAIN, items_of, key_id, prove, stored_value, text_of
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import owner_statement
-from swarmnet.orders import Ban, Chains, Order, Withdrawal
+from swarmnet.orders import Ban, Order, Withdrawal
 from swarmnet.receipts import Receipt
 
 KINDS: tuple[Any, ...] = get_args(AnyMessage)
@@ -147,11 +147,11 @@ def record(chance: Random) -> bytes:
 
 ORDER = Order(
     1 << 50, "maintenance", True, 5, (Ban(PeerId(BOB.peer_id), "flooded"),), (Withdrawal("ab" * 32, "law"),),
-    ("cd" * 16,), Chains(2e9, ((PeerId(ALICE.peer_id), PeerId(BOB.peer_id)),)),
+    ("cd" * 16,),
 )  # fmt: skip
 ORDER_FIELDS: list[Any] = [
     "order", "maintenance", True, 5, [[BOB.peer_id, "flooded"]], [[bytes(32), "law"]], [bytes(16)],
-    [2e9, [[ALICE.peer_id, BOB.peer_id]]],
+    None,
 ]  # fmt: skip
 
 

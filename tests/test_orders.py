@@ -30,14 +30,13 @@ from protocols.orders import (
 from protocols.stored import key_id, prove, stored_value
 from swarmnet import orders
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.orders import NO_ORDER, Chains, Order, OrderError
+from swarmnet.orders import NO_ORDER, Order, OrderError
 
 SIGNED = sign(tiny_manifest())
 RUN = SIGNED.run_id
 STRANGER = Identity.from_seed(b"stranger")
 PEER = STRANGER.peer_id
 DIGEST = "ab" * 32
-CHAINS = Chains(1600.0, ((PeerId("a"), PeerId("c"), PeerId("e")), (PeerId("b"), PeerId("d"), PeerId("e"))))
 
 
 def numbered(order: Order, sequence: int) -> Order:
@@ -49,7 +48,6 @@ def everything() -> Order:
     order = orders.ban(order, PEER, "sent nonsense")
     order = orders.withdraw(order, DIGEST, "its author asked")
     order = orders.revoke(order, "cd" * 16, "handed on")
-    order = orders.chain(order, CHAINS, 1000.0, "nobody comes or goes")
     return numbered(orders.checkpoint(order, ""), 1_000_000)
 
 
@@ -58,7 +56,7 @@ def test_an_order_is_complete_and_says_what_it_changes():
     assert order.paused
     assert order.banned(PEER) == "sent nonsense"
     assert order.documents() == {bytes.fromhex(DIGEST)}
-    assert len(orders.told(NO_ORDER, order)) == 6
+    assert len(orders.told(NO_ORDER, order)) == 5
     calm = orders.unban(orders.resume(order, ""), PEER, "a mistake")
     assert calm.banned(PEER) is None
     assert orders.told(order, calm) == ["the run goes on", f"{PEER} is no longer banned"]
@@ -76,10 +74,6 @@ def test_an_order_is_complete_and_says_what_it_changes():
         lambda held: orders.revoke(held, "x", ""),
         lambda held: orders.unban(held, OWNER.peer_id, ""),
         lambda held: orders.resume(NO_ORDER, ""),
-        lambda held: orders.chain(held, Chains(1600.0, ()), 1000.0, ""),
-        lambda held: orders.chain(held, CHAINS, 1700.0, ""),
-        lambda held: orders.chain(held, CHAINS, -3000.0, ""),
-        lambda held: orders.unchain(NO_ORDER, ""),
         lambda held: orders.checkpoint(held, "x" * 201),
         lambda held: orders.checkpoint(held, "two\nlines"),
     ],
@@ -100,19 +94,25 @@ def test_a_signed_order_comes_back_as_it_was():
     assert open_order(signed.data, RUN, OWNER.peer_id).order == order
 
 
-def test_an_order_without_chains_may_end_before_them():
-    document = ["order", "", True, 0, [], [], []]
+@pytest.mark.parametrize("chains", [[], [None]], ids=["left out", "nil"])
+def test_an_order_of_before_without_chains_is_still_read(chains):
+    document = ["order", "", True, 0, [], [], [], *chains]
     data = seal(OWNER, RUN, Kind.ORDER, -1, 0, 5, msgspec.msgpack.encode(document))
     assert open_order(data, RUN, OWNER.peer_id).order == Order(5, paused=True)
 
 
-def test_a_peer_learns_from_an_order_whom_each_chain_names_after_it():
-    assert CHAINS.below(PeerId("c")) == {"a": "e"}
-    assert CHAINS.below(PeerId("b")) == {"b": "d"}
-    assert CHAINS.below(PeerId("e")) == {} == CHAINS.below(PeerId("stranger"))
-    order = everything()
-    assert orders.unchain(order, "they move").chains is None
-    assert orders.told(order, orders.unchain(order, "")) == ["no chains any more"]
+def test_an_order_of_before_with_chains_is_refused_and_says_what_to_do(tmp_path):
+    document = ["order", "", True, 0, [], [], [], [1600.0, [["a", "c", "e"]]]]
+    data = seal(OWNER, RUN, Kind.ORDER, -1, 0, 5, msgspec.msgpack.encode(document))
+    with pytest.raises(Malformed, match="chains are no longer spoken; give the order anew: swarmnet order"):
+        open_order(data, RUN, OWNER.peer_id)
+    (tmp_path / "order.bin").write_bytes(data)
+    said: list[str] = []
+    book = OrderBook(SIGNED, tmp_path / "order.bin", lambda *_, **__: None, lambda _, line: said.append(line))
+    assert book.order == NO_ORDER
+    assert len(said) == 1
+    assert "order.bin" in said[0]
+    assert "give the order anew" in said[0]
 
 
 def test_only_the_owner_gives_orders_and_only_for_the_run():

@@ -73,27 +73,6 @@ def test_a_middle_stage_counts_for_less_the_more_of_them_are_on_the_way():
     assert last.branch_scale(KEY) == 1.0
 
 
-def test_a_microbatch_keeps_to_its_origins_chain_while_that_can_be_kept_to():
-    ways = Ways(RULES, 0, swarm())
-    ways.planned = {PeerId("origin"): PeerId("2b")}.get
-    ways.start(KEY)
-    other = MicrobatchId(PeerId("another origin"), 1)
-    ways.start(other)
-    assert ways.candidates(KEY) == ["2b"]
-    assert len(ways.candidates(other)) == 6, "it has no chain"
-    assert len(ways.candidates(KEY, ["2b"])) == 6, "that peer has failed it"
-    ways.live = swarm(2)
-    assert {peer[0] for peer in ways.candidates(KEY)} == {"1", "3"}, "nobody is there"
-
-
-def test_a_chain_leads_nowhere_that_the_rules_forbid():
-    ways = Ways(Rules.of(6, 1 / 3, 0, whole_rounds=10), 0, swarm())
-    ways.planned = {PeerId("origin"): PeerId("2b")}.get
-    ways.start(KEY)
-    assert ways.candidates(KEY) == ["1a", "1b"], "a run that begins whole leaves nothing out"
-    assert ways.chained(KEY) is None
-
-
 def test_a_dead_stage_is_gone_around():
     ways = Ways(RULES, 0, swarm(1, 3))
     ways.start(KEY)

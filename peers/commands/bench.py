@@ -97,23 +97,17 @@ def paths(
     memory: Annotated[
         list[int] | None, typer.Option(min=1, max=64, help="Microbatches per peer. Repeatable. [default: 3]")
     ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="Of the search for the best full pipeline.")] = 20_000,
-    placed: Annotated[bool, typer.Option(help="Lay the stages out for the full pipeline.")] = False,
-    peers: Annotated[bool, typer.Option("--peers", help="By real workers, and three rules.")] = False,
     first: Annotated[int, typer.Option(min=0, help="Of the topologies; the next ones count on.")] = 0,
     shared: Annotated[
-        bool, typer.Option("--shared", help="With --peers: bodies between two peers go one after the other.")
+        bool, typer.Option("--shared", help="Bodies between two peers go one after the other.")
     ] = False,
 ) -> None:
-    """Skipping a third of the stages on a map of 12 cities, beside the best full pipeline that is found."""
+    """Real workers that skip a third of the stages on a map of 12 cities, beside the router by itself."""
     from rich.console import Console
 
-    from peers.skipping import bench, in_peers
+    from peers.skipping.in_peers import Lines, bench, render
 
-    console, numbers = Console(width=TABLE_COLUMNS), range(first, first + seeds)
+    console = Console(width=TABLE_COLUMNS)
+    lines: Lines = "shared" if shared else "alone"
     for number in memory or [3]:
-        if peers:
-            lines: in_peers.Lines = "shared" if shared else "alone"
-            console.print(in_peers.render(list(in_peers.bench(numbers, number, lines)), lines))
-        else:
-            console.print(bench.render(bench.bench(numbers, number, steps, placed)))
+        console.print(render(list(bench(range(first, first + seeds), number, lines)), lines))

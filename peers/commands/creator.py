@@ -101,55 +101,6 @@ def revoke(
     _order(run, key, bootstrap, lambda held: orders.revoke(held, invite.lower(), reason))
 
 
-def chains(
-    run: Run,
-    minutes: Annotated[float, typer.Option(min=1, max=60, help="How long they are kept to.")] = 15.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show them.")] = False,
-    reason: Reason = "",
-    key: Key = None,
-    bootstrap: Bootstraps = None,
-) -> None:
-    """Plan a chain of peers for every origin, by the hops that they measured, and have them keep to it: some
-    per cent faster in a stable swarm that skips stages."""
-    from random import Random
-
-    from peers.commands.reach import NOT_REACHED, say, ways_in
-    from peers.creator.chaining import lines, places
-    from peers.creator.issue import check_owner
-    from peers.reaching import reaching
-    from swarmnet import orders
-    from swarmnet.chains import Chain, NoPlan, plan
-
-    path, identity = _owner(key)
-    bootstraps = bootstrap or []
-    cache = ways_in(run, bootstraps)
-
-    async def planned() -> tuple[Chain, ...]:
-        async with reaching(run, bootstraps, cache, say) as found:
-            check_owner(found.signed, identity, path)
-            if not found.signed.manifest.path_rules().skips:
-                raise UserError("this run skips no stages: its peers measure no hops to plan chains by")
-            seen = await places(found, identity)
-        made = plan(seen, Random(found.signed.run_id))
-        for line in lines(seen, made):
-            _echo(line)
-        return made
-
-    with as_user_errors(*NOT_REACHED, NoPlan):
-        made = asyncio.run(planned())
-    if not dry_run:
-        now = time.time()
-        kept = orders.Chains(now + 60.0 * minutes, made)
-        _order(run, key, bootstrap, lambda held: orders.chain(held, kept, now, reason))
-
-
-def unchain(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
-    """Everybody finds its ways alone again."""
-    from swarmnet import orders
-
-    _order(run, key, bootstrap, lambda held: orders.unchain(held, reason))
-
-
 def _echo(text: str) -> None:
     """Print what a run's owner or strangers wrote some of."""
     from peers.status import shown
@@ -223,9 +174,6 @@ def _words(order: Order) -> str:
     lines += [f"banned     {ban.peer}  {ban.reason}" for ban in order.bans]
     lines += [f"withdrawn  {one.document}  {one.reason}" for one in order.withdrawn]
     lines += [f"revoked    {invite}" for invite in order.revoked]
-    if order.chains is not None:
-        until = time.strftime("%H:%M:%S UTC", time.gmtime(order.chains.until_seconds))
-        lines.append(f"chains     of {len(order.chains.chains)} origins, kept to until {until}")
     return "\n".join(lines)
 
 

@@ -47,8 +47,6 @@ class Obedience:
         self._text: Text | None = None
         self._loaded: frozenset[bytes] = frozenset()
         """Withdrawn when `_text` was read."""
-        self._below: dict[PeerId, PeerId] = {}
-        """Origin -> the next peer from here in its chain, by the newest order."""
         self._reading: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
 
@@ -78,7 +76,6 @@ class Obedience:
         assert neighbourhood is not None
         neighbourhood.admission = self.gatekeeper
         self._bar()
-        self._chain()
         self._steer()
 
     async def keep_forever(self) -> None:
@@ -142,7 +139,6 @@ class Obedience:
             if not worker.compute.failed.done():
                 worker.compute.failed.set_result(error)
             return
-        self._chain()
         self._steer()
         if now.checkpoint > before.checkpoint:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="ordered checkpoint")
@@ -166,21 +162,6 @@ class Obedience:
             self._reading = asyncio.get_running_loop().create_task(self._read_again(), name="read text again")
             self._reading.add_done_callback(self.task_ended)
         data.pump()
-
-    def _chain(self) -> None:
-        """Let microbatches go along the chains of the newest order."""
-        chains, data = self.book.order.chains, self.worker.data
-        self._below = chains.below(self.worker.transport.peer) if chains is not None else {}
-        if data is not None:
-            data.ways.planned = self._next_in_chain
-
-    def _next_in_chain(self, origin: PeerId) -> PeerId | None:
-        """Soft state: past its time everybody finds the way alone."""
-        peer, chains, data = self._below.get(origin), self.book.order.chains, self.worker.data
-        if peer is None or chains is None or data is None:
-            return None
-        kept = self.worker.presence.directory.now() < chains.until_seconds
-        return peer if kept and data.router.is_usable(peer, data.clock.time()) else None
 
     async def _read_again(self) -> None:
         """Documents were withdrawn. Until the text is read without them, nothing of it is used."""

@@ -68,6 +68,7 @@ class OrderBook:
             pass
         except (OSError, WireError) as error:
             self.note("order_unusable", reason=str(error))
+            self.say("order_unusable", f"the order kept in {self.kept} cannot be used: {error}")
 
     def _write(self, data: bytes) -> None:
         if self.kept is None:

@@ -1,8 +1,8 @@
-"""The same topologies with real workers: their machines, messages and patience, on a virtual clock.
+"""Skipping judged with real workers: their machines, messages and patience, on a virtual clock.
 
 What is simulated is what a worker stands on: compute that takes the topology's seconds, a network with its
-latencies, and bodies that take its hops. `alone`: a body takes its hop whatever else is on its way, as in
-`play.py`; `shared`: bodies between two peers go one after the other, as on one connection.
+latencies, and bodies that take its hops. `alone`: a body takes its hop whatever else is on its way;
+`shared`: bodies between two peers go one after the other, as on one connection.
 
 Measured is steady: how many microbatches come back to their origins in a while, after a time to warm up.
 """
@@ -23,13 +23,10 @@ from rich.table import Table
 from torch import Tensor
 
 from peers.compute import BACKWARD, FORWARD, InlineCompute, Result
-from peers.creator.chaining import told_by
 from peers.run_file import SignedManifest
 from peers.settings import Settings
 from peers.simulation.clock import GatedLoop
 from peers.simulation.stub import StubCompute, stub_part
-from peers.skipping.play import BACKWARD as BACKWARD_TIMES
-from peers.skipping.play import LOSS
 from peers.skipping.topologies import Topology, draw
 from peers.stage_part import StagePart
 from peers.worker import Worker
@@ -37,24 +34,25 @@ from protocols.identity import Identity
 from protocols.memory import MemoryNetwork, MemoryTransport
 from protocols.memory_ways import Conditions
 from protocols.messages import Lane, Message
-from protocols.orders import seal_order
 from protocols.terms import ANYTHING, Terms
 from protocols.transport import Receiver
-from swarmnet import chains, orders
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.manifest import Data, Manifest, ModelShape, Paths, Rounds, owner_statement
 
 Lines = Literal["alone", "shared"]
-Rule = Literal["ahead", "router", "plan"]
-"""Questions run ahead; the router chooses when the output is there; chains that the owner orders, planned by
-what peers have measured."""
+Rule = Literal["ahead", "router"]
+"""Questions run ahead; the router chooses when the output is there."""
+BACKWARD_TIMES = 1.5
+"""Of the forward's seconds: the time model of SkipPipe's released schedule (topologies.py)."""
+LOSS = 0.25
+"""The like."""
 BODY_BYTES = 66_000
 """Of a microbatch here; lines are as much slower than the topology's."""
 WARM_SECONDS = 120.0
 """Until hops are measured and patience is learnt."""
 WATCHED_SECONDS = 300.0
 SHARE = 30
-"""Microbatches of a batch: figures are seconds for so many, as in the other tables."""
+"""Microbatches of a batch: figures are seconds for so many, as in docs/benchmarks/skipping.md."""
 SLOTS = 32
 """The peer file's default; memory bounds it below."""
 
@@ -267,19 +265,6 @@ class Story:
             worker.data.pipeline.guide, worker.data.ahead.active = None, False
             worker.data.ahead.close()
 
-    def plan(self) -> None:
-        """Chains by what the peers have measured so far, as the run's owner orders them."""
-        told = dict[PeerId, chains.Told]()
-        for number, worker in self.workers.items():
-            assert worker.data is not None
-            told[worker.transport.peer] = told_by(self.topology.stage[number], worker.data.ahead.hops())
-        planned = chains.plan(chains.places_of(self.manifest.path_rules(), told), Random(self.seed))
-        for worker in self.workers.values():
-            now = worker.presence.directory.now()
-            order = orders.Order(1, chains=orders.Chains(now + orders.LONGEST_CHAINS_SECONDS, planned))
-            owner = Identity.from_seed(b"the owner of the run")
-            worker.orders.book.accept(seal_order(owner, self.signed.run_id, order))
-
     def watch(self) -> None:
         """From now on it counts."""
         self._since, self._counted = self.loop.time(), self._counts()
@@ -327,9 +312,6 @@ def measure(
         if rule == "router":
             swarm.by_router()
         await swarm.during(warm)
-        if rule == "plan":
-            swarm.plan()
-            await swarm.during(warm)
         swarm.watch()
         await swarm.during(watched)
         found = swarm.finding()
@@ -341,13 +323,12 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One topology, three rules."""
+    """One topology, both rules."""
 
     seed: int
     memory: int
     router: Finding
     ahead: Finding
-    plan: Finding
 
     @property
     def kilobytes(self) -> float:
@@ -360,39 +341,35 @@ class Row:
 def bench(
     seeds: Sequence[int], memory: int, lines: Lines, watched: float = WATCHED_SECONDS
 ) -> Iterator[Row]:
-    """The same topologies as peers/skipping/bench.py, by real workers."""
+    """One row per seed."""
     for seed in seeds:
         topology = draw(seed, memory)
-        router, ahead, plan = (
-            measure(topology, rule, lines, seed, watched=watched) for rule in ("router", "ahead", "plan")
+        router, ahead = (
+            measure(topology, rule, lines, seed, watched=watched) for rule in ("router", "ahead")
         )
-        yield Row(seed, memory, router, ahead, plan)
+        yield Row(seed, memory, router, ahead)
 
 
 def render(rows: Sequence[Row], lines: Lines) -> Table:
     """A table with the means at the end."""
     title = f"Seconds for {SHARE} microbatches in a steady swarm of real workers, lines {lines}"
     table = Table(title=title)
-    for name in ("seed", "memory", "router", "ahead", "plan", "ahead to router", "ahead to plan",
+    for name in ("seed", "memory", "router", "ahead", "ahead to router",
                  "full for router", "questions", "said no", "kB told", "per stage", "router's"):  # fmt: skip
         table.add_column(name, justify="right")
     for row in rows:
         ahead, router = row.ahead, row.router
         table.add_row(
-            str(row.seed), str(row.memory), *_figures(router.seconds, ahead.seconds, row.plan.seconds),
+            str(row.seed), str(row.memory), *_figures(router.seconds, ahead.seconds),
             str(router.counts.get("re-routed: busy", 0)), str(ahead.counts.get("Ask", 0)),
             str(ahead.counts.get("refused", 0)), f"{row.kilobytes:.0f}",
             " ".join(map(str, ahead.visits)), " ".join(map(str, router.visits)),
         )  # fmt: skip
     if len(rows) > 1:
-        means = (
-            mean(finding.seconds for finding in found)
-            for found in zip(*((row.router, row.ahead, row.plan) for row in rows), strict=True)
-        )
+        means = (mean(row.router.seconds for row in rows), mean(row.ahead.seconds for row in rows))
         table.add_row("mean", str(rows[0].memory), *_figures(*means), end_section=True)
     return table
 
 
-def _figures(router: float, ahead: float, plan: float) -> list[str]:
-    seconds = [f"{rule:.1f}" for rule in (router, ahead, plan)]
-    return [*seconds, f"{ahead / router - 1:+.1%}", f"{ahead / plan - 1:+.1%}"]
+def _figures(router: float, ahead: float) -> list[str]:
+    return [f"{router:.1f}", f"{ahead:.1f}", f"{ahead / router - 1:+.1%}"]

@@ -14,9 +14,8 @@ Times in seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from math import asin, cos, exp, radians, sin, sqrt
+from dataclasses import dataclass
+from math import asin, cos, radians, sin, sqrt
 from random import Random
 
 SITES = {
@@ -110,57 +109,4 @@ def draw(seed: int, memory: int = 3, sizes: tuple[int, ...] = STAGE_SIZES) -> To
         tuple(tuple(hop_seconds(a, b) for b in site) for a in site),
         (FORWARD_SECONDS,) * count,
         memory,
-    )
-
-
-PLACING_STEPS = 20_000
-"""More changed the score by less than a hundredth on the first topologies."""
-
-
-def placed(topology: Topology, seed: int) -> Topology:
-    """The same peers with their stages annealed for the full pipeline: every stage near the next one.
-
-    The score is what DT-FM (arXiv:2206.01288) calls pipeline cost, with the mean of the nearest hops in place
-    of its bottleneck matching, which is as good here and needs no solver.
-    """
-    chance = Random(seed)
-    stage = list(topology.stage)
-    score = _pipeline_seconds(topology, stage)
-    best, best_score = list(stage), score
-    for step in range(PLACING_STEPS):
-        a, b = chance.sample(range(len(stage)), 2)
-        stage[a], stage[b] = stage[b], stage[a]
-        changed = _pipeline_seconds(topology, stage)
-        heat = 0.3 * 0.01 ** (step / PLACING_STEPS)
-        if changed <= score or chance.random() < exp((score - changed) / heat):
-            score = changed
-            if score < best_score:
-                best, best_score = list(stage), score
-        else:
-            stage[a], stage[b] = stage[b], stage[a]
-    return _in_order(topology, best)
-
-
-def _pipeline_seconds(topology: Topology, stage: list[int]) -> float:
-    """Over all boundaries: from a peer to the nearest of the next stage, and back, on average."""
-    members: list[list[int]] = [[] for _ in range(max(stage) + 1)]
-    for peer, holds in enumerate(stage):
-        members[holds].append(peer)
-    seconds = 0.0
-    for above, below in pairwise(members):
-        for here, there in ((above, below), (below, above)):
-            seconds += sum(min(topology.hop[a][b] for b in there) for a in here) / len(here)
-    return seconds
-
-
-def _in_order(topology: Topology, stage: list[int]) -> Topology:
-    """Peers numbered by stage again."""
-    order = sorted(range(len(stage)), key=lambda peer: stage[peer])
-    return replace(
-        topology,
-        site=tuple(topology.site[peer] for peer in order),
-        stage=tuple(stage[peer] for peer in order),
-        latency=tuple(tuple(topology.latency[a][b] for b in order) for a in order),
-        hop=tuple(tuple(topology.hop[a][b] for b in order) for a in order),
-        forward=tuple(topology.forward[peer] for peer in order),
     )
