@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import torch
+from torch import Tensor
 
 from peers.microbatch_work import Trouble
 from protocols.messages import Act
 from swarmnet.bodies import encoded_bytes
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.manifest import Manifest
 from swarmnet.membership import Membership
+from swarmnet.next_hop import NextHop
 from swarmnet.paths import Header, IllegalPath
-from swarmnet.ways import Ways
 
 
-def unfit_act(
-    membership: Membership, ways: Ways, manifest: Manifest, peer: PeerId, act: Act, body: bytes
-) -> Trouble | None:
-    """Why it is not computed."""
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A microbatch that may be computed, decoded once."""
+
+    key: MicrobatchId
+    header: Header
+    hidden: bytes
+    """Encoded as the run's codec has it."""
+    labels: Tensor
+    """int64 [B, T], each below the vocabulary."""
+
+
+def checked_act(
+    membership: Membership, ways: NextHop, manifest: Manifest, peer: PeerId, act: Act, body: bytes
+) -> Arrival | Trouble:
+    """What came, or why it is not computed."""
     if act.stage != ways.stage:
         return Trouble("wrong_stage", f"this peer takes microbatches for stage {ways.stage} from above")
-    way = unfit_way(membership, ways, peer, PeerId(act.origin), act.path.header())
-    return way or unfit_body(manifest, act, body)
+    key, header = MicrobatchId(PeerId(act.origin), act.counter), act.path.header()
+    return unfit_way(membership, ways, peer, key.origin, header) or arrival_of(
+        manifest, key, header, act, body
+    )
 
 
 def unfit_way(
-    membership: Membership, ways: Ways, peer: PeerId, origin: PeerId, header: Header
+    membership: Membership, ways: NextHop, peer: PeerId, origin: PeerId, header: Header
 ) -> Trouble | None:
     """Why a microbatch of this origin may not come from this peer with this header."""
     known = membership.peers.get(peer)
@@ -44,16 +62,20 @@ def unfit_way(
     return None
 
 
-def unfit_body(manifest: Manifest, act: Act, body: bytes) -> Trouble | None:
-    """Why it cannot be computed."""
+def arrival_of(
+    manifest: Manifest, key: MicrobatchId, header: Header, act: Act, body: bytes
+) -> Arrival | Trouble:
+    """Its body decoded, or why it cannot be computed."""
     if act.shape != manifest.hidden_shape:
         return Trouble("malformed", f"hidden states of shape {act.shape}")
     if len(body) != manifest.body_bytes:
         return Trouble("malformed", f"a body of {len(body)} bytes")
-    labels = np.frombuffer(body, np.int32, offset=encoded_bytes(act.shape, manifest.hidden_codec))
+    hidden_bytes = encoded_bytes(act.shape, manifest.hidden_codec)
+    labels = np.frombuffer(body, np.int32, offset=hidden_bytes)
     if labels.min() < 0 or labels.max() >= manifest.model.vocabulary:
         # Else only the last stage would find it, and the honest peer that asked it would get the blame.
         return Trouble("malformed", "labels outside the vocabulary")
     if not 0.0 < act.deadline_seconds < 3600.0:
         return Trouble("malformed", f"a deadline of {act.deadline_seconds} s")
-    return None
+    labels_BT = torch.from_numpy(labels.astype(np.int64)).view(act.shape[:2])
+    return Arrival(key, header, body[:hidden_bytes], labels_BT)

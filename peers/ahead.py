@@ -1,7 +1,7 @@
 """Questions that run ahead of bodies, in runs that skip stages: the shell of `Scouting` and `Places`.
 
-Tells the stages above what a microbatch would meet here, asks the stages below for places, and answers.
-In a run that skips nothing it does nothing at all (docs/decisions/0007-skipping.md).
+Tells the stages above what a microbatch would meet here, asks the stages below for places, and answers
+(docs/decisions/0007-skipping.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline import Pipeline
 from swarmnet.places import Places
 from swarmnet.scouting import Asking, Quest, Scouting
-from swarmnet.ways import Ways
+from swarmnet.skipping import Skipping
 
 TELL_SECONDS = 0.1
 """News are gathered for so long; a question that is refused brings them at once."""
@@ -35,7 +35,7 @@ class Ahead:
 
     def __init__(
         self,
-        ways: Ways,
+        ways: Skipping,
         pipeline: Pipeline,
         neighbourhood: Neighbourhood,
         compute: Compute,
@@ -46,7 +46,6 @@ class Ahead:
         self.wake = wake
         self.clock = neighbourhood.clock
         self.is_last = ways.stage == ways.rules.last
-        self.active = ways.rules.skips
         self.places = Places(pipeline.slots, self.is_last)
         self.scouting = Scouting(ways.rules, ways.stage)
         self.table: dict[tuple[int, int], float] = {}
@@ -57,8 +56,7 @@ class Ahead:
         self._news = False
         self._told_at = float("-inf")
         self._timer = Timer(self._tick, self.clock)
-        if self.active:
-            self._timer.arm(self.clock.time())
+        self._timer.arm(self.clock.time())
 
     def close(self) -> None:
         self._timer.close()
@@ -67,15 +65,13 @@ class Ahead:
 
     def computed(self, forward_seconds: float, backward_seconds: float) -> None:
         """A pass took so long; the other one is 0."""
-        if self.active and forward_seconds > 0:
+        if forward_seconds > 0:
             self.places.forward_took(self.compute.stretched(forward_seconds))
-        if self.active and backward_seconds > 0:
+        if backward_seconds > 0:
             self.places.backward_took(self.compute.stretched(backward_seconds))
 
     def begins(self, key: MicrobatchId) -> None:
         """Its forward is handed to the compute thread."""
-        if not self.active:
-            return
         wait = self.compute.queued * self.places.forward_seconds
         start = self.clock.time() + wait
         self.places.begins(key, start)
@@ -88,7 +84,7 @@ class Ahead:
     def came(self, peer: PeerId, key: MicrobatchId) -> None:
         """The body of a microbatch was taken, from the peer that it came from last."""
         job = self.pipeline.jobs[key]
-        if not self.active or job.phase == "done":
+        if job.phase == "done":
             return
         header = self.ways.headers[key]
         place = self.places.held.get(key)
@@ -104,8 +100,7 @@ class Ahead:
 
     def hands_up(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
         """Its gradient goes to the peer above next; it was here for so long."""
-        if self.active:
-            self.neighbourhood.post(peer, "data", Held(*key, attempt, seconds))
+        self.neighbourhood.post(peer, "data", Held(*key, attempt, seconds))
 
     def answered(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
         """Its gradient is here, so long after it was sent."""
@@ -127,8 +122,6 @@ class Ahead:
 
     def lost(self, peer: PeerId) -> None:
         """That peer is gone."""
-        if not self.active:
-            return
         self._asked_at.pop(peer, None)
         for key in self.places.gone(peer, self.clock.time()):
             self.drop(key)
@@ -169,9 +162,6 @@ class Ahead:
     # -- questions and answers ------------------------------------------------------------------------
 
     def message(self, peer: PeerId, message: Message, serving: bool) -> None:
-        if not self.active:
-            self.neighbourhood.refused(peer, "malformed", "a question about ways in a run that skips nothing")
-            return
         known = self.neighbourhood.membership.peers.get(peer)
         match message:
             case Prospect() if known is not None and known.stage > self.ways.stage:

@@ -10,11 +10,10 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from peers.act_checks import unfit_act
+from peers.act_checks import Arrival, checked_act
 from peers.ahead import Ahead
 from peers.compute import BACKWARD, FORWARD, Compute
 from peers.memory import memory_bytes
@@ -29,6 +28,7 @@ from swarmnet.flow import Flow, graphs_that_fit
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.ledger import Ledger, RecentLoss
 from swarmnet.manifest import Manifest
+from swarmnet.next_hop import NextHop, Straight
 from swarmnet.pipeline import Pipeline
 from swarmnet.pipeline_events import (
     ActArrived,
@@ -55,7 +55,7 @@ from swarmnet.pipeline_events import (
     Tick,
 )
 from swarmnet.router import Router
-from swarmnet.ways import Ways
+from swarmnet.skipping import Skipping
 
 NACK_CODES = frozenset(
     {"committed", "deadline", "malformed", "not_finite", "not_ready", "wrong_stage", "illegal_path",
@@ -90,10 +90,12 @@ class DataPath:
         slots: int,
         in_flight: int,
         committed: Callable[[int], None],
+        round: Callable[[], int],
         note: Callable[..., None],
     ) -> None:
         """`text` for the first stage. At most `in_flight` microbatches of its own and `slots` of others are
-        under way here, and fewer if memory holds no more. `committed(tokens)` tells the update path."""
+        under way here, and fewer if memory holds no more. `committed(tokens)` tells the update path;
+        `round()` is that of the stage now."""
         self.manifest = manifest
         self.stage = stage
         self.is_last = stage == len(manifest.stages) - 1
@@ -111,10 +113,14 @@ class DataPath:
         below = len(manifest.stages) - 1 - stage
         self.router = Router(chance)
         slots = slots if self.is_last else min(slots, fitting)  # The last stage keeps no graphs.
-        self.ways = Ways(manifest.path_rules(), stage, neighbourhood.membership.live)
-        self.pipeline = Pipeline(below, self.router, self._candidates, slots, self.ledger)
-        self.ahead = Ahead(self.ways, self.pipeline, neighbourhood, compute, lambda: self.feed(Tick()))
-        if self.ways.rules.skips:
+        rules, live = manifest.path_rules(), neighbourhood.membership.live
+        skipping = Skipping(rules, stage, live, round) if rules.skips else None
+        self.ways: NextHop = skipping or Straight(rules, stage, live)
+        self.pipeline = Pipeline(below, self.router, self.ways.candidates, slots, self.ledger)
+        self.ahead: Ahead | None = None
+        """In a run that may leave stages out, who asks for places before bodies travel."""
+        if skipping is not None:
+            self.ahead = Ahead(skipping, self.pipeline, neighbourhood, compute, lambda: self.feed(Tick()))
             self.pipeline.guide = self.ahead
         self.bodies: dict[MicrobatchId, Bodies] = {}
         self.next_counter = 0
@@ -127,10 +133,6 @@ class DataPath:
         self._look_at = 0.0
         self.clock = neighbourhood.clock
         self._timer = Timer(lambda: self.feed(Tick()), self.clock)
-
-    def _candidates(self, key: MicrobatchId | None) -> list[PeerId]:
-        job = self.pipeline.jobs.get(key) if key is not None else None
-        return self.ways.candidates(key, job.tried if job is not None else ())
 
     # -- the machine ----------------------------------------------------------------------------------
 
@@ -186,13 +188,15 @@ class DataPath:
 
     def close(self) -> None:
         self._timer.close()
-        self.ahead.close()
+        if self.ahead is not None:
+            self.ahead.close()
 
     def _carry_out(self, effect: Effect) -> None:
         post = self.neighbourhood.post
         match effect:
             case ComputeForward(key):
-                self.ahead.begins(key)
+                if self.ahead is not None:
+                    self.ahead.begins(key)
                 self.bodies[key].submitted_at = self.clock.time()
                 work = partial(self.work.forward, key, self.bodies[key], self.ways.branch_scale(key))
                 self.compute.submit(FORWARD, work, partial(self._forwarded, key))
@@ -205,7 +209,8 @@ class DataPath:
                 if kept.arrived_at is not None:
                     here = self.clock.time() - kept.arrived_at
                     self.timings.add("handed up", here)
-                    self.ahead.hands_up(peer, key, attempt, here)
+                    if self.ahead is not None:
+                        self.ahead.hands_up(peer, key, attempt, here)
                     kept.arrived_at = None
                 queued = kept.queued + kept.queued_below
                 grad = Grad(*key, attempt, kept.loss_sum, kept.tokens, kept.seconds, queued, kept.shape)
@@ -221,7 +226,8 @@ class DataPath:
             case Forget(key):
                 self.bodies.pop(key, None)
                 self.ways.forget(key)
-                self.ahead.drop(key)
+                if self.ahead is not None:
+                    self.ahead.drop(key)
                 drop = partial(self.stage_compute.drop, key)
                 self.compute.submit(BACKWARD, drop, lambda _result, _seconds: None)
 
@@ -258,55 +264,66 @@ class DataPath:
                 self.feed(NackArrived(peer, key, attempt, code))
             case Cancel(origin, counter, attempt):
                 key = MicrobatchId(PeerId(origin), counter)
-                self.ahead.given_back(peer, key)
+                if self.ahead is not None:
+                    self.ahead.given_back(peer, key)
                 if attempt != NO_ATTEMPT:
                     self.feed(CancelArrived(peer, key, attempt))
             case Credit(slots, service_seconds, waiting):
                 self.router.told(peer, slots, service_seconds, waiting)
-            case _:
+            case _ if self.ahead is not None:
                 self.ahead.message(peer, message, self.serving)
+            case _:
+                reason = "a question about paths in a run that skips nothing"
+                self.neighbourhood.refused(peer, "malformed", reason)
         self.pump()
 
     def unlinked(self, peer: PeerId) -> None:
         self._look_at = 0.0  # Perhaps nobody is left whose beats would make it look again.
-        self.ahead.lost(peer)
+        if self.ahead is not None:
+            self.ahead.lost(peer)
         self.feed(PeerLost(peer))
         self.pump()
 
     def _act(self, peer: PeerId, act: Act, body: bytes) -> None:
-        key = MicrobatchId(PeerId(act.origin), act.counter)
-        trouble = unfit_act(self.neighbourhood.membership, self.ways, self.manifest, peer, act, body)
-        if trouble is not None or not self.serving:
-            code, reason = (trouble.code, trouble.reason) if trouble else ("not_ready", "not in step yet")
-            self.neighbourhood.post(peer, "data", Nack(*key, act.attempt, code, reason))
-            if trouble is not None:
-                self.neighbourhood.refused(peer, code, reason)
+        came = checked_act(self.neighbourhood.membership, self.ways, self.manifest, peer, act, body)
+        if isinstance(came, Trouble):
+            self._refuse(peer, act, came)
+            self.neighbourhood.refused(peer, came.code, came.reason)
             return
-        if self.ways.came_otherwise(key, act.path.header()):
-            reason = "it is here by another way: a gradient for that one is none for this one"
-            self.neighbourhood.post(peer, "data", Nack(*key, act.attempt, "other_path", reason))
+        unwanted = self._unwanted(peer, came)
+        if unwanted is not None:
+            self._refuse(peer, act, unwanted)
             return
-        if self.router.is_shunned(peer, self.clock.time()):
-            reason = "most of what it sent lately was far from what others send"
-            self.neighbourhood.post(peer, "data", Nack(*key, act.attempt, "out_of_line", reason))
-            return
+        key = came.key
         if key not in self.pipeline.jobs:
-            self.ways.arrive(key, act.path.header())
-            split = encoded_bytes(act.shape, self.manifest.hidden_codec)
-            labels = torch.from_numpy(np.frombuffer(body, np.int32, offset=split).astype(np.int64))
-            visited = act.path.header().visited
+            self.ways.arrive(key, came.header)
+            visited = came.header.visited
             self.bodies[key] = Bodies(
-                sender=Source(peer, visited[-2], len(visited)),
-                labels=labels.view(act.shape[:2]), output=body[:split], shape=act.shape,
-                arrived_at=self.clock.time(),
+                sender=Source(peer, visited[-2], len(visited)), labels=came.labels, output=came.hidden,
+                shape=act.shape, arrived_at=self.clock.time(),
             )  # fmt: skip
         self.feed(ActArrived(peer, key, act.attempt, act.deadline_seconds))
         job = self.pipeline.jobs.get(key)
         if job is None:
             self.bodies.pop(key, None)  # Refused: busy, or known.
             self.ways.forget(key)
-        elif peer in job.above:
+        elif peer in job.above and self.ahead is not None:
             self.ahead.came(peer, key)
+
+    def _refuse(self, peer: PeerId, act: Act, why: Trouble) -> None:
+        nack = Nack(act.origin, act.counter, act.attempt, why.code, why.reason)
+        self.neighbourhood.post(peer, "data", nack)
+
+    def _unwanted(self, peer: PeerId, came: Arrival) -> Trouble | None:
+        """Why it is not taken although it is in order."""
+        if not self.serving:
+            return Trouble("not_ready", "not in step yet")
+        if self.ways.came_otherwise(came.key, came.header):
+            reason = "it is here by another way: a gradient for that one is none for this one"
+            return Trouble("other_path", reason)
+        if self.router.is_shunned(peer, self.clock.time()):
+            return Trouble("out_of_line", "most of what it sent lately was far from what others send")
+        return None
 
     def _grad(self, peer: PeerId, grad: Grad, body: bytes) -> None:
         key = MicrobatchId(PeerId(grad.origin), grad.counter)
@@ -320,12 +337,13 @@ class DataPath:
                 self.feed(NackArrived(peer, key, grad.attempt, "malformed"))
                 return
             kept.answered = self.clock.time() - self.pipeline.jobs[key].sent_at
-            self.ahead.answered(peer, key, grad.attempt, kept.answered)
+            if self.ahead is not None:
+                self.ahead.answered(peer, key, grad.attempt, kept.answered)
             self.timings.add("answered", kept.answered)
             kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
             known = self.neighbourhood.membership.peers.get(peer)
             stage = known.stage if known is not None else -1
-            kept.answerer = Source(peer, stage, self.ways.headers[key].length)
+            kept.answerer = Source(peer, stage, self.ways.path_length(key))
             kept.seconds = max(0.0, grad.path_seconds)
             kept.queued_below = min(max(0.0, grad.queue_seconds), kept.answered)
         self.feed(GradArrived(peer, key, grad.attempt))
@@ -334,7 +352,8 @@ class DataPath:
 
     def _forwarded(self, key: MicrobatchId, result: Computed | Trouble, seconds: float) -> None:
         kept = self._computed(key, seconds)
-        self.ahead.computed(seconds, 0.0)
+        if self.ahead is not None:
+            self.ahead.computed(seconds, 0.0)
         self.timings.add("last" if self.is_last else "forward", seconds)
         if isinstance(result, Trouble):
             self._failed(key, result)
@@ -344,7 +363,8 @@ class DataPath:
                 kept.seconds, kept.output, kept.labels = seconds, b"", None
             self._measured(seconds)
             self._note_commit(key, result.loss_sum, result.tokens)
-            self.ahead.done(key)
+            if self.ahead is not None:
+                self.ahead.done(key)
             self.feed(LastDone(key, result.tokens))
             self.committed(result.tokens)
         else:
@@ -359,7 +379,8 @@ class DataPath:
 
     def _backwarded(self, key: MicrobatchId, result: Computed | Trouble, seconds: float) -> None:
         kept = self._computed(key, seconds)
-        self.ahead.computed(0.0, seconds)
+        if self.ahead is not None:
+            self.ahead.computed(0.0, seconds)
         self.timings.add("backward", seconds)
         if isinstance(result, Trouble):
             self._failed(key, result)
@@ -380,7 +401,8 @@ class DataPath:
                 total = self.clock.time() - kept.started_at
                 queue = kept.queued + kept.queued_below
                 self.flow.done(total, kept.seconds, queue, self.pipeline.started_here)
-            self.ahead.done(key)
+            if self.ahead is not None:
+                self.ahead.done(key)
             self.feed(BackwardDone(key, tokens))
             self.committed(tokens)
         self.pump()

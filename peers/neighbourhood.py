@@ -83,6 +83,7 @@ class Neighbourhood:
         """By which silence and patience are measured, here and in the peer's other parts."""
         self._loop = asyncio.get_running_loop()
         self._lanes = Lanes(transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, note)
+        self.post = self._lanes.post
         self._greeted: set[PeerId] = set()
         self._unheard = Unheard()
         self.echoes = Echoes(self.timings)
@@ -115,10 +116,6 @@ class Neighbourhood:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # -- sending --------------------------------------------------------------------------------------
-
-    def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool:
-        """Send if there is a link on that lane; False if not (the caller's deadline will tell it)."""
-        return self._lanes.post(peer, lane, message, body)
 
     def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
         """To one who has asked: a neighbour, or a visitor, to whom a link is opened back."""

@@ -195,7 +195,7 @@ class Worker(Parts):
         )
         self.data = DataPath(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
-            self.settings.slots, self.settings.in_flight, self._committed, self.note,
+            self.settings.slots, self.settings.in_flight, self._committed, self._round, self.note,
         )  # fmt: skip
         self.inference = Inference(
             manifest, self.stage, self.snapshots, self.part, self.compute, self.neighbourhood, self.note
@@ -274,7 +274,6 @@ class Worker(Parts):
         update.settled, update.made = self._heard_settled, self.receipts.made
         self.digests.took_up(weights)
         self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
-        self.data.ways.round = lambda: rounds.current
         update.start()
         update.counted(self.neighbourhood.membership.group_size())
         for peer in self.recovery.group():
@@ -384,6 +383,9 @@ class Worker(Parts):
     def has_company(self) -> bool:
         """Whether some other peer of the stage holds its weights, too."""
         return self.neighbourhood is None or bool(self.neighbourhood.membership.live(self.stage))
+
+    def _round(self) -> int:
+        return self.update.rounds.current if self.update is not None else 0
 
     def _committed(self, tokens: int) -> None:
         self._changed.set()

@@ -141,6 +141,11 @@ def begin(rules: Rules, length: int | None = None) -> Header:
     return Header((0,), 0, rules.most_swaps, length - 1)
 
 
+def straight(rules: Rules, stage: int) -> Header:
+    """The header on `stage` of a path that leaves nothing out."""
+    return Header(tuple(range(stage + 1)), stage, rules.most_swaps, rules.last - stage)
+
+
 def visit(header: Header, stage: int, rules: Rules) -> Header:
     """The header for `stage` as the next one. Raises IllegalPath."""
     trouble = _trouble(header, stage, rules)

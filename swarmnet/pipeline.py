@@ -67,14 +67,14 @@ KEEP_SECONDS = 30.0
 
 
 class Pipeline:
-    """The machine. `candidates(key)` names the live peers that a microbatch may go to next (None: one that
-    would be started now); the last stage has none."""
+    """The machine. `candidates(key, tried)` names the live peers that a microbatch may go to next (None: one
+    that would be started now) after it was sent to those `tried`; the last stage has none."""
 
     def __init__(
         self,
         stages_below: int,
         router: Router,
-        candidates: Callable[[MicrobatchId | None], Collection[PeerId]],
+        candidates: Callable[[MicrobatchId | None, Collection[PeerId]], Collection[PeerId]],
         slots: int,
         ledger: Ledger,
     ) -> None:
@@ -111,7 +111,7 @@ class Pipeline:
             return True
         if any(job.phase == "unrouted" for job in self._open.values()):
             return False
-        return (self.guide or self.router).has_room(self.candidates(None), now)
+        return (self.guide or self.router).has_room(self.candidates(None, ()), now)
 
     def grant(self, peer: PeerId) -> int:
         """How many microbatches `peer` of the stage above may have under way here (CREDIT): what it has,
@@ -140,7 +140,7 @@ class Pipeline:
                     key,
                     Job(
                         "forward",
-                        now + MOST_ATTEMPTS * self.answers.of_an_attempt(self.candidates(None)),
+                        now + MOST_ATTEMPTS * self.answers.of_an_attempt(self.candidates(None, ())),
                         own=True,
                     ),
                 )
@@ -245,7 +245,7 @@ class Pipeline:
         if job.deadline <= now or hopeless or job.failures >= MOST_ATTEMPTS:
             self._abandon(key, "deadline", "no peer of the next stage did it in time", now)
             return
-        candidates = self.candidates(key)
+        candidates = self.candidates(key, job.tried)
         if self.guide is None:
             peer = self.router.choose(candidates, now, avoid=job.tried)
         else:

@@ -55,7 +55,7 @@ from protocols.envelope import Kind, seal
 from protocols.messages import Act, AskForward, State
 from swarmnet import hidden
 from swarmnet.branches import START
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.index_code import ContributionError
 from swarmnet.layout import layout_of
 from swarmnet.manifest import Sync, owner_statement
@@ -163,7 +163,9 @@ def microbatch(chance: Random) -> tuple[Act, bytes]:
 
 def take_microbatch(sent: tuple[Act, bytes], _folder: Path) -> None:
     act, body = sent
-    refused(act_checks.unfit_body(signed_manifest().manifest, act, body))
+    key, header = MicrobatchId(PeerId(act.origin), act.counter), act.path.header()
+    came = act_checks.arrival_of(signed_manifest().manifest, key, header, act, body)
+    refused(came if isinstance(came, Trouble) else None)
 
 
 class Refused(Exception):

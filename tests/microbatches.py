@@ -15,7 +15,7 @@ KEY = MicrobatchId(PeerId("origin"), 7)
 
 
 def machine(*below: PeerId, stages_below: int = 1, slots: int = 2) -> Pipeline:
-    return Pipeline(stages_below, Router(Random(1)), lambda _key: below, slots, Ledger())
+    return Pipeline(stages_below, Router(Random(1)), lambda _key, _tried: below, slots, Ledger())
 
 
 def waiting(*below: PeerId) -> tuple[Pipeline, SendAct]:

@@ -36,7 +36,7 @@ def key(counter: int) -> MicrobatchId:
 
 
 def machine(*below: PeerId, slots: int = 8) -> Pipeline:
-    return Pipeline(1, Router(Random(1)), lambda _key: below, slots, Ledger())
+    return Pipeline(1, Router(Random(1)), lambda _key, _tried: below, slots, Ledger())
 
 
 def answered(pipeline: Pipeline, peer: PeerId, counter: int, now: float) -> None:

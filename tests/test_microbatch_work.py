@@ -22,7 +22,7 @@ from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.manifest import MOST_BODY_BYTES, Data, Manifest, ManifestError, ModelShape, check
 from swarmnet.membership import Membership
 from swarmnet.paths import begin, visit
-from swarmnet.ways import Ways
+from swarmnet.skipping import Skipping
 
 KEY = MicrobatchId(PeerId("origin"), 1)
 
@@ -92,7 +92,7 @@ def test_from_the_first_stage_only_its_origin_sends_a_microbatch():
     membership = Membership(PeerId("me"), 1, None)
     for name in (origin, other):
         membership.recorded(name, 0, "worker", ("/x",), 1, b"record", 0.0)
-    ways, header = Ways(rules, 1, lambda stage: []), visit(begin(rules), 1, rules)
+    ways, header = Skipping(rules, 1, lambda stage: []), visit(begin(rules), 1, rules)
     assert unfit_way(membership, ways, origin, origin, header) is None
     assert unfit_way(membership, ways, other, origin, header).code == "illegal_path"
 

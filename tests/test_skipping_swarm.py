@@ -11,8 +11,8 @@ from peers.virtual_time import run
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.manifest import Paths
 from swarmnet.paths import Header
+from swarmnet.skipping import Skipping
 from swarmnet.stage import StageCompute
-from swarmnet.ways import Ways
 
 ONE_EACH = {"a": 0, "b": 1, "c": 2, "d": 3}
 
@@ -76,9 +76,9 @@ def test_every_microbatch_leaves_out_one_of_the_middle_stages_and_both_learn():
 def test_a_run_begins_whole_and_skips_afterwards(monkeypatch):
     lengths: dict[MicrobatchId, int] = {}
     scales: dict[Hashable, set[float]] = {}
-    arrive, forward = Ways.arrive, StageCompute.forward
+    arrive, forward = Skipping.arrive, StageCompute.forward
 
-    def noted(ways: Ways, key: MicrobatchId, header: Header) -> None:
+    def noted(ways: Skipping, key: MicrobatchId, header: Header) -> None:
         if ways.stage == ways.rules.last:
             lengths[key] = len(header.visited)
         arrive(ways, key, header)
@@ -87,7 +87,7 @@ def test_a_run_begins_whole_and_skips_afterwards(monkeypatch):
         scales.setdefault(key, set()).add(branch_scale)
         return forward(stage, key, inputs, branch_scale)
 
-    monkeypatch.setattr(Ways, "arrive", noted)
+    monkeypatch.setattr(Skipping, "arrive", noted)
     monkeypatch.setattr(StageCompute, "forward", scaled)
 
     async def story(swarm: Swarm) -> None:
@@ -114,14 +114,14 @@ def test_a_swap_is_made_only_where_it_is_allowed_and_nobody_has_told_anything_ye
     """Of four stages with one left out no path has a swap: that takes both of two stages in the middle, and
     a third that could have been next instead. So five."""
     paths: dict[MicrobatchId, tuple[int, ...]] = {}
-    arrive = Ways.arrive
+    arrive = Skipping.arrive
 
-    def noted(ways: Ways, key: MicrobatchId, header: Header) -> None:
+    def noted(ways: Skipping, key: MicrobatchId, header: Header) -> None:
         if ways.stage == ways.rules.last:
             paths[key] = header.visited
         arrive(ways, key, header)
 
-    monkeypatch.setattr(Ways, "arrive", noted)
+    monkeypatch.setattr(Skipping, "arrive", noted)
 
     async def story(swarm: Swarm) -> None:
         await swarm.until(lambda: swarm.committed(0) >= 100, 120.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 from random import Random
 
@@ -47,7 +47,7 @@ from swarmnet.pipeline_events import (
     Tick,
 )
 from swarmnet.router import Router
-from swarmnet.ways import Ways
+from swarmnet.skipping import Skipping
 
 NOTICED_SECONDS = 0.1
 """From a peer's death to its neighbours' knowing: sockets of a killed process are reset (hivemind.md 4c)."""
@@ -95,7 +95,7 @@ class SimulatedPeer:
         self.known: dict[int, list[PeerId]] = {}
         """Live peers by stage, as far as a way leads from here."""
         rules = swarm.layout.rules
-        self.ways = Ways(rules, spec.stage, self._live) if rules is not None else None
+        self.ways = Skipping(rules, spec.stage, self._live) if rules is not None else None
         below = swarm.last_stage - spec.stage
         self.pipeline = Pipeline(below, router, self._candidates, spec.slots, Ledger())
         self.alive = True
@@ -126,11 +126,10 @@ class SimulatedPeer:
     def _live(self, stage: int) -> list[PeerId]:
         return self.known.get(stage, [])
 
-    def _candidates(self, key: MicrobatchId | None) -> list[PeerId]:
+    def _candidates(self, key: MicrobatchId | None, tried: Collection[PeerId]) -> list[PeerId]:
         if self.ways is None:
             return self._live(self.spec.stage + 1)
-        job = self.pipeline.jobs.get(key) if key is not None else None
-        return self.ways.candidates(key, job.tried if job is not None else ())
+        return self.ways.candidates(key, tried)
 
     # -- the machine ----------------------------------------------------------------------------------
 

@@ -261,9 +261,11 @@ class Story:
     def by_router(self) -> None:
         """Nobody asks ahead: the next peer is chosen when the output is there, among all legal ones."""
         for worker in self.workers.values():
-            assert worker.data is not None
-            worker.data.pipeline.guide, worker.data.ahead.active = None, False
-            worker.data.ahead.close()
+            data = worker.data
+            assert data is not None
+            assert data.ahead is not None
+            data.ahead.close()
+            data.pipeline.guide = data.ahead = None
 
     def watch(self) -> None:
         """From now on it counts."""
@@ -276,7 +278,8 @@ class Story:
             assert worker.data is not None
             counts.update({f"re-routed: {code}": n for code, n in worker.data.ledger.rerouted.items()})
             counts.update({f"dropped: {code}": n for code, n in worker.data.ledger.dropped.items()})
-            counts["refused"] += worker.data.ahead.scouting.refused
+            ahead = worker.data.ahead
+            counts["refused"] += ahead.scouting.refused if ahead is not None else 0
         return counts
 
     def finding(self) -> Finding:

@@ -1,10 +1,13 @@
 """A peer's headers: checked when they come, passed on with each way, and dead stages gone around."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.next_hop import Straight
 from swarmnet.paths import Header, IllegalPath, Rules, begin, check, choices, visit
-from swarmnet.ways import Ways
+from swarmnet.skipping import Skipping
 
 KEY = MicrobatchId(PeerId("origin"), 1)
 RULES = Rules.of(6, 1 / 3, 1)
@@ -15,17 +18,51 @@ def swarm(*dead):
     return lambda stage: [] if stage in dead else [PeerId(f"{stage}a"), PeerId(f"{stage}b")]
 
 
-def test_without_skipping_the_next_stage_is_the_only_way():
-    ways = Ways(Rules(4), 0, swarm())
+@pytest.mark.parametrize("kind", [Straight, Skipping])
+def test_without_skipping_the_next_stage_is_the_only_way(kind):
+    ways = kind(Rules(4), 0, swarm())
     ways.start(KEY)
     assert ways.candidates(KEY) == ["1a", "1b"] == ways.candidates(None)
     assert ways.header_for(KEY, 1) == Header((0, 1), 1, 0, 2)
+
+
+@given(data=st.data(), stages=st.integers(2, 6))
+def test_a_run_that_skips_nothing_needs_no_legality(data, stages):
+    """`Straight` answers as `Skipping` does under rules that leave nothing out."""
+    stage = data.draw(st.integers(0, stages - 1))
+    names = [data.draw(st.sets(st.sampled_from("abc"))) for _ in range(stages)]
+    peers = [[PeerId(f"{number}{name}") for name in sorted(those)] for number, those in enumerate(names)]
+    tried = data.draw(st.sets(st.sampled_from([PeerId(f"{stage + 1}{name}") for name in "abc"])))
+    rules, live = Rules(stages), lambda stage: peers[stage] if stage < stages else []
+    straight, skipping = Straight(rules, stage, live), Skipping(rules, stage, live)
+    header = Header(tuple(range(stage + 1)), stage, 0, stages - 1 - stage)
+    for ways in (straight, skipping):
+        ways.check(header)
+        ways.arrive(KEY, header)
+    if stage < stages - 1:
+        if peers[stage + 1]:
+            assert straight.header_for(KEY, stage + 1) == skipping.header_for(KEY, stage + 1)
+        for asked in ((KEY, tried), (None, ())):
+            assert list(straight.candidates(*asked)) == skipping.candidates(*asked)
+    assert straight.missing() == skipping.missing()
+    assert straight.path_length(KEY) == skipping.path_length(KEY)
+    assert straight.branch_scale(KEY) == skipping.branch_scale(KEY)
+    assert straight.came_otherwise(KEY, header) == skipping.came_otherwise(KEY, header)
+
+
+VISITED = st.lists(st.integers(-1, 5), max_size=5).map(tuple)
+
+
+@given(header=st.builds(Header, VISITED, *[st.integers(-1, 5)] * 3))
+def test_only_one_header_leads_straight_to_a_stage(header):
+    if header == Header((0, 1, 2), 2, 0, 1):
+        return
     with pytest.raises(IllegalPath):
-        ways.header_for(KEY, 2)
+        Straight(Rules(4), 2, swarm()).check(header)
 
 
 def test_a_microbatch_may_go_where_its_path_can_be_completed_without_waiting_for_a_swap():
-    ways = Ways(RULES, 0, swarm())
+    ways = Skipping(RULES, 0, swarm())
     ways.start(KEY)
     assert {peer[0] for peer in ways.candidates(KEY)} == {"1", "2", "3"}
     check(ways.header_for(KEY, 3), 3, RULES)
@@ -33,7 +70,7 @@ def test_a_microbatch_may_go_where_its_path_can_be_completed_without_waiting_for
 
 def test_the_round_says_how_long_the_way_of_a_microbatch_is_that_starts_now():
     round = 9
-    ways = Ways(Rules.of(6, 1 / 3, 0, whole_rounds=10), 0, swarm())
+    ways = Skipping(Rules.of(6, 1 / 3, 0, whole_rounds=10), 0, swarm())
     ways.round = lambda: round
     ways.start(KEY)
     assert ways.candidates(KEY) == ["1a", "1b"] == ways.candidates(None)
@@ -43,7 +80,7 @@ def test_the_round_says_how_long_the_way_of_a_microbatch_is_that_starts_now():
 
 
 def test_every_second_microbatch_may_be_whole():
-    ways = Ways(Rules.of(6, 1 / 3, 0, whole_share=0.5), 0, swarm())
+    ways = Skipping(Rules.of(6, 1 / 3, 0, whole_share=0.5), 0, swarm())
     lengths = []
     for counter in range(6):
         told = {peer[0] for peer in ways.candidates(None)}
@@ -55,7 +92,7 @@ def test_every_second_microbatch_may_be_whole():
 
 
 def test_a_dead_stage_is_gone_around_while_a_run_begins_whole():
-    ways = Ways(Rules.of(6, 1 / 3, 0, whole_rounds=10), 0, swarm(1))
+    ways = Skipping(Rules.of(6, 1 / 3, 0, whole_rounds=10), 0, swarm(1))
     ways.start(KEY)
     assert ways.candidates(KEY) == ["2a", "2b"]
     assert ways.header_for(KEY, 2) == Header((0, 2), 2, 0, 3)
@@ -65,7 +102,7 @@ def test_a_dead_stage_is_gone_around_while_a_run_begins_whole():
 
 
 def test_a_middle_stage_counts_for_less_the_more_of_them_are_on_the_way():
-    middle, last = Ways(RULES, 2, swarm()), Ways(RULES, 5, swarm())
+    middle, last = Skipping(RULES, 2, swarm()), Skipping(RULES, 5, swarm())
     for hops_left, scale in ((2, 1.0), (3, 2 / 3), (4, 0.5)):
         middle.arrive(KEY, Header((0, 2), 2, 1, hops_left))
         assert middle.branch_scale(KEY) == scale
@@ -74,24 +111,24 @@ def test_a_middle_stage_counts_for_less_the_more_of_them_are_on_the_way():
 
 
 def test_a_dead_stage_is_gone_around():
-    ways = Ways(RULES, 0, swarm(1, 3))
+    ways = Skipping(RULES, 0, swarm(1, 3))
     ways.start(KEY)
     assert {peer[0] for peer in ways.candidates(KEY)} == {"2"}
     assert ways.missing() == ()
 
 
 def test_beyond_the_budget_the_missing_stages_are_named():
-    ways = Ways(RULES, 0, swarm(1, 2, 3))
+    ways = Skipping(RULES, 0, swarm(1, 2, 3))
     ways.start(KEY)
     assert ways.candidates(KEY) == []
     assert ways.missing() == (1, 2, 3)
-    assert Ways(RULES, 1, swarm(5)).missing() == (5,)
-    assert Ways(RULES, 5, swarm(1, 2, 3)).missing() == ()
+    assert Skipping(RULES, 1, swarm(5)).missing() == (5,)
+    assert Skipping(RULES, 5, swarm(1, 2, 3)).missing() == ()
 
 
 def test_a_full_path_leaves_stages_out_only_when_they_are_dead():
     dead = set()
-    ways = Ways(RULES, 1, lambda stage: [] if stage in dead else [PeerId(str(stage))])
+    ways = Skipping(RULES, 1, lambda stage: [] if stage in dead else [PeerId(str(stage))])
     ways.arrive(KEY, Header((0, 1), 1, 1, 4))
     assert ways.candidates(KEY) == ["2"]
     dead.add(2)
@@ -111,11 +148,11 @@ def test_a_full_path_leaves_stages_out_only_when_they_are_dead():
 )
 def test_an_illegal_header_is_refused(header):
     with pytest.raises(IllegalPath):
-        Ways(RULES, 1, swarm()).check(header)
+        Skipping(RULES, 1, swarm()).check(header)
 
 
 def test_the_same_microbatch_by_another_way_is_told_apart():
-    ways = Ways(RULES, 3, swarm())
+    ways = Skipping(RULES, 3, swarm())
     ways.arrive(KEY, Header((0, 1, 3), 3, 1, 1))
     assert not ways.came_otherwise(KEY, Header((0, 1, 3), 3, 1, 1))
     assert ways.came_otherwise(KEY, Header((0, 2, 3), 3, 1, 1))
@@ -124,7 +161,7 @@ def test_the_same_microbatch_by_another_way_is_told_apart():
 
 
 def test_another_try_stays_in_the_stage_while_it_has_other_peers():
-    ways = Ways(RULES, 0, swarm())
+    ways = Skipping(RULES, 0, swarm())
     ways.start(KEY)
     everybody = ways.candidates(KEY)
     assert ways.candidates(KEY, tried={PeerId("2a")}) == everybody, "it was sent nowhere yet"
@@ -135,11 +172,11 @@ def test_another_try_stays_in_the_stage_while_it_has_other_peers():
 
 
 def test_a_peer_takes_stages_that_it_cannot_see_for_live():
-    ways = Ways(Rules(9), 2, lambda stage: [PeerId(str(stage))] if stage in (1, 3) else [])
+    ways = Skipping(Rules(9), 2, lambda stage: [PeerId(str(stage))] if stage in (1, 3) else [])
     ways.arrive(KEY, Header((0, 1, 2), 2, 0, 6))
     assert ways.candidates(KEY) == ["3"]
     assert ways.missing() == ()
-    assert Ways(Rules(9), 3, lambda stage: []).missing() == (4,)
+    assert Skipping(Rules(9), 3, lambda stage: []).missing() == (4,)
 
 
 @pytest.mark.parametrize(

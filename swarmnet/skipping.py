@@ -1,4 +1,4 @@
-"""The ways of the microbatches on one peer: how each came, and to whom it may go next.
+"""Where a microbatch goes next in a run that may leave stages out: how each came, and to whom it may go.
 
 A microbatch's header (paths.py) is checked when it comes and kept as long as its job. Where stages have no
 live peer, it goes around them within the run's budget, or waits: `missing` says for what.
@@ -9,22 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.next_hop import Live
 from swarmnet.pathfinder import Onward, onward
-from swarmnet.paths import Header, Rules, begin, check, needs_swap, visit
+from swarmnet.paths import Header, Rules, begin, check, needs_swap, straight, visit
 
 
-class Ways:
+class Skipping:
     """Headers of one peer of `stage`. `live(s)` names the peers of stage s that take microbatches now."""
 
-    def __init__(self, rules: Rules, stage: int, live: Callable[[int], Collection[PeerId]]) -> None:
+    def __init__(
+        self, rules: Rules, stage: int, live: Live, round: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`round()`: the round now, where microbatches start."""
         self.rules = rules
         self.stage = stage
         self.live = live
         self.reach = rules.reach
-        self.round: Callable[[], int] = lambda: 0
-        """Where microbatches start: the round now. It says how many stages they visit (Rules.length) ..."""
+        self.round = round
+        """It says how many stages a microbatch that starts here visits (Rules.length) ..."""
         self.begun = 0
-        """... and so does how many have started here before."""
+        """... and so does how many have started before."""
         self.headers: dict[MicrobatchId, Header] = {}
         self.sent: dict[MicrobatchId, int] = {}
         """The stage that each went to last."""
@@ -66,9 +70,12 @@ class Ways:
         self.sent[key] = stage
         return header
 
+    def path_length(self, key: MicrobatchId) -> int:
+        return self.headers[key].length
+
     def branch_scale(self, key: MicrobatchId) -> float:
         """What this stage's layers count for on its way (Rules.branch_scale)."""
-        return self.rules.branch_scale(self.stage, self.headers[key].length)
+        return self.rules.branch_scale(self.stage, self.path_length(key))
 
     def missing(self) -> tuple[int, ...]:
         """Stages that a microbatch started here, or the next one that came, would wait for; empty: none."""
@@ -98,10 +105,7 @@ class Ways:
         """On the first stage that of the next one; elsewhere of one that came straight from there."""
         if self.stage == 0:
             return self._first()
-        header = begin(self.rules, self.rules.stages)
-        for stage in range(1, self.stage + 1):
-            header = visit(header, stage, self.rules)
-        return header
+        return straight(self.rules, self.stage)
 
     def _first(self) -> Header:
         return begin(self.rules, self.rules.length(self.round(), self.begun))
