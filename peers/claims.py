@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from peers.network.discovery.claims import Claims, plain_name
-
-if TYPE_CHECKING:
-    from peers.worker import Worker
+from peers.parts import Parts
 
 HIGHEST_LOSS = 1e6
 """Nats per token; a record holds no more, and no model means more."""
 
 
-def claims_of(worker: Worker) -> Claims:
+def claims_of(worker: Parts) -> Claims:
     """As it is now; also before its parts are there."""
     data, update, neighbourhood = worker.data, worker.update, worker.neighbourhood
     shape = worker.manifest.data

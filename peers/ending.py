@@ -7,12 +7,12 @@ other stages go on for as long as anything comes to them, and end when the first
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from peers.creator.order_book import OrderBook
+from peers.height import Elsewhere
+from peers.parts import Parts
 from peers.top.records import IN_STEP
-
-if TYPE_CHECKING:
-    from peers.worker import Worker
 
 LOOK_SECONDS = 1.0
 SERVE_SECONDS = 60.0
@@ -23,8 +23,19 @@ other stages to read in the directory that the first has ended."""
 class Ending:
     """Of one worker. It does nothing before an end is ordered."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(
+        self,
+        worker: Parts,
+        book: OrderBook,
+        elsewhere: Elsewhere,
+        stands: Callable[[], None],
+        leave: Callable[[], None],
+    ) -> None:
+        """`stands()`: the run has ended here; `leave()` ends the worker."""
         self.worker = worker
+        self.book = book
+        self.elsewhere = elsewhere
+        self.stands, self.leave = stands, leave
         self.ordered = asyncio.Event()
         self.round: int | None = None
         """The last settled round here, once the run has ended."""
@@ -32,7 +43,7 @@ class Ending:
     @property
     def last(self) -> int | None:
         """The round that the owner has named."""
-        return self.worker.orders.book.order.ends
+        return self.book.order.ends
 
     def heard(self) -> None:
         """An order has come, or the rounds have begun anew."""
@@ -62,10 +73,10 @@ class Ending:
         worker.say(
             "ended", f"the run has ended, by its owner's order: all rounds up to {self.round} are settled"
         )
-        worker.stands()
+        self.stands()
         await worker.disk.save(worker.update.settled_weights)
         await asyncio.sleep(SERVE_SECONDS)
-        worker.leave()
+        self.leave()
 
     async def _is_over(self) -> bool:
         worker, last = self.worker, self.last
@@ -74,9 +85,9 @@ class Ending:
         rounds = worker.update.rounds
         if worker.stage > 0:
             idle = rounds.open_round.tokens_of_group() == 0
-            if rounds.last is None and idle and await worker.elsewhere.first_stage() >= last:
+            if rounds.last is None and idle and await self.elsewhere.first_stage() >= last:
                 worker.update.end_at(rounds.current - 1)
-        elif rounds.past_last and worker.data is not None and worker.data.text is not None:
-            worker.orders.steer()
+        elif rounds.past_last and worker.data is not None:
+            worker.data.text = None
         behind = any(view.settled < rounds.settled for view in rounds.histories.allies.values())
         return rounds.is_over and not behind

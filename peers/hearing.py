@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from peers.creator.obedience import Obedience
 from peers.listener import Load
+from peers.parts import Parts
 from protocols.messages import (
     DATA_MESSAGES,
     STATE_MESSAGES,
@@ -17,23 +19,20 @@ from protocols.messages import (
 )
 from swarmnet.identifiers import PeerId
 
-if TYPE_CHECKING:
-    from peers.worker import Worker
-
 
 class Hearing:
-    """`Listener` of the neighbourhood. Each of these wakes whatever in the worker waits for a condition."""
+    """`Listener` of the neighbourhood. `wake()`: what in the worker waits for a condition looks again."""
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+    def __init__(self, worker: Parts, orders: Obedience, wake: Callable[[], None]) -> None:
+        self.worker, self.orders, self.wake = worker, orders, wake
 
     def load(self) -> Load:
-        return load_of(self.worker)
+        return self.worker.load()
 
     def linked(self, peer: PeerId, stage: int) -> None:
         worker = self.worker
-        worker.wake()
-        worker.orders.linked(peer)
+        self.wake()
+        self.orders.linked(peer)
         worker.receipts.linked(peer)
         if worker.update is not None and stage == worker.stage:
             worker.update.joined(peer)
@@ -44,7 +43,7 @@ class Hearing:
 
     def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
         worker = self.worker
-        worker.wake()
+        self.wake()
         if worker.data is not None:
             worker.data.unlinked(peer)
         if worker.update is not None:
@@ -61,14 +60,14 @@ class Hearing:
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
         worker = self.worker
-        worker.wake()
+        self.wake()
         if isinstance(message, DATA_MESSAGES):
             if worker.data is not None:
                 worker.data.message(peer, message, body)
         elif isinstance(message, STATE_MESSAGES):
             if isinstance(message, AskState):
                 worker.digests.tell(peer)
-                worker.orders.asked(peer)
+                self.orders.asked(peer)
             if worker.states is not None:
                 worker.states.message(peer, message, body)
         elif isinstance(message, Statements):
@@ -77,21 +76,10 @@ class Hearing:
             else:
                 worker.digests.message(peer, message)
         elif isinstance(message, OrderIs):
-            worker.orders.message(peer, message)
+            self.orders.message(peer, message)
         elif isinstance(message, ReceiptIs):
             worker.receipts.message(peer, message)
         elif isinstance(message, AskForward):
             worker.inference.message(peer, message, body)
         elif worker.update is not None and peer in worker.update.rounds.neighbours:
             worker.update.message(peer, message, body)
-
-
-def load_of(worker: Worker) -> Load:
-    """What beats say of a worker."""
-    data, update = worker.data, worker.update
-    if data is None or update is None:
-        return Load(worker.stage, False, 0, 0.0, 0)
-    ready = data.serving and update.rounds.in_step
-    free = max(0, data.pipeline.slots - data.pipeline.under_way)
-    round, moving_to = update.rounds.current, worker.moving.moving_to
-    return Load(worker.stage, ready, free, data.service_seconds, round, moving_to)

@@ -22,15 +22,15 @@ from peers.creator.order_book import OrderBook
 from peers.data_path import DataPath, Text
 from peers.disk import Disk
 from peers.ending import Ending
-from peers.hearing import Hearing, load_of
+from peers.hearing import Hearing
 from peers.height import Elsewhere
 from peers.inference.server import Inference
-from peers.listener import Load
 from peers.looking import Looking
 from peers.meeting import met
 from peers.moving import Moving, first_stage
 from peers.neighbourhood import Neighbourhood
 from peers.parting import Left, until_left
+from peers.parts import Parts
 from peers.presence import OPERATION_SECONDS, Presence
 from peers.receipts import Receipts
 from peers.recovery import Recovery, newest_wish
@@ -61,7 +61,7 @@ STEP_SECONDS = 60.0
 """A peer that is not in step after so long fetches the state anew."""
 
 
-class Worker:
+class Worker(Parts):
     """One worker. `run()` returns when `leave()` was called and it is done, or raises what ended it."""
 
     def __init__(
@@ -85,10 +85,12 @@ class Worker:
         self.transport = transport
         self.presence = Presence(signed, identity, transport, directory, settings.version, note)
         book = OrderBook(signed, settings.orders, note, say)
-        self.orders = Obedience(self, book, settings.invite, load_text)
-        self.ending = Ending(self)
         self.elsewhere = Elsewhere(
             self.presence, lambda: book.order.ends, settings.from_seed, self._may_be_empty, say
+        )
+        self.ending = Ending(self, book, self.elsewhere, self.stands, self.leave)
+        self.orders = Obedience(
+            self, book, self.ending, settings.invite, load_text, self.task_ended, self.stands
         )
         self.compute = compute
         self.settings = settings
@@ -99,10 +101,7 @@ class Worker:
         self.loop = asyncio.get_running_loop()
         self.state = "connecting"
         self.stage = -1
-        self.neighbourhood: Neighbourhood | None = None
-        self.data: DataPath | None = None
-        self.update: UpdatePath | None = None
-        self.states: StatePath | None = None
+        self.neighbourhood = self.data = self.update = self.states = None
         self.goes_to: int | None = None
         """The stage that it leaves this one for, if it does; the next worker takes that up."""
         self._leaving = asyncio.Event()
@@ -179,7 +178,8 @@ class Worker:
         membership = Membership(me, self.stage, self.chance, manifest.path_rules().reach, by_invite)
         self.makers = Makers(membership, manifest.rounds)
         self.neighbourhood = Neighbourhood(
-            self.transport, self.signed.run_id, membership, Hearing(self), self.signed.wire(), self.note,
+            self.transport, self.signed.run_id, membership,
+            Hearing(self, self.orders, self.wake), self.signed.wire(), self.note,
             bodies_for_workers(manifest, self.part.method.payload_bytes, self.part.layout.size * 4),
         )  # fmt: skip
         self.neighbourhood.met = self.presence.directory.met
@@ -400,10 +400,6 @@ class Worker:
     def has_company(self) -> bool:
         """Whether some other peer of the stage holds its weights, too."""
         return self.neighbourhood is None or bool(self.neighbourhood.membership.live(self.stage))
-
-    def load(self) -> Load:
-        """What beats say."""
-        return load_of(self)
 
     def _round(self) -> int:
         return self.update.rounds.current if self.update is not None else 0

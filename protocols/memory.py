@@ -35,7 +35,12 @@ class MemoryLink(QueuedLink):
     """A link inside a MemoryNetwork."""
 
     def __init__(
-        self, network: MemoryNetwork, source: MemoryTransport, target: MemoryTransport, lane: Lane, way: Way
+        self,
+        network: MemoryNetwork,
+        source: MemoryTransport,
+        target: MemoryTransport,
+        lane: Lane,
+        way: Way[MemoryLink],
     ) -> None:
         super().__init__(target.peer, lane, source.backlog_bytes)
         self.source, self.target, self.way = source, target, way
@@ -254,7 +259,7 @@ class MemoryNetwork:
         self.manifests: dict[RunId, bytes] = {}
         self.orders: dict[tuple[RunId, PeerId], SignedOrder] = {}
         self.listings: set[RunId] = set()
-        self._ways: dict[tuple[PeerId, PeerId], Way] = {}
+        self._ways: dict[tuple[PeerId, PeerId], Way[MemoryLink]] = {}
 
     def directory(self, peer: PeerId) -> MemoryDirectory:
         return MemoryDirectory(self, peer)
@@ -272,7 +277,7 @@ class MemoryNetwork:
         self.transports[peer] = MemoryTransport(self, peer, backlog_bytes)
         return self.transports[peer]
 
-    def way(self, source: PeerId, target: PeerId) -> Way:
+    def way(self, source: PeerId, target: PeerId) -> Way[MemoryLink]:
         way = self._ways.get((source, target))
         if way is None:
             way = self._ways[source, target] = Way(self.conditions)
@@ -358,7 +363,7 @@ class MemoryNetwork:
             lambda: self.tell(link.source, lambda: link.end_outbound(reason), back),
         )
 
-    def tell(self, transport: MemoryTransport, what: Callable[[], None], way: Way) -> None:
+    def tell(self, transport: MemoryTransport, what: Callable[[], None], way: Way[MemoryLink]) -> None:
         """Do `what` at a peer as soon as the way to it is open and it is not frozen."""
         if way.blocked:
             way.held.append(what)

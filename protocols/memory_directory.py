@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 from protocols.errors import Malformed, PeerGone, Unreachable
 from protocols.listing import open_listing
+from protocols.memory_ways import Way
 from protocols.orders import SignedOrder, open_order
 from protocols.records import RECORD_SECONDS, SKEW_SECONDS, Remembered, open_manifest, open_record
 from swarmnet.identifiers import PeerId, RunId
 
-if TYPE_CHECKING:
-    from protocols.memory import MemoryNetwork
+
+class Process(Protocol):
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def frozen(self) -> bool: ...
+
+
+class Network(Protocol):
+    """What of a network its directory is made of: what was stored, who is there, and who reaches whom."""
+
+    records: dict[tuple[RunId, int], dict[PeerId, bytes]]
+    manifests: dict[RunId, bytes]
+    orders: dict[tuple[RunId, PeerId], SignedOrder]
+    listings: set[RunId]
+
+    @property
+    def transports(self) -> Mapping[PeerId, Process]: ...
+
+    def way(self, source: PeerId, target: PeerId) -> Way[Any]: ...
 
 
 class MemoryDirectory:
     """`Directory` of one peer of a MemoryNetwork. Its time is the event loop's."""
 
-    def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
+    def __init__(self, network: Network, peer: PeerId) -> None:
         self._network, self._peer = network, peer
         self._remembered = Remembered()
 

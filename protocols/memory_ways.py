@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from protocols.memory import MemoryLink
+Carried = TypeVar("Carried")
+"""The links of whoever makes ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class Line:
 
 
 @dataclass(slots=True, eq=False)
-class Way:
+class Way(Generic[Carried]):
     """One direction between two peers."""
 
     conditions: Conditions
     line: Line = field(default_factory=Line)
     blocked: bool = False
     blocked_count: int = 0
-    links: dict[MemoryLink, None] = field(default_factory=dict)
+    links: dict[Carried, None] = field(default_factory=dict)
     """Ordered, so that a seed reproduces what happens."""
     held: list[Callable[[], None]] = field(default_factory=list)
     """What arrived while the way was blocked."""

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from peers.creator.exclusion import first_look
 from peers.creator.gatekeeper import Gatekeeper
 from peers.creator.order_book import OrderBook
 from peers.creator.upkeep import keep_forever
 from peers.data_path import Text
+from peers.ending import Ending
 from peers.errors import UserError
+from peers.parts import Parts
 from protocols.errors import WireError
 from protocols.messages import OrderIs
 from swarmnet.identifiers import PeerId
 from swarmnet.orders import NO_ORDER, Order, told
-
-if TYPE_CHECKING:
-    from peers.worker import Worker
 
 LoadText = Callable[[frozenset[bytes]], Awaitable[Text]]
 """The run's text without the documents of these hashes."""
@@ -32,8 +30,20 @@ LoadText = Callable[[frozenset[bytes]], Awaitable[Text]]
 class Obedience:
     """Made with the worker; `begin` when its parts are there."""
 
-    def __init__(self, worker: Worker, book: OrderBook, invite: bytes, load_text: LoadText) -> None:
+    def __init__(
+        self,
+        worker: Parts,
+        book: OrderBook,
+        ending: Ending,
+        invite: bytes,
+        load_text: LoadText,
+        task_ended: Callable[[asyncio.Task[None]], None],
+        stands: Callable[[], None],
+    ) -> None:
+        """`task_ended`: takes what fails; `stands()`: the run may have been paused, or go on."""
         self.worker = worker
+        self.ending = ending
+        self.task_ended, self.stands = task_ended, stands
         self.book = book
         self.gatekeeper = Gatekeeper(book, invite, worker.presence.directory.now)
         self.load_text = load_text
@@ -134,12 +144,12 @@ class Obedience:
             return
         if worker.update is not None:
             worker.update.ordered(now.rates)
-        worker.ending.heard()
+        self.ending.heard()
         self.steer()
         if now.checkpoint > before.checkpoint:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="ordered checkpoint")
-            self._saving.add_done_callback(worker.task_ended)
-        worker.stands()
+            self._saving.add_done_callback(self.task_ended)
+        self.stands()
 
     def _bar(self) -> None:
         """Whose contributions count no more."""
@@ -153,10 +163,10 @@ class Obedience:
         if data is None or self._text is None:
             return
         stale = self._loaded != self.book.order.documents()
-        data.text = None if self.paused or stale or self.worker.ending.starts_nothing else self._text
+        data.text = None if self.paused or stale or self.ending.starts_nothing else self._text
         if stale and (self._reading is None or self._reading.done()):
             self._reading = asyncio.get_running_loop().create_task(self._read_again(), name="read text again")
-            self._reading.add_done_callback(self.worker.task_ended)
+            self._reading.add_done_callback(self.task_ended)
         data.pump()
 
     async def _read_again(self) -> None:
