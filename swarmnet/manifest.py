@@ -286,7 +286,7 @@ def check(manifest: Manifest) -> None:
          f"stages hold {sum(manifest.stages)} layers together, model.layers is {model.layers}"),
         (min(model.vocabulary, model.width, model.heads, model.key_value_heads, model.feed_forward) < 1,
          "model: sizes must be at least 1"),
-        (model.heads % model.key_value_heads != 0,
+        (model.key_value_heads > 0 and model.heads % model.key_value_heads != 0,
          f"model.heads ({model.heads}) must be a multiple of key_value_heads ({model.key_value_heads})"),
         (model.head_width % 2 != 0, "model.head_width must be even (rotary embedding turns pairs)"),
         (manifest.data.tokenizer == BYTES and model.vocabulary < 256,

@@ -22,7 +22,15 @@ from peers.run_file import (
 )
 from protocols.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import MANIFEST_LIMIT, Data, Manifest, owner_statement
+from swarmnet.manifest import (
+    MANIFEST_LIMIT,
+    Data,
+    Manifest,
+    ManifestError,
+    ModelShape,
+    check,
+    owner_statement,
+)
 
 OWNER = Identity.from_seed(b"owner")
 STRANGER = Identity.from_seed(b"stranger")
@@ -159,6 +167,12 @@ def test_a_publication_that_contradicts_itself_is_refused_though_signed(tmp_path
     bad = sign(Manifest("x", OWNER.peer_id, stages=(1,)))
     with pytest.raises(RunFileError, match="stages hold 1 layers together"):
         from_wire(bad.wire())
+
+
+@pytest.mark.parametrize("size", ["vocabulary", "width", "heads", "key_value_heads", "feed_forward"])
+def test_a_size_of_zero_is_a_mistake_and_no_fault(size):
+    with pytest.raises(ManifestError, match="sizes must be at least 1"):
+        check(Manifest("x", OWNER.peer_id, model=replace(ModelShape(), **{size: 0})))
 
 
 def test_another_run_than_the_one_asked_for_is_refused():
