@@ -195,7 +195,7 @@ def config_check(
     settings: run.Settings = None,
 ) -> None:
     """Say whether a file is right: a peer file, a run file, or a published run."""
-    from peers.config.explain import check_file
+    from peers.run_check import check_file
 
     typer.echo(check_file(file, os.environ, run.overrides(settings), tokenizer, model.warn))
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from peers.creator.order_book import OrderBook
 from peers.height import Elsewhere
+from peers.network.discovery.record_reader import IN_STEP
 from peers.parts import Parts
-from peers.top.records import IN_STEP
 
 LOOK_SECONDS = 1.0
 SERVE_SECONDS = 60.0

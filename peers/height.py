@@ -16,8 +16,8 @@ from statistics import median_low
 
 from peers.errors import UserError
 from peers.files import write_atomically
+from peers.network.discovery.record_reader import IN_STEP, QUIET_SECONDS
 from peers.presence import Presence
-from peers.top.records import IN_STEP, QUIET_SECONDS
 from protocols.errors import WireError
 from protocols.peer_record import NO_STAGE, PeerRecord
 from protocols.records import SignedRecord, open_record

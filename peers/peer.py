@@ -9,9 +9,10 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -47,10 +48,17 @@ NEXT_METRICS_PORTS = 9
 observer."""
 
 
-def role_of(process: Process) -> Role:
-    """What the peer file asks for. Each role brings its own libraries: a bootstrap or an observer never loads
-    torch (docs/benchmarks/start.md)."""
+Roles = Mapping[str, Callable[[Process], Role]]
+"""By the word in a peer file: those that stand above a process (peers/commands/run.py)."""
+NO_OTHERS: Roles = MappingProxyType({})
+
+
+def role_of(process: Process, others: Roles) -> Role:
+    """What the peer file asks for, of a process's own roles or of `others`. Each role brings its own
+    libraries: a bootstrap or an observer never loads torch (docs/benchmarks/start.md)."""
     wanted = process.config.role
+    if wanted in others:
+        return others[wanted](process)
     if wanted == "bootstrap":
         from peers.roles.bootstrap import Bootstrap
 
@@ -63,18 +71,14 @@ def role_of(process: Process) -> Role:
         from peers.roles.archivist import ArchivistRole
 
         return ArchivistRole(process)
-    if wanted == "evaluator":
-        from peers.roles.evaluator import EvaluatorRole
-
-        return EvaluatorRole(process)
     from peers.roles.worker import WorkerRole
 
     return WorkerRole(process)
 
 
-def run_peer_file(config: PeerFile, joined: Callable[[], str] = str) -> int:
+def run_peer_file(config: PeerFile, joined: Callable[[], str] = str, others: Roles = NO_OTHERS) -> int:
     """Run one peer until it is told to stop. Returns the exit code; UserError for what a person can mend.
-    `joined`: see Process."""
+    `joined`: see Process; `others`: roles beside its own."""
     report = open_report(config.log, sys.stderr, time.time, config.name)
     hear_libraries(report)
     _compute_in_long_turns()
@@ -86,7 +90,7 @@ def run_peer_file(config: PeerFile, joined: Callable[[], str] = str) -> int:
             report.say("state", f"other users could look into {config.state}: it is closed to them now")
         identity = load_or_create(config.identity)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Peer(config, identity, report, joined).run())
+            return runner.run(Peer(config, identity, report, joined, others).run())
 
 
 def _compute_in_long_turns() -> None:
@@ -102,8 +106,9 @@ class Peer:
     """One process: one peer, or where it holds several stages, one for each of them."""
 
     def __init__(
-        self, config: PeerFile, identity: Identity, report: Report, joined: Callable[[], str] = str
-    ) -> None:
+        self, config: PeerFile, identity: Identity, report: Report, joined: Callable[[], str] = str,
+        others: Roles = NO_OTHERS,
+    ) -> None:  # fmt: skip
         self.config = config
         self._joined = joined
         self.report = report
@@ -118,7 +123,7 @@ class Peer:
             processes = self._siblings(identity)
         self.process, self.processes = processes[0], processes
         self.log, self.metrics, self.say = self.process.log, self.process.metrics, self.process.say
-        self.roles = [role_of(process) for process in processes]
+        self.roles = [role_of(process, others) for process in processes]
         for word in OF_A_STAGE if config.role != "worker" else ():
             self.control.answers[word] = self._asked_for_a_stage
         if self.process.siblings is not None:

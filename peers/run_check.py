@@ -4,13 +4,16 @@ they lie, as peers of the first stage will open theirs, and values that have nev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peers.config.explain import is_run_file
+from peers.config.peer_file import load
 from peers.data.documents import Text, TextError
-from peers.errors import ConfigError
-from peers.run_file import beside
+from peers.errors import ConfigError, UserError
+from peers.run_file import beside, load_manifest, load_signed
+from swarmnet.identifiers import PeerId
 from swarmnet.manifest import BYTES, STANDARD_LIBRARY, Manifest
 
 if TYPE_CHECKING:
@@ -23,6 +26,32 @@ HIGHEST_RATE = 0.08
 tests/test_loud_peers.py). The files in configs/ have 0.004 and 0.001."""
 MICROBATCHES_OF_A_ROUND = 4
 """At least, where they take different ways (docs/benchmarks/quality.md)."""
+
+
+def check_file(
+    path: Path,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, str],
+    tokenizer: Path | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> str:
+    """One line about a peer file, a run file or a published run. Of a run file `tokenizer` says where its
+    tokenizer.json is, if not beside it, and `warn` hears what is unusual. Raises UserError."""
+    if tokenizer is not None and (path.suffix == ".json" or not is_run_file(path)):
+        raise UserError(f"--tokenizer is for a run file, which {path} is not: leave it out")
+    if path.suffix == ".json":
+        if overrides:
+            raise ConfigError([f"--set: {path} is published and cannot be changed"])
+        signed = load_signed(path)
+        return f"{path}: ok, published run {signed.run_id} of {signed.manifest.owner}"
+    if is_run_file(path):
+        manifest = load_manifest(path, PeerId(""), overrides)
+        for unusual in check_run(path, manifest, tokenizer):
+            if warn is not None:
+                warn(unusual)
+        return f"{path}: ok, run file of {manifest.name!r}, {len(manifest.stages)} stages"
+    config = load(path, environment, overrides)
+    return f"{path}: ok, peer file of {config.name!r}, role {config.role}"
 
 
 def check_run(

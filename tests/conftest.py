@@ -38,7 +38,7 @@ def started(monkeypatch):
     """Stands in for the peer process and the demo; lists what they were started with."""
     calls = []
 
-    def start(what, joined=str):
+    def start(what, joined=str, others=None):
         calls.append(what)
         return 0
 

@@ -14,9 +14,9 @@ import typer
 from ruamel.yaml import YAML
 
 from peers import cli
-from peers.config.explain import check_file
 from peers.config.peer_file import PeerFile, load
 from peers.config.quantities import byte_count
+from peers.run_check import check_file
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 DEPLOYMENT = {"compose.yaml", "kubernetes.yaml", "kustomization.yaml"}

@@ -136,9 +136,8 @@ OTHER_BOOTSTRAP = BOOTSTRAP.replace("/tcp/31330", "/tcp/31331")
 def joined(monkeypatch):
     """Stands in for the peer process; lists what is called when a bootstrap has answered."""
     calls = []
-    monkeypatch.setitem(
-        sys.modules, "peers.peer", SimpleNamespace(run_peer_file=lambda _, joined: calls.append(joined) or 0)
-    )
+    stand_in = SimpleNamespace(run_peer_file=lambda _, joined, _others: calls.append(joined) or 0)
+    monkeypatch.setitem(sys.modules, "peers.peer", stand_in)
     return calls
 
 

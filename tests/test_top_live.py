@@ -14,10 +14,10 @@ from swarm import OWNER, TINY_MODEL, Swarm, sign, tiny_manifest
 from peers.control.server import Control
 from peers.control.socket_path import LONGEST_ANSWER_BYTES
 from peers.event_log import Event
-from peers.network.discovery.record_reader import look
+from peers.network.discovery.record_reader import QUIET_SECONDS, look
 from peers.top import show
 from peers.top.picture import as_json, from_json
-from peers.top.records import QUIET_SECONDS, Watch
+from peers.top.records import Watch
 from peers.top.story import Story
 from peers.top.view import picture_of, view
 from peers.top.visit import swarm as watch_swarm

@@ -6,13 +6,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from peers.config.peer_file import DemoOptions, PeerFile, check_typed, default_state, load
 from peers.config.yaml_lines import Typed
 from peers.errors import ConfigError, UserError, as_user_errors
+
+if TYPE_CHECKING:
+    from peers.roles.role import Process, Role
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Set one key, as metrics.listen=off. Repeatable.")
@@ -45,7 +48,14 @@ def run(
 def start(config: PeerFile, joined: Callable[[], str] = str) -> None:
     from peers.peer import run_peer_file  # torch and hivemind
 
-    raise typer.Exit(run_peer_file(config, joined))
+    raise typer.Exit(run_peer_file(config, joined, {"evaluator": _evaluator}))
+
+
+def _evaluator(process: Process) -> Role:
+    """It visits as `swarmnet evaluate` does, so it stands above the process that it runs in."""
+    from peers.roles.evaluator import EvaluatorRole
+
+    return EvaluatorRole(process)
 
 
 def publish(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -11,10 +11,6 @@ from typing import Literal
 from peers.config.peer_file import PeerFile, load
 from peers.config.schema import element, keys, kind_text, section, typed_text
 from peers.config.yaml_lines import read
-from peers.errors import ConfigError, UserError
-from peers.run_check import check_run
-from peers.run_file import load_manifest, load_signed
-from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Manifest
 
 FILLED_IN = ("owner", "wire_version")
@@ -70,32 +66,6 @@ def explain_file(path: Path, environment: Mapping[str, str], overrides: Mapping[
         text.append(f"{line.name}: {typed_text(value)}")
         text.append(fill(line.meaning, 100, initial_indent="    # ", subsequent_indent="    # "))
     return "\n".join(text) + "\n"
-
-
-def check_file(
-    path: Path,
-    environment: Mapping[str, str],
-    overrides: Mapping[str, str],
-    tokenizer: Path | None = None,
-    warn: Callable[[str], None] | None = None,
-) -> str:
-    """One line about a peer file, a run file or a published run. Of a run file `tokenizer` says where its
-    tokenizer.json is, if not beside it, and `warn` hears what is unusual. Raises UserError."""
-    if tokenizer is not None and (path.suffix == ".json" or not is_run_file(path)):
-        raise UserError(f"--tokenizer is for a run file, which {path} is not: leave it out")
-    if path.suffix == ".json":
-        if overrides:
-            raise ConfigError([f"--set: {path} is published and cannot be changed"])
-        signed = load_signed(path)
-        return f"{path}: ok, published run {signed.run_id} of {signed.manifest.owner}"
-    if is_run_file(path):
-        manifest = load_manifest(path, PeerId(""), overrides)
-        for unusual in check_run(path, manifest, tokenizer):
-            if warn is not None:
-                warn(unusual)
-        return f"{path}: ok, run file of {manifest.name!r}, {len(manifest.stages)} stages"
-    config = load(path, environment, overrides)
-    return f"{path}: ok, peer file of {config.name!r}, role {config.role}"
 
 
 def is_run_file(path: Path) -> bool:

@@ -8,7 +8,7 @@ from math import ceil
 from statistics import median_low
 
 from peers.errors import UserError
-from peers.top.records import IN_STEP
+from peers.network.discovery.record_reader import IN_STEP
 from protocols.peer_record import PeerRecord
 from swarmnet.manifest import Manifest
 

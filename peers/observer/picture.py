@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from random import Random
 from statistics import median, median_high
 
+from peers.network.discovery.record_reader import IN_STEP, eval_loss, settled_tokens
 from peers.observer.orders import UNASKED, Ordered
 from peers.observer.sightings import Departure, Sighting, Sightings
 from peers.run_file import SignedManifest
 from peers.status import printable
-from peers.top.records import IN_STEP, eval_loss, settled_tokens
 from protocols.peer_record import PeerRecord
 from swarmnet import moving
 from swarmnet.identifiers import PeerId

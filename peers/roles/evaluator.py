@@ -24,13 +24,13 @@ from peers.inference.client import Conversation, SwarmClient
 from peers.inference.visit import Progress, not_let_in, score
 from peers.joining import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
+from peers.network.discovery.record_reader import EVALUATOR
 from peers.presence import Presence
 from peers.roles.role import Network, Process, Role
 from peers.run_file import SignedManifest
 from peers.status import Status
 from peers.supervision import until_one_ends
 from peers.top.picture import Picture, as_json, curve
-from peers.top.records import EVALUATOR
 from peers.top.story import Story
 from protocols.peer_record import NO_STAGE
 

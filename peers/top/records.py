@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from statistics import median_low
+from collections.abc import Mapping
 
+from peers.network.discovery.record_reader import QUIET_SECONDS, eval_loss, settled_tokens
 from peers.top.picture import Happened, PeerSeen, Picture, curve, lag_of
 from peers.top.story import MOST_EVENTS, Curve
-from protocols.peer_record import PeerRecord
-from protocols.records import ANNOUNCE_SECONDS, SignedRecord
+from protocols.records import SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Manifest
 from swarmnet.orders import NO_ORDER, Order, told
 
-QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
-"""A peer whose record is older has missed two announcements."""
-IN_STEP = ("training", "held")
-"""Who is held by the run's owner has the weights and the rounds of its group as before."""
-EVALUATOR = "evaluator"
 LONGEST_TEXT = 200
 """Characters of an event; an order may name hundreds of bans."""
-
-
-def settled_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:
-    """In all settled rounds of a stage, by the middle one of those who are in step (of two the lower); None:
-    nobody says it."""
-    told = [record.settled_tokens for record in records
-            if record.stage == stage and record.state in IN_STEP and record.settled_tokens >= 0]  # fmt: skip
-    return median_low(told) if told else None
-
-
-def eval_loss(records: Iterable[PeerRecord]) -> float | None:
-    """On held-out text: the middle one of what evaluators say (of two the lower); None: none is there."""
-    told = [record.loss for record in records if record.role == EVALUATOR and record.loss is not None]
-    return median_low(told) if told else None
 
 
 class Watch:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from statistics import median_low
 
 from protocols.errors import WireError
-from protocols.records import SignedRecord, open_record
+from protocols.peer_record import PeerRecord
+from protocols.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from protocols.transport import Directory
 from swarmnet.identifiers import PeerId, RunId
 
 LOOK_UP_SECONDS = 10.0
 """Deadline of one look-up (as in presence.py)."""
+QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
+"""A peer whose record is older has missed two announcements."""
+IN_STEP = ("training", "held")
+"""Who is held by the run's owner has the weights and the rounds of its group as before."""
+EVALUATOR = "evaluator"
+"""Its role, in its record."""
 
 
 def opened(records: Iterable[bytes], run: RunId) -> Iterator[SignedRecord]:
@@ -41,3 +49,17 @@ async def look(directory: Directory, run: RunId, stages: int) -> dict[PeerId, Si
         found += opened(records.values(), run)
         await asyncio.sleep(0)  # Between many signatures the loop has other work.
     return newest(found)
+
+
+def settled_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:
+    """In all settled rounds of a stage, by the middle one of those who are in step (of two the lower); None:
+    nobody says it."""
+    told = [record.settled_tokens for record in records
+            if record.stage == stage and record.state in IN_STEP and record.settled_tokens >= 0]  # fmt: skip
+    return median_low(told) if told else None
+
+
+def eval_loss(records: Iterable[PeerRecord]) -> float | None:
+    """On held-out text: the middle one of what evaluators say (of two the lower); None: none is there."""
+    told = [record.loss for record in records if record.role == EVALUATOR and record.loss is not None]
+    return median_low(told) if told else None
