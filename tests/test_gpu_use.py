@@ -159,7 +159,7 @@ def test_a_worker_says_it_when_it_starts_as_a_warning(library, monkeypatch, only
     report = SimpleNamespace(say=lambda event, text, level="info", **_: said.append((event, level, text)))
     config = SimpleNamespace(
         device="cuda", stage="auto", limits=LimitsFile(only_when_idle=only_when_idle),
-        metrics=SimpleNamespace(peak_operations=None),
+        metrics=SimpleNamespace(peak_operations=None), threads=1,
     )  # fmt: skip
     WorkerRole(SimpleNamespace(
         config=config, report=report, siblings=None, metrics=Metrics(process=False),
