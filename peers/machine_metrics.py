@@ -34,8 +34,6 @@ PEAK = {
 EVALUATION = {
     "eval_loss":
         "Loss on held-out text, by the run's newest settled weights, nats per token. Only of an evaluator.",
-    "eval_bits_per_byte":
-        "The same in bits per byte: comparable between tokenizers. Only of an evaluator.",
     "eval_round":
         "Round of the weights that were scored, number; of stages that differ, the oldest. Only of an "
         "evaluator.",

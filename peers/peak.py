@@ -66,9 +66,7 @@ class MachinePeak:
     ) -> None:  # fmt: skip
         self._path, self._device = folder / FILE_NAME, device
         self._measure, self._quiet = measure, quiet
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, threads {threads}"
-        self._key = f"{platform.node()}: {name}"
-        """A folder may be shared by several machines."""
+        self._threads = threads
         self.highest = 0.0
 
     def know(self) -> float:
@@ -91,6 +89,13 @@ class MachinePeak:
         found = self._kept().get(self._key, 0.0)
         self.highest = max(self.highest, found)
         return self.highest or None
+
+    @property
+    def _key(self) -> str:
+        """A folder may be shared by several machines."""
+        on_gpu = self._device.type == "cuda"
+        name = torch.cuda.get_device_name(self._device) if on_gpu else f"cpu, threads {self._threads}"
+        return f"{platform.node()}: {name}"
 
     def _kept(self) -> dict[str, float]:
         """What is no number, or not there, is measured anew."""

@@ -73,10 +73,10 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
         assert role.newest == local
         told = series(role.process.metrics)
         assert told["swarmnet_eval_loss"] == local.loss
-        assert told["swarmnet_eval_bits_per_byte"] == local.bits_per_byte
         assert told["swarmnet_eval_round"] == 4
         (event,) = [event for event in read(tmp_path / "events.jsonl") if event.name == "evaluated"]
         assert event.fields["loss"] == local.loss
+        assert event.fields["bits_per_byte"] == local.bits_per_byte
         answer = json.loads(json.dumps(await role.process.control.answers["status"]({})))
         assert from_json(answer).eval_loss == local.loss
         presence = Presence(signed, ME, network.transport, network.directory, "1", lambda *_, **__: None)

@@ -46,7 +46,7 @@ UNITLESS = {
         ("train_loss", "train_microbatch_loss", "swarm_loss", "eval_loss", "swarm_eval_loss"),
         "Loss.*, nats per token.*",
     ),
-    "eval_bits_per_byte": ".* in bits per byte.*", "eval_round": "Round .*, number; .*",
+    "eval_round": "Round .*, number; .*",
     "train_learning_rate": "Learning rate of .*",
     **dict.fromkeys(("train_gradient_norm", "train_momentum_norm"), "2-norm of .*"),
 }  # fmt: skip

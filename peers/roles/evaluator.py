@@ -115,7 +115,6 @@ class EvaluatorRole(Role):
         self.losses.append((time.time(), found.loss))
         evaluation = self.process.metrics.evaluation
         evaluation.set("eval_loss", found.loss)
-        evaluation.set("eval_bits_per_byte", found.bits_per_byte)
         evaluation.set("eval_round", round)
         evaluation.set("eval_timestamp_seconds", time.time())
         self.process.say(
