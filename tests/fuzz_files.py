@@ -442,7 +442,7 @@ def _contributors(_chance: Random) -> list[Any]:
 def read_contributors(data: bytes, folder: Path) -> None:
     """What an archivist remembers of its earlier life, or of another's."""
     (folder / "contributors.json").write_bytes(data.splitlines()[0])
-    archivist = SimpleNamespace(contributions=Contributions(), signed={})
+    archivist = SimpleNamespace(contributions=Contributions(), signed={}, devices={})
     for one in Archive(FolderStore(folder)).contributors():
         Archivist._remember(archivist, one)  # type: ignore[arg-type]
     assert all(0 < count < 2**63 for count in archivist.contributions.tokens.values())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm import sign, tiny_manifest
@@ -89,6 +90,7 @@ class Ghost:
     neighbourhood: object = None
     manifest: object = field(default_factory=tiny_manifest)
     settings: object = None
+    part: object = None
 
     def load(self):
         return type("Load", (), {"service_seconds": 0.0})
@@ -99,7 +101,8 @@ def test_a_worker_in_trouble_makes_no_record_that_would_be_refused(loss):
     settings = type("Settings", (), {"name": "a\nb"})
     losses, ledger = type("Losses", (), {"mean": loss}), type("Ledger", (), {"tokens": 5})
     data = type("Data", (), {"losses": losses, "ledger": ledger})
-    ghost = Ghost(data=data, settings=settings)
+    part = type("Part", (), {"device": torch.device("cpu")})
+    ghost = Ghost(data=data, settings=settings, part=part)
     ghost.moving = type("Moving", (), {"moving_to": -1})
     claims = claims_of(ghost)
     assert (claims.loss, claims.name, claims.tokens) == (None, "a?b", 5)

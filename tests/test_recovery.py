@@ -66,12 +66,15 @@ def starting(ready: bool) -> tuple[Recovery, Apart]:
     def nothing(*_, **__):
         pass
 
+    async def nobody_elsewhere():
+        return False
+
     disk = SimpleNamespace(
         restored=list, first_weights=lambda: Weights(None, -1, START), forget_after=lambda round: None,
         chunks=None,
     )  # fmt: skip
     states = Apart()
-    recovery = Recovery(disk, states, None, around, None, nothing, nothing)
+    recovery = Recovery(disk, states, None, around, None, nothing, nothing, nobody_elsewhere)
     recovery.keepers = SimpleNamespace(linked=list)
     return recovery, states
 

@@ -254,7 +254,7 @@ def test_a_peer_that_begins_from_something_else_keeps_nothing_of_the_download(tm
         for name in OTHERS:
             await swarm.crash(name)
         await swarm.during(1.0)
-        swarm.start("d", 0, checkpoints=tmp_path)
+        swarm.start("d", 0, checkpoints=tmp_path, from_seed=True)
         await swarm.until(lambda: "d" in swarm.rounds(), 30.0)
         assert not swarm.of("fetched", "d")
         assert not (tmp_path / "download").exists()

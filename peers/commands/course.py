@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from peers.reaching import Reached
     from swarmnet.orders import Order
 
+AGAIN_SECONDS = 2.0
+"""Between two looks into the directory."""
 FromRound = Annotated[
     int | None,
     typer.Option(min=0, max=2**31, help="The first round. [default: some minutes ahead, as it says]"),
@@ -66,12 +69,23 @@ def end(
 
 
 async def _from(found: Reached, wanted: int | None) -> Chosen:
-    from peers.creator.round_ahead import chosen, seen
+    from peers.creator.round_ahead import SPEED_SECONDS, chosen, seen
     from peers.network.discovery.record_reader import look
 
-    manifest = found.signed.manifest
-    records = await look(found.directory, found.signed.run_id, len(manifest.stages))
-    return chosen(manifest, seen(manifest, [signed.record for signed in records.values()]), wanted)
+    manifest, clock = found.signed.manifest, asyncio.get_running_loop().time
+    until, told = clock() + SPEED_SECONDS, False
+    while True:
+        records = await look(found.directory, found.signed.run_id, len(manifest.stages))
+        now = seen(manifest, [signed.record for signed in records.values()])
+        if now is None or now.rounds_per_second > 0 or clock() >= until:
+            return chosen(manifest, now, wanted)
+        if not told:
+            told = True
+            typer.echo(
+                f"the peers have not told how fast they are: waits for it, {SPEED_SECONDS:g} s at most",
+                err=True,
+            )
+        await asyncio.sleep(AGAIN_SECONDS)
 
 
 def _thousandths(text: str) -> int:

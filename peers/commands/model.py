@@ -74,6 +74,7 @@ def export(
     from peers import checkpoint
     from peers.data.documents import TextError
     from peers.data.tokenizer import open_tokenizer, tokenizer_file
+    from peers.files import is_there
     from peers.home import parity
     from peers.home.card import card
     from peers.home.evaluate import score_weights
@@ -85,6 +86,8 @@ def export(
         raise UserError("--eval-text names a text to score on and --no-score asks for no score: give one")
     with as_user_errors(ExportError, TextError):
         require_replaceable(hf, replace)  # What follows takes seconds to minutes.
+        if eval_text is not None:
+            is_there(eval_text)
         model = checkpoint.newest(source)
         manifest, shape = model.manifest, model.manifest.model
         text = _text_for_card(manifest, eval_text, score)

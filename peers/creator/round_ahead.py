@@ -10,11 +10,14 @@ from statistics import median_low
 from peers.errors import UserError
 from peers.network.discovery.record_reader import IN_STEP
 from protocols.peer_record import PeerRecord
+from protocols.records import ANNOUNCE_SECONDS
 from swarmnet.manifest import Manifest
 
 AHEAD_SECONDS = 180.0
 """Peers tell an order to their neighbours at once, and who was away hears it with its first link. All ask the
-directory once a minute, too."""
+directory once a minute, too. What a record says is at most ANNOUNCE_SECONDS old."""
+SPEED_SECONDS = 1.5 * ANNOUNCE_SECONDS
+"""By then every peer that computes has told anew what it does, also where one announcement was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,8 @@ class Seen:
     round: int
     """The one that gathers gradients now: of the stage that is furthest, by the middle one of its peers."""
     rounds_per_second: float
-    """What the computers of the slowest stage could do, by their peers' word: not less than it is."""
+    """What the computers of the slowest stage could do, by their peers' word: not less than it is. 0: they
+    have not told it yet, and what they tell of their rounds may be as old as they are."""
 
 
 def seen(manifest: Manifest, records: Iterable[PeerRecord]) -> Seen | None:
