@@ -14,6 +14,7 @@ from peers.config.yaml_lines import Typed
 from peers.demo.peers import start as start_peer
 from peers.doctor import swarm
 from peers.doctor.show import run_doctor
+from peers.run_file import publish
 from protocols.daemon import LOOPBACK, Daemon
 from protocols.dht import DhtDirectory
 from protocols.dial_back import ask_dial_back
@@ -159,6 +160,28 @@ async def test_each_stage_of_a_peer_of_two_is_looked_at_from_outside(helper, tmp
     assert lines[3]["text"].startswith("stage 4: reachable directly at ")
     assert lines[2]["data"]["peer"] == load(folder / "identity.key").peer_id
     assert lines[1]["data"]["dialled"] != lines[3]["data"]["dialled"], "each has a port of its own"
+
+
+async def test_a_published_file_tells_of_the_run_and_its_text_before_any_peer_of_it_runs(tmp_path):
+    (tmp_path / "run.yaml").write_text("name: ours\ndata: {sources: [{name: own, path: own}]}\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "text.txt").write_text("words " * 1000)
+    publish(tmp_path / "run.yaml", create(tmp_path / "owner.key"))
+    data = {
+        **KEYS, "role": "worker", "run": str(tmp_path / "ours.run.json"), "stage": 0,
+        "text": {"own": str(tmp_path / "own")}, "state": str(tmp_path / "state"),
+        "bootstrap": ["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWJN8n1vdmNGqUgeLL1phiasAAnhzQ1AqUhxxvfaBmmaPG"],
+    }  # fmt: skip
+    config = check_typed(Typed("test", data), tmp_path, "test", {})
+    said = io.StringIO()
+    only = {"only": ["text", "run"], "as_json": True, "out": said}
+    async with asyncio.timeout(DOCTOR_SECONDS):
+        await asyncio.to_thread(run_doctor, config, must_be_reached=False, swarm=True, **only)
+    told = {line["check"]: line for line in json.loads(said.getvalue())["checks"]}
+    assert {check: line["level"] for check, line in told.items()} == {
+        "bootstrap": "fail", "run": "ok", "text": "ok",
+    }  # fmt: skip
+    assert told["text"]["data"]["files"] == 1
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peers import lan
-from peers.config.peer_file import PeerFile
+from peers.config.peer_file import PeerFile, run_id_of
 from peers.doctor.line import Line, Tell
 from peers.doctor.reachability import judge, line_of, no_bootstrap
 from peers.doctor.stage import Memory, judge_text
@@ -54,6 +54,7 @@ HELPERS = 8
 """Peers asked for a dial-back, until one has done it."""
 ASK_AGAIN_SECONDS = (0.0, 10.0, 20.0, 35.0)
 """A helper that is busy dials again for others within a minute."""
+OF_THE_RUN = frozenset({"run", "stage", "text", "reachability"})
 BUSY = "is asked too often just now"
 SLOW_UP, SLOW_DOWN = 5e6 / 8, 10e6 / 8
 """Bytes per second. What the swarm is measured with is 10 Mbit/s up (docs/benchmarks/wan.md): half of it."""
@@ -111,7 +112,7 @@ class Examination:
             async with self._network() as (transport, directory):
                 await self._bootstraps(transport)
                 await self._join(directory)
-                if self.helpers and self.wanted & {"run", "stage", "text", "reachability"}:
+                if (self.helpers or self._run_is_a_file) and self.wanted & OF_THE_RUN:
                     await self._run(transport, directory)
                 if "bandwidth" in self.wanted:
                     await self._bandwidth(transport)
@@ -119,6 +120,12 @@ class Examination:
                     await self._reachability(transport)
         except CannotStart as error:
             self.tell(Line("p2pd", "fail", str(error), "mend the peer file's listen and announce"))
+
+    @property
+    def _run_is_a_file(self) -> bool:
+        """What it says can be told before any peer of it runs."""
+        run = self.subject.config.run
+        return run is not None and run_id_of(run) is None
 
     @asynccontextmanager
     async def _network(self) -> AsyncIterator[tuple[P2pdTransport, DhtDirectory]]:
