@@ -1,4 +1,5 @@
-"""What a microbatch has to pass, from its start on the first stage to the gradient that is added there."""
+"""What a microbatch has to pass, from its start on the first stage to the gradient that is added there; a
+contribution, from its making to the step of all who hold the stage; and a newcomer until it is in step."""
 
 import asyncio
 
@@ -43,6 +44,64 @@ def walk_of_a_microbatch() -> Walk:
     return walk
 
 
+SLOWLY = Rounds(
+    target_tokens=32, longest_seconds=500.0, deadline_seconds=1.0, settle_seconds=3.0, snapshot_rounds=4
+)
+"""A round for each microbatch, and ten seconds until the next one: nothing else happens meanwhile."""
+
+
+def slow_swarm():
+    swarm = Swarm(tiny_manifest(rounds=SLOWLY))
+    swarm.open()
+    swarm.start("a", 0, in_flight=1, compute=lambda lane: 10.0 if lane == 2 else 0.01)
+    for name, stage in (("b", 1), ("c", 2)):
+        swarm.start(name, stage, in_flight=1)
+    return swarm
+
+
+async def walked(swarm, starts, event, *names):
+    """Until each of these has noted the event after the walk began."""
+    ended, missing = asyncio.Event(), set(names)
+    with walking(starts) as found:
+        whole = Walk()
+
+        def noted(note):
+            if found.calls and note.event == event:
+                missing.discard(note.name)
+            if not missing and not ended.is_set():
+                whole.calls = [call for call in found.calls if not call[0].startswith(WORLD)]
+                ended.set()
+
+        swarm.on_note = noted
+        await asyncio.wait_for(ended.wait(), 60.0)
+    await swarm.close()
+    return whole
+
+
+def walk_of_a_contribution() -> Walk:
+    """From the gradient of one of two peers of a stage to the step of both."""
+
+    async def story():
+        swarm = slow_swarm()
+        swarm.start("d", 1, in_flight=1)
+        await swarm.until(lambda: min(len(swarm.of("applied", name)) for name in "bd") > 3, 200.0)
+        return await walked(swarm, lambda file, function: function == "_make", "applied", "b", "d")
+
+    return run(story())
+
+
+def walk_of_a_newcomer() -> Walk:
+    """Of a second peer of a stage, from its start until it is in step."""
+
+    async def story():
+        swarm = slow_swarm()
+        await swarm.until(lambda: len(swarm.of("settled", "b")) > 3, 200.0)
+        swarm.start("d", 1, in_flight=1)
+        return await walked(swarm, lambda file, function: True, "in_step", "d")
+
+    return run(story())
+
+
 def test_a_microbatch_of_a_run_that_skips_nothing_makes_no_call_for_skipping():
     walk = walk_of_a_microbatch()
     assert len(walk.calls) > 400, "three peers' part in it"
@@ -52,3 +111,13 @@ def test_a_microbatch_of_a_run_that_skips_nothing_makes_no_call_for_skipping():
 def test_a_microbatch_passes_few_files():
     walk = walk_of_a_microbatch()
     assert (len(walk.files), walk.changes) <= (46, 540), f"{len(walk.files)} files, {walk.changes} changes"
+
+
+def test_a_contribution_passes_few_files():
+    walk = walk_of_a_contribution()
+    assert len(walk.files) <= 68, f"{len(walk.files)} files, {walk.changes} changes"
+
+
+def test_a_newcomer_passes_few_files():
+    walk = walk_of_a_newcomer()
+    assert len(walk.files) <= 106, f"{len(walk.files)} files, {walk.changes} changes"
