@@ -113,12 +113,10 @@ def export(
                 )
 
         write(hf, shape, model.path(), tokenizer=file, end=end, replace=replace, finish=finish)
-    for trouble in model.passed_over:
-        warn(f"passed over: {trouble}")
-    for trouble in known.troubles:
-        warn(f"left out of the model card: {trouble}")
-    if unchecked:
-        warn(unchecked)
+    passed_over = [f"passed over: {trouble}" for trouble in model.passed_over]
+    left_out = [f"left out of the model card: {trouble}" for trouble in known.troubles]
+    for told in [*passed_over, *left_out, *([unchecked] if unchecked else [])]:
+        warn(told)
     if scored is not None:
         of = "held-out text" if eval_text is None else eval_text
         typer.echo(f"score  {scored.bits_per_byte:.4f} bits per byte of {of}")
