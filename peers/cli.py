@@ -156,6 +156,7 @@ def _add_groups(app: typer.Typer) -> None:
         "moving": bench.moving,
         "routing": bench.routing,
         "paths": bench.paths,
+        "learning": bench.learning,
     }
     services: dict[str, Callable[..., None]] = {
         "install": service.install,

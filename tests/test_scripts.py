@@ -60,9 +60,11 @@ def test_a_script_can_be_run_and_is_shell(script):
     assert subprocess.run(["/bin/sh", "-n", script], capture_output=True, timeout=60).stderr == b""
 
 
-def test_the_bench_script_runs_every_bench_that_there_is():
-    (listed,) = re.findall(r"^for name in (.+); do$", (ROOT / "scripts/bench").read_text(), re.MULTILINE)
-    assert set(listed.split()) == set(get_command(cli.application()).commands["bench"].commands)
+def test_the_bench_script_runs_every_bench_that_there_is_or_says_how():
+    script = (ROOT / "scripts/bench").read_text()
+    (listed,) = re.findall(r"^for name in (.+); do$", script, re.MULTILINE)
+    alone = re.findall(r"^#   scripts/bench (\w+) RUN.yaml", script, re.MULTILINE)
+    assert [*listed.split(), *alone] == list(get_command(cli.application()).commands["bench"].commands)
 
 
 @pytest.mark.parametrize("script", ["setup", "demo", "bench", "docs"])

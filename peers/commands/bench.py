@@ -1,7 +1,8 @@
-"""Commands that measure: bench contribution, transfer, group, moving, routing, paths."""
+"""Commands that measure: bench contribution, transfer, group, moving, routing, paths, learning."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -111,3 +112,48 @@ def paths(
     lines: Lines = "shared" if shared else "alone"
     for number in memory or [3]:
         console.print(render(list(bench(range(first, first + seeds), number, lines)), lines))
+
+
+def learning(
+    run_files: Annotated[list[Path], typer.Argument(metavar="RUN.yaml...", help="Runs of several sizes.")],
+    method: Annotated[list[str] | None, typer.Option(help="Repeatable. [default: all]")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of all peers, in each trial. [default: 20 per parameter]")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Trials at the best rate.")] = 3,
+    peers: Annotated[int, typer.Option(min=1, max=1024, help="Each computes one microbatch a step.")] = 4,
+    delay: Annotated[int, typer.Option(min=0, max=16, help="Rounds later that a round is applied.")] = 0,
+    rate: Annotated[float | None, typer.Option(min=0, help="Of every method, instead of a search.")] = None,
+    eval_text: Annotated[Path | None, typer.Option(metavar="FILE", help="To judge by.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="If not beside the run.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Trials, reports, pictures.")] = Path("learning"),
+    pictures: Annotated[bool, typer.Option("--pictures", help="Draw curves (extra `pictures`).")] = False,
+) -> None:
+    """What a run learns by each method, beside AdamW, Muon and DeMo at equal tokens. Interrupted, it goes on
+    where it was."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from peers.bench.learning.bench import Question, bench
+    from peers.bench.learning.report import as_json, draw, render
+    from peers.bench.learning.trials import Trial
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    for run_file in run_files:
+        with Progress(*columns, transient=True) as progress:
+            task = progress.add_task("")
+
+            def said(trial: Trial, done: int) -> None:
+                words = f"{trial.method} at {trial.rate:.2g}, seed {trial.seed}"
+                progress.update(task, description=words, completed=done, total=trial.steps)  # noqa: B023
+
+            report = bench(
+                Question(
+                    run_file, method or (), tokens, seeds, peers, delay, out / run_file.stem, eval_text,
+                    tokenizer, rate,
+                ),
+                said,
+            )  # fmt: skip
+        (out / run_file.stem / "report.json").write_text(as_json(report))
+        typer.echo(render(report) + "\n")
+        for file in draw(report, out / run_file.stem) if pictures else ():
+            typer.echo(f"wrote  {file}")

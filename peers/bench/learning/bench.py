@@ -1,0 +1,77 @@
+"""The whole comparison of a run: a rate for each method, every seed at that rate, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from peers.bench.learning.ground import Ground, read_texts
+from peers.bench.learning.recipes import recipes
+from peers.bench.learning.report import Report, activation_bytes, row
+from peers.bench.learning.trials import Bench, Kept, Trial, fingerprint
+from peers.errors import UserError
+from peers.run_file import load_manifest
+from swarmnet.bodies import Codec
+from swarmnet.identifiers import PeerId
+
+TOKENS_PER_PARAMETER = 20
+"""What a model of its size is trained with for the least compute (arXiv:2203.15556)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of the bench."""
+
+    run_file: Path
+    methods: Sequence[str]
+    """Empty: all."""
+    tokens: int | None
+    """Of all peers together; None: TOKENS_PER_PARAMETER."""
+    seeds: int
+    peers: int
+    delay: int
+    out: Path
+    eval_text: Path | None = None
+    tokenizer: Path | None = None
+    rate: float | None = None
+    """None: each method's is searched for."""
+    codec: Codec | None = None
+
+
+def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
+    """Play what is not kept in the folder `out`, and put everything together. Raises UserError, TextError."""
+    manifest = load_manifest(question.run_file, PeerId(""), {})
+    if question.codec is not None:
+        manifest = replace(manifest, hidden_codec=question.codec)
+    known = recipes(manifest.sync)
+    unknown = [name for name in question.methods if name not in known]
+    if unknown:
+        raise UserError(f"no method is called {unknown[0]}; there are {', '.join(known)}")
+    texts = read_texts(question.run_file, manifest, question.eval_text, question.tokenizer)
+    torch.set_num_threads(1)
+    ground_of = cache(lambda seed: Ground(manifest, texts, seed))
+    count = ground_of(0).count
+    tokens_of_a_step = question.peers * manifest.microbatch_tokens
+    steps = max(1, (question.tokens or TOKENS_PER_PARAMETER * count) // tokens_of_a_step)
+    question.out.mkdir(parents=True, exist_ok=True)
+    trials = Bench(
+        ground_of, Kept(question.out / "trials.jsonl"), manifest.run_id(), fingerprint(texts), question.peers,
+        steps, question.delay, said,
+    )  # fmt: skip
+    rows = []
+    for name in question.methods or known:
+        recipe, tried = known[name], 1
+        rate = question.rate
+        if rate is None:
+            rate, search = trials.best_rate(name, recipe)
+            tried = len(search)
+        outcomes = [trials.played(name, recipe, rate, seed) for seed in range(question.seeds)]
+        rows.append(row(name, recipe.told, tried, outcomes))
+    return Report(
+        manifest.name, count, steps * tokens_of_a_step, question.peers, question.delay, question.seeds,
+        activation_bytes(manifest), tuple(rows),
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""What every method learns on: a run's model, its text, and the text that nobody trains on. No network.
+
+The flat vector of the whole model is the stages' layouts one after the other, so that a method of the
+product sees exactly what it sees on its stage, and any other optimizer sees each parameter as a view. Hidden
+states go from stage to stage through the run's codec, as they would between peers.
+
+Shape suffixes: P numbers of the flat vector, B sequences, T tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from peers.data.documents import Text, TextError, excerpt, held_out_text, read_text
+from peers.data.tokenizer import open_tokenizer
+from peers.data.tokens import encoded
+from peers.home.evaluate import Windows, cut
+from peers.run_file import beside
+from swarmnet.bodies import Codec
+from swarmnet.fixed_point import to_floats
+from swarmnet.hidden import decode, encode
+from swarmnet.identifiers import MicrobatchId, PeerId, RunId
+from swarmnet.layout import Layout, layout_of
+from swarmnet.manifest import BYTES, STANDARD_LIBRARY, Manifest
+from swarmnet.model import forward, initial_units
+from swarmnet.parameters import parameter_shapes, whole
+from swarmnet.sampling import window_starts, windows
+from swarmnet.stage import StageCompute
+
+RUN = RunId("00" * 32)
+"""Draws the text, whatever the method: what a peer reads as its n-th microbatch is the same for all."""
+SCORED_BYTES = 128 * 1024
+"""Of the held-out text. Twice what `swarmnet evaluate` takes, because methods lie close to one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter: `flat_P[offset : offset + size].view(shape)`."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """Of some microbatches at one version of the weights."""
+
+    summed: Tensor
+    """float32 [P], of the summed loss."""
+    loss: float
+    """Nats per token."""
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Tokens to train on, and windows to judge by."""
+
+    corpus: Tensor
+    """One dimension."""
+    held_out: Windows
+
+
+class Ground:
+    """One model, one text, one seed."""
+
+    def __init__(self, manifest: Manifest, texts: Texts, seed: int, codec: Codec | None = None) -> None:
+        """`codec`: between stages; None: the run's."""
+        self.manifest, self.seed = manifest, seed
+        self._texts = texts
+        self._codec = codec or manifest.hidden_codec
+        stages = range(len(manifest.stages))
+        self.layouts = [layout_of(parameter_shapes(manifest.model, manifest.span(stage))) for stage in stages]
+        self._computes = [
+            StageCompute(manifest.model, manifest.span(stage), self.layouts[stage]) for stage in stages
+        ]
+        starts = [sum(layout.size for layout in self.layouts[:stage]) for stage in stages]
+        self.slices = [
+            slice(start, start + layout.size) for start, layout in zip(starts, self.layouts, strict=True)
+        ]
+        self.size = sum(layout.size for layout in self.layouts)
+        self.parameters = tuple(_parameters(self.layouts, starts))
+        self.count = sum(parameter.size for parameter in self.parameters)
+        """Of the model, without padding."""
+
+    def initial_units(self) -> list[Tensor]:
+        """Of each stage: int32 [layout.size]. The seed of the run and that of the trial decide them."""
+        seed = self.manifest.seed + self.seed
+        return [
+            initial_units(self.manifest.model, self.manifest.span(stage), layout, seed)
+            for stage, layout in enumerate(self.layouts)
+        ]
+
+    def initial_weights(self) -> Tensor:
+        """float32 [P]."""
+        return torch.cat([to_floats(units) for units in self.initial_units()])
+
+    def gradient(self, weights_P: Tensor, peer: int, counter: int) -> Gradient:
+        """Of the microbatch that this peer reads as its `counter`-th."""
+        for compute, part in zip(self._computes, self.slices, strict=True):
+            compute.publish(weights_P[part])
+        data = self.manifest.data
+        microbatch = MicrobatchId(PeerId(f"peer {peer}"), counter)
+        starts = window_starts(
+            RUN, self.seed, microbatch, len(self._texts.corpus), data.microbatch_sequences,
+            data.sequence_tokens,
+        )  # fmt: skip
+        inputs_BT, labels_BT = windows(self._texts.corpus, starts, data.sequence_tokens)
+        hidden = inputs_BT
+        for compute in self._computes[:-1]:
+            hidden = self._carried(compute.forward(0, hidden))
+        finished = self._computes[-1].finish(0, hidden, labels_BT)
+        back = finished.hidden_gradient
+        for compute in reversed(self._computes[:-1]):
+            assert back is not None, "only the first stage has tokens for inputs"
+            back = compute.backward(0, self._carried(back))
+        summed_P = torch.cat([compute.take_gradient() for compute in self._computes])
+        return Gradient(summed_P, finished.loss_sum / finished.tokens, finished.tokens)
+
+    def held_out_loss(self, weights_P: Tensor, every: int = 1) -> float:
+        """Nats per token of the held-out text, or of each so many-th batch of its windows."""
+        views = {
+            each.name: weights_P[each.offset : each.offset + each.size].view(each.shape)
+            for each in self.parameters
+        }
+        nats, tokens = 0.0, 0
+        with torch.no_grad():
+            for inputs_BT, labels_BT in self._texts.held_out.pairs[::every]:
+                logits_BTV = forward(views, self.manifest.model, whole(self.manifest.model), inputs_BT)
+                nats += functional.cross_entropy(
+                    logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum"
+                ).item()
+                tokens += labels_BT.numel()
+        return nats / tokens
+
+    def bits_per_byte(self, loss: float) -> float:
+        """What a loss in nats per token is, whatever the tokenizer."""
+        held_out = self._texts.held_out
+        tokens = sum(labels_BT.numel() for _, labels_BT in held_out.pairs)
+        return loss * tokens / log(2) / len(held_out.scored)
+
+    def _carried(self, tensor: Tensor) -> Tensor:
+        return decode(encode(tensor, self._codec), tuple(tensor.shape), self._codec)
+
+
+def read_texts(run_file: Path, manifest: Manifest, eval_text: Path | None, tokenizer: Path | None) -> Texts:
+    """The run's own text, from where it lies beside the run file. Raises TextError."""
+    data, folder = manifest.data, run_file.parent
+    file = None
+    if data.tokenizer != BYTES:
+        file = tokenizer or beside(folder, data.tokenizer)
+        if file is None:
+            raise TextError(
+                f"data.tokenizer: {data.tokenizer} is not beside {run_file}: give --tokenizer FILE"
+            )
+    reads = open_tokenizer(file, manifest.model.vocabulary, data.end_of_text)
+    tokens = torch.cat(list(encoded(Text(_places(folder, manifest)), reads, lambda done, total: None)))
+    if eval_text is not None:
+        held_out = read_text(str(eval_text), lambda told: None)
+    elif any(source.path == STANDARD_LIBRARY for source in data.sources):
+        held_out = held_out_text()
+    else:
+        raise TextError(f"{run_file}: a text to judge by, which nobody trains on: --eval-text FILE")
+    window = min(data.sequence_tokens, manifest.model.context)
+    scored = excerpt(held_out, SCORED_BYTES)
+    return Texts(tokens, cut(scored, reads, window=window, batch=8, limit=SCORED_BYTES))
+
+
+def _places(folder: Path, manifest: Manifest) -> Iterable[str]:
+    for source in manifest.data.sources:
+        place = source.path if source.path == STANDARD_LIBRARY else beside(folder, source.path)
+        if place is None:
+            raise TextError(f"data.sources: {source.path} is not beside the run file, in {folder.absolute()}")
+        yield str(place)
+
+
+def _parameters(layouts: Iterable[Layout], starts: Iterable[int]) -> Iterator[Parameter]:
+    for layout, start in zip(layouts, starts, strict=True):
+        for entry in layout.entries:
+            yield Parameter(entry.name, entry.shape, start + entry.offset, entry.size)

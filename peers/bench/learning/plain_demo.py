@@ -1,0 +1,111 @@
+"""DeMo written from its paper (arXiv:2411.19870, algorithm 1), matrix by matrix, in floats.
+
+Each matrix is cut in two-dimensional tiles of at most 64 x 64, each vector in pieces of at most 64; a tile's
+momentum is transformed by an orthonormal DCT-II, the largest k coefficients leave it and are sent, the mean
+over the senders of each coefficient is transformed back, and the weights step by its sign.
+
+Shape suffixes: R rows and C columns of tiles, A and B numbers along a tile's sides, K kept, P numbers of the
+flat vector.
+"""
+
+from __future__ import annotations
+
+from math import cos, pi, sqrt
+
+import torch
+from torch import Tensor
+
+from peers.bench.learning.ground import Ground, Parameter
+from peers.bench.learning.learner import CLIP, Rate
+
+TILE = 64
+DECAY = 0.999
+"""Of the momentum; the paper's (section 4)."""
+VALUE_BYTES = 4
+INDEX_BYTES = 2
+"""A tile has 4096 coefficients at most. The reference sends eight bytes."""
+
+
+class _Tiles:
+    """How one parameter is cut, and the transform of its tiles."""
+
+    def __init__(self, parameter: Parameter, kept: int) -> None:
+        self.parameter = parameter
+        rows, columns = parameter.shape if len(parameter.shape) == 2 else (1, parameter.shape[0])
+        self._rows, self._columns = rows, columns
+        self._height, self._width = _side(rows), _side(columns)
+        self.kept = min(kept, self._height * self._width)
+        self.tiles = rows // self._height * (columns // self._width)
+        self._down_AA, self._across_BB = _cosines(self._height), _cosines(self._width)
+
+    def forward(self, flat: Tensor) -> Tensor:
+        """[size] -> [tiles, A B] coefficients."""
+        shape = (self._rows // self._height, self._height, self._columns // self._width, self._width)
+        tiles_RCAB = flat.view(shape).transpose(1, 2)
+        return (self._down_AA @ tiles_RCAB @ self._across_BB.T).reshape(self.tiles, -1)
+
+    def backward(self, coefficients: Tensor) -> Tensor:
+        """[tiles, A B] -> [size]."""
+        shape = (self._rows // self._height, self._columns // self._width, self._height, self._width)
+        tiles_RCAB = self._down_AA.T @ coefficients.view(shape) @ self._across_BB
+        return tiles_RCAB.transpose(1, 2).reshape(-1)
+
+
+class PlainDemo:
+    """W peers, each with a momentum of its own; equal weights on all."""
+
+    def __init__(self, ground: Ground, peers: int, rate: Rate, kept: int = 32) -> None:
+        self._ground, self._rate = ground, rate
+        self._weights_P = ground.initial_weights()
+        self._momenta = [torch.zeros_like(self._weights_P) for _ in range(peers)]
+        self._tiles = [_Tiles(each, kept) for each in ground.parameters]
+        self.sent_bytes = 0
+
+    def step(self, number: int) -> float:
+        rate, losses = self._rate(number), []
+        sent: list[list[tuple[Tensor, Tensor]]] = []
+        for peer, momentum_P in enumerate(self._momenta):
+            found = self._ground.gradient(self._weights_P.clone(), peer, number)
+            losses.append(found.loss)
+            gradient_P = found.summed / found.tokens
+            norm = float(torch.linalg.vector_norm(gradient_P))
+            momentum_P.mul_(DECAY).add_(gradient_P, alpha=rate * min(1.0, CLIP / max(norm, 1e-12)))
+            sent.append([self._taken(tiles, momentum_P) for tiles in self._tiles])
+        for index, tiles in enumerate(self._tiles):
+            indices_RK = torch.cat([each[index][0] for each in sent], dim=1)
+            values_RK = torch.cat([each[index][1] for each in sent], dim=1)
+            mean = torch.zeros(tiles.tiles, tiles.parameter.size // tiles.tiles)
+            mean.scatter_reduce_(1, indices_RK, values_RK, reduce="mean", include_self=False)
+            place = slice(tiles.parameter.offset, tiles.parameter.offset + tiles.parameter.size)
+            self._weights_P[place] -= rate * torch.sign(tiles.backward(mean))
+        self.sent_bytes += sum(each.tiles * each.kept for each in self._tiles) * (VALUE_BYTES + INDEX_BYTES)
+        return sum(losses) / len(losses)
+
+    def weights(self) -> Tensor:
+        return self._weights_P.clone()
+
+    def _taken(self, tiles: _Tiles, momentum_P: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest coefficients, int64 and float32 [tiles, K], which leave the momentum."""
+        place = slice(tiles.parameter.offset, tiles.parameter.offset + tiles.parameter.size)
+        coefficients = tiles.forward(momentum_P[place])
+        indices_RK = coefficients.abs().topk(tiles.kept, dim=1, sorted=False).indices
+        values_RK = coefficients.gather(1, indices_RK)
+        momentum_P[place] -= tiles.backward(torch.zeros_like(coefficients).scatter_(1, indices_RK, values_RK))
+        return indices_RK, values_RK
+
+
+def _side(length: int) -> int:
+    """The largest divisor of a side that is at most TILE, as the reference cuts."""
+    return max(divisor for divisor in range(1, min(TILE, length) + 1) if length % divisor == 0)
+
+
+def _cosines(length: int) -> Tensor:
+    """The orthonormal DCT-II, [length, length]."""
+    rows = [
+        [
+            sqrt((2 if row else 1) / length) * cos(pi * (2 * column + 1) * row / (2 * length))
+            for column in range(length)
+        ]
+        for row in range(length)
+    ]
+    return torch.tensor(rows)

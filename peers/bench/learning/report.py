@@ -1,0 +1,125 @@
+"""What the bench found: a table for people, JSON for programs, and two pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from peers.bench.learning.trials import Outcome, mean_and_spread
+from peers.errors import UserError
+from swarmnet.bodies import encoded_bytes
+from swarmnet.manifest import Manifest
+
+BASELINE = "adamw"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One method at its best rate, over all seeds."""
+
+    method: str
+    told: str
+    rate: float
+    rates_tried: int
+    loss: float
+    """Held out, nats per token, the mean over the seeds."""
+    spread: float
+    bits_per_byte: float
+    contribution_bytes: float
+    """That a peer sends for each token it trains."""
+    seconds: float
+    """Of one trial."""
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run."""
+
+    name: str
+    parameters: int
+    tokens: int
+    """Of all peers together, in each trial."""
+    peers: int
+    delay: int
+    seeds: int
+    activation_bytes: float
+    """That a peer of a middle stage sends for each token, whatever the method."""
+    rows: tuple[Row, ...]
+
+
+def row(method: str, told: str, rates_tried: int, outcomes: Sequence[Outcome]) -> Row:
+    loss, spread = mean_and_spread(each.loss for each in outcomes)
+    return Row(
+        method, told, outcomes[0].trial.rate, rates_tried, loss, spread,
+        mean_and_spread(each.bits_per_byte for each in outcomes)[0],
+        mean_and_spread(each.bytes_per_token for each in outcomes)[0],
+        mean_and_spread(each.seconds for each in outcomes)[0], tuple(outcomes),
+    )  # fmt: skip
+
+
+def activation_bytes(manifest: Manifest) -> float:
+    """Down and up, per token; 0 in a run of one stage."""
+    if len(manifest.stages) == 1:
+        return 0.0
+    hidden = encoded_bytes(manifest.hidden_shape, manifest.hidden_codec)
+    return (manifest.body_bytes + hidden) / manifest.microbatch_tokens
+
+
+def render(report: Report) -> str:
+    """The table."""
+    baseline = next((each for each in report.rows if each.method == BASELINE), None)
+    lines = [
+        f"{report.name}: {report.parameters:,} parameters, {report.tokens:,} tokens "
+        f"({report.tokens / report.parameters:.1f} per parameter), {report.peers} peers, {report.seeds} seeds"
+        + (f", rounds applied {report.delay} later" if report.delay else ""),
+        f"activations: {report.activation_bytes:,.0f} bytes per token of a middle stage",
+        "",
+        f"{'method':<15}{'rate':>9}{'tried':>6}{'loss':>9}{'+-':>8}{'bits/byte':>11}{'to adamw':>10}"
+        f"{'bytes/token':>13}{'fewer':>9}{'seconds':>9}  what",
+    ]
+    for each in sorted(report.rows, key=lambda found: found.loss):
+        beside, fewer = "", ""
+        if baseline is not None:
+            beside = f"{each.loss / baseline.loss - 1:+.1%}"
+            fewer = f"{baseline.contribution_bytes / each.contribution_bytes:,.0f}"
+        lines.append(
+            f"{each.method:<15}{each.rate:>9.2g}{each.rates_tried:>6}{each.loss:>9.4f}{each.spread:>8.4f}"
+            f"{each.bits_per_byte:>11.4f}{beside:>10}{each.contribution_bytes:>13,.2f}{fewer:>9}"
+            f"{each.seconds:>9,.0f}  {each.told}"
+        )
+    return "\n".join(lines)
+
+
+def as_json(report: Report) -> str:
+    return json.dumps(asdict(report), indent=1)
+
+
+def draw(report: Report, folder: Path) -> list[Path]:
+    """Loss against tokens, and loss against bytes per token. UserError without the extra `pictures`."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise UserError("pictures need matplotlib: scripts/setup pictures, or leave --pictures out") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    curves, axes = pyplot.subplots(figsize=(9, 6))
+    for each in report.rows:
+        points = each.outcomes[0].curve
+        axes.plot([point.tokens for point in points], [point.loss for point in points], label=each.method)
+    axes.set(xlabel="tokens", ylabel="held-out loss, nats per token", title=report.name)
+    axes.legend(fontsize="small")
+    front, axes = pyplot.subplots(figsize=(9, 6))
+    for each in report.rows:
+        axes.scatter(each.contribution_bytes, each.loss)
+        axes.annotate(each.method, (each.contribution_bytes, each.loss), fontsize="small")
+    axes.set(xscale="log", xlabel="bytes of contributions per token", ylabel="held-out loss, nats per token")
+    axes.set(title=report.name)
+    files = [folder / f"{report.name}-tokens.png", folder / f"{report.name}-bytes.png"]
+    for figure, file in zip((curves, front), files, strict=True):
+        figure.savefig(file, dpi=120, bbox_inches="tight")
+        pyplot.close(figure)
+    return files

@@ -1,0 +1,72 @@
+"""The product's own methods in the bench: real `Method`, `Tally` and `Replica`, one of each a peer and stage.
+
+All peers of a stage hold equal weights, so one `Replica` stands for those of all; each peer computes where
+its own momentum says that the next round will take it, as in the product.
+
+Shape suffixes: P numbers of the flat vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from peers.bench.learning.ground import Ground
+from peers.bench.learning.learner import WARMUP_SHARE
+from swarmnet.fixed_point import to_floats
+from swarmnet.identifiers import PeerId
+from swarmnet.manifest import Sync
+from swarmnet.method import Method, method_of
+from swarmnet.replica import Replica
+
+
+class Rounds:
+    """A round is one microbatch of each peer; `delay` rounds later it is applied."""
+
+    def __init__(
+        self, ground: Ground, peers: int, sync: Sync, peak: float, steps: int, delay: int = 0
+    ) -> None:
+        self._ground, self._delay = ground, delay
+        self._sync = replace(
+            sync, learning_rate=peak, decay_rounds=steps, warmup_rounds=max(1, round(WARMUP_SHARE * steps))
+        )
+        manifest = replace(ground.manifest, sync=self._sync)
+        self._names = [PeerId(f"peer {peer}") for peer in range(peers)]
+        self._methods = [[method_of(manifest, layout) for layout in ground.layouts] for _ in self._names]
+        self._replicas = [
+            Replica(layout, method_of(manifest, layout), units)
+            for layout, units in zip(ground.layouts, ground.initial_units(), strict=True)
+        ]
+        self._begun = -1
+        """The newest round that was contributed to."""
+        self.sent_bytes = 0
+
+    def step(self, number: int) -> float:
+        losses: list[float] = []
+        live = [replica.live_floats(ahead=False) for replica in self._replicas]
+        for peer, methods in zip(self._names, self._methods, strict=True):
+            found = self._ground.gradient(self._where(live, methods), len(losses), number)
+            losses.append(found.loss)
+            for method, replica, part in zip(methods, self._replicas, self._ground.slices, strict=True):
+                replica.add(number, peer, method.contribute(found.summed[part], found.tokens, number, peer))
+        self._begun = number
+        self.sent_bytes += sum(method.payload_bytes for method in self._methods[0])
+        due = number - self._delay
+        if due >= 0:
+            for replica in self._replicas:
+                replica.apply(due)
+                replica.settle(due)
+        return sum(losses) / len(losses)
+
+    def weights(self) -> Tensor:
+        return torch.cat([replica.live_floats(ahead=False) for replica in self._replicas])
+
+    def _where(self, live: list[Tensor], methods: list[Method]) -> Tensor:
+        """float32 [P]: where a peer computes. While rounds are open, ahead by its own momentum."""
+        settled = self._replicas[0].settled_round
+        if not (self._delay and self._sync.lookahead and self._begun > settled):
+            return torch.cat(live)
+        ahead = [to_floats(method.lookahead(settled + 1)) for method in methods]
+        return torch.cat([here + step for here, step in zip(live, ahead, strict=True)])

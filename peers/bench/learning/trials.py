@@ -1,0 +1,179 @@
+"""Trials: one method at one rate from one seed, each kept on the disk when done, and the search for a rate.
+
+OUT/trials.jsonl       one line a trial; what stands there is not computed again
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from math import inf, isfinite
+from pathlib import Path
+from time import perf_counter
+
+from peers.bench.learning.ground import Ground, Texts
+from peers.bench.learning.recipes import Recipe, Setting
+from swarmnet.stage import StageError
+
+FACTOR = 2.0
+"""Between the rates of the search; the same grid for every method."""
+MOST_RATES = 7
+"""Of one search: 64 times from the lowest to the highest."""
+POINTS = 16
+"""Of a curve, at equal distances."""
+CURVE_EVERY = 8
+"""Of the held-out text's batches, for a point of a curve: judging would else take as long as training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is to be computed. Everything that decides the result is in it."""
+
+    run_id: str
+    """Of the manifest: model, text, stages, codec, method."""
+    text: str
+    """SHA-256 of what is judged on."""
+    method: str
+    rate: float
+    seed: int
+    peers: int
+    steps: int
+    delay: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Of a curve."""
+
+    tokens: int
+    loss: float
+    """Held out, nats per token."""
+    sent_bytes: int
+    """By one peer, in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    trial: Trial
+    loss: float
+    """Held out, at the end; infinite where it diverged."""
+    bits_per_byte: float
+    sent_bytes: int
+    """By one peer."""
+    tokens: int
+    """Of all peers."""
+    seconds: float
+    curve: tuple[Point, ...]
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of contributions, by one peer, for each token that it trained."""
+        return self.sent_bytes / (self.tokens / self.trial.peers)
+
+
+class Kept:
+    """The outcomes that are on the disk."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._found: dict[Trial, Outcome] = {}
+        for line in file.read_text().splitlines() if file.is_file() else ():
+            if outcome := _outcome(line):
+                self._found[outcome.trial] = outcome
+
+    def find(self, trial: Trial) -> Outcome | None:
+        return self._found.get(trial)
+
+    def keep(self, outcome: Outcome) -> None:
+        self._found[outcome.trial] = outcome
+        with self._file.open("a") as file:
+            file.write(json.dumps(asdict(outcome)) + "\n")
+
+
+@dataclass(slots=True)
+class Bench:
+    """One run's trials, with what is the same for all of them."""
+
+    grounds: Callable[[int], Ground]
+    """Of a seed."""
+    kept: Kept
+    run_id: str
+    text: str
+    peers: int
+    steps: int
+    delay: int
+    said: Callable[[Trial, int], None]
+    """Hears after each step of a trial how many are done."""
+
+    def trial(self, method: str, rate: float, seed: int) -> Trial:
+        return Trial(self.run_id, self.text, method, rate, seed, self.peers, self.steps, self.delay)
+
+    def played(self, name: str, recipe: Recipe, rate: float, seed: int) -> Outcome:
+        """The trial's outcome, computed if it is not kept."""
+        trial = self.trial(name, rate, seed)
+        found = self.kept.find(trial)
+        if found is None:
+            found = play(trial, recipe, self.grounds(seed), lambda done: self.said(trial, done))
+            self.kept.keep(found)
+        return found
+
+    def best_rate(self, name: str, recipe: Recipe) -> tuple[float, list[Outcome]]:
+        """Where both neighbours on the grid are worse, from the first seed; and every trial of the search."""
+        tried = {recipe.begin_rate: self.played(name, recipe, recipe.begin_rate, 0)}
+        while len(tried) < MOST_RATES:
+            best = min(tried, key=lambda rate: tried[rate].loss)
+            missing = [rate for rate in (best * FACTOR, best / FACTOR) if rate not in tried]
+            if not missing:
+                break
+            tried[missing[0]] = self.played(name, recipe, missing[0], 0)
+        return min(tried, key=lambda rate: tried[rate].loss), list(tried.values())
+
+
+def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], None]) -> Outcome:
+    """Compute a trial from its beginning to its end, or to where it diverges."""
+    learner = recipe.make(ground, Setting(trial.peers, trial.steps, trial.delay), trial.rate)
+    tokens_of_a_step = trial.peers * ground.manifest.microbatch_tokens
+    began, curve, loss = perf_counter(), [], inf
+    points = {round(trial.steps * number / POINTS) for number in range(1, POINTS + 1)}
+    for step in range(trial.steps):
+        try:
+            learner.step(step)
+        except StageError:  # Not finite: this rate is too high.
+            loss = inf
+            break
+        said(step + 1)
+        if step + 1 in points:
+            loss = ground.held_out_loss(learner.weights(), CURVE_EVERY)
+            curve.append(Point((step + 1) * tokens_of_a_step, loss, learner.sent_bytes))
+    else:
+        loss = ground.held_out_loss(learner.weights())
+    loss = loss if isfinite(loss) else inf
+    return Outcome(
+        trial, loss, ground.bits_per_byte(loss), learner.sent_bytes, trial.steps * tokens_of_a_step,
+        perf_counter() - began, tuple(curve),
+    )  # fmt: skip
+
+
+def fingerprint(texts: Texts) -> str:
+    """Of what is judged on."""
+    return texts.held_out.score(0.0).sha256
+
+
+def mean_and_spread(values: Iterable[float]) -> tuple[float, float]:
+    """Their mean, and the standard deviation of one of them (0 for a single one)."""
+    numbers = list(values)
+    mean = sum(numbers) / len(numbers)
+    if len(numbers) < 2 or not isfinite(mean):
+        return mean, 0.0
+    return mean, (sum((each - mean) ** 2 for each in numbers) / (len(numbers) - 1)) ** 0.5
+
+
+def _outcome(line: str) -> Outcome | None:
+    """None for the half line of a process that was killed."""
+    try:
+        told = json.loads(line)
+        curve = tuple(Point(**point) for point in told.pop("curve"))
+        return Outcome(trial=Trial(**told.pop("trial")), curve=curve, **told)
+    except (ValueError, TypeError, KeyError):
+        return None
