@@ -30,6 +30,7 @@ LOOK_SECONDS = 0.5
 HELD_BACK_SECONDS = 5.0
 """In all, of one stream: 250 signatures beyond the 1,024 at once, which the busiest honest peer does not need
 (tests/test_allowances.py computes it). Who wants more is no peer."""
+CLOSED = "closed by the other side"
 _READ_BYTES = 256 * 1024
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -58,6 +59,8 @@ class Reading:
         except WireError as error:
             return self.inflow.error or error, ""
         except DAEMON_ERRORS as broken:
+            if self.inflow.frames.closed:  # It had said so; an acknowledgement then found nobody there.
+                return self.inflow.error, CLOSED
             return self.inflow.error, f"the stream broke ({broken or type(broken).__name__})"
         finally:
             self.inflow.end()
@@ -93,7 +96,7 @@ class Reading:
                 if self.writer.transport.get_write_buffer_size() > UNREAD_BYTES:
                     raise Malformed("it does not read what is acknowledged")
         if frames.closed:
-            return "closed by the other side"
+            return CLOSED
         return "it ended" if frames.finished else "it ended in the middle of a message"
 
     def _too_late(self, until: float) -> str:

@@ -8,7 +8,7 @@ import weakref
 from peers.virtual_time import run
 from protocols import reading
 from protocols.envelope import run_bytes
-from protocols.frames import KEEPALIVE, FrameReader, FrameWriter
+from protocols.frames import CLOSING, KEEPALIVE, FrameReader, FrameWriter
 from protocols.identity import Identity, verify
 from protocols.intake import Intake
 from protocols.links import Ear
@@ -366,5 +366,19 @@ def test_what_waits_to_be_paid_for_counts_as_unfinished():
         assert 0 < intake.unfinished.of("flood") <= reading._READ_BYTES
         await asyncio.sleep(300.0)
         assert intake.unfinished.total == 0
+
+    run(story())
+
+
+def test_who_said_that_it_closes_has_closed_though_nobody_takes_the_last_acknowledgement():
+    async def story():
+        _, intake, ear = world()
+        stream = Stream(intake, ear)
+        stream.send((HELLO, b""))
+        stream.reader.feed_data(CLOSING)
+        assert await stream.refused() is None
+        stream.reader.set_exception(BrokenPipeError(32, "Broken pipe"))
+        assert await stream.refused() == ""
+        assert stream.done.result() == (None, "closed by the other side")
 
     run(story())
