@@ -10,10 +10,9 @@ from typing import Any
 from peers.config.sibling_file import FOLDER
 from peers.control.several import OTHERS
 from peers.errors import UserError, as_user_errors
-from peers.plural import counted
 from peers.receipts import FILE_NAME, read, summary
 from peers.run_file import load_signed
-from peers.status import printable
+from peers.status import counted, printable
 
 
 def from_disk(state: Path) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""For every role: once a second a directory's counters become metrics; now and then p2pd's connections do."""
+"""For every role: once a second a directory's and a relay's counters become metrics; now and then p2pd's
+connections do.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from contextlib import suppress
 from typing import Protocol
 
 from peers.counted_directory import CountedDirectory
-from peers.growth import OBSERVE_SECONDS, Growth, by_code
 from peers.metrics import Metrics
+from peers.timings import OBSERVE_SECONDS, Growth, by_code
 from protocols.errors import PeerGone
 from protocols.multiaddr import is_circuit
+from protocols.relay_service import RelayService
 from swarmnet.identifiers import PeerId
 
 CONNECTIONS_EVERY = 10
@@ -90,3 +93,24 @@ class DirectoryObserver:
                 relayed = sum(is_circuit(address) for _, address in found)
                 self.network.connections("relayed").set(relayed)
                 self.network.connections("direct").set(len(found) - relayed)
+
+
+class RelayObserver:
+    """Of one relay, which lives as long as its p2pd; the next one counts from 0."""
+
+    def __init__(self, relay: RelayService, metrics: Metrics) -> None:
+        self.relay, self.metrics = relay, metrics.relay
+        self.growth = Growth()
+
+    def look(self) -> None:
+        """Update the metrics."""
+        relay, metrics, growth = self.relay, self.metrics, self.growth
+        metrics.circuits.set(relay.circuits)
+        metrics.carried.inc(growth.of("carried", relay.carried_bytes))
+        for reason, count in relay.refused.items():
+            metrics.refused(reason).inc(growth.of("refused", count, reason))
+
+    def end(self) -> None:
+        """p2pd ends, and all circuits with it."""
+        self.look()
+        self.metrics.circuits.set(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -30,3 +31,8 @@ def as_user_errors(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         raise UserError(str(error)) from None
+
+
+def how_to_install(extra: str) -> str:
+    """What to type: only what the lock has a hash of, into the environment that runs this."""
+    return f"in this repository's folder, VENV={sys.prefix} scripts/setup {extra}"

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import torch
 
-from peers.extras import how_to_install
+from peers.errors import how_to_install
 from peers.metrics import Metrics
 
 LOOK_SECONDS = 5.0

@@ -14,9 +14,8 @@ from peers.config.limits import LimitsFile
 from peers.fitting import gib
 from peers.moving import named
 from peers.network.discovery.record_reader import look
-from peers.plural import counted
 from peers.run_file import SignedManifest
-from peers.status import amount, printable
+from peers.status import amount, counted, printable
 from protocols.errors import WireError
 from protocols.records import SignedRecord
 from protocols.transport import Directory

@@ -21,8 +21,7 @@ from typing import Any
 
 from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.quantities import bootstrap_multiaddr
-from peers.errors import UserError
-from peers.extras import how_to_install
+from peers.errors import UserError, how_to_install
 from peers.run_file import load_signed
 from protocols.dht import split_multiaddr
 from swarmnet.identifiers import PeerId

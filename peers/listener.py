@@ -1,4 +1,4 @@
-"""What a neighbourhood tells the roles of its peer, and what it asks of them."""
+"""What a neighbourhood tells the roles of its peer, what it asks of them, and whom it may let in."""
 
 from __future__ import annotations
 
@@ -40,3 +40,46 @@ class Listener(Protocol):
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
         """Anything that is not about the neighbourhood itself."""
+
+
+class Admission(Protocol):
+    """Whom the run's owner lets in."""
+
+    @property
+    def invite(self) -> bytes:
+        """What this peer shows to others."""
+
+    def refusal(self, peer: PeerId, invite: bytes) -> tuple[str, str] | None:
+        """Code and reason why a peer that greets with this invite is not spoken to."""
+
+    def invited(self, peer: PeerId, invite: bytes) -> bool:
+        """Whether this invite in its record, or one that was seen before, lets it in; True where the
+        run is open to all."""
+
+    def shuns(self, peer: PeerId) -> bool:
+        """Whether it is not to be dialled either."""
+
+    def evidence(self) -> list[Message]:
+        """What shows a peer that is turned away that the owner wants it."""
+
+    @property
+    def by_invite(self) -> bool:
+        """Whether nothing is sent to who has not shown its invite."""
+
+
+class OpenToAll:
+    """`Admission` of a run without orders and invites."""
+
+    invite, by_invite = b"", False
+
+    def refusal(self, peer: PeerId, invite: bytes) -> tuple[str, str] | None:
+        return None
+
+    def invited(self, peer: PeerId, invite: bytes) -> bool:
+        return True
+
+    def shuns(self, peer: PeerId) -> bool:
+        return False
+
+    def evidence(self) -> list[Message]:
+        return []

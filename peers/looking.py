@@ -8,6 +8,7 @@ from peers.neighbourhood import Neighbourhood
 from peers.presence import Presence
 from swarmnet.directory_split import DirectorySplit
 from swarmnet.identifiers import PeerId
+from swarmnet.membership import Membership
 
 
 class Looking:
@@ -51,3 +52,21 @@ class Looking:
             )
         elif before and not self.split.suspected:
             self.say("directory_whole", "the directory returns the linked peers again")
+
+
+def met(membership: Membership) -> bool:
+    """All neighbours in the group are linked; or somebody who takes part is, and the others did not
+    answer: a record outlives its peer by up to two minutes.
+
+    Where nobody takes part the silent are waited for: all may be starting again, and have to agree."""
+    group = [
+        known
+        for peer, known in membership.peers.items()
+        if known.stage == membership.stage and (peer in membership.wanted() or not known.present)
+    ]
+    if not any(known.linked for known in group):
+        return False
+    if all(known.linked for known in group):
+        return True
+    tried = all(known.linked or (known.failures > 0 and not known.dialing) for known in group)
+    return tried and any(known.linked and known.ready for known in group)

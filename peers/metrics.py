@@ -16,12 +16,12 @@ from prometheus_client import (
     generate_latest,
 )
 
-from peers.codec_counts import CODED
 from peers.declaring import FAST, ROUNDS, SLOW, Declare, Declared, Label, Sometimes, only, table
 from peers.keeping_metrics import Archive, Relay, State
 from peers.machine_metrics import EVALUATION, GPU, PEAK, ComputeSeconds
 from peers.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.reasons import ROUNDS as ROUND_ENDS
+from peers.timings import CODED
 
 KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "inference", "control", "directory",
          "other")  # fmt: skip

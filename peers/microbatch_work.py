@@ -12,9 +12,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from peers.codec_counts import CodecCounts, Coded
 from peers.stage_part import Computes
-from peers.timings import Timings
+from peers.timings import CodecCounts, Coded, Timings
 from swarmnet import hidden
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.manifest import Manifest

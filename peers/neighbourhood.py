@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from peers.admission import Admission, OpenToAll
 from peers.clock import Clock
 from peers.echoes import Echoes
 from peers.lanes import DIAL_SECONDS, Lanes, Traffic
-from peers.listener import Listener
+from peers.listener import Admission, Listener, OpenToAll
 from peers.reasons import refusal
 from peers.strangers import Strangers
 from peers.timer import Timer

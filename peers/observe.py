@@ -15,16 +15,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
-from peers.codec_counts import CODED, CodecCounts
 from peers.compute_time import ComputeTime, idle_reason
 from peers.declaring import only
 from peers.event_log import EventLog
-from peers.growth import OBSERVE_SECONDS, Growth, by_code
 from peers.metrics import PHASES, STATES, Metrics
 from peers.neighbourhood import Neighbourhood
 from peers.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.receipts import summary
 from peers.status import Report, Status
+from peers.timings import CODED, OBSERVE_SECONDS, CodecCounts, Growth, by_code
 from peers.update_path import UpdatePath
 from peers.worker import Worker
 from swarmnet.ledger import Ledger

@@ -32,7 +32,7 @@ from peers.sessions import Sessions
 from peers.state_lock import only_one
 from peers.status import Report, SiblingReport, hear_libraries, open_report
 from peers.supervision import FAULT, Fault, Watchdog, reason
-from protocols.daemon import CannotStart
+from protocols.errors import CannotStart
 from protocols.identity import Identity, IdentityError, load_or_create
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from peers.codec_counts import CodecCounts
-from peers.timings import Timings
+from peers.timings import CodecCounts, Timings
 from swarmnet.concord import Concord
 from swarmnet.round_events import ApplyRound
 from swarmnet.rounds import GroupRounds

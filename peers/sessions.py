@@ -20,9 +20,10 @@ from peers.network.addresses import Addresses
 from peers.reachable import TEXTS, Reachable, Way, has_a_network
 from peers.roles.role import Network, Process, Role
 from peers.status import Status
-from protocols.daemon import CannotStart, DaemonOptions
+from protocols.daemon import DaemonOptions
 from protocols.dht import DhtDirectory
 from protocols.dial_back import DialBack, ask_dial_back
+from protocols.errors import CannotStart
 from protocols.p2pd import P2pdTransport
 from protocols.relays import circuits_through
 from protocols.upload import Upload

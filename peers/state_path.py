@@ -25,9 +25,8 @@ from peers.status import amount
 from peers.timer import Timer
 from peers.timings import Timings
 from protocols import guard
-from protocols.daemon import CannotStart
 from protocols.envelope import Kind, open_envelope
-from protocols.errors import Malformed, WireError
+from protocols.errors import CannotStart, Malformed, WireError
 from protocols.message_fields import Body
 from protocols.messages import (
     HEADER_LIMIT,

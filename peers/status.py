@@ -250,3 +250,8 @@ def amount(count: float) -> str:
 def pace(tokens_per_second: float) -> str:
     """`12,345 tok/s`, as everywhere."""
     return f"{tokens_per_second:,.0f} tok/s"
+
+
+def counted(count: int, one: str) -> str:
+    """`1 peer`, `2 peers`, `1,200 peers`: of a noun whose plural ends in s."""
+    return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from peers.errors import UserError
 
@@ -140,3 +140,23 @@ class Watchdog:
         self.say(f"{what}: ends; the stacks of all threads follow")
         faulthandler.dump_traceback(sys.stderr)
         self.end(FAULT)
+
+
+Result = TypeVar("Result")
+
+
+class Left(Exception):
+    """The peer was told to leave before the work was done, which was ended. Not an error."""
+
+
+async def until_left(leaving: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work` gives or raises; Left when the peer is to leave before that."""
+    given: list[Result] = []
+
+    async def wait() -> None:
+        given.append(await work)
+
+    await until_one_ends(work=wait(), leaving=leaving.wait())
+    if not given:
+        raise Left
+    return given[0]

@@ -1,11 +1,17 @@
-"""How long things took in one part of a peer (in seconds, or in rounds), kept until somebody reads it: the
-parts know no metrics.
+"""What the parts of a peer count, kept until somebody reads it: the parts know no metrics.
+
+How long things took (in seconds, or in rounds), what making bytes of tensors took and saved, and by how much
+counters have grown since they were last looked at.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Container, Iterator, Mapping
+from time import perf_counter
+from typing import Literal
+
+from peers.reasons import REFUSALS
 
 KEPT = 8192
 """An observer reads once a second; without one the oldest are forgotten."""
@@ -25,3 +31,57 @@ class Timings:
         """(what, measured) of everything since the last reading."""
         while self._taken:
             yield self._taken.popleft()
+
+
+Coded = Literal["activation", "gradient", "contribution"]
+CODED: tuple[Coded, ...] = ("activation", "gradient", "contribution")
+FLOAT_BYTES = 4
+"""Of each number before it is encoded."""
+
+
+class CodecCounts:
+    """The compute thread adds; one reads."""
+
+    def __init__(self, timings: Timings, *kinds: Coded) -> None:
+        """`kinds`: what is encoded here; known from the start, so that reading never meets a new key."""
+        self._timings = timings
+        self.input_bytes: dict[Coded, int] = dict.fromkeys(kinds, 0)
+        """As float32."""
+        self.output_bytes: dict[Coded, int] = dict.fromkeys(kinds, 0)
+
+    def encoded(self, kind: Coded, began: float, numbers: int, size: int) -> None:
+        """So many numbers became `size` bytes; `began`: perf_counter() before."""
+        self._timings.add(f"{kind} encode", perf_counter() - began)
+        self.input_bytes[kind] += FLOAT_BYTES * numbers
+        self.output_bytes[kind] += size
+
+    def decoded(self, kind: Coded, began: float) -> None:
+        self._timings.add(f"{kind} decode", perf_counter() - began)
+
+
+OBSERVE_SECONDS = 1.0
+"""From one look to the next."""
+
+
+class Growth:
+    """By how much counters have grown since they were last seen; one that shrank has begun again at 0."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def of(self, name: str, count: int, label: str = "") -> int:
+        before = self._seen.get((name, label), 0)
+        self._seen[name, label] = count
+        return count - before if count >= before else count
+
+    def forget(self, *names: str) -> None:
+        """What counted these is a new one."""
+        self._seen = {key: count for key, count in self._seen.items() if key[0] not in names}
+
+
+def by_code(counted: Mapping[str, int], codes: Container[str] = REFUSALS) -> dict[str, int]:
+    """Counts by the codes that have a series, `other` for all the rest: some come from strangers."""
+    counts: Counter[str] = Counter()
+    for code, count in counted.items():
+        counts[code if code in codes else "other"] += count
+    return dict(counts)

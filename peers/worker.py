@@ -25,11 +25,9 @@ from peers.ending import Ending
 from peers.hearing import Hearing
 from peers.height import Elsewhere
 from peers.inference.server import Inference
-from peers.looking import Looking
-from peers.meeting import met
+from peers.looking import Looking, met
 from peers.moving import Moving, first_stage
 from peers.neighbourhood import Neighbourhood
-from peers.parting import Left, until_left
 from peers.parts import Parts
 from peers.presence import OPERATION_SECONDS, Presence
 from peers.receipts import Receipts
@@ -41,6 +39,7 @@ from peers.signed_digests import SignedDigests
 from peers.snapshots import Snapshots, Standing
 from peers.stage_part import MakePart, real_part
 from peers.state_path import StatePath
+from peers.supervision import Left, until_left
 from peers.update_path import UpdatePath
 from peers.update_work import Settled, UpdateWork
 from protocols.body_limits import bodies_for_workers

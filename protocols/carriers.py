@@ -17,8 +17,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from protocols.daemon import CannotStart, Daemon, DaemonOptions
-from protocols.errors import BadSignature
+from protocols.daemon import Daemon, DaemonOptions
+from protocols.errors import BadSignature, CannotStart
 from protocols.identity import (
     PUBLIC_KEY_BYTES,
     SIGNATURE_BYTES,

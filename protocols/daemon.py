@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protocols import temporary
-from protocols.errors import PeerGone, Unreachable
+from protocols.errors import CannotStart, PeerGone, Unreachable
 from protocols.hivemind_parts import (
     P2P,
     Multiaddr,
@@ -55,10 +55,6 @@ _READ_BUFFER = 512 * 1024
 NOT_TRIED = "not tried: libp2p waits a while after failures"
 _OTHER_PEER = re.compile(r"peer id mismatch: .*?remote key matches (\w+)")
 _DIAL = re.compile(r"\* \[[^]]+\] (?:dial \S+ \S+: )?([^*]+)")
-
-
-class CannotStart(Exception):
-    """p2pd cannot run as configured; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

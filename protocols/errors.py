@@ -49,3 +49,7 @@ class Unreachable(WireError):
     """No address of the peer, or of any bootstrap, answered."""
 
     code = "unreachable"
+
+
+class CannotStart(Exception):
+    """p2pd cannot run as configured; the message says why and what to do."""

@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 
 from protocols.carriers import Carriers, introduction
-from protocols.daemon import DAEMON_ERRORS, LOOPBACK, CannotStart, Daemon
-from protocols.errors import PeerGone, Unreachable
+from protocols.daemon import DAEMON_ERRORS, LOOPBACK, Daemon
+from protocols.errors import CannotStart, PeerGone, Unreachable
 from protocols.identity import Identity
 from protocols.subflows import P2pdLink
 from swarmnet.manifest import WIRE_VERSION

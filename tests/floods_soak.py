@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 import psutil
 from floods import FLOODS, Attack, Victim
-from test_supervision import QUIET, p2pd_of, times, until
+from processes import QUIET, p2pd_of, times, until
 
 from peers import event_log
 from peers.demo.peers import DemoPeer, start

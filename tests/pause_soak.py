@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import psutil
-from test_supervision import QUIET, times, until
+from processes import QUIET, times, until
 
 from peers.control.client import ask
 from peers.demo.peers import start

@@ -31,6 +31,8 @@ from peers.compute import InlineCompute
 from peers.data.documents import Text
 from peers.data.tokenizer import open_tokenizer
 from peers.data.tokens import encoded
+from peers.inference.client import Conversation, SwarmClient
+from peers.inference.visit import stream
 from peers.run_file import SignedManifest
 from peers.settings import Settings
 from peers.shared_compute import SharedCompute
@@ -335,3 +337,13 @@ def nothing_is_committed_twice(swarm: Swarm) -> None:
         key = (note.name, note.fields["origin"], note.fields["counter"])
         assert key not in seen, f"{key} was committed twice"
         seen.add(key)
+
+
+FOUR = {"a": 0, "c": 1, "d": 1, "e": 2}
+TEXT = b"It was a dark and stormy night; the rain fell in torrents. " * 12
+
+
+async def text_of(client: SwarmClient, prompt: bytes, tokens: int, talk: Conversation) -> bytes:
+    return b"".join(
+        [piece async for piece in stream(client, prompt, tokens, temperature=0.0, conversation=talk)]
+    )

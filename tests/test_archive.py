@@ -5,46 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from functools import partial
-from random import Random
-from typing import Any
 
 import pytest
+from archived import MANIFEST, SIGNED, SLOW, archived, entry, open_archive, trained
 from swarm import OWNER, Swarm, sign, tiny_manifest
 
 from peers import checkpoint
-from peers.admission import OpenToAll
-from peers.archive.archive import INDEX, Archive, Entry, entry_name
-from peers.archive.archivist import Archivist, Policy
-from peers.archive.circle import Circle
-from peers.archive.keepers import NO_STAGE
+from peers.archive.archive import INDEX, Archive, entry_name, kept
+from peers.archive.archivist import Policy
 from peers.archive.restoring import signers
-from peers.archive.serving import Serving
 from peers.archive.store import ArchiveError, open_store, sha256
 from peers.config.peer_file import load
 from peers.creator.facts import from_archive
-from peers.creator.order_book import OrderBook
 from peers.creator.report import summary
 from peers.errors import ConfigError
-from peers.network.discovery.claims import Claims
-from peers.presence import Presence
 from peers.run_file import published_text
 from peers.virtual_time import run
-from protocols.identity import Identity
 from protocols.orders import seal_order
 from swarmnet.offers import NOTHING_PAST, Past
 from swarmnet.orders import Order
-from swarmnet.retention import kept
-
-MANIFEST = tiny_manifest((2, 1))
-SIGNED = sign(MANIFEST)
-SLOW = {0: 0.005, 1: 0.2, 2: 0.2, 3: 0.001}.__getitem__
-"""Seconds of virtual time for update, backward, forward and the rest: few microbatches, little real work."""
-
-
-def entry(stage: int, number: int, data: bytes, **changes) -> Entry:
-    made = Entry(entry_name(stage, number), stage, number, len(data), sha256(data), ("peer",), 1.0)
-    return replace(made, **changes)
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -148,36 +127,6 @@ def test_an_archivist_needs_a_place_and_a_run(tmp_path):
 
 
 # -- an archivist and a swarm -------------------------------------------------------------------------
-
-
-async def trained(swarm: Swarm, stages: dict[str, int], rounds: int, **how: Any) -> None:
-    """Open a swarm of these peers, and wait until each has settled more than so many rounds."""
-    swarm.open()
-    for name, stage in stages.items():
-        swarm.start(name, stage, **how)
-    await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > rounds, 60.0)
-
-
-async def archived(swarm: Swarm, place: str, policy: Policy) -> tuple[Archivist, Archive, list[str]]:
-    """An archivist in the swarm, opened."""
-    said: list[str] = []
-    identity = Identity.from_seed(b"archivist")
-    book = OrderBook(swarm.signed, None, lambda *_, **__: None, lambda *_: None)
-    me = identity.peer_id
-    transport, directory = swarm.network.transport(me), swarm.network.directory(me)
-    archive = Archive(open_store(place))
-    quiet = lambda *_, **__: None  # noqa: E731 - what is noted is not looked at
-    presence = Presence(swarm.signed, identity, transport, directory, "1", quiet)
-    record = partial(presence.record, NO_STAGE, Claims("serving", "", "archivist"))
-    serving = Serving(archive, swarm.signed, transport, OpenToAll(), record, quiet)
-    circle = Circle(book, transport, directory, b"", Random(1), quiet, serving)
-    await directory.announce(swarm.signed.run_id, NO_STAGE, record(), 10.0)
-    archivist = Archivist(
-        archive, policy, identity, book, circle, lambda *_, **__: None, lambda _, text: said.append(text)
-    )
-    circle.listen()
-    await archivist.open()
-    return archivist, archive, said
 
 
 def test_a_swarm_whose_peers_are_all_gone_goes_on_from_the_archive_alone(tmp_path):
@@ -302,12 +251,6 @@ def test_what_nobody_else_has_signed_is_not_taken_from_an_archivist(tmp_path):
         await swarm.close()
 
     run(story())
-
-
-def open_archive(place: str) -> Archive:
-    archive = Archive(open_store(place))
-    archive.open()
-    return archive
 
 
 @pytest.mark.parametrize(("added", "past", "reason"), [

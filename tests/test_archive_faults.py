@@ -9,44 +9,23 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
+from archived import MANIFEST, SIGNED, SLOW, STAGE, Desk, archived, entry, open_archive, trained, unreachable
 from fsspec.implementations.memory import MemoryFileSystem
 from swarm import Swarm
-from test_archive import MANIFEST, SIGNED, SLOW, archived, entry, open_archive, trained
 
-from peers import checkpoint
-from peers.admission import OpenToAll
 from peers.archive import serving
 from peers.archive.archive import INDEX, Archive
 from peers.archive.archivist import Policy
-from peers.archive.serving import Serving
 from peers.archive.store import ArchiveError, open_store
-from peers.network.discovery.claims import Claims
-from peers.presence import Presence
-from peers.snapshots import Snapshots
 from peers.virtual_time import run
-from protocols.envelope import Kind, run_bytes, seal
+from protocols.envelope import Kind, seal
 from protocols.identity import Identity
-from protocols.memory import MemoryNetwork
-from protocols.messages import AskChunk, AskState, Hello
+from protocols.messages import AskChunk, AskState
 from protocols.records import RECORD_SECONDS
 from swarmnet.branches import START
-from swarmnet.layout import layout_of
-from swarmnet.manifest import WIRE_VERSION
-from swarmnet.parameters import parameter_shapes
 
 FAR = 4_000_000_000
 """A round that no run reaches."""
-STAGE = 1
-LAYOUT = layout_of(parameter_shapes(MANIFEST.model, MANIFEST.span(STAGE)))
-
-
-class Unreachable(Exception):
-    """As botocore's and gcsfs's errors: neither an OSError nor a ValueError."""
-
-
-def unreachable(*_, **__):
-    raise Unreachable("no route to the store")
 
 
 # -- liars --------------------------------------------------------------------------------------------
@@ -84,61 +63,6 @@ def test_a_peer_that_signs_rounds_far_ahead_pushes_out_nobody_elses_words_and_is
 
 
 # -- newcomers that go again --------------------------------------------------------------------------
-
-
-class QuietLink:
-    """To a newcomer of which nothing is heard."""
-
-    def __init__(self, peer):
-        self.peer = peer
-        self.closed = False
-
-    def post(self, message, body=b""):
-        return 0
-
-    def close(self):
-        self.closed = True
-
-
-class Desk:
-    """An archivist's answers, with an archive of its own and no swarm."""
-
-    def __init__(self, place: str) -> None:
-        self.notes: list[tuple[str, dict]] = []
-        self.network = MemoryNetwork()
-        self.archive = Archive(open_store(place))
-        self.archive.open(SIGNED)
-        me = Identity.from_seed(b"archivist")
-        note = lambda event, **fields: self.notes.append((event, fields))  # noqa: E731 - a name for a line
-        transport = self.network.transport(me.peer_id)
-        self.serving = Serving(self.archive, SIGNED, transport, OpenToAll(), bytes, note)
-        self.snapshots = Snapshots(me, SIGNED.run_id, STAGE, MANIFEST.rounds)
-        self.serving.snapshots[STAGE] = (self.snapshots, LAYOUT)
-
-    def put(self, at: int, damaged: bool = False) -> None:
-        units = torch.zeros(LAYOUT.size, dtype=torch.int32)
-        units[0] = at
-        data = checkpoint.content(MANIFEST, STAGE, at, START, units, LAYOUT)
-        self.archive.put(entry(STAGE, at, data, **({"sha256": "damaged"} if damaged else {})), data)
-
-    async def greeted(self, name: str) -> str:
-        """A newcomer comes; its peer id."""
-        identity = Identity.from_seed(name.encode())
-        peer = identity.peer_id
-        transport, directory = self.network.transport(peer), self.network.directory(peer)
-        presence = Presence(SIGNED, identity, transport, directory, "1", lambda *_, **__: None)
-        record = presence.record(STAGE, Claims("starting", "", "worker"))
-        self.serving.greeted(peer, Hello(WIRE_VERSION, run_bytes(SIGNED.run_id), record), QuietLink(peer))
-        await self.done()
-        assert self.serving.stage_of(peer) == STAGE
-        return peer
-
-    async def done(self) -> None:
-        """What was begun is at its end; an exception that nobody took is raised."""
-        await asyncio.gather(*self.serving._tasks)
-
-    def held(self) -> list[int]:
-        return [snapshot.root.round for snapshot in self.snapshots.held]
 
 
 async def test_a_newcomer_that_goes_while_weights_are_read_leaves_none_in_memory(tmp_path):

@@ -4,70 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from archive_scene import RUN, Scene
 
 from peers.archive.archive import Archive
 from peers.archive.store import open_store
 from peers.creator.facts import from_archive
 from peers.creator.report import summary
-from peers.demo import report as demo_report
-from peers.demo.peers import DemoPeer, start
-from peers.demo.show import LOOPBACK
 from peers.run_file import publish
 from protocols.identity import load_or_create
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
-
-RUN = {
-    "name": "archived", "stages": [1, 1], "listed": True, "contact": "owner@example.org",
-    "model": {
-        "layers": 2, "width": 32, "heads": 2, "key_value_heads": 2, "head_width": 16, "feed_forward": 64,
-    },
-    "data": {"sequence_tokens": 32, "microbatch_sequences": 2, "sources": [
-        {"name": "first", "path": "first.txt", "licence": "CC0-1.0", "collected": "2024"},
-        {"name": "second", "path": "second.txt", "licence": "MIT", "kind": "synthetic"},
-    ]},
-    "rounds": {"target_tokens": 512, "snapshot_rounds": 4},
-}  # fmt: skip
-PATIENCE_SECONDS = 120.0
-
-
-class Scene:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.peers: list[DemoPeer] = []
-
-    async def peer(self, name: str, keys: dict[str, object]) -> DemoPeer:
-        self.peers.append(await start(self.folder, name, {**keys, **LOOPBACK}))
-        return self.peers[-1]
-
-    def settled(self, peer: DemoPeer) -> list[int]:
-        log = peer.state / "events.jsonl"
-        return sorted(demo_report.read_story(peer.state).digests) if log.exists() else []
-
-    async def until(self, condition, what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            words = {peer.name: list(peer.said)[-3:] for peer in self.peers}
-            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s; {words}"
-            ended = [peer.name for peer in self.peers if not peer.alive and peer.killed_at is None]
-            assert not ended, f"{ended} ended by themselves; {words}"
-            await asyncio.sleep(0.5)
-
-    async def swarmnet(self, *arguments: object) -> str:
-        done = await asyncio.to_thread(
-            subprocess.run, [sys.executable, "-m", "peers.cli", *map(str, arguments)],
-            capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
-            env={"PATH": "/usr/bin:/bin", "XDG_STATE_HOME": str(self.folder / "states")},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
 
 def newest(archive: Path) -> dict[int, int]:

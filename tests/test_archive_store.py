@@ -6,14 +6,12 @@ import asyncio
 from typing import ClassVar
 
 import pytest
+from archived import SIGNED, Unreachable, unreachable
 from fsspec.implementations.memory import MemoryFileSystem
-from test_archive import SIGNED
-from test_archive_faults import Unreachable, unreachable
 
 from peers.archive.archive import Archive
-from peers.archive.reaching import until_reached
 from peers.archive.restoring import Restoring
-from peers.archive.store import ArchiveError, FolderStore, StoreUnreachable, open_store
+from peers.archive.store import ArchiveError, FolderStore, StoreUnreachable, open_store, until_reached
 from peers.creator.facts import from_archive
 from peers.virtual_time import run
 

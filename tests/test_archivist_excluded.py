@@ -11,8 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from archived import MANIFEST, SLOW, archived, trained
 from swarm import OWNER, Swarm
-from test_archive import MANIFEST, SLOW, archived, trained
 
 from peers.archive.archivist import Policy
 from peers.creator.gatekeeper import INVITE_GRACE_SECONDS

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.capacity import bound
-from peers.capacity.events import Events
 from peers.capacity.layout import Layout, PeerSpec, Work
 from peers.capacity.routing import HEADER, RULES, bench, draw, play
 from peers.capacity.routing import render as row
-from peers.capacity.swarm import Swarm
+from peers.capacity.swarm import Events, Swarm
 from swarmnet.identifiers import PeerId
 from swarmnet.manifest import Manifest, ModelShape
 from swarmnet.router import Router

@@ -8,7 +8,8 @@ import pytest
 from protocols import carriers, subflow_dialer
 from protocols.carriers import Carriers
 from protocols.chunks import ChunkCarriers
-from protocols.daemon import LOOPBACK, CannotStart
+from protocols.daemon import LOOPBACK
+from protocols.errors import CannotStart
 from protocols.identity import Identity
 from protocols.p2pd import P2pdTransport
 from protocols.subflow_dialer import SubflowDialer

@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-from on_p2pd import transports
-from test_transport_contract import DEADLINE
+from on_p2pd import DEADLINE, transports
 
 from protocols.chunks import ASKED_PER_STREAM, CHUNKS_PROTOCOL, PART_BYTES
 from swarmnet.fetch import Ask, Dropped, SnapshotFetch

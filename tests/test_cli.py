@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typed import BOOTSTRAP, files_below, refused, write
 
 from peers import cli
 from peers.config.peer_file import DemoOptions
@@ -17,27 +18,6 @@ from peers.errors import UserError
 from peers.run_file import load_signed
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-BOOTSTRAP = "/ip4/127.0.0.1/tcp/31330/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
-
-
-def files_below(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def refused(outcome, *words):
-    code, out, err = outcome
-    assert code == 2
-    assert out == ""
-    assert err.startswith("error: ")
-    assert len(err.splitlines()) == 1
-    assert "Traceback" not in err
-    for word in words:
-        assert word in err
-
-
-def write(name, text):
-    Path(name).write_text(text)
-    return name
 
 
 def test_help_needs_neither_torch_nor_hivemind():

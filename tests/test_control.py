@@ -24,9 +24,8 @@ from peers.control.socket_path import LINE_BYTES, SOCKET_NAME, socket_path
 from peers.control.whom import state_of
 from peers.errors import UserError
 from peers.peer import Peer
-from peers.plural import counted
 from peers.state_lock import only_one
-from peers.status import open_report
+from peers.status import counted, open_report
 from protocols.identity import Identity
 
 

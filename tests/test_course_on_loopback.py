@@ -7,8 +7,7 @@ import json
 import re
 
 import pytest
-from test_archive_on_loopback import RUN, Scene
-from test_orders_on_loopback import tokens
+from archive_scene import RUN, Scene, tokens
 
 from peers.run_file import publish
 from protocols.identity import load_or_create

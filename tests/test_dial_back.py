@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from relayed import Stream
 
 from peers.virtual_time import run as run_virtual
 from protocols.dial_back import PART_LIMIT, Answer, Ask, Greeting, encode, read_part, statement
@@ -20,25 +21,6 @@ from swarmnet.address_ranges import ip_of
 HELPER, ASKER, OTHER = (Identity.from_seed(name) for name in (b"helper", b"asker", b"other"))
 SEEN = "/ip4/8.8.4.4/tcp/40000"
 HERE = "/ip4/8.8.4.4/tcp/31331"
-
-
-class Stream:
-    """One stream to the service, both ends in memory."""
-
-    def __init__(self):
-        self.to_service, self.to_asker, self.ended = asyncio.StreamReader(), asyncio.StreamReader(), False
-        self.transport = SimpleNamespace(abort=self.end)
-
-    def write(self, data):
-        self.to_asker.feed_data(data)
-
-    async def drain(self):
-        pass
-
-    def end(self):
-        if not self.ended:
-            self.ended = True
-            self.to_asker.feed_eof()
 
 
 class Helper:

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from test_relays import CIRCUIT, DIRECT, HIDDEN, stream_pair
+from relayed import CIRCUIT, DIRECT, HIDDEN, stream_pair
 
 from peers.virtual_time import run as run_virtual
 from protocols import dialling

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from examined import command
 from swarm import tiny_manifest
 
-from peers.cli import main
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
 from peers.data.documents import Reading
@@ -344,13 +344,6 @@ def test_neighbours_are_promised_only_where_they_are_looked_for(lan, zeroconf, n
 
 
 # -- the command ------------------------------------------------------------------------------------------
-
-
-def command(*arguments):
-    """Exit code of `swarmnet doctor`, in this process."""
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", *map(str, arguments)])
-    return ended.value.code
 
 
 @pytest.mark.parametrize(

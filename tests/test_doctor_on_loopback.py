@@ -7,6 +7,7 @@ import json
 import sys
 
 import pytest
+from needs import needs_libp2p
 
 from peers.config.peer_file import check_typed
 from peers.config.sibling_file import sibling_file
@@ -18,14 +19,14 @@ from peers.run_file import publish
 from protocols.daemon import LOOPBACK, Daemon
 from protocols.dht import DhtDirectory
 from protocols.dial_back import ask_dial_back
-from protocols.dialler import can_dial, dial
+from protocols.dialler import dial
 from protocols.errors import Backlog, PeerGone
 from protocols.identity import Identity, create, load
 from protocols.p2pd import P2pdTransport
 from protocols.speed import PER_PEER, Sample, measure, rate
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(600)]
-needs_libp2p = pytest.mark.skipif(not can_dial(), reason="py-libp2p (the extra libp2p) is not installed")
+
 DOCTOR_SECONDS = 200.0
 KEYS = {
     "role": "bootstrap", "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "log": "json",

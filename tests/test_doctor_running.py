@@ -5,25 +5,14 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+from examined import command, config, event
 from swarm import sign, tiny_manifest
-from test_doctor import command
 
-from peers.config.peer_file import check_typed
-from peers.config.yaml_lines import Typed
 from peers.doctor.swarm import Examination, logged_addresses
 from peers.event_log import EventLog, parts, read
 from peers.network.addresses import tcp_port
 from peers.run_file import published_text
 from peers.state_lock import only_one
-
-
-def config(tmp_path, **keys):
-    data = {"state": str(tmp_path / "state"), "metrics": {"listen": "off"}, **keys}
-    return check_typed(Typed("test", data), tmp_path, "test", {})
-
-
-def event(name, **fields):
-    return json.dumps({"time": 1.0, "monotonic": 1.0, "event": name, **fields}) + "\n"
 
 
 def test_relays_of_a_running_peer_are_those_that_it_has_not_lost(tmp_path):

@@ -4,7 +4,7 @@ import json
 import socket
 from types import SimpleNamespace
 
-from test_doctor_running import config, event
+from examined import config, event
 
 from peers.config.sibling_file import sibling_file
 from peers.doctor import siblings

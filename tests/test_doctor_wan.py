@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-from test_doctor_on_loopback import needs_libp2p
-from test_wan import without_network
+from needs import needs_libp2p, without_network
 from wan_doctor import NOBODY, PORT, examine
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(500)]

@@ -10,8 +10,7 @@ import pytest
 from holders import Holders
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from swarm import tiny_manifest
-from test_inference import FOUR, TEXT
+from swarm import FOUR, TEXT, tiny_manifest
 
 from peers.config.peer_file import load
 from peers.errors import ConfigError

@@ -6,39 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from sharp_weights import LLAMA, stage_weights
 from torch import Tensor
 from torch.nn import functional
 
 from peers.home.export import ExportError, export, load_end, load_shape, load_weights
-from swarmnet.fixed_point import to_floats
-from swarmnet.identifiers import PeerId
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest, ModelShape
-from swarmnet.model import forward, initial_units
-from swarmnet.parameters import parameter_shapes, whole
+from swarmnet.manifest import ModelShape
+from swarmnet.model import forward
+from swarmnet.parameters import whole
 
-LLAMA = ModelShape(
-    width=32, layers=3, heads=4, key_value_heads=2, head_width=16, feed_forward=48, context=64, rope_theta=5e5
-)
 QWEN = replace(LLAMA, qk_norm=True, norm_epsilon=1e-6)
-
-
-def stage_weights(shape: ModelShape, stages: tuple[int, ...]) -> list[dict[str, Tensor]]:
-    """Every stage's tensors as views of its flat vector, moved off their start so that norms matter."""
-    manifest = Manifest("test", PeerId("owner"), stages=stages, model=shape)
-    found = []
-    for stage in range(len(stages)):
-        span = manifest.span(stage)
-        layout = layout_of(parameter_shapes(shape, span))
-        flat = to_floats(initial_units(shape, span, layout, seed=1))
-        flat *= 1 + torch.rand(flat.shape, generator=torch.Generator().manual_seed(stage))
-        found.append(
-            {
-                entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
-                for entry in layout.entries
-            }
-        )
-    return found
 
 
 def merged(stages: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from peers.data.tokenizer import ByteTokenizer
-from peers.errors import UserError
-from peers.extras import how_to_install
+from peers.errors import UserError, how_to_install
 from peers.home.likelihood import Reader
 from swarmnet.manifest import ModelShape
 from swarmnet.model import forward

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from holders import COMPUTE_SECONDS, Holders, Pushy, until
-from swarm import TINY_MODEL, tiny_manifest
+from swarm import FOUR, TEXT, TINY_MODEL, tiny_manifest
 
 from peers import cli
 from peers.compute import FORWARD
@@ -30,10 +30,8 @@ from swarmnet.model import forward
 from swarmnet.parameters import whole
 from swarmnet.requests import ASKED_AT_ONCE, BUSY, LEAVE_OUT_SECONDS
 
-FOUR = {"a": 0, "c": 1, "d": 1, "e": 2}
 SKIPPING = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4), paths=Paths(skip_ratio=1 / 4))
 PROMPTS = [b"def f", b"class ", b"import ", b"", b"x" * 40, b"return", b"\x00\x01", b"for i in"]
-TEXT = b"It was a dark and stormy night; the rain fell in torrents. " * 12
 
 
 def play(

@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 from holders import named
-from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
+from swarm import Swarm, nothing_is_committed_twice, shared_rounds, text_of, tiny_manifest
 from torch import Tensor
 
 from peers.home.generate import generate
 from peers.inference.client import Conversation, SwarmClient
-from peers.inference.visit import stream
 from peers.snapshots import units_of
 from peers.virtual_time import run
 from protocols.identity import Identity
@@ -50,12 +49,6 @@ def visitor(swarm: Swarm) -> SwarmClient:
     peer, network = Identity.from_seed(b"visitor").peer_id, swarm.network
     transport, directory = network.transport(peer), network.directory(peer)
     return SwarmClient(swarm.signed, transport, directory, Random(0), lambda event, text: None)
-
-
-async def text_of(client: SwarmClient, prompt: bytes, tokens: int, talk: Conversation) -> bytes:
-    return b"".join(
-        [piece async for piece in stream(client, prompt, tokens, temperature=0.0, conversation=talk)]
-    )
 
 
 def play(story: Callable[[Swarm, Shots], Awaitable[None]]) -> Swarm:

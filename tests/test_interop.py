@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 from peers.demo.peers import DemoPeer, start
 from peers.demo.show import LOOPBACK
-from peers.extras import how_to_install
+from peers.errors import how_to_install
 from peers.run_file import publish
 from protocols.daemon import LOOPBACK as LOOPBACK_ONLY
 from protocols.daemon import Daemon

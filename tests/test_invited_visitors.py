@@ -6,8 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from swarm import OWNER, TINY_MODEL, Swarm, sign, tiny_manifest
-from test_inference_in_swarm import text_of
+from swarm import OWNER, TINY_MODEL, Swarm, sign, text_of, tiny_manifest
 
 from peers.inference.client import Conversation, NoAnswer, SwarmClient
 from peers.inference.visit import not_let_in

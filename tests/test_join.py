@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 from swarm import OWNER, sign, tiny_manifest
-from test_cli import BOOTSTRAP, files_below, refused
+from typed import BOOTSTRAP, files_below, refused
 
 from peers import fetching, virtual_time
 from peers.config.limits import LimitsFile

@@ -9,8 +9,8 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_supervision import times, until
-from test_wan import without_network
+from needs import without_network
+from processes import times, until
 
 from peers import event_log, lan
 from peers.config.peer_file import check_typed

@@ -8,9 +8,9 @@ import pytest
 from hostile import Liar
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from owned_swarm import FOUR, OwnedSwarm
+from round_group import RULES, Group, partitioned
 from swarm import OWNER, Swarm, shared_rounds, tiny_manifest
-from test_orders_in_swarm import FOUR, OwnedSwarm
-from test_rounds import RULES, Group, partitioned
 
 from peers.virtual_time import run
 from protocols.envelope import Kind, seal

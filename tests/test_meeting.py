@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from peers.meeting import met
+from peers.looking import met
 from swarmnet.identifiers import PeerId
 from swarmnet.membership import Membership
 

@@ -1,6 +1,5 @@
 """What every sync method must fulfil, those to come too: all names that a manifest can say go through it."""
 
-import hashlib
 from dataclasses import replace
 from itertools import permutations, product
 from typing import get_args
@@ -9,43 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_cases import PEERS, SELECTIONS, bent, gradient_of, manifest, shapes_of
 
 from swarmnet.fixed_point import to_floats, to_units
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest, MethodName, ModelShape, Sync
+from swarmnet.manifest import MethodName, ModelShape
 from swarmnet.method import METHODS, ContributionError, GradientError, method_of
 from swarmnet.parameters import parameter_shapes, whole
 
-SELECTIONS = ["top-k", "group", "seeded"]
 TRANSFORMS = ["hadamard", "dct", "identity"]
 EVERY = list(product(METHODS, SELECTIONS, TRANSFORMS))
-PEERS = [PeerId(f"peer {index}") for index in range(5)]
-
-
-def shapes_of(layers, width=24, first=True, last=True, start=0):
-    shapes = {"model.embed_tokens.weight": (256, width)} if first else {}
-    for layer in range(start, start + layers):
-        shapes[f"model.layers.{layer}.input_layernorm.weight"] = (width,)
-        shapes[f"model.layers.{layer}.self_attn.q_proj.weight"] = (width, width)
-        shapes[f"model.layers.{layer}.mlp.up_proj.weight"] = (11 * width, width)
-    if last:
-        shapes |= {"model.norm.weight": (width,), "lm_head.weight": (256, width)}
-    return shapes
-
-
-def manifest(**sync):
-    return Manifest("test", PeerId("owner"), sync=Sync(**{"kept": 64, "warmup_rounds": 1, **sync}))
-
-
-def gradient_of(layout, seed):
-    """float32 [layout.size], drawn by parameter name, so that it is the same for any cut in stages."""
-    gradient = torch.zeros(layout.size)
-    for entry in layout.entries:
-        digest = hashlib.sha256(f"{seed} {entry.name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        gradient[entry.offset : entry.offset + entry.size] = torch.randn(entry.size, generator=generator)
-    return gradient
 
 
 def contributions(method_manifest, layout, rounds=1):
@@ -63,14 +36,6 @@ def tally_of(method, payloads, round=0):
     for peer, payload in payloads.items():
         tally.add(peer, payload)
     return tally
-
-
-def bent(honest, data):
-    """The payload with a few bits turned, a byte less or a byte more."""
-    payload = bytearray(honest)
-    for place in data.draw(st.lists(st.integers(0, 8 * len(payload) - 1), max_size=4)):
-        payload[place // 8] ^= 1 << (place % 8)
-    return data.draw(st.sampled_from([bytes(payload), bytes(payload[:-1]), bytes(payload) + b"\0"]))
 
 
 def by_name(layout, flat):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 from swarm import tiny_manifest
-from test_observe import Watched, moved
+from watched import Watched, moved
 
 from peers.declaring import Declared
 from peers.errors import UserError

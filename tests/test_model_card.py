@@ -18,8 +18,8 @@ from typed import typing
 
 from peers import checkpoint
 from peers.data.documents import held_out_text
+from peers.errors import how_to_install
 from peers.event_log import EventLog
-from peers.extras import how_to_install
 from peers.home import export as exporting
 from peers.home.card import card, plain
 from peers.home.facts import Facts, facts

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from prometheus_client.parser import text_string_to_metric_families
 from swarm import tiny_manifest
-from test_observe import Watched
+from watched import Watched
 
 from peers.checkpoint import files, read
 from peers.creator.facts import from_directory

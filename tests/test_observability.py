@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
-from test_swarm_on_loopback import RUN
+from swarm_scene import RUN
 
 from peers.demo.peers import DemoPeer, start
 from peers.demo.show import LOOPBACK

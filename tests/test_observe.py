@@ -2,18 +2,15 @@
 
 import asyncio
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from swarm import Swarm, tiny_manifest
+from swarm import tiny_manifest
+from watched import Watched, moved, seen
 
-from peers.codec_counts import CODED
 from peers.counted_directory import CountedDirectory
 from peers.directory_observer import DirectoryObserver
-from peers.growth import Growth, by_code
 from peers.metrics import Metrics
-from peers.observe import Observer
+from peers.timings import CODED, Growth, by_code
 from peers.virtual_time import run
 from protocols.envelope import ENVELOPE_BYTES
 from protocols.errors import PeerGone, Unreachable
@@ -21,6 +18,8 @@ from protocols.frames import wire_bytes
 from protocols.messages import Contribution, encode
 from swarmnet.directory_split import MISSED_LOOKS
 from swarmnet.round_sets import NeighbourView
+
+pytestmark = pytest.mark.swarm
 
 OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total", "stage_moves_total", "paused",
                   "event_loop_lag_seconds", "network_connections"}  # fmt: skip
@@ -38,69 +37,6 @@ OF_OTHER_ROLES = {
 }  # fmt: skip
 """Of archivists and of bootstraps: tests/test_role_metrics.py."""
 OF_VISITORS = {"inference_requests_total", "inference_compute_seconds_total"}
-
-
-class Silent:
-    """A report and an event log that nobody reads."""
-
-    def __init__(self):
-        self.statuses, self.events = [], []
-
-    def status(self, status):
-        self.statuses.append(status)
-
-    def record(self, event, **fields):
-        self.events.append((event, fields))
-
-    def flush(self):
-        pass
-
-
-def seen(**fields):
-    """What is read of a directory."""
-    return SimpleNamespace(**{"refusals": Counter(), "sent_bytes": 0, "received_bytes": 0, **fields})
-
-
-class Watched(Swarm):
-    """A swarm with an observer at every worker."""
-
-    def __init__(self, *arguments, **more):
-        super().__init__(*arguments, **more)
-        self.metrics, self.observers, self.watching = {}, {}, []
-        plain = self.network.directory
-        self.network.directory = lambda peer: CountedDirectory(plain(peer))
-
-    def start(self, name, *arguments, **more):
-        member = super().start(name, *arguments, **more)
-        metrics = self.metrics.setdefault(name, Metrics(process=False))
-        silent = Silent()
-        observer = self.observers[name] = Observer(member.worker, metrics, silent, silent)
-        counted = member.worker.presence.directory
-        directory = DirectoryObserver(counted, seen(measured_offset=None, known_nodes=3), metrics)
-        self.watching += [self.loop.create_task(part.run()) for part in (observer, directory)]
-        return member
-
-    async def stop_watching(self):
-        for observer in self.observers.values():
-            observer.look()
-        for task in self.watching:
-            task.cancel()
-        await asyncio.gather(*self.watching, return_exceptions=True)
-
-
-def moved(metrics):
-    """Names and labels of the samples that are not 0."""
-    samples = [
-        sample
-        for family in text_string_to_metric_families(metrics.text().decode())
-        for sample in family.samples
-        if sample.value != 0 and not sample.name.endswith(("_bucket", "_sum"))
-    ]
-    return {
-        sample.name.removeprefix("swarmnet_").removesuffix("_count")
-        + "".join(f" {value}" for value in sample.labels.values())
-        for sample in samples
-    }
 
 
 async def lively(swarm, folder):

@@ -14,7 +14,7 @@ import pytest
 from browser import CHROMIUM, Browser
 from observed import NOON, Crowd, record
 from swarm import TINY_MODEL, sign, tiny_manifest
-from test_swarm_on_loopback import RUN, Scene
+from swarm_scene import RUN, Scene
 
 from peers.demo.peers import DemoPeer, start
 from peers.demo.show import LOOPBACK

@@ -7,7 +7,7 @@ import json
 import urllib.request
 
 import pytest
-from test_archive_on_loopback import RUN, Scene
+from archive_scene import RUN, Scene
 
 from peers.run_file import publish
 from protocols.identity import load_or_create

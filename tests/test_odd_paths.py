@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from test_cli import files_below, refused, write
-from test_export import LLAMA, stage_weights
+from sharp_weights import LLAMA, stage_weights
+from typed import files_below, refused, write
 
 from peers.errors import UserError
 from peers.files import is_file, is_folder, is_there

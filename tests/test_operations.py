@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from swarm import tiny_manifest
-from test_observe import Silent, Watched
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from watched import Silent, Watched
 
 from peers.metrics import Metrics
 from peers.observe import Observer

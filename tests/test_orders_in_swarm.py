@@ -2,72 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import replace
-
 import pytest
-from swarm import OWNER, Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
+from owned_swarm import FOUR, OwnedSwarm, Silent
+from swarm import OWNER, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
 from peers.errors import UserError
 from peers.virtual_time import run
 from protocols.envelope import run_bytes
 from protocols.identity import Identity
 from protocols.invites import seal_invite
-from protocols.messages import Hello, OrderIs
-from protocols.orders import SignedOrder, seal_order
+from protocols.messages import Hello
+from protocols.orders import seal_order
 from swarmnet import orders
 from swarmnet.manifest import WIRE_VERSION
 from swarmnet.orders import NO_ORDER, Order
 
-
-class Silent:
-    """A visitor that only sends."""
-
-    def received(self, *_): ...
-
-    def lost(self, *_): ...
-
-    def refused(self, *_): ...
-
-
-class OwnedSwarm(Swarm):
-    """With an owner who orders, from a machine that is no peer of the run."""
-
-    def __init__(self, manifest, **options):
-        super().__init__(manifest, **options)
-        self.order: Order = NO_ORDER
-
-    def sealed(self, order: Order) -> SignedOrder:
-        sequence = orders.next_sequence(self.order, self.loop.time())
-        return seal_order(OWNER, self.signed.run_id, replace(order, sequence=sequence))
-
-    async def give(self, order: Order, to: str) -> SignedOrder:
-        """One peer hears it, and says it on."""
-        signed = self.sealed(order)
-        self.order = signed.order
-        await self.send(signed.data, to)
-        return signed
-
-    async def send(self, data: bytes, to: str, sender: Identity = OWNER) -> None:
-        transport = self.network.transports.get(sender.peer_id) or self.network.transport(sender.peer_id)
-        transport.listen(Silent())
-        link = await transport.open(self.members[to].peer, "group", 5.0)
-        link.post(OrderIs(data))
-        await link.drained(0, 5.0)
-
-    def sequences(self):
-        return {self.members[name].worker.orders.book.order.sequence for name in self.living()}
-
-    def knows(self, order: SignedOrder):
-        return self.sequences() == {order.order.sequence}
-
-    async def end_of(self, member):
-        """Raises what it ended with."""
-        async with asyncio.timeout(30.0):
-            await member.task
-
-    async def training(self):
-        await self.until(lambda: self.committed(0) > 10 and self.committed(1) > 10, 60.0)
+pytestmark = pytest.mark.swarm
 
 
 def swarm_of(*names: tuple[str, int], **changes) -> OwnedSwarm:
@@ -76,9 +26,6 @@ def swarm_of(*names: tuple[str, int], **changes) -> OwnedSwarm:
     for name, stage in names:
         swarm.start(name, stage)
     return swarm
-
-
-FOUR = (("a", 0), ("b", 0), ("c", 1), ("d", 1))
 
 
 def test_a_pause_reaches_everybody_and_ends_as_soon_as_the_owner_says():

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from test_archive_on_loopback import RUN, Scene
+from archive_scene import RUN, Scene, tokens
 
 from peers.run_file import publish
 from protocols.identity import load_or_create
@@ -15,10 +15,6 @@ pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
 
 BANNED = 2
 """Exit code of whom a person has to help: a service does not start it again."""
-
-
-def tokens(scene):
-    return [peer.status.get("tokens", 0) for peer in scene.peers[1:]]
 
 
 async def test_peers_do_what_their_owner_types(tmp_path):

@@ -15,13 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 from freezing import freeze, frozen
-from on_p2pd import transports
-from test_transport_contract import DEADLINE, Listener
+from on_p2pd import DEADLINE, Listener, transports
 
 from protocols import daemon as daemon_module
 from protocols import p2pd, reading, subflows
-from protocols.daemon import LOOPBACK, CannotStart, Daemon, DaemonOptions
-from protocols.errors import PeerGone
+from protocols.daemon import LOOPBACK, Daemon, DaemonOptions
+from protocols.errors import CannotStart, PeerGone
 from protocols.frames import FrameWriter, wire_bytes
 from protocols.hivemind_parts import PeerID
 from protocols.identity import Identity, create

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from peers.parting import Left, until_left
+from peers.supervision import Left, until_left
 from peers.virtual_time import run
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from pause_soak import PROMISED_SECONDS
-from test_supervision import QUIET, times, until
+from processes import QUIET, times, until
 
 from peers.control.client import ask
 from peers.demo.peers import start

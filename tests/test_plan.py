@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from test_cli import refused
+from typed import refused
 
 from peers.capacity import links
 from peers.capacity.churn import JOIN_SECONDS, Play, Turnover, thinnest_share

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from swarm import shared_rounds, tiny_manifest
-from test_orders_in_swarm import OwnedSwarm
+from owned_swarm import SIX, settled, six
+from swarm import shared_rounds
 
 from peers.virtual_time import run
 from swarmnet import orders
 from swarmnet.orders import NO_ORDER
 from swarmnet.rates import WHOLE
-
-SIX = (("a", 0), ("b", 0), ("c", 0), ("d", 1), ("e", 1), ("f", 1))
-
-
-def six(seed=3, stub=False, **settings):
-    swarm = OwnedSwarm(tiny_manifest((2, 1)), seed=seed, stub=stub)
-    swarm.open()
-    for name, stage in SIX:
-        swarm.start(name, stage, **settings)
-    return swarm
-
-
-def settled(swarm, *names):
-    rounds = swarm.rounds()
-    return min(rounds.get(name, (0, -1))[1] for name in names or swarm.living())
 
 
 def weights(swarm, stage):

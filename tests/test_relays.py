@@ -6,116 +6,35 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from relayed import (
+    ASKER,
+    CIRCUIT,
+    CONNECT,
+    DIRECT,
+    DOOR,
+    HIDDEN,
+    OTHER,
+    RELAY,
+    RESERVE,
+    Relay,
+    accepts,
+    stream_pair,
+)
 
 from peers.config.peer_file import PeerFile
 from peers.sessions import daemon_options, keeps_slots
 from peers.virtual_time import run as run_virtual
 from protocols import circuits, relay_service, relays
 from protocols.circuits import (
-    HOP_CONNECT,
     HOP_PROTOCOL,
-    HOP_RESERVE,
     PING_PROTOCOL,
     encode,
     read_fields,
 )
 from protocols.errors import Malformed, PeerGone, TooLarge, Unreachable
-from protocols.hivemind_parts import PeerID
 from protocols.identity import Identity
 from protocols.multiaddr import multiaddr_bytes, through_relay
-from protocols.relay_service import RelayService
 from protocols.relays import Relays, circuits_through, usable
-
-RELAY, HIDDEN, ASKER, OTHER = (
-    Identity.from_seed(name).peer_id for name in (b"relay", b"hidden", b"asker", b"other")
-)
-DOOR = "/ip4/9.9.9.9/tcp/31330"
-CIRCUIT = f"{DOOR}/p2p/{RELAY}/p2p-circuit"
-DIRECT = "/ip4/8.8.4.4/tcp/31331"
-
-
-class Pipe:
-    """The writing end of a stream in memory."""
-
-    def __init__(self, reader):
-        self.reader, self.ended = reader, False
-        self.transport = SimpleNamespace(abort=self.close)
-
-    def write(self, data):
-        if not self.ended:
-            self.reader.feed_data(bytes(data))
-
-    async def drain(self):
-        pass
-
-    def close(self):
-        if not self.ended:
-            self.ended = True
-            self.reader.feed_eof()
-
-
-def stream_pair():
-    """(reader, writer) of the one end and of the other."""
-    here, there = asyncio.StreamReader(), asyncio.StreamReader()
-    return (here, Pipe(there)), (there, Pipe(here))
-
-
-class Relay:
-    """A relay whose clock is set by hand, and which reaches whom `reached` says."""
-
-    def __init__(self):
-        self.clock = 1000.0
-        self.reached = {}
-        self.service = RelayService(self, lambda: self.clock)
-        self.serving = []
-
-    async def open_stream(self, peer, protocol, deadline_seconds):
-        if peer not in self.reached:
-            raise PeerGone(f"no stream to {peer}")
-        ours, theirs = stream_pair()
-        self.reached[peer](theirs)
-        return ours
-
-    def opened(self, peer, address=DIRECT):
-        """The asker's end of a stream that `peer` opens."""
-        ours, theirs = stream_pair()
-        info = SimpleNamespace(peer_id=PeerID.from_base58(peer), addr=address)
-        self.serving.append(asyncio.create_task(self.service.accept(info, *theirs)))
-        return ours
-
-    async def asked(self, peer, message, address=DIRECT):
-        """What it answers, and the stream."""
-        reader, writer = self.opened(peer, address)
-        writer.write(encode(message))
-        return await read_fields(reader), (reader, writer)
-
-    async def status(self, peer, message, address=DIRECT):
-        answer, (_, writer) = await self.asked(peer, message, address)
-        writer.close()
-        return answer[5]
-
-    async def end(self):
-        await self.service.close()
-        await asyncio.gather(*self.serving)
-
-
-RESERVE = {1: HOP_RESERVE}
-CONNECT = {1: HOP_CONNECT, 2: circuits.peer_field(HIDDEN)}
-
-
-def accepts(answer=circuits.OK):
-    """A hidden peer: its ends of the circuits that were brought to it."""
-    ends = []
-
-    def reached(stream):
-        async def answers():
-            told = await read_fields(stream[0])
-            assert circuits.peer_in(told) == ASKER
-            stream[1].write(encode({1: circuits.STOP_STATUS, 4: answer}))
-
-        ends.append((stream, asyncio.create_task(answers())))
-
-    return reached, ends
 
 
 def test_what_was_reserved_is_carried_both_ways_until_one_side_ends_it():

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from test_transport_contract import DEADLINE, Listener
+from on_p2pd import DEADLINE, Listener
 
 from protocols.circuits import PING_PROTOCOL
 from protocols.daemon import LOOPBACK

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from test_wan import without_network
+from needs import without_network
 from wan_relay import train
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from archived import MANIFEST, SLOW, STAGE, Desk, archived, trained
 from prometheus_client.parser import text_string_to_metric_families
+from relayed import ASKER, CIRCUIT, CONNECT, DOOR, HIDDEN, OTHER, RESERVE, Relay, accepts
 from swarm import Swarm
-from test_archive import MANIFEST, SLOW, archived, trained
-from test_archive_faults import STAGE, Desk
-from test_relays import ASKER, CIRCUIT, CONNECT, DOOR, HIDDEN, OTHER, RESERVE, Relay, accepts
 
 from peers.archive.archive_observer import ArchiveObserver
 from peers.archive.archivist import Policy
 from peers.archive.circle import Surroundings
 from peers.archive.store import FolderStore
+from peers.directory_observer import RelayObserver
 from peers.errors import UserError
 from peers.metrics import Metrics
 from peers.reasons import ARCHIVING, RELAYING
-from peers.relay_observer import RelayObserver
 from peers.state_path import NoState, StatePath
 from peers.virtual_time import run
 from protocols import circuits, relay_service

@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from test_rounds import RULES, Group
+from round_group import RULES, Group
 
 from peers.metrics import PHASES
 from swarmnet.identifiers import PeerId

@@ -6,9 +6,8 @@ import asyncio
 import re
 
 import pytest
+from owned_swarm import OwnedSwarm, settled, six
 from swarm import shared_rounds, tiny_manifest
-from test_orders_in_swarm import OwnedSwarm
-from test_rates_in_swarm import settled, six
 
 from peers import checkpoint
 from peers.errors import UserError

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-from test_cli import refused
+from typed import refused
 
 from peers.config.peer_file import load
 from peers.errors import UserError

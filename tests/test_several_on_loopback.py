@@ -7,7 +7,7 @@ import signal
 import urllib.request
 
 import pytest
-from test_supervision import QUIET, times, until
+from processes import QUIET, times, until
 
 from peers.config.sibling_file import sibling_folder
 from peers.control.client import ask

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm import TINY_MODEL, tiny_manifest
-from test_upload_limit import two_peers
+from two_peers import two_peers
 
 from peers.compute import FORWARD, UPDATE, InlineCompute, ThreadCompute
 from peers.config.peer_file import ConfigError, check_typed
@@ -28,8 +28,8 @@ from peers.metrics import Metrics
 from peers.metrics_of_all import text_of_all
 from peers.moving import named
 from peers.roles.siblings import Siblings
+from peers.run_file import check_wish
 from peers.shared_compute import SharedCompute
-from peers.stage_wish import check_wish
 from peers.status import JsonReport, LineReport, SiblingReport, Status
 from peers.top.picture import Happened, PeerSeen, Picture
 from peers.top.picture import together as one_picture

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_dial_back import Stream
+from relayed import Stream
 
 from peers.virtual_time import run as run_virtual
 from protocols.speed import (

@@ -11,8 +11,7 @@ import pytest
 from freezing import freeze
 from hypothesis import given
 from hypothesis import strategies as st
-from on_p2pd import transports
-from test_transport_contract import DEADLINE
+from on_p2pd import DEADLINE, transports
 
 from protocols import p2pd, subflow_dialer, subflows
 from protocols.carriers import INTRODUCTION_BYTES, Carriers, carried_peer, introduction

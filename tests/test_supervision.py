@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import QUIET, p2pd_of, times, until
 
 from peers import event_log
 from peers.demo.peers import DemoPeer, start
@@ -22,10 +23,7 @@ from peers.supervision import HANG_LOOKS, Fault, Watchdog, is_memory, reason, un
 from protocols.identity import load_or_create
 
 ROOT = Path(__file__).parent.parent
-QUIET = {
-    "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "metrics": {"listen": "off"},
-    "log": "json", "drain_seconds": 5, "checkpoint_seconds": 0,
-}  # fmt: skip
+
 RUN = """
 name: small
 seed: 1
@@ -42,30 +40,6 @@ def run_json(tmp_path):
     (tmp_path / "run.yaml").write_text(RUN)
     publish(tmp_path / "run.yaml", load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
     return tmp_path
-
-
-def times(state: Path, name: str) -> list[float]:
-    """When an event happened, Unix time."""
-    path = state / "events.jsonl"
-    return [event.time for event in event_log.read(path) if event.name == name] if path.exists() else []
-
-
-HUNG_SECONDS = 120.0
-"""After so long nothing more is to be waited for. How fast it is, is no test's matter: machines are busy."""
-
-
-async def until(condition, what, seconds=HUNG_SECONDS):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        await asyncio.sleep(0.05)
-
-
-def p2pd_of(pid: int) -> int:
-    """The p2pd that a peer started."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    names = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    return next(child for child, name in names.items() if b"p2pd" in name)
 
 
 @contextlib.asynccontextmanager

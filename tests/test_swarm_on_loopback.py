@@ -2,80 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import time
-from collections.abc import Callable
-from pathlib import Path
 from statistics import fmean
 
 import pytest
+from swarm_scene import Scene
 
 from peers.demo import report as demo_report
-from peers.demo.peers import DemoPeer, start
-from peers.demo.report import PeerStory
-from peers.demo.show import LOOPBACK
-from peers.run_file import publish
-from protocols.identity import load_or_create
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 
-RUN = {
-    "name": "loopback", "stages": [1, 1],
-    "model": {
-        "layers": 2, "width": 64, "heads": 4, "key_value_heads": 4, "head_width": 16, "feed_forward": 128,
-    },
-    "data": {"sequence_tokens": 64, "microbatch_sequences": 4},
-    "rounds": {"target_tokens": 2048, "snapshot_rounds": 8},
-}  # fmt: skip
-PATIENCE_SECONDS = 120.0
 COMMITS = 12
-
-
-class Scene:
-    """The processes, and what their event logs say so far."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.boot: DemoPeer | None = None
-        self.peers: list[DemoPeer] = []
-
-    async def begin(self) -> None:
-        file = self.folder / "run.yaml"
-        file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
-        publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
-        self.boot = await start(self.folder, "boot", {"role": "bootstrap", "run": "run.json", **LOOPBACK})
-        await self.boot.until_listening()
-        for number in range(4):
-            await self.worker(number // 2)
-
-    async def worker(self, stage: int | str) -> DemoPeer:
-        assert self.boot is not None
-        keys = {
-            "run": "run.json", "bootstrap": self.boot.addresses, "stage": stage, "in_flight": 2, "slots": 8,
-            **LOOPBACK,
-        }  # fmt: skip
-        self.peers.append(await start(self.folder, f"peer-{len(self.peers)}", keys))
-        return self.peers[-1]
-
-    async def end(self) -> None:
-        await asyncio.gather(*(peer.stop(60.0) for peer in self.peers))
-        if self.boot is not None:
-            await self.boot.stop(60.0)
-
-    def story(self, peer: DemoPeer) -> PeerStory:
-        if not (peer.state / "events.jsonl").exists():
-            return PeerStory("")
-        return demo_report.read_story(peer.state)
-
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            words = {peer.name: list(peer.said)[-2:] for peer in self.peers}
-            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s; {words}"
-            ended = [peer.name for peer in self.peers if not peer.alive and peer.killed_at is None]
-            assert not ended, f"{ended} ended by themselves; {words}"
-            await asyncio.sleep(0.5)
 
 
 async def test_a_real_swarm_trains_survives_a_kill_and_takes_in_a_newcomer(tmp_path):

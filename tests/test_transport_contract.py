@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 from freezing import frozen
+from on_p2pd import DEADLINE, Listener
 
 from protocols import p2pd
 from protocols.daemon import LOOPBACK
@@ -27,39 +28,6 @@ RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 CHUNK = Chunk(b"digest", 5)
 ACT = Act("12D3KooW", 3, 1, 2, 4.0, (4, 128, 256))
 BUSY = Busy("12D3KooW", 3, 1)
-DEADLINE = 60.0
-
-
-class Listener:
-    """A Receiver that remembers, and lets a test wait for what must happen."""
-
-    def __init__(self):
-        self.received_, self.lost_, self.refused_ = [], [], []
-        self.judge = lambda peer, message, body: None
-        self._changed = asyncio.Event()
-
-    def received(self, peer, lane, message, body, wire_bytes):
-        self.judge(peer, message, body)
-        self.received_.append((peer, lane, message, bytes(body), wire_bytes))
-        self._changed.set()
-
-    def lost(self, peer, lane, reason):
-        self.lost_.append((peer, lane, reason))
-        self._changed.set()
-
-    def refused(self, peer, code, reason):
-        self.refused_.append((peer, code, reason))
-        self._changed.set()
-
-    @property
-    def messages(self):
-        return [message for _, _, message, _, _ in self.received_]
-
-    async def until(self, holds):
-        async with asyncio.timeout(DEADLINE):
-            while not holds(self):
-                self._changed.clear()
-                await self._changed.wait()
 
 
 class MemoryWorld:

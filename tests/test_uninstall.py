@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from swarm import OWNER, sign, tiny_manifest
-from test_cli import refused
+from typed import refused
 
 from peers.run_file import published_text
 from peers.service import WRITTEN

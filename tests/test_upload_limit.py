@@ -1,52 +1,18 @@
 """What a peer file's `limits.upload` does to real links and to the chunks that a peer serves."""
 
 import asyncio
-import contextlib
 import time
 
 import pytest
+from two_peers import two_peers
 
 from peers.virtual_time import run
 from protocols.chunks import PART_BYTES, ChunkService
-from protocols.daemon import LOOPBACK
-from protocols.identity import create
 from protocols.messages import Act, Bye
-from protocols.p2pd import P2pdTransport
 from protocols.speed import measure
 from protocols.upload import Upload
 
 RATE = 2_000_000
-
-
-class Heard:
-    """A receiver that notes what comes and when."""
-
-    def __init__(self):
-        self.messages = []
-
-    def received(self, peer, lane, message, body, wire_bytes):
-        self.messages.append((time.monotonic(), message, len(body)))
-
-    def lost(self, peer, lane, reason):
-        self.messages.append((time.monotonic(), reason, 0))
-
-    def refused(self, peer, code, reason):
-        raise AssertionError(reason)
-
-
-@contextlib.asynccontextmanager
-async def two_peers(folder):
-    for name in ("a", "b"):
-        create(folder / name)
-    sender, taker = [await P2pdTransport.start(folder / name, LOOPBACK) for name in ("a", "b")]
-    heard = Heard()
-    sender.listen(Heard())
-    taker.listen(heard)
-    try:
-        yield sender, taker, heard
-    finally:
-        await sender.close()
-        await taker.close()
 
 
 async def until(condition, seconds=120.0):

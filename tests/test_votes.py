@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_methods import PEERS, SELECTIONS, bent, gradient_of, manifest, shapes_of
+from method_cases import PEERS, SELECTIONS, bent, gradient_of, manifest, shapes_of
 
 from swarmnet.identifiers import PeerId
 from swarmnet.layout import layout_of

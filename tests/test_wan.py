@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import wan
+from needs import REASON, without_network
 
-REASON = wan.why_not()
 if REASON is not None:
     print(f"NO EMULATED NETWORK HERE, its tests do not run: {REASON}", file=sys.__stderr__)
 
 REQUIRED = os.environ.get("SWARMNET_WAN") == "required"
-without_network = pytest.mark.skipif(REASON is not None, reason=f"no emulated network: {REASON}")
 
 
 @pytest.mark.skipif(not REQUIRED, reason="SWARMNET_WAN is not `required`")

@@ -1,5 +1,7 @@
 """Commands as a person types them, in the process of the test."""
 
+from pathlib import Path
+
 import pytest
 
 from peers import cli
@@ -17,3 +19,26 @@ def typing(capsys, monkeypatch):
         return ended.value.code, captured.out, captured.err
 
     return command
+
+
+BOOTSTRAP = "/ip4/127.0.0.1/tcp/31330/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+
+
+def files_below(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def refused(outcome, *words):
+    code, out, err = outcome
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+
+
+def write(name, text):
+    Path(name).write_text(text)
+    return name

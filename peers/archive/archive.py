@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from peers.archive.store import ArchiveError, Store, sha256
 from peers.run_file import RunFileError, SignedManifest, from_published, published_text
 from swarmnet.identifiers import RunId
-from swarmnet.retention import kept
 
 INDEX, RUN, ORDER, CONTRIBUTORS = "archive.json", "run.json", "order.bin", "contributors.json"
 FORMAT = 1
@@ -197,3 +196,12 @@ def _entry(content: dict[str, Any], tokens: object) -> Entry:
     if not (0 <= entry.bytes < _FAR and 0 <= entry.archived < _FAR):
         raise ValueError(f"{entry.name} has {entry.bytes} bytes, archived at {entry.archived}")
     return entry
+
+
+def kept(rounds: Collection[int], interval_rounds: int, newest: int, every: int) -> set[int]:
+    """Of one stage's archived `rounds` the `newest` so many, and of the older ones each `every`-th possible
+    one, counted from the run's start in steps of `interval_rounds`: whoever archives keeps the same. `every`
+    0: none of them."""
+    ordered = sorted(rounds, reverse=True)
+    step = interval_rounds * every
+    return set(ordered[:newest]) | {round for round in ordered if step and (round + 1) % step == 0}

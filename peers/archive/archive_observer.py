@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from peers.archive.archive import Entry
 from peers.archive.archivist import Archivist
-from peers.growth import Growth
 from peers.metrics import Metrics
+from peers.timings import Growth
 
 
 class ArchiveObserver:

@@ -16,9 +16,9 @@ from peers.archive.store import ArchiveError, sha256
 from peers.creator.order_book import OrderBook
 from peers.errors import UserError
 from peers.observer.contributions import Contributions
-from peers.plural import counted
 from peers.snapshots import Snapshots, Weights
 from peers.state_path import NoState, StatePath
+from peers.status import counted
 from protocols.errors import WireError
 from protocols.identity import Identity
 from protocols.peer_record import PeerRecord

@@ -14,11 +14,10 @@ from pathlib import Path
 
 from peers import checkpoint
 from peers.archive.archive import Archive, Entry
-from peers.archive.reaching import until_reached
-from peers.archive.store import ArchiveError, open_store, without_secret
+from peers.archive.store import ArchiveError, open_store, until_reached, without_secret
 from peers.checkpoint import STATEMENT_BYTES, Checkpoint, CheckpointError
-from peers.plural import counted
 from peers.run_file import SignedManifest
+from peers.status import counted
 from protocols.envelope import Kind, open_envelope
 from protocols.errors import WireError
 from swarmnet.identifiers import PeerId

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from peers import checkpoint
-from peers.admission import Admission
 from peers.archive.archive import Archive, Entry
 from peers.archive.store import ArchiveError
 from peers.errors import UserError
+from peers.listener import Admission
 from peers.run_file import SignedManifest
 from peers.snapshots import Snapshots, Weights
 from peers.timer import Timer

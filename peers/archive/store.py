@@ -6,14 +6,14 @@ object stores by how they work, and readers check every file against the index b
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from peers.errors import UserError
-from peers.extras import how_to_install
+from peers.errors import UserError, how_to_install
 from peers.files import is_file, is_there, write_atomically
 from peers.supervision import reason
 
@@ -159,3 +159,20 @@ class FsspecStore:
         except (ImportError, ValueError) as error:  # No such kind of store, or its package is not installed.
             raise ArchiveError(f"{place}: {what}: {reason(error)}") from None
         return files, root
+
+
+Result = TypeVar("Result")
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
+"""Between attempts; twice as long each time."""
+
+
+async def until_reached(attempt: Callable[[], Awaitable[Result]], say: Callable[[str, str], None]) -> Result:
+    """What it gives once the store answers; what cannot become otherwise is raised."""
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await attempt()
+        except StoreUnreachable as error:
+            say("archive", f"{error}; trying again in {pause:.0f} s (Ctrl+C stops)")
+        await asyncio.sleep(pause)
+        pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from peers.capacity.question import Answer
-from peers.plural import counted
+from peers.status import counted
 
 LINE_SHARE = 0.2
 """More of a line than this for contributions is worth a word."""

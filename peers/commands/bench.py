@@ -1,11 +1,23 @@
-"""Commands that measure: bench contribution, transfer, group, moving, routing, paths, learning."""
+"""Commands of the laboratory: the benchmarks, and simulate, plan and chaos."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from peers.errors import UserError
+from peers.files import require_free, write_atomically
+
+if TYPE_CHECKING:
+    from peers.simulation.play import Options
+    from peers.simulation.report import Result
+    from swarmnet.manifest import Rounds
 
 TABLE_COLUMNS = 200
 """Width of the table of paths: it does not fit in fewer."""
@@ -157,3 +169,191 @@ def learning(
         typer.echo(render(report) + "\n")
         for file in draw(report, out / run_file.stem) if pictures else ():
             typer.echo(f"wrote  {file}")
+
+
+MOST_PEERS = 64
+"""Of one world; groups of hundreds are measured by scripts/bench."""
+
+
+def simulate(
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="RUN.yaml", help="Whose stages and round times to use.")
+    ] = None,
+    peers: Annotated[int | None, typer.Option(help="[default: 8 to 16, from the seed]")] = None,
+    stages: Annotated[int | None, typer.Option(help="[default: 2 to 4, from the seed]")] = None,
+    seed: Annotated[int, typer.Option(help="Of the first schedule; the next ones count on.")] = 1,
+    schedules: Annotated[int, typer.Option(min=1, help="How many to play.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Settled by every stage, at least.")] = 50,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Only faults of this kind. Repeatable. `move` and `lost stage` only if named."),
+    ] = None,
+    moves: Annotated[
+        bool, typer.Option("--moves", help="Peers move between stages, by their own decision and ordered.")
+    ] = False,
+    doubles: Annotated[
+        int, typer.Option(min=0, help="So many processes hold two adjacent stages, each as two of the peers.")
+    ] = 0,
+    real: Annotated[bool, typer.Option("--real", help="Compute with a real, tiny model: slower.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
+) -> None:
+    """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
+    counted twice, and all agree in the end. Exit code 1 if not."""
+    from peers.simulation.play import Options
+    from peers.simulation.schedules import KINDS, NAMED_KINDS
+
+    kinds = [*KINDS, *NAMED_KINDS]
+    wrong = sorted(set(kind or ()).difference(kinds))
+    if wrong:
+        raise UserError(f"--kind {wrong[0]}: there are {', '.join(kinds)}")
+    if "lost stage" in (kind or ()) and not moves:
+        raise UserError("--kind 'lost stage': nobody takes a lost stage up without --moves; add it")
+    rules, of_run = _of_run(run_file)
+    stages = of_run if stages is None else stages
+    if (peers is not None and not 2 <= peers <= MOST_PEERS) or (stages is not None and stages < 1):
+        raise UserError(f"a world has 2 to {MOST_PEERS} peers and at least one stage")
+    if peers is not None and peers < 2 * (stages or 1):
+        raise UserError(f"{peers} peers for {stages or 1} stages: each needs two, one to spare")
+    options = [
+        Options(
+            seed + number, peers, stages, rules, tuple(kind or ()), real, rounds,
+            moves=moves, doubles=doubles,
+        )
+        for number in range(schedules)
+    ]
+    results = []
+    for result in _played(options, jobs):
+        results.append(result)
+        again = _again(result, run_file, peers, stages, rounds, kind)
+        again += " --moves" * moves + f" --doubles {doubles}" * (doubles > 0) + " --real" * real
+        _show(result, again)
+    broken = [result.seed for result in results if result.violations]
+    typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
+    if report is not None:
+        found = [dataclasses.asdict(result) for result in results]
+        write_atomically(report, json.dumps(found, indent=1).encode())
+    raise typer.Exit(1 if broken else 0)
+
+
+def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:
+    if run_file is None:
+        return None, None
+    from peers.run_file import load_manifest
+    from swarmnet.identifiers import PeerId
+
+    manifest = load_manifest(run_file, PeerId(""), {})
+    return manifest.rounds, len(manifest.stages)
+
+
+def _played(options: list[Options], jobs: int) -> Iterator[Result]:
+    """The results, in the order of the seeds."""
+    from peers.parallel import pool
+    from peers.simulation.report import run_schedule
+
+    if jobs == 1 or len(options) == 1:
+        yield from map(run_schedule, options)
+        return
+    with pool(jobs) as processes:
+        yield from processes.map(run_schedule, options)
+
+
+def _show(result: Result, again: str) -> None:
+    from peers.simulation.report import row
+
+    seed, peers, stages, rounds, faults, verdict = row(result)
+    typer.echo(f"{seed:>7}  {peers:>2} peers  {stages} stages  {rounds:>16} rounds  {verdict:<8}  {faults}")
+    for violation in result.violations:
+        typer.echo(f"         {violation.rule}: {violation.text}")
+    if result.violations:
+        typer.echo(f"         again: {again}")
+
+
+def _again(
+    result: Result, run_file: Path | None, peers: int | None, stages: int | None, rounds: int,
+    kind: list[str] | None,
+) -> str:  # fmt: skip
+    parts = ["swarmnet simulate", str(run_file or ""), f"--seed {result.seed}"]
+    parts += [f"--peers {peers}"] if peers else []
+    parts += [f"--stages {stages}"] if stages and run_file is None else []
+    parts += [f"--rounds {rounds}"] if rounds != 50 else []
+    parts += [f"--kind '{name}'" for name in kind or ()]
+    return " ".join(part for part in parts if part)
+
+
+def plan(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")],
+    peers: Annotated[
+        str,
+        typer.Option(
+            help="Classes of peers, COUNTxSPEED@DOWN/UP with commas: tokens per second of the whole model on "
+            "one of them, Mbit/s; :REGION with --links. 9000x500tps@100/20,1000x20ktps@1000/1000. "
+            "No speed: as this machine."
+        ),
+    ],
+    churn: Annotated[float, typer.Option(min=0, max=100, help="Share of peers that leave per hour.")] = 0.0,
+    latency: Annotated[
+        str | None, typer.Option(help="One way between two peers, from-to. [default: 5ms-150ms]")
+    ] = None,
+    links: Annotated[
+        Path | None, typer.Option(metavar="LINKS.yaml", help="Instead: a table of regions and their links.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Target. [default: the decay's end]")] = None,
+    cores: Annotated[int, typer.Option(min=0, help="All peers share so many; 0: each has its own.")] = 0,
+    slots: Annotated[int, typer.Option(min=1, max=1024, help="And in_flight, of the peer files.")] = 32,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine's compute first.")] = False,
+    simulate: Annotated[
+        int, typer.Option(min=0, max=100_000, help="So many peers; 0: as many as a minute is enough for.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the simulation.")] = 0,
+) -> None:
+    """What given peers would make of a run: tokens/s, days, bytes, the weakest stage, the price of churn."""
+    from peers.capacity import links as tables
+    from peers.capacity.measure import measured
+    from peers.capacity.plan import plan as answer
+    from peers.capacity.question import Question
+    from peers.capacity.report import render
+    from peers.capacity.speeds import peer_classes
+    from peers.run_file import load_manifest
+    from swarmnet.identifiers import PeerId
+
+    if links is not None and latency is not None:
+        raise UserError("--links says what lies between peers: leave --latency out")
+    table = tables.load(links) if links is not None else None
+    try:
+        classes = peer_classes(peers, table.lines if table is not None else None)
+        between = tables.seconds_range(latency or "5ms-150ms")
+    except ValueError as error:
+        raise UserError(f"--peers or --latency: {error}") from None
+    manifest = load_manifest(run_file, PeerId(""), {})
+    machine = measured(manifest) if measure else None
+    if machine is not None:
+        costs = zip(machine.alone, machine.per_peer, strict=True)
+        each = ", ".join(f"{1000 * alone:.1f} + {1000 * more:.1f} per further peer" for alone, more in costs)
+        typer.echo(f"measured: a microbatch costs {each} ms of a core, by stage")
+    question = Question(
+        classes, between, churn, tokens, cores, machine, slots, simulated=simulate, seed=seed, links=table
+    )
+    typer.echo(render(answer(manifest, question)))
+
+
+def chaos(
+    seed: Annotated[int, typer.Option(min=0, help="Chooses faults, their times and their victims.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Write the JSON report here.")] = None,
+    seconds: Annotated[float, typer.Option(min=30, max=86400, help="How long to train under fire.")] = 75.0,
+    peers: Annotated[int, typer.Option(min=6, max=64, help="Peers that train.")] = 8,
+    stages: Annotated[int, typer.Option(min=1, max=16, help="Stages the model is cut in.")] = 2,
+    undisturbed: Annotated[int, typer.Option(min=0, max=16, help="Runs without faults to compare.")] = 3,
+    keep: Annotated[Path | None, typer.Option(help="Keep the peers' folders here.")] = None,
+) -> None:
+    """Kill half of a real swarm, freeze a peer, kill a p2pd; then compare with undisturbed runs."""
+    if peers < 3 * stages:
+        raise UserError(f"--peers {peers}: {stages} stages need three peers each, so that some can be killed")
+    if report is not None and not report.absolute().parent.is_dir():
+        raise UserError(f"--report {report}: its folder does not exist")
+    if keep is not None:
+        require_free(keep, "--keep")
+    from peers.chaos.swarm import ChaosOptions, run_chaos
+
+    folder = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="swarmnet-chaos-"))
+    raise typer.Exit(run_chaos(ChaosOptions(seed, seconds, peers, stages, undisturbed, report, folder)))

@@ -129,7 +129,7 @@ def _keeping(file: Path, tried: Sequence[str]) -> Callable[[], str]:
 
 def _require_possible(config: PeerFile, signed: SignedManifest) -> None:
     """UserError where the run has not the stages that are asked for, or this machine not what they need."""
-    from peers.stage_wish import check_wish
+    from peers.run_file import check_wish
     from peers.text_here import require_text
 
     check_wish(config.stage, config.stages, signed.manifest)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.errors import UserError, as_user_errors
-from peers.extras import how_to_install
+from peers.errors import UserError, as_user_errors, how_to_install
 from swarmnet.manifest import STANDARD_LIBRARY
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from peers.errors import NoAnswer, UserError, as_user_errors
 from peers.joining import PeerCache
 from peers.run_file import RunFileError, load_signed
 from peers.status import shown
-from protocols.daemon import CannotStart
 from protocols.dht import split_multiaddr
+from protocols.errors import CannotStart
 
 NOT_REACHED = (NoAnswer, RunFileError, CannotStart)
 """What a person can mend."""

@@ -15,8 +15,8 @@ from peers.archive.archive import Archive
 from peers.archive.store import ArchiveError
 from peers.creator.order_book import OrderBook
 from peers.network.discovery.record_reader import IN_STEP, LOOK_UP_SECONDS, look, settled_tokens
-from peers.plural import counted
 from peers.run_file import SignedManifest
+from peers.status import counted
 from protocols.errors import WireError
 from protocols.orders import open_order
 from protocols.peer_record import NO_STAGE, PeerRecord

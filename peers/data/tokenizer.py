@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peers.data.documents import BETWEEN_DOCUMENTS, TextError
-from peers.extras import how_to_install
+from peers.errors import how_to_install
 from swarmnet.manifest import BYTES, Data
 
 PIECE_BYTES = 64 * 1024

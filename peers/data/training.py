@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from peers.data.documents import Text, TextError
 from peers.data.tokenizer import pieces_of
-from peers.extras import how_to_install
+from peers.errors import how_to_install
 
 
 def train_tokenizer(text: Text, vocabulary: int, end_of_text: str) -> tuple[bytes, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peers.doctor.line import Line, gibibytes
 from peers.doctor.machine import pinned
-from peers.extras import how_to_install
+from peers.errors import how_to_install
 
 NVIDIA, AMD = "0x10de", "0x1002"
 """PCI vendor ids."""

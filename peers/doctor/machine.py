@@ -14,8 +14,9 @@ from pathlib import Path
 
 from peers.config.peer_file import PeerFile
 from peers.doctor.line import Line, gibibytes
-from peers.extras import how_to_install
-from protocols.daemon import OPEN_FILES, CannotStart, check_ports
+from peers.errors import how_to_install
+from protocols.daemon import OPEN_FILES, check_ports
+from protocols.errors import CannotStart
 
 PYTHONS = ((3, 11), (3, 14))
 """From, to (not included): pyproject.toml."""

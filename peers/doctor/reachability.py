@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peers.doctor.line import Level, Line
-from peers.extras import how_to_install
+from peers.errors import how_to_install
 from peers.network.addresses import TRIED, Addresses
 from protocols.dialler import Dialled
 

@@ -29,11 +29,10 @@ from peers.network.discovery.record_reader import opened
 from peers.run_file import RunFileError, SignedManifest
 from peers.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
 from peers.text_here import FIRST_STAGE, Tokenizing, missing_text, part_of_text, read_text_here
-from protocols.daemon import CannotStart
 from protocols.dht import DhtDirectory, split_multiaddr
 from protocols.dial_back import ask_dial_back
 from protocols.dialler import Dialled, can_dial, dial
-from protocols.errors import Backlog, Unreachable, WireError
+from protocols.errors import Backlog, CannotStart, Unreachable, WireError
 from protocols.identity import Identity
 from protocols.multiaddr import is_circuit
 from protocols.p2pd import P2pdTransport

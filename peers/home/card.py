@@ -16,7 +16,7 @@ from peers.home.evaluate import Score
 from peers.home.export import MANIFEST_FILE
 from peers.home.facts import Facts
 from peers.home.parity import Parity
-from peers.plural import counted
+from peers.status import counted
 from swarmnet.manifest import Manifest, ModelShape
 from swarmnet.parameters import parameter_shapes, whole
 

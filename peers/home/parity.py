@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from peers.data.tokenizer import Tokenizer
-from peers.extras import how_to_install
+from peers.errors import how_to_install
 from peers.home.export import ExportError
 from swarmnet.manifest import ModelShape
 from swarmnet.model import forward

@@ -11,9 +11,8 @@ from peers.archive.archive import Archive
 from peers.archive.archive_observer import ArchiveObserver
 from peers.archive.archivist import Archivist, Policy
 from peers.archive.circle import Circle
-from peers.archive.reaching import until_reached
 from peers.archive.serving import Serving
-from peers.archive.store import open_store
+from peers.archive.store import open_store, until_reached
 from peers.creator.exclusion import first_look, until_excluded
 from peers.creator.gatekeeper import Gatekeeper
 from peers.creator.order_book import OrderBook

@@ -9,13 +9,13 @@ from importlib.metadata import version
 
 from peers.creator.order_book import OrderBook
 from peers.creator.upkeep import keep
+from peers.directory_observer import RelayObserver
 from peers.errors import UserError
 from peers.height import Height
 from peers.joining import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.discovery.record_reader import look
 from peers.presence import Presence
-from peers.relay_observer import RelayObserver
 from peers.roles.role import Network, Process, Role
 from peers.run_file import SignedManifest
 from peers.status import Status

@@ -13,8 +13,7 @@ from peers.moving import first_stages
 from peers.presence import Presence
 from peers.roles.role import Network, Process
 from peers.roles.siblings import Found, Siblings
-from peers.run_file import SignedManifest
-from peers.stage_wish import check_wish
+from peers.run_file import SignedManifest, check_wish
 from peers.text_here import require_text
 from swarmnet.manifest import Manifest
 

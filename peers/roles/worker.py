@@ -28,7 +28,6 @@ from peers.declaring import only
 from peers.errors import UserError
 from peers.fitting import all_needs, allowed_bytes, graphs_that_fit_together, together
 from peers.gpu import GpuWatch, nvml_of
-from peers.growth import OBSERVE_SECONDS
 from peers.introduction import (
     PACE_MICROBATCHES,
     found,
@@ -64,6 +63,7 @@ from peers.text_here import (
     text_here,
     text_line,
 )
+from peers.timings import OBSERVE_SECONDS
 from peers.top.story import Story
 from peers.top.view import view
 from peers.worker import Worker

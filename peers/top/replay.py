@@ -11,7 +11,7 @@ from peers.config.sibling_file import FOLDER
 from peers.errors import UserError
 from peers.event_log import Event
 from peers.files import is_file
-from peers.plural import counted
+from peers.status import counted
 from peers.telling import short
 from peers.top.picture import Happened, Picture, curve, lag_of, summed
 from peers.top.story import Story

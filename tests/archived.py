@@ -1,0 +1,146 @@
+"""A swarm in memory with an archivist, and an archivist's answers without a swarm."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+from swarm import Swarm, sign, tiny_manifest
+
+from peers import checkpoint
+from peers.archive.archive import Archive, Entry, entry_name
+from peers.archive.archivist import Archivist, Policy
+from peers.archive.circle import Circle
+from peers.archive.keepers import NO_STAGE
+from peers.archive.serving import Serving
+from peers.archive.store import open_store, sha256
+from peers.creator.order_book import OrderBook
+from peers.listener import OpenToAll
+from peers.network.discovery.claims import Claims
+from peers.presence import Presence
+from peers.snapshots import Snapshots
+from protocols.envelope import run_bytes
+from protocols.identity import Identity
+from protocols.memory import MemoryNetwork
+from protocols.messages import Hello
+from swarmnet.branches import START
+from swarmnet.layout import layout_of
+from swarmnet.manifest import WIRE_VERSION
+from swarmnet.parameters import parameter_shapes
+
+MANIFEST = tiny_manifest((2, 1))
+SIGNED = sign(MANIFEST)
+SLOW = {0: 0.005, 1: 0.2, 2: 0.2, 3: 0.001}.__getitem__
+"""Seconds of virtual time for update, backward, forward and the rest: few microbatches, little real work."""
+
+
+def entry(stage: int, number: int, data: bytes, **changes) -> Entry:
+    made = Entry(entry_name(stage, number), stage, number, len(data), sha256(data), ("peer",), 1.0)
+    return replace(made, **changes)
+
+
+async def trained(swarm: Swarm, stages: dict[str, int], rounds: int, **how: Any) -> None:
+    """Open a swarm of these peers, and wait until each has settled more than so many rounds."""
+    swarm.open()
+    for name, stage in stages.items():
+        swarm.start(name, stage, **how)
+    await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > rounds, 60.0)
+
+
+async def archived(swarm: Swarm, place: str, policy: Policy) -> tuple[Archivist, Archive, list[str]]:
+    """An archivist in the swarm, opened."""
+    said: list[str] = []
+    identity = Identity.from_seed(b"archivist")
+    book = OrderBook(swarm.signed, None, lambda *_, **__: None, lambda *_: None)
+    me = identity.peer_id
+    transport, directory = swarm.network.transport(me), swarm.network.directory(me)
+    archive = Archive(open_store(place))
+    quiet = lambda *_, **__: None  # noqa: E731 - what is noted is not looked at
+    presence = Presence(swarm.signed, identity, transport, directory, "1", quiet)
+    record = partial(presence.record, NO_STAGE, Claims("serving", "", "archivist"))
+    serving = Serving(archive, swarm.signed, transport, OpenToAll(), record, quiet)
+    circle = Circle(book, transport, directory, b"", Random(1), quiet, serving)
+    await directory.announce(swarm.signed.run_id, NO_STAGE, record(), 10.0)
+    archivist = Archivist(
+        archive, policy, identity, book, circle, lambda *_, **__: None, lambda _, text: said.append(text)
+    )
+    circle.listen()
+    await archivist.open()
+    return archivist, archive, said
+
+
+def open_archive(place: str) -> Archive:
+    archive = Archive(open_store(place))
+    archive.open()
+    return archive
+
+
+STAGE = 1
+LAYOUT = layout_of(parameter_shapes(MANIFEST.model, MANIFEST.span(STAGE)))
+
+
+class Unreachable(Exception):
+    """As botocore's and gcsfs's errors: neither an OSError nor a ValueError."""
+
+
+def unreachable(*_, **__):
+    raise Unreachable("no route to the store")
+
+
+class QuietLink:
+    """To a newcomer of which nothing is heard."""
+
+    def __init__(self, peer):
+        self.peer = peer
+        self.closed = False
+
+    def post(self, message, body=b""):
+        return 0
+
+    def close(self):
+        self.closed = True
+
+
+class Desk:
+    """An archivist's answers, with an archive of its own and no swarm."""
+
+    def __init__(self, place: str) -> None:
+        self.notes: list[tuple[str, dict]] = []
+        self.network = MemoryNetwork()
+        self.archive = Archive(open_store(place))
+        self.archive.open(SIGNED)
+        me = Identity.from_seed(b"archivist")
+        note = lambda event, **fields: self.notes.append((event, fields))  # noqa: E731 - a name for a line
+        transport = self.network.transport(me.peer_id)
+        self.serving = Serving(self.archive, SIGNED, transport, OpenToAll(), bytes, note)
+        self.snapshots = Snapshots(me, SIGNED.run_id, STAGE, MANIFEST.rounds)
+        self.serving.snapshots[STAGE] = (self.snapshots, LAYOUT)
+
+    def put(self, at: int, damaged: bool = False) -> None:
+        units = torch.zeros(LAYOUT.size, dtype=torch.int32)
+        units[0] = at
+        data = checkpoint.content(MANIFEST, STAGE, at, START, units, LAYOUT)
+        self.archive.put(entry(STAGE, at, data, **({"sha256": "damaged"} if damaged else {})), data)
+
+    async def greeted(self, name: str) -> str:
+        """A newcomer comes; its peer id."""
+        identity = Identity.from_seed(name.encode())
+        peer = identity.peer_id
+        transport, directory = self.network.transport(peer), self.network.directory(peer)
+        presence = Presence(SIGNED, identity, transport, directory, "1", lambda *_, **__: None)
+        record = presence.record(STAGE, Claims("starting", "", "worker"))
+        self.serving.greeted(peer, Hello(WIRE_VERSION, run_bytes(SIGNED.run_id), record), QuietLink(peer))
+        await self.done()
+        assert self.serving.stage_of(peer) == STAGE
+        return peer
+
+    async def done(self) -> None:
+        """What was begun is at its end; an exception that nobody took is raised."""
+        await asyncio.gather(*self.serving._tasks)
+
+    def held(self) -> list[int]:
+        return [snapshot.root.round for snapshot in self.snapshots.held]

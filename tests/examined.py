@@ -1,0 +1,27 @@
+"""What tests of `swarmnet doctor` begin from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from peers.cli import main
+from peers.config.peer_file import check_typed
+from peers.config.yaml_lines import Typed
+
+
+def command(*arguments):
+    """Exit code of `swarmnet doctor`, in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *map(str, arguments)])
+    return ended.value.code
+
+
+def config(tmp_path, **keys):
+    data = {"state": str(tmp_path / "state"), "metrics": {"listen": "off"}, **keys}
+    return check_typed(Typed("test", data), tmp_path, "test", {})
+
+
+def event(name, **fields):
+    return json.dumps({"time": 1.0, "monotonic": 1.0, "event": name, **fields}) + "\n"
