@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peers.config.peer_file import PeerFile
-from peers.control.server import Control
-from peers.counted_directory import CountedDirectory
-from peers.event_log import EventLog
-from peers.joining import ANSWER_SECONDS, PeerCache, join_directory
-from peers.lan import Lan
-from peers.metrics import Metrics
-from peers.pulse import Pulse
-from peers.status import Report
-from protocols.dht import DhtDirectory
+from peers.network.counted_directory import CountedDirectory
+from peers.network.discovery.bootstrap import ANSWER_SECONDS, PeerCache, join_directory
+from peers.network.discovery.mdns import Lan
+from peers.runtime.control_server import Control
+from peers.runtime.liveness import Pulse
+from peers.telemetry.console import Report
+from peers.telemetry.event_log import EventLog
+from peers.telemetry.metrics import Metrics
+from protocols.dht.directory import DhtDirectory
 from protocols.errors import Unreachable
-from protocols.identity import Identity
-from protocols.p2pd import P2pdTransport
+from protocols.p2pd.transport import P2pdTransport
+from protocols.signed.identity import Identity
 
 if TYPE_CHECKING:
-    from peers.roles.siblings import Siblings  # which computes, and brings torch
+    from peers.compute.siblings import Siblings  # which computes, and brings torch
 
 NEIGHBOURS_SECONDS = 3.0
 """For whoever is on the local network to be heard of: they answer within 0.12 s, and are asked again."""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Self
 
 from msgspec import Meta, Struct
 
-from swarmnet.paths import Header
+from swarmnet.run.path_rules import Header
 
 Body = bytes | bytearray | memoryview
 """What comes behind a message, and what is signed."""
@@ -23,7 +23,7 @@ RoundNumber = Annotated[int, Meta(ge=-1, lt=2**32)]
 Count = Annotated[int, Meta(ge=0, lt=2**15)]
 """Contributions of a round: a tally holds as many votes (votes.VoteTally)."""
 Level = Annotated[int, Meta(ge=0, lt=64)]
-"""Hops, plus one: swarmnet.neighbours.hops stays below 32 for any number of peers."""
+"""Hops, plus one: swarmnet.membership.overlay.hops stays below 32 for any number of peers."""
 StageNumber = Annotated[int, Meta(ge=-1, lt=2**15)]
 Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
 Nats = Annotated[float, Meta(ge=0.0, le=1e15)]
@@ -45,7 +45,7 @@ class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
 
 
 class Path(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How far a microbatch has come (swarmnet/paths.py, Header); whoever receives it checks it."""
+    """How far a microbatch has come (swarmnet/run/path_rules.py, Header); whoever receives it checks it."""
 
     visited: Annotated[tuple[StageNumber, ...], Meta(max_length=1024)] = ()
     """Stages in the order of visit, the receiver's included."""

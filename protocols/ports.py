@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from protocols.message_fields import Body
-from protocols.messages import Lane, Message
-from protocols.orders import SignedOrder
-from protocols.terms import ANYTHING, Terms
+from protocols.fields import Body
+from protocols.messages.table import Lane, Message
+from protocols.messages.terms import ANYTHING, Terms
+from protocols.signed.orders import SignedOrder
 from swarmnet.identifiers import PeerId, RunId
 
 
@@ -66,7 +66,7 @@ Progressed = Callable[[PeerId], None]
 
 
 class Carries(Protocol):
-    """Connections of their own for chunks (protocols/chunks.py)."""
+    """Connections of their own for chunks (protocols/p2pd/chunk_streams.py)."""
 
     @property
     def lanes_per_holder(self) -> int:
@@ -95,8 +95,9 @@ class Transport(Protocol):
 
     @property
     def subflows(self) -> Mapping[str, int]:
-        """More connections for slow links (protocols/subflows.py): how many are `open`, were `opened`,
-        `failed`; and the messages `repeated` as one broke. Empty where one connection carries all."""
+        """More connections for slow links (protocols/p2pd/multipath_link.py): how many are `open`, were
+        `opened`, `failed`; and the messages `repeated` as one broke. Empty where one connection carries
+        all."""
 
     def serve_chunks(self, find: FindChunk) -> None:
         """Answer the carriers of others: `find(digest, index)` is the chunk, or None. What they were being
@@ -144,7 +145,7 @@ class Directory(Protocol):
         """The newest order of the run's owner that is found; None: none was given."""
 
     async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
-        """Store a run's entry in the registry (listing.py)."""
+        """Store a run's entry in the registry (signed/registry_entry.py)."""
 
     async def listings(self, deadline_seconds: float) -> list[RunId]:
         """The runs in the registry; each is to be looked at by its manifest."""

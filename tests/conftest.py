@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from typed import typing
 
-PLAYS = {"Swarm": "swarm", "play": "peers.simulation.play"}
+PLAYS = {"Swarm": "swarm", "play": "peers.lab.faults.play"}
 """Who imports this name from there plays whole swarms: seconds to minutes of computing a test."""
 
 
@@ -42,8 +42,8 @@ def started(monkeypatch):
         calls.append(what)
         return 0
 
-    monkeypatch.setitem(sys.modules, "peers.peer", SimpleNamespace(run_peer_file=start))
-    monkeypatch.setitem(sys.modules, "peers.demo.show", SimpleNamespace(run_demo=start))
+    monkeypatch.setitem(sys.modules, "peers.process.process", SimpleNamespace(run_peer_file=start))
+    monkeypatch.setitem(sys.modules, "peers.lab.processes.demo", SimpleNamespace(run_demo=start))
     return calls
 
 

@@ -1,1 +1,1 @@
-"""The archive of a run: what it takes to go on when every peer is gone."""
+"""The archivist: keeps a run for the day on which all its peers are gone."""

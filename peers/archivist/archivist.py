@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from peers import checkpoint
-from peers.archive.archive import Archive, Entry, IndexFull, entry_name
-from peers.archive.circle import Circle, Surroundings
-from peers.archive.store import ArchiveError, sha256
-from peers.creator.order_book import OrderBook
+from peers.archivist.links import Circle, Surroundings
 from peers.errors import UserError
-from peers.observer.contributions import Contributions
-from peers.snapshots import Snapshots, Weights
-from peers.state_path import NoState, StatePath
-from peers.status import counted
+from peers.network.discovery.claimed_tokens import Contributions
+from peers.network.orders.order_book import OrderBook
+from peers.state import checkpoint_file
+from peers.state.archive import Archive, Entry, IndexFull, entry_name
+from peers.state.archive_store import ArchiveError, sha256
+from peers.state.snapshot_store import Snapshots, Weights
+from peers.state.state_path import NoState, StatePath
+from peers.telemetry.console import counted
 from protocols.errors import WireError
-from protocols.identity import Identity
-from protocols.peer_record import PeerRecord
-from protocols.records import SignedRecord
+from protocols.signed.identity import Identity
+from protocols.signed.peer_record import PeerRecord
+from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import Layout, layout_of
-from swarmnet.parameters import parameter_shapes
+from swarmnet.model.flat_layout import Layout, layout_of
+from swarmnet.model.parameters import parameter_shapes
 
 ALONE_NOT_NEEDED = -2
 """For StatePath.fetch: no round from which contributions alone would do."""
 ENDING_SECONDS = 15.0
-"""Between two looks once the owner has ordered the run's end (peers/ending.py, SERVE_SECONDS)."""
+"""Between two looks once the owner has ordered the run's end (peers/worker/run_end.py, SERVE_SECONDS)."""
 FETCH_SECONDS = 900.0
 """For one stage's snapshot: 103 MB take 25 s from four holders on home lines."""
 STAGE_DIGITS = 5
@@ -169,7 +169,7 @@ class Archivist:
             weights = await path.fetch(list(around.peers), ALONE_NOT_NEEDED, enough)
         if weights is None:
             return
-        digest = await asyncio.to_thread(checkpoint.state_digest, weights.settled_round, weights.units)
+        digest = await asyncio.to_thread(checkpoint_file.state_digest, weights.settled_round, weights.units)
         signed = around.signed(weights.settled_round, weights.chain + digest)
         if not signed:
             reason = f"nobody has signed the weights of round {weights.settled_round} yet"
@@ -193,7 +193,7 @@ class Archivist:
             self.say("archive", str(error))
 
     def _write(self, stage: int, weights: Weights, signed: dict[PeerId, bytes], now: float) -> Entry:
-        data = checkpoint.content(
+        data = checkpoint_file.content(
             self.manifest, stage, weights.settled_round, weights.chain, weights.units, self._layouts[stage],
             list(signed.values()), tokens=weights.tokens,
         )  # fmt: skip

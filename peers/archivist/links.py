@@ -1,5 +1,5 @@
 """The archivist's links: to some peers of every stage, as a visitor that takes no part, and to newcomers of a
-stage of which nobody is left (serving.py).
+stage of which nobody is left (serve.py).
 
 `Surroundings` of one stage is what a `StatePath` needs of a neighbourhood, so that the archivist fetches
 snapshots by the code with which a newcomer does.
@@ -11,17 +11,16 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from peers.archive.serving import Serving
-from peers.checkpoint import STATEMENT_BYTES
-from peers.clock import Clock
-from peers.creator.order_book import OrderBook
-from peers.presence import OPERATION_SECONDS
-from peers.reasons import refusal
-from peers.state_path import StatePath
-from protocols.envelope import Kind, open_envelope, run_bytes
+from peers.archivist.serve import Serving
+from peers.network.discovery.announcer import OPERATION_SECONDS
+from peers.network.orders.order_book import OrderBook
+from peers.runtime.lived_clock import Clock
+from peers.state.checkpoint_file import STATEMENT_BYTES
+from peers.state.state_path import StatePath
+from peers.telemetry.reasons import refusal
 from protocols.errors import WireError
-from protocols.message_fields import Body
-from protocols.messages import (
+from protocols.fields import Body
+from protocols.messages.table import (
     STATE_MESSAGES,
     AskChunk,
     AskState,
@@ -34,15 +33,16 @@ from protocols.messages import (
     State,
     Statements,
 )
-from protocols.records import SignedRecord, open_record
-from protocols.terms import Terms
-from protocols.transport import Directory, Link, Transport
-from swarmnet.branches import START
-from swarmnet.fetch import chunk_bytes
+from protocols.messages.terms import Terms
+from protocols.ports import Directory, Link, Transport
+from protocols.signed.envelope import Kind, open_envelope, run_bytes
+from protocols.signed.records import SignedRecord, open_record
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import WIRE_VERSION
-from swarmnet.membership import Known
-from swarmnet.settled_digests import ROUNDS_KEPT
+from swarmnet.membership.machine import Known
+from swarmnet.rounds.history import START
+from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.snapshots.digest_votes import ROUNDS_KEPT
+from swarmnet.snapshots.fetch import chunk_bytes
 
 MOST_ASKED = 8
 """Peers of a stage that are asked at a time: two thirds of these must agree on a snapshot."""

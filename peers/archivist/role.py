@@ -7,23 +7,23 @@ from dataclasses import replace
 from importlib.metadata import version
 from random import Random
 
-from peers.archive.archive import Archive
-from peers.archive.archive_observer import ArchiveObserver
-from peers.archive.archivist import Archivist, Policy
-from peers.archive.circle import Circle
-from peers.archive.serving import Serving
-from peers.archive.store import open_store, until_reached
-from peers.creator.exclusion import first_look, until_excluded
-from peers.creator.gatekeeper import Gatekeeper
-from peers.creator.order_book import OrderBook
-from peers.creator.upkeep import keep_forever
-from peers.joining import find_manifest
+from peers.archivist.archivist import Archivist, Policy
+from peers.archivist.links import Circle
+from peers.archivist.sampler import ArchiveObserver
+from peers.archivist.serve import Serving
+from peers.network.discovery.announcer import OPERATION_SECONDS, Presence
+from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
-from peers.presence import OPERATION_SECONDS, Presence
-from peers.roles.role import Network, Process, Role
-from peers.status import Status
-from peers.supervision import until_one_ends
-from protocols.peer_record import NO_STAGE
+from peers.network.orders.exclusion import first_look, until_excluded
+from peers.network.orders.gatekeeper import Gatekeeper
+from peers.network.orders.order_book import OrderBook
+from peers.network.orders.republish import keep_forever
+from peers.role import Network, Process, Role
+from peers.runtime.supervision import until_one_ends
+from peers.state.archive import Archive
+from peers.state.archive_store import open_store, until_reached
+from peers.telemetry.console import Status
+from protocols.signed.peer_record import NO_STAGE
 
 LOOK_SECONDS = 1.0
 
@@ -50,7 +50,8 @@ class ArchivistRole(Role):
         claims = Claims("serving", plain_name(config.name), "archivist")
 
         def record() -> bytes:
-            """With the first stage's newest archived round: how far the run has come (peers/height.py)."""
+            """With the first stage's newest archived round: how far the run has come
+            (peers/network/discovery/height.py)."""
             newest = archive.newest(0) if archive.entries else []
             return presence.record(NO_STAGE, replace(claims, settled=newest[0].round if newest else -1))
 

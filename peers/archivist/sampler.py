@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from peers.archive.archive import Entry
-from peers.archive.archivist import Archivist
-from peers.metrics import Metrics
-from peers.timings import Growth
+from peers.archivist.archivist import Archivist
+from peers.state.archive import Entry
+from peers.telemetry.counters import Growth
+from peers.telemetry.metrics import Metrics
 
 
 class ArchiveObserver:

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peers import checkpoint
-from peers.archive.archive import Archive, Entry
-from peers.archive.store import ArchiveError
+from peers.config.run_file import SignedManifest
 from peers.errors import UserError
-from peers.listener import Admission
-from peers.run_file import SignedManifest
-from peers.snapshots import Snapshots, Weights
-from peers.timer import Timer
-from protocols.envelope import run_bytes
+from peers.network.ports import Admission
+from peers.runtime.timer import Timer
+from peers.state import checkpoint_file
+from peers.state.archive import Archive, Entry
+from peers.state.archive_store import ArchiveError
+from peers.state.snapshot_store import Snapshots, Weights
+from protocols.daemon.temporary import prefix
 from protocols.errors import WireError
-from protocols.message_fields import Body
-from protocols.messages import (
+from protocols.fields import Body
+from protocols.messages.table import (
     MOST_STATEMENTS,
     AskChunk,
     AskState,
@@ -38,14 +38,14 @@ from protocols.messages import (
     Refuse,
     Statements,
 )
-from protocols.peer_record import NO_STAGE
-from protocols.records import open_record
-from protocols.temporary import prefix
-from protocols.transport import Link, Transport
+from protocols.ports import Link, Transport
+from protocols.signed.envelope import run_bytes
+from protocols.signed.peer_record import NO_STAGE
+from protocols.signed.records import open_record
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import Layout
-from swarmnet.manifest import WIRE_VERSION
-from swarmnet.membership import BEAT_SECONDS
+from swarmnet.membership.machine import BEAT_SECONDS
+from swarmnet.model.flat_layout import Layout
+from swarmnet.run.manifest import WIRE_VERSION
 
 OPEN_SECONDS = 8.0
 """As for any link (lanes.DIAL_SECONDS)."""
@@ -269,7 +269,7 @@ class Serving:
             with tempfile.TemporaryDirectory(prefix=prefix("archive")) as folder:
                 path = Path(folder) / entry.name
                 path.write_bytes(data)
-                held, units = checkpoint.restore_signed(path, self.signed.run_id, entry.stage, layout)
+                held, units = checkpoint_file.restore_signed(path, self.signed.run_id, entry.stage, layout)
         except OSError as error:
             raise ArchiveError(
                 f"{entry.name} cannot be written to a temporary folder: {error}; make room there, or name "

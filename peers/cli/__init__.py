@@ -1,1 +1,1 @@
-"""The command line, one file for each family of commands; heavy imports only where a command needs them."""
+"""The command line, one file for each family of commands: parse, call, print."""

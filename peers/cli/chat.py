@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.commands.model import (
+from peers.cli.model import (
     Bootstraps,
     InviteText,
     Run,
@@ -22,11 +22,11 @@ from peers.commands.model import (
     warn,
 )
 from peers.errors import as_user_errors
-from peers.home.beside import Beside
+from peers.telemetry.beside import Beside
 
 if TYPE_CHECKING:
-    from peers.home.chat import Chat, Model
-    from peers.home.generate import Continuation
+    from peers.tools.model.chat import Chat, Model
+    from peers.tools.model.generate import Continuation
 
 
 def chat(
@@ -45,16 +45,16 @@ def chat(
     import asyncio
 
     from peers.data.documents import TextError
-    from peers.home.chat import Here, Lines
-    from peers.home.export import ExportError
-    from peers.home.generate import Continuation, LocalModel
-    from peers.home.held import held
+    from peers.tools.model.chat import Here, Lines
+    from peers.tools.model.export import ExportError
+    from peers.tools.model.generate import Continuation, LocalModel
+    from peers.tools.model.local_model import held
 
     out = Beside(sys.stdout, sys.stderr, shutil.get_terminal_size().columns)
     make, lines = _chat(tokens, until.replace("\\n", "\n").encode(), out), Lines(sys.stdin.fileno())
     if asks_peers(source, run, bootstrap, invite):
-        from peers.commands.visit import Style
-        from peers.commands.visit import chat as through_swarm
+        from peers.cli.swarm_model import Style
+        from peers.cli.swarm_model import chat as through_swarm
 
         assert run is not None
         style = Style(temperature=temperature, top_k=top_k, seed=seed)
@@ -76,7 +76,7 @@ def _chat(
     tokens: int, until: bytes, out: Beside
 ) -> Callable[[Model, Callable[[bytes], Continuation]], Chat]:
     """What makes a chat of a model here. A person is told of trouble and goes on; with a pipe it ends."""
-    from peers.home.chat import COMMANDS, Chat, Turns
+    from peers.tools.model.chat import COMMANDS, Chat, Turns
 
     person = sys.stdin.isatty()
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import typer
 
 from peers.config.peer_file import default_state, run_id_of
+from peers.config.run_file import RunFileError, load_signed
 from peers.errors import NoAnswer, UserError, as_user_errors
-from peers.joining import PeerCache
-from peers.run_file import RunFileError, load_signed
-from peers.status import shown
-from protocols.dht import split_multiaddr
+from peers.network.discovery.bootstrap import PeerCache
+from peers.telemetry.console import shown
+from protocols.dht.directory import split_multiaddr
 from protocols.errors import CannotStart
 
 NOT_REACHED = (NoAnswer, RunFileError, CannotStart)

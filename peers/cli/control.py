@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from peers.config.sibling_file import FOLDER
-from peers.control.client import ask, runs
-from peers.control.whom import state_of
 from peers.errors import UserError
-from peers.state_lock import is_held
+from peers.runtime.control_client import ask, runs
+from peers.runtime.find_running import state_of
+from peers.runtime.state_lock import is_held
 
 Where = Annotated[
     Path | None,
@@ -77,8 +77,8 @@ def me(
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
     """Am I counted? What this peer contributed, by the signed receipts of others."""
-    from peers.contributed import from_disk, lines  # torch, by way of the receipts
-    from peers.status import shown
+    from peers.telemetry.console import shown
+    from peers.tools.credit import from_disk, lines  # torch, by way of the receipts
 
     state = state_of(where, "me", at_rest=True)
     found = ask(state, {"do": "me"}, ANSWER_SECONDS) if runs(state) else from_disk(state)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.commands.creator import Bootstraps, Key, Reason, Run, order_as_planned
+from peers.cli.owner import Bootstraps, Key, Reason, Run, order_as_planned
 from peers.errors import UserError
 
 if TYPE_CHECKING:
-    from peers.creator.round_ahead import Chosen
-    from peers.reaching import Reached
-    from swarmnet.orders import Order
+    from peers.network.discovery.visitor_session import Reached
+    from peers.tools.owner.round_ahead import Chosen
+    from swarmnet.run.owner_orders import Order
 
 AGAIN_SECONDS = 2.0
 """Between two looks into the directory."""
@@ -36,14 +36,14 @@ def rate(
     bootstrap: Bootstraps = None,
 ) -> None:
     """The learning rate is FACTOR times the run's from a round on, for all peers alike."""
-    from swarmnet import orders
+    from swarmnet.run import owner_orders
 
     thousandths = _thousandths(factor)
 
     async def planned(found: Reached) -> Callable[[Order], Order]:
         at = await _from(found, from_round)
         typer.echo(f"from   round {at.round}: {at.why}")
-        return lambda held: orders.rate(held, thousandths, at.round, reason)
+        return lambda held: owner_orders.rate(held, thousandths, at.round, reason)
 
     order_as_planned(run, key, bootstrap, planned)
 
@@ -56,21 +56,21 @@ def end(
     bootstrap: Bootstraps = None,
 ) -> None:
     """No round of the first stage from this one on is made: all settle what is open, save it, and stop."""
-    from swarmnet import orders
+    from swarmnet.run import owner_orders
 
     async def planned(found: Reached) -> Callable[[Order], Order]:
         at = await _from(found, from_round)
         if at.round < 1:
             raise UserError("a run has at least one round: name a later one with --from-round")
         typer.echo(f"last   round {at.round - 1}: {at.why}")
-        return lambda held: orders.end(held, at.round - 1, reason)
+        return lambda held: owner_orders.end(held, at.round - 1, reason)
 
     order_as_planned(run, key, bootstrap, planned)
 
 
 async def _from(found: Reached, wanted: int | None) -> Chosen:
-    from peers.creator.round_ahead import SPEED_SECONDS, chosen, seen
     from peers.network.discovery.record_reader import look
+    from peers.tools.owner.round_ahead import SPEED_SECONDS, chosen, seen
 
     manifest, clock = found.signed.manifest, asyncio.get_running_loop().time
     until, told = clock() + SPEED_SECONDS, False

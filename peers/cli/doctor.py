@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from peers.commands.run import Bootstraps, Settings, overrides
+from peers.cli.run import Bootstraps, Settings, overrides
+from peers.config.atomic_files import is_file
 from peers.config.peer_file import PeerFile, check_typed, load, run_id_of
 from peers.config.yaml_lines import Typed, overlay
-from peers.control.whom import peer_file_of, running_here
 from peers.errors import UserError, as_user_errors
-from peers.files import is_file
+from peers.runtime.find_running import peer_file_of, running_here
 
 
 def doctor(
@@ -40,7 +40,7 @@ def doctor(
         config = _newcomer(run, bootstrap, settings)
     else:
         config = load(peer_file_of(peer_file, "doctor"), os.environ, overrides(settings))
-    from peers.doctor.show import NETWORK, run_doctor, wanted_checks
+    from peers.tools.doctor.show import NETWORK, run_doctor, wanted_checks
 
     wanted = wanted_checks(only or ())
     swarm = not newcomer or run is not None or bool(config.bootstrap)
@@ -75,7 +75,7 @@ def _state_name(run: str | None) -> str:
         return run[:16]
     if not is_file(Path(run)):
         raise UserError(f"--run {run}: is neither a run id (64 hexadecimal digits) nor a published run file")
-    from peers.run_file import RunFileError, load_signed
+    from peers.config.run_file import RunFileError, load_signed
 
     with as_user_errors(RunFileError):
         return load_signed(Path(run)).run_id[:16]

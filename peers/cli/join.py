@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.commands.run import Bootstraps, Settings, overrides, start
+from peers.cli.run import Bootstraps, Settings, overrides, start
+from peers.config.atomic_files import is_file, is_there, write_atomically
 from peers.config.peer_file import PeerFile, check_typed, default_state, load, run_id_of
 from peers.config.rewriting import set_private
 from peers.config.yaml_lines import Typed, overlay
 from peers.errors import UserError, as_user_errors
-from peers.files import is_file, is_there, write_atomically
 from swarmnet.identifiers import RunId
 
 if TYPE_CHECKING:
-    from peers.run_file import SignedManifest
+    from peers.config.run_file import SignedManifest
 
 MEANINGS = {
     "run": "what to take part in",
@@ -57,8 +57,8 @@ def join(
     settings: Settings = None,
 ) -> None:
     """Take part in a run: writes peer.yaml into the state folder, then runs it. Again: goes on with it."""
-    from peers.run_file import published_text
-    from peers.state_lock import make_private
+    from peers.config.run_file import published_text
+    from peers.runtime.state_lock import make_private
 
     known = RunId((run or "").rpartition("#")[2])
     if not is_there(_folder(state, known) / "peer.yaml") or not run_id_of(known):
@@ -107,7 +107,10 @@ def _keeping(file: Path, tried: Sequence[str]) -> Callable[[], str]:
     noted = file.with_name(ANSWERED)
 
     def keep() -> str:
-        from peers.joining import REMEMBERED_PEERS, PeerCache  # hivemind, which runs by now
+        from peers.network.discovery.bootstrap import (  # hivemind, which runs by now
+            REMEMBERED_PEERS,
+            PeerCache,
+        )
 
         try:
             before, named = PeerCache(noted).read(), load(file, os.environ).bootstrap
@@ -129,8 +132,8 @@ def _keeping(file: Path, tried: Sequence[str]) -> Callable[[], str]:
 
 def _require_possible(config: PeerFile, signed: SignedManifest) -> None:
     """UserError where the run has not the stages that are asked for, or this machine not what they need."""
-    from peers.run_file import check_wish
-    from peers.text_here import require_text
+    from peers.config.run_file import check_wish
+    from peers.data.local_text import require_text
 
     check_wish(config.stage, config.stages, signed.manifest)
     require_text(signed.manifest, config)
@@ -142,8 +145,8 @@ def _folder(state: Path | None, run_id: RunId) -> Path:
 
 def _named(run: str | None, archive: str | None) -> SignedManifest | None:
     """The run that a person means; None where only its id is known, and peers must be asked for it."""
-    from peers.fetching import fetch_run, is_url
-    from peers.run_file import load_signed
+    from peers.config.run_file import load_signed
+    from peers.config.run_url import fetch_run, is_url
 
     if run is None:
         return _archived(archive)
@@ -178,8 +181,8 @@ def _shortened(text: str) -> str:
 
 def _archived(archive: str | None) -> SignedManifest:
     """The run that an archive is of. Raises UserError."""
-    from peers.archive.archive import Archive
-    from peers.archive.store import open_store
+    from peers.state.archive import Archive
+    from peers.state.archive_store import open_store
 
     if archive is None:
         raise UserError("name the run: its id, its published file, or an archive of it (--from-archive)")
@@ -189,7 +192,7 @@ def _archived(archive: str | None) -> SignedManifest:
 def _own_name(config: PeerFile) -> str:
     """Tells the peers of a run apart and says nothing of who runs them: the end of the own peer id. Makes the
     identity, as the first start would."""
-    from protocols.identity import IdentityError, load_or_create
+    from protocols.signed.identity import IdentityError, load_or_create
 
     with as_user_errors(IdentityError):
         return load_or_create(config.identity).peer_id[-NAME_CHARACTERS:]
@@ -201,7 +204,7 @@ def _plain(stage: str) -> int | str:
 
 def _again(file: Path, run_id: RunId, wanted: dict[str, str]) -> PeerFile:
     """The peer file of an earlier `join`, with what this command says over it."""
-    from peers.run_file import load_signed
+    from peers.config.run_file import load_signed
 
     config = load(file, os.environ, wanted)
     if config.run is None:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peers.config.atomic_files import require_free, write_atomically
 from peers.errors import UserError
-from peers.files import require_free, write_atomically
 
 if TYPE_CHECKING:
-    from peers.simulation.play import Options
-    from peers.simulation.report import Result
-    from swarmnet.manifest import Rounds
+    from peers.lab.faults.play import Options
+    from peers.lab.faults.report import Result
+    from swarmnet.run.manifest import Rounds
 
 TABLE_COLUMNS = 200
 """Width of the table of paths: it does not fit in fewer."""
@@ -28,10 +28,10 @@ def contribution(
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Repeats per figure.")] = 9,
 ) -> None:
     """Bytes and time of a contribution, beside a straightforward float DeMo."""
-    from peers.bench.contribution import bench, render
-    from protocols.envelope import ENVELOPE_BYTES
-    from protocols.frames import wire_bytes
-    from protocols.messages import Contribution, encode
+    from peers.lab.bench.contribution import bench, render
+    from protocols.framing.frames import wire_bytes
+    from protocols.messages.table import Contribution, encode
+    from protocols.signed.envelope import ENVELOPE_BYTES
 
     overhead = wire_bytes(len(encode(Contribution())), ENVELOPE_BYTES)
     typer.echo(render(bench(parameters, overhead_bytes=overhead, repeats=repeats)))
@@ -41,7 +41,7 @@ def transfer(
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Repeats per figure.")] = 5,
 ) -> None:
     """Speed and latency of activations over p2pd links, beside plain asyncio TCP."""
-    from peers.bench.transfer import bench, render
+    from peers.lab.bench.transfer import bench, render
 
     typer.echo(render(bench(repeats)))
 
@@ -57,7 +57,7 @@ def group(
     seed: Annotated[int, typer.Option(min=0, max=255, help="Of delays and times.")] = 1,
 ) -> None:
     """How fast contributions reach everybody in groups of 8, 64 and 512 peers, and what that costs."""
-    from peers.bench.group import bench, render
+    from peers.lab.bench.group import bench, render
 
     typer.echo(render(bench(peers or [8, 64, 512], contribution_bytes, seconds, seed)))
 
@@ -73,8 +73,8 @@ def moving(
     ] = 1.0,
 ) -> None:
     """Moving between stages on a trace of preemptions, beside SWARM's rule and no moving."""
-    from peers.preemption.bench import HEADER, bench, describe, render
-    from peers.preemption.trace import Climate
+    from peers.lab.bench.moving import HEADER, bench, describe, render
+    from peers.lab.bench.preemption_trace import Climate
 
     climate = Climate(machines=machines, hours=hours, slowest_share=slowest)
     typer.echo(f"{describe(climate, seeds)}; fetching a stage takes {download:g} s\n")
@@ -93,7 +93,7 @@ def routing(
     each: Annotated[bool, typer.Option("--each", help="Also a line for every swarm.")] = False,
 ) -> None:
     """Throughput of random heterogeneous swarms as a share of the maximum flow, for three routing rules."""
-    from peers.capacity.routing import HEADER, bench, render
+    from peers.lab.bench.routing import HEADER, bench, render
 
     limits = f"{slots} slots per peer, at most {in_flight} in flight per origin"
     typer.echo(f"{swarms} swarms from seed {seed}, {limits}; shares of the maximum flow\n")
@@ -118,7 +118,7 @@ def paths(
     """Real workers that skip a third of the stages on a map of 12 cities, beside the router by itself."""
     from rich.console import Console
 
-    from peers.skipping.in_peers import Lines, bench, render
+    from peers.lab.bench.paths_in_peers import Lines, bench, render
 
     console = Console(width=TABLE_COLUMNS)
     lines: Lines = "shared" if shared else "alone"
@@ -145,9 +145,9 @@ def learning(
     where it was."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from peers.bench.learning.bench import Question, bench
-    from peers.bench.learning.report import as_json, draw, render
-    from peers.bench.learning.trials import Trial
+    from peers.lab.bench.learning.bench import Question, bench
+    from peers.lab.bench.learning.report import as_json, draw, render
+    from peers.lab.bench.learning.trials import Trial
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     for run_file in run_files:
@@ -200,8 +200,8 @@ def simulate(
 ) -> None:
     """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
     counted twice, and all agree in the end. Exit code 1 if not."""
-    from peers.simulation.play import Options
-    from peers.simulation.schedules import KINDS, NAMED_KINDS
+    from peers.lab.faults.play import Options
+    from peers.lab.faults.schedules import KINDS, NAMED_KINDS
 
     kinds = [*KINDS, *NAMED_KINDS]
     wrong = sorted(set(kind or ()).difference(kinds))
@@ -239,7 +239,7 @@ def simulate(
 def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:
     if run_file is None:
         return None, None
-    from peers.run_file import load_manifest
+    from peers.config.run_file import load_manifest
     from swarmnet.identifiers import PeerId
 
     manifest = load_manifest(run_file, PeerId(""), {})
@@ -248,8 +248,8 @@ def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:
 
 def _played(options: list[Options], jobs: int) -> Iterator[Result]:
     """The results, in the order of the seeds."""
-    from peers.parallel import pool
-    from peers.simulation.report import run_schedule
+    from peers.lab.faults.report import run_schedule
+    from peers.lab.world.parallel import pool
 
     if jobs == 1 or len(options) == 1:
         yield from map(run_schedule, options)
@@ -259,7 +259,7 @@ def _played(options: list[Options], jobs: int) -> Iterator[Result]:
 
 
 def _show(result: Result, again: str) -> None:
-    from peers.simulation.report import row
+    from peers.lab.faults.report import row
 
     seed, peers, stages, rounds, faults, verdict = row(result)
     typer.echo(f"{seed:>7}  {peers:>2} peers  {stages} stages  {rounds:>16} rounds  {verdict:<8}  {faults}")
@@ -308,13 +308,13 @@ def plan(
     seed: Annotated[int, typer.Option(min=0, help="Of the simulation.")] = 0,
 ) -> None:
     """What given peers would make of a run: tokens/s, days, bytes, the weakest stage, the price of churn."""
-    from peers.capacity import links as tables
-    from peers.capacity.measure import measured
-    from peers.capacity.plan import plan as answer
-    from peers.capacity.question import Question
-    from peers.capacity.report import render
-    from peers.capacity.speeds import peer_classes
-    from peers.run_file import load_manifest
+    from peers.config.run_file import load_manifest
+    from peers.lab.planner import links as tables
+    from peers.lab.planner.measure import measured
+    from peers.lab.planner.plan import plan as answer
+    from peers.lab.planner.question import Question
+    from peers.lab.planner.report import render
+    from peers.lab.planner.speeds import peer_classes
     from swarmnet.identifiers import PeerId
 
     if links is not None and latency is not None:
@@ -353,7 +353,7 @@ def chaos(
         raise UserError(f"--report {report}: its folder does not exist")
     if keep is not None:
         require_free(keep, "--keep")
-    from peers.chaos.swarm import ChaosOptions, run_chaos
+    from peers.lab.processes.chaos import ChaosOptions, run_chaos
 
     folder = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="swarmnet-chaos-"))
     raise typer.Exit(run_chaos(ChaosOptions(seed, seconds, peers, stages, undisturbed, report, folder)))

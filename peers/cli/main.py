@@ -16,20 +16,20 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from peers.commands import (
-    bench,
+from peers.cli import (
     chat,
     control,
     course,
-    creator,
     doctor,
     join,
+    lab,
     making,
     model,
+    owner,
     run,
     service,
+    top,
     uninstall,
-    watch,
 )
 from peers.errors import ConfigError, UserError
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def as_interrupted(number: int, frame: FrameType | None) -> None:
         """SIGTERM takes the way of Ctrl+C, so that what was made for a while is removed, keys among it. A
-        peer that runs has its own answer (peer.py)."""
+        peer that runs has its own answer (process/process.py)."""
         terminated.append(number)
         interrupt = signal.getsignal(signal.SIGINT)
         if isinstance(interrupt, partial):  # asyncio's: it cancels what it runs.
@@ -107,19 +107,19 @@ def application() -> typer.Typer:
         "resume": control.resume,
         "leave": control.leave,
         "me": control.me,
-        "top": watch.top,
+        "top": top.top,
         "demo": run.demo,
         "doctor": doctor.doctor,
-        "chaos": bench.chaos,
+        "chaos": lab.chaos,
         "export": model.export,
         "generate": model.generate,
         "chat": chat.chat,
         "evaluate": model.evaluate,
-        "simulate": bench.simulate,
-        "plan": bench.plan,
-        "orders": creator.show_orders,
-        "invite": creator.invite,
-        "report": creator.report,
+        "simulate": lab.simulate,
+        "plan": lab.plan,
+        "orders": owner.show_orders,
+        "invite": owner.invite,
+        "report": owner.report,
         "uninstall": uninstall.uninstall,
         "version": version,
     }
@@ -131,29 +131,29 @@ def application() -> typer.Typer:
 def _add_groups(app: typer.Typer) -> None:
     """Commands of two words."""
     order: dict[str, Callable[..., None]] = {
-        "pause": creator.pause,
-        "resume": creator.resume,
-        "checkpoint": creator.checkpoint,
-        "ban": creator.ban,
-        "unban": creator.unban,
-        "withdraw": creator.withdraw,
-        "revoke": creator.revoke,
+        "pause": owner.pause,
+        "resume": owner.resume,
+        "checkpoint": owner.checkpoint,
+        "ban": owner.ban,
+        "unban": owner.unban,
+        "withdraw": owner.withdraw,
+        "revoke": owner.revoke,
         "rate": course.rate,
         "end": course.end,
     }
     registry: dict[str, Callable[..., None]] = {
-        "list": creator.registry_list,
-        "show": creator.registry_show,
+        "list": owner.registry_list,
+        "show": owner.registry_show,
     }
     config: dict[str, Callable[..., None]] = {"check": config_check, "explain": config_explain}
     measure: dict[str, Callable[..., None]] = {
-        "contribution": bench.contribution,
-        "transfer": bench.transfer,
-        "group": bench.group,
-        "moving": bench.moving,
-        "routing": bench.routing,
-        "paths": bench.paths,
-        "learning": bench.learning,
+        "contribution": lab.contribution,
+        "transfer": lab.transfer,
+        "group": lab.group,
+        "moving": lab.moving,
+        "routing": lab.routing,
+        "paths": lab.paths,
+        "learning": lab.learning,
     }
     services: dict[str, Callable[..., None]] = {
         "install": service.install,
@@ -193,7 +193,7 @@ def config_check(
     settings: run.Settings = None,
 ) -> None:
     """Say whether a file is right: a peer file, a run file, or a published run."""
-    from peers.run_check import check_file
+    from peers.tools.owner.run_check import check_file
 
     typer.echo(check_file(file, os.environ, run.overrides(settings), tokenizer, model.warn))
 
@@ -218,7 +218,7 @@ def config_explain(
 
 def version() -> None:
     """Versions of this program, its wire format, and what it runs on."""
-    from swarmnet.manifest import WIRE_VERSION
+    from swarmnet.run.manifest import WIRE_VERSION
 
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "hivemind"))
     typer.echo(
@@ -228,7 +228,7 @@ def version() -> None:
 
 
 def _fail(problems: Sequence[str]) -> int:
-    from peers.status import printable
+    from peers.telemetry.console import printable
 
     for problem in problems:  # A run's owner wrote some of it.
         print(f"error: {printable(problem)}", file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.commands.run import Settings, overrides
+from peers.cli.run import Settings, overrides
 from peers.config.peer_file import load
 from peers.errors import UserError, as_user_errors
 
@@ -27,10 +27,10 @@ def tokenizer(
     replace: Annotated[bool, typer.Option("--replace", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Make a tokenizer.json (byte-level BPE) from a text, of more than 64 MiB a random part."""
-    from peers.commands.model import warn
+    from peers.cli.model import warn
+    from peers.config.atomic_files import is_there, write_atomically
     from peers.data.documents import Text, TextError
-    from peers.data.training import train_tokenizer
-    from peers.files import is_there, write_atomically
+    from peers.data.train_tokenizer import train_tokenizer
 
     if is_there(out) and not replace:
         raise UserError(f"{out} exists already, and runs may need it: name another --out or add --replace")
@@ -54,7 +54,7 @@ def identity(
 ) -> None:
     """Make a peer's key if there is none yet, and print its id and the addresses by which others name it."""
     from peers.config.sibling_file import sibling_file
-    from protocols.identity import IdentityError, load_or_create
+    from protocols.signed.identity import IdentityError, load_or_create
 
     with as_user_errors(IdentityError):
         if file.suffix not in (".yaml", ".yml"):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peers.errors import UserError, as_user_errors, how_to_install
-from swarmnet.manifest import STANDARD_LIBRARY
+from swarmnet.run.manifest import STANDARD_LIBRARY
 
 if TYPE_CHECKING:
-    from peers.home.evaluate import Score
-    from swarmnet.manifest import Manifest
+    from peers.tools.model.evaluate import Score
+    from swarmnet.run.manifest import Manifest
 
 Source = Annotated[
     Path | None,
@@ -56,7 +56,7 @@ OWN_TEXT = (
 
 
 def warn(text: str) -> None:
-    from peers.status import shown
+    from peers.telemetry.console import shown
 
     typer.echo(shown(f"warning: {text}", sys.stderr), err=True)
 
@@ -70,16 +70,16 @@ def export(
     tokenizer_path: TokenizerFile = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face model with a model card, checked against transformers."""
-    from peers import checkpoint
+    from peers.config.atomic_files import is_there
     from peers.data.documents import TextError
     from peers.data.tokenizer import open_tokenizer, tokenizer_file
-    from peers.files import is_there
-    from peers.home import parity
-    from peers.home.card import card
-    from peers.home.evaluate import score_weights
-    from peers.home.export import MANIFEST_FILE, ExportError, require_replaceable
-    from peers.home.export import export as write
-    from peers.home.facts import facts
+    from peers.state import checkpoint_file
+    from peers.tools.model import hf_parity
+    from peers.tools.model.evaluate import score_weights
+    from peers.tools.model.export import MANIFEST_FILE, ExportError, require_replaceable
+    from peers.tools.model.export import export as write
+    from peers.tools.model.model_card import card
+    from peers.tools.model.provenance import facts
 
     if eval_text is not None and score is False:
         raise UserError("--eval-text names a text to score on and --no-score asks for no score: give one")
@@ -87,7 +87,7 @@ def export(
         require_replaceable(hf, replace)  # What follows takes seconds to minutes.
         if eval_text is not None:
             is_there(eval_text)
-        model = checkpoint.newest(source)
+        model = checkpoint_file.newest(source)
         manifest, shape = model.manifest, model.manifest.model
         text = _text_for_card(manifest, eval_text, score)
         weights = model.whole()
@@ -98,10 +98,10 @@ def export(
         known = facts(source, manifest)
         window = manifest.data.sequence_tokens
         scored = score_weights(weights, shape, text, tokenizer, window=window) if text is not None else None
-        unchecked = parity.missing()
+        unchecked = hf_parity.missing()
 
         def finish(folder: Path) -> None:
-            compared = None if unchecked else parity.compare(folder, weights, shape, tokenizer)
+            compared = None if unchecked else hf_parity.compare(folder, weights, shape, tokenizer)
             (folder / MANIFEST_FILE).write_bytes(manifest.canonical())
             page = card(manifest, known, scored, compared, hf, eval_text)
             (folder / "README.md").write_text(page, encoding="utf-8")
@@ -139,15 +139,15 @@ def generate(
 ) -> None:
     """Continue a text with a trained model, or through the live peers of a run."""
     from peers.data.documents import TextError
-    from peers.home.export import ExportError
-    from peers.home.generate import Readable
-    from peers.home.generate import generate as write
-    from peers.home.held import held
+    from peers.tools.model.export import ExportError
+    from peers.tools.model.generate import Readable
+    from peers.tools.model.generate import generate as write
+    from peers.tools.model.local_model import held
 
     texts = prompts or [prompt]
     if asks_peers(source, run, bootstrap, invite):
-        from peers.commands.visit import Style
-        from peers.commands.visit import generate as through_swarm
+        from peers.cli.swarm_model import Style
+        from peers.cli.swarm_model import generate as through_swarm
 
         assert run is not None
         style = Style(temperature=temperature, top_k=top_k, seed=seed)
@@ -185,9 +185,9 @@ def evaluate(
 ) -> None:
     """Score a trained model, or a run's live peers, on text they have not seen: perplexity, bits per byte."""
     from peers.data.documents import TextError
-    from peers.home.evaluate import score_weights
-    from peers.home.export import ExportError
-    from peers.home.held import held
+    from peers.tools.model.evaluate import score_weights
+    from peers.tools.model.export import ExportError
+    from peers.tools.model.local_model import held
 
     live = asks_peers(source, run, bootstrap, invite)
     if tasks is None and (tasks_folder is not None or limit is not None):
@@ -201,7 +201,7 @@ def evaluate(
     with as_user_errors(ExportError, TextError):
         text = _text_to_score(eval_text)
         if live:
-            from peers.commands.visit import evaluate as through_swarm
+            from peers.cli.swarm_model import evaluate as through_swarm
 
             assert run is not None
             score = through_swarm(run, bootstrap or [], invite, text, tokenizer)
@@ -224,8 +224,8 @@ def _text_for_card(manifest: Manifest, chosen: Path | None, score: bool | None) 
 
 def _text_to_score(chosen: Path | None) -> bytes:
     """Raises TextError where there is none, UserError where nobody may look."""
+    from peers.config.atomic_files import is_there
     from peers.data.documents import TextError, held_out_text, read_text
-    from peers.files import is_there
 
     if chosen is not None:
         is_there(chosen)
@@ -249,9 +249,9 @@ def _evaluate_tasks(
     from importlib.util import find_spec
 
     from peers.data.documents import TextError
-    from peers.home.export import ExportError
-    from peers.home.held import held
-    from peers.home.likelihood import Reader
+    from peers.tools.model.export import ExportError
+    from peers.tools.model.likelihood import Reader
+    from peers.tools.model.local_model import held
 
     names = [task.strip() for task in tasks.split(",") if task.strip()]
     if not names:
@@ -260,7 +260,7 @@ def _evaluate_tasks(
         raise UserError(
             f"--tasks needs lm-evaluation-harness, which is not installed: {how_to_install('eval')}"
         )
-    from peers.home.harness import run_tasks
+    from peers.tools.model.lm_eval import run_tasks
 
     with as_user_errors(ExportError, TextError):
         model = held(source, warn, tokenizer)

@@ -17,12 +17,12 @@ from peers.config.peer_file import default_state, run_id_of
 from peers.errors import UserError, as_user_errors
 
 if TYPE_CHECKING:
-    from peers.creator.facts import Facts
-    from peers.reaching import Reached
-    from peers.run_file import SignedManifest
-    from protocols.identity import Identity
+    from peers.config.run_file import SignedManifest
+    from peers.network.discovery.visitor_session import Reached
+    from peers.tools.owner.run_facts import Facts
+    from protocols.signed.identity import Identity
     from swarmnet.identifiers import PeerId
-    from swarmnet.orders import Order
+    from swarmnet.run.owner_orders import Order
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run id, or a published run file.")]
 Bootstraps = Annotated[
@@ -38,23 +38,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON.")]
 
 def pause(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """Everybody finishes what is under way and starts nothing new, until `resume`."""
-    from swarmnet import orders
+    from swarmnet.run import owner_orders
 
-    _order(run, key, bootstrap, lambda held: orders.pause(held, reason))
+    _order(run, key, bootstrap, lambda held: owner_orders.pause(held, reason))
 
 
 def resume(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """The run goes on."""
-    from swarmnet import orders
+    from swarmnet.run import owner_orders
 
-    _order(run, key, bootstrap, lambda held: orders.resume(held, reason))
+    _order(run, key, bootstrap, lambda held: owner_orders.resume(held, reason))
 
 
 def checkpoint(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """Everybody writes its newest settled weights to its disk."""
-    from swarmnet import orders
+    from swarmnet.run import owner_orders
 
-    _order(run, key, bootstrap, lambda held: orders.checkpoint(held, reason))
+    _order(run, key, bootstrap, lambda held: owner_orders.checkpoint(held, reason))
 
 
 Peer = Annotated[str, typer.Argument(metavar="PEER", help="Its peer id, 12D3Koo...")]
@@ -62,18 +62,18 @@ Peer = Annotated[str, typer.Argument(metavar="PEER", help="Its peer id, 12D3Koo.
 
 def ban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """Nobody keeps a link to that peer any more."""
-    from swarmnet import orders
+    from swarmnet.run import owner_orders
 
     banned = _peer(peer)
-    _order(run, key, bootstrap, lambda held: orders.ban(held, banned, reason))
+    _order(run, key, bootstrap, lambda held: owner_orders.ban(held, banned, reason))
 
 
 def unban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """That peer may come back."""
-    from swarmnet import orders
+    from swarmnet.run import owner_orders
 
     banned = _peer(peer)
-    _order(run, key, bootstrap, lambda held: orders.unban(held, banned, reason))
+    _order(run, key, bootstrap, lambda held: owner_orders.unban(held, banned, reason))
 
 
 def withdraw(
@@ -84,9 +84,9 @@ def withdraw(
     bootstrap: Bootstraps = None,
 ) -> None:
     """A document is left out of the text from now on."""
-    from swarmnet import orders
+    from swarmnet.run import owner_orders
 
-    _order(run, key, bootstrap, lambda held: orders.withdraw(held, document.lower(), reason))
+    _order(run, key, bootstrap, lambda held: owner_orders.withdraw(held, document.lower(), reason))
 
 
 def revoke(
@@ -97,21 +97,21 @@ def revoke(
     bootstrap: Bootstraps = None,
 ) -> None:
     """An invite counts no more, and who came with it is sent away."""
-    from swarmnet import orders
+    from swarmnet.run import owner_orders
 
-    _order(run, key, bootstrap, lambda held: orders.revoke(held, invite.lower(), reason))
+    _order(run, key, bootstrap, lambda held: owner_orders.revoke(held, invite.lower(), reason))
 
 
 def _echo(text: str) -> None:
     """Print what a run's owner or strangers wrote some of."""
-    from peers.status import shown
+    from peers.telemetry.console import shown
 
     typer.echo(shown(text, sys.stdout))
 
 
 def _owner(key: Path | None) -> tuple[Path, Identity]:
     """The owner's key file and what is in it. Raises UserError."""
-    from protocols.identity import IdentityError, load
+    from protocols.signed.identity import IdentityError, load
 
     path = key or _states() / "owner.key"
     with as_user_errors(IdentityError):
@@ -130,11 +130,11 @@ def order_as_planned(
     planned: Callable[[Reached], Awaitable[Callable[[Order], Order]]],
 ) -> None:  # fmt: skip
     """Give an order that depends on what is found of the run."""
-    from peers.commands.reach import NOT_REACHED, say, ways_in
-    from peers.creator.issue import check_owner, give, newest
-    from peers.reaching import reaching
+    from peers.cli.connecting import NOT_REACHED, say, ways_in
+    from peers.network.discovery.visitor_session import reaching
+    from peers.tools.owner.give_order import check_owner, give, newest
     from protocols.errors import WireError
-    from swarmnet.orders import told
+    from swarmnet.run.owner_orders import told
 
     path, identity = _owner(key)
     bootstraps = bootstrap or []
@@ -161,9 +161,9 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
     """What the run's owner has ordered: pause, bans, withdrawn documents, revoked invites."""
     from dataclasses import asdict
 
-    from peers.commands.reach import NOT_REACHED, say, ways_in
-    from peers.creator.issue import newest
-    from peers.reaching import reaching
+    from peers.cli.connecting import NOT_REACHED, say, ways_in
+    from peers.network.discovery.visitor_session import reaching
+    from peers.tools.owner.give_order import newest
     from protocols.errors import WireError
 
     bootstraps = bootstrap or []
@@ -179,7 +179,7 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
 
 
 def _words(order: Order) -> str:
-    from swarmnet.rates import in_words
+    from swarmnet.run.rates import in_words
 
     if not order.sequence:
         return "the run's owner has given no order"
@@ -203,9 +203,9 @@ def invite(
     key: Key = None,
 ) -> None:
     """Sign an invite to a run whose access is by invite; whoever gets it sets `invite` in the peer file."""
-    from peers.creator.issue import check_owner
-    from peers.run_file import load_signed
-    from protocols.invites import invite_text, open_invite, seal_invite
+    from peers.config.run_file import load_signed
+    from peers.tools.owner.give_order import check_owner
+    from protocols.signed.invites import invite_text, open_invite, seal_invite
 
     if bool(peer) == anyone:
         raise UserError("say whom it is for: --peer 12D3Koo..., or --anyone")
@@ -228,11 +228,11 @@ def registry_list(
     """Runs that want to be found."""
     from random import Random
 
-    from peers.commands.reach import NOT_REACHED, say
-    from peers.creator.registry import runs
-    from peers.joining import PeerCache
-    from peers.reaching import entering
-    from protocols.dht import split_multiaddr
+    from peers.cli.connecting import NOT_REACHED, say
+    from peers.network.discovery.bootstrap import PeerCache
+    from peers.network.discovery.visitor_session import entering
+    from peers.tools.owner.registry import runs
+    from protocols.dht.directory import split_multiaddr
     from protocols.errors import WireError
 
     if not bootstrap:
@@ -260,9 +260,9 @@ def registry_list(
 
 def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
     """One run's manifest, as published: checked, readable JSON."""
-    from peers.commands.reach import NOT_REACHED, say, ways_in
-    from peers.reaching import reaching
-    from peers.run_file import published_text
+    from peers.cli.connecting import NOT_REACHED, say, ways_in
+    from peers.config.run_file import published_text
+    from peers.network.discovery.visitor_session import reaching
 
     bootstraps = bootstrap or []
     cache = ways_in(run, bootstraps)
@@ -288,14 +288,14 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Write it there.")] = None,
 ) -> None:
     """The public summary of training content that the EU AI Act asks for: sources, compute, contributors."""
-    from peers.archive.archive import Archive
-    from peers.archive.store import open_store
-    from peers.creator.facts import from_archive, from_manifest
-    from peers.creator.report import as_json as to_json
-    from peers.creator.report import as_markdown
-    from peers.files import is_file, write_atomically
-    from peers.run_file import load_signed
-    from swarmnet.orders import NO_ORDER
+    from peers.config.atomic_files import is_file, write_atomically
+    from peers.config.run_file import load_signed
+    from peers.state.archive import Archive
+    from peers.state.archive_store import open_store
+    from peers.tools.owner.run_facts import from_archive, from_manifest
+    from peers.tools.owner.training_report import as_json as to_json
+    from peers.tools.owner.training_report import as_markdown
+    from swarmnet.run.owner_orders import NO_ORDER
 
     if run_id_of(run) or (bootstrap and is_file(Path(run))):
         facts = _of_live_run(run, bootstrap or [])
@@ -318,9 +318,9 @@ def report(
 
 
 def _of_live_run(run: str, bootstraps: list[str]) -> Facts:
-    from peers.commands.reach import NOT_REACHED, say, ways_in
-    from peers.creator.facts import from_directory
-    from peers.reaching import reaching
+    from peers.cli.connecting import NOT_REACHED, say, ways_in
+    from peers.network.discovery.visitor_session import reaching
+    from peers.tools.owner.run_facts import from_directory
     from protocols.errors import WireError
 
     cache = ways_in(run, bootstraps)
@@ -341,7 +341,7 @@ def _states() -> Path:
 
 
 def _peer(text: str) -> PeerId:
-    from protocols.identity import public_key_bytes
+    from protocols.signed.identity import public_key_bytes
     from swarmnet.identifiers import PeerId
 
     try:

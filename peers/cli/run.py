@@ -15,7 +15,7 @@ from peers.config.yaml_lines import Typed
 from peers.errors import ConfigError, UserError, as_user_errors
 
 if TYPE_CHECKING:
-    from peers.roles.role import Process, Role
+    from peers.role import Process, Role
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Set one key, as metrics.listen=off. Repeatable.")
@@ -46,14 +46,14 @@ def run(
 
 
 def start(config: PeerFile, joined: Callable[[], str] = str) -> None:
-    from peers.peer import run_peer_file  # torch and hivemind
+    from peers.process.process import run_peer_file  # torch and hivemind
 
     raise typer.Exit(run_peer_file(config, joined, {"evaluator": _evaluator}))
 
 
 def _evaluator(process: Process) -> Role:
     """It visits as `swarmnet evaluate` does, so it stands above the process that it runs in."""
-    from peers.roles.evaluator import EvaluatorRole
+    from peers.tools.model.evaluator import EvaluatorRole
 
     return EvaluatorRole(process)
 
@@ -77,10 +77,10 @@ def publish(
     settings: Settings = None,
 ) -> None:
     """Sign a run and write its published file; prints the run id and the line with which others join."""
-    from peers import run_file as runs
-    from peers.commands.model import warn
-    from peers.run_check import check_run
-    from protocols.identity import IdentityError, load_or_create
+    from peers.cli.model import warn
+    from peers.config import run_file as runs
+    from peers.tools.owner.run_check import check_run
+    from protocols.signed.identity import IdentityError, load_or_create
     from swarmnet.identifiers import PeerId
 
     wanted = overrides(settings)
@@ -123,6 +123,6 @@ def demo(
         raise UserError(f"--peers {peers} cannot hold --stages {stages}; every stage needs a peer")
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"--report {report}: its folder does not exist")
-    from peers.demo.show import run_demo
+    from peers.lab.processes.demo import run_demo
 
     raise typer.Exit(run_demo(DemoOptions(peers, stages, seconds, report, seed, keep)))

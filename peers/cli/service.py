@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from peers import service as units
+from peers.config.atomic_files import is_file
 from peers.config.peer_file import load
-from peers.control.whom import peer_file_of
 from peers.errors import UserError
-from peers.files import is_file
+from peers.runtime.find_running import peer_file_of
+from peers.tools import systemd_unit as units
 
 PeerFileArgument = Annotated[
     Path | None,
@@ -55,5 +55,5 @@ def _service(peer_file: Path | None, command: str) -> units.Service:
             f"{file}: no such file; name the peer file, as in: swarmnet service {command} PEER.yaml"
         )
     script = Path(sys.executable).with_name("swarmnet")
-    program = [str(script)] if script.is_file() else [sys.executable, "-m", "peers.cli"]
+    program = [str(script)] if script.is_file() else [sys.executable, "-m", "peers.cli.main"]
     return units.service_of(file, load(file, os.environ), program, units.unit_home(os.environ))

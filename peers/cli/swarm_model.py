@@ -13,17 +13,17 @@ from typing import TypedDict
 
 import typer
 
-from peers.commands.reach import NOT_REACHED, say, ways_in
+from peers.cli.connecting import NOT_REACHED, say, ways_in
 from peers.data.documents import TextError
 from peers.errors import as_user_errors
-from peers.home.beside import Beside
-from peers.home.chat import Chat, Lines
-from peers.home.evaluate import Score
-from peers.home.generate import Continuation, Readable, harmless
-from peers.inference.client import Conversation, SwarmClient
-from peers.inference.visit import Progress, SwarmModel, begin, score, stream, told, visiting
+from peers.telemetry.beside import Beside
+from peers.tools.model.chat import Chat, Lines
+from peers.tools.model.evaluate import Score
+from peers.tools.model.generate import Continuation, Readable, harmless
+from peers.tools.model.swarm_client import Conversation, SwarmClient
+from peers.tools.model.swarm_session import Progress, SwarmModel, begin, score, stream, told, visiting
 from protocols.errors import Malformed
-from protocols.invites import invite_bytes
+from protocols.signed.invites import invite_bytes
 
 TELL_SECONDS = 5.0
 STOPPED = 130
@@ -33,7 +33,7 @@ EXPECTED = (*NOT_REACHED, TextError)
 
 
 class Style(TypedDict):
-    """How the next token is chosen (generate.py)."""
+    """How the next token is chosen (tools/model/generate.py)."""
 
     temperature: float
     top_k: int

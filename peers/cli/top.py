@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from peers.control.whom import state_of
 from peers.errors import UserError, as_user_errors
+from peers.runtime.find_running import state_of
 
 
 def top(
@@ -40,14 +40,14 @@ def top(
         raise UserError("name one thing to watch: a state folder, --run RUN, or --replay LOG")
     console = Console(highlight=False, markup=False, emoji=False)
     if replay:
-        from peers.top.replay import Replay
-        from peers.top.show import replay as show_replay
+        from peers.tools.top.replay import Replay
+        from peers.tools.top.show import replay as show_replay
 
         show_replay(console, Replay.read(replay), speed, at)
     elif run is not None:
         _swarm(console, run, bootstrap or ())
     else:
-        from peers.top.show import peer
+        from peers.tools.top.show import peer
 
         peer(console, state_of(state, "top"))
 
@@ -55,9 +55,9 @@ def top(
 def _swarm(console: object, run: str, bootstraps: Sequence[str]) -> None:
     from rich.console import Console
 
-    from peers.commands.reach import NOT_REACHED, say, ways_in
-    from peers.reaching import reaching
-    from peers.top.visit import swarm
+    from peers.cli.connecting import NOT_REACHED, say, ways_in
+    from peers.network.discovery.visitor_session import reaching
+    from peers.tools.top.live import swarm
     from protocols.errors import WireError
 
     assert isinstance(console, Console)

@@ -13,7 +13,7 @@ from peers.config.peer_file import default_state
 from peers.errors import UserError
 
 if TYPE_CHECKING:
-    from peers.leftovers import Leftovers
+    from peers.tools.leftovers import Leftovers
 
 
 def uninstall(
@@ -27,8 +27,8 @@ def uninstall(
     ] = None,
 ) -> None:
     """Remove all that peers left here: states, service units, temporary folders. Asks before it does."""
-    from peers import leftovers
-    from peers.service import unit_home
+    from peers.tools import leftovers
+    from peers.tools.systemd_unit import unit_home
 
     home = default_state(os.environ, sys.platform)
     found = leftovers.find(home, unit_home(os.environ), state or [], owner_key or [])

@@ -1,1 +1,1 @@
-"""What of a machine the swarm may have: hours, idleness. Memory is in fitting.py, upload in protocols/."""
+"""The compute thread, its devices, and what of the machine it may have."""

@@ -55,7 +55,7 @@ class Compute(Protocol):
 
     def occupied(self, seconds: float) -> float:
         """A microbatch takes so long in this worker's stage; how long it occupies this computer (longer,
-        where one computer holds several stages: shared_compute.py)."""
+        where one computer holds several stages: shared_executor.py)."""
 
     def stretched(self, seconds: float) -> float:
         """A part of a microbatch's work takes so long in this worker's stage; its part of `occupied`."""

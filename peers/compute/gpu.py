@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 
 from peers.errors import how_to_install
-from peers.metrics import Metrics
+from peers.telemetry.metrics import Metrics
 
 LOOK_SECONDS = 5.0
 """The library takes its own means over up to a second; asking wakes a GPU that sleeps."""

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Collection
 from typing import Literal, Protocol
 
+from peers.compute.machine_use import GpuUse, NoGpu, OtherUse
+from peers.compute.power import on_battery
 from peers.config.limits import LimitsFile
-from peers.limits.machine import GpuUse, NoGpu, OtherUse
-from peers.limits.power import on_battery
-from swarmnet.hours import Hours
-from swarmnet.idleness import Idleness, Steady
+from swarmnet.resources.idleness import Idleness, Steady
+from swarmnet.resources.working_hours import Hours
 
 Why = Literal["user", "schedule", "idle", "battery"]
 """Why a worker is paused; what they mean for people is in roles/pausing.py."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import psutil
 import torch
 
-from peers.gpu import NotTold, in_library
+from peers.compute.gpu import NotTold, in_library
 
 
 class OtherUse:

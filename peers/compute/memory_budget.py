@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from peers.compute.process_memory import memory_bytes
 from peers.errors import UserError
-from peers.memory import memory_bytes
-from swarmnet.manifest import Manifest
-from swarmnet.needs import DAEMON_BYTES, PROCESS_BYTES, Needs, needs_of
+from swarmnet.resources.memory_estimate import DAEMON_BYTES, PROCESS_BYTES, Needs, needs_of
+from swarmnet.run.manifest import Manifest
 
 TOKENIZING_BYTES = 130_000_000
 """What the tokenizers package takes besides the tokens: a process that made those of 57 MB of text, with a

@@ -19,9 +19,9 @@ from time import perf_counter, thread_time
 
 import torch
 
+from peers.config.atomic_files import write_atomically
 from peers.errors import UserError
-from peers.files import write_atomically
-from swarmnet.linear import linear
+from swarmnet.model.linear import linear
 
 SIDES = {"cpu": 768, "cuda": 4096}
 """Of the matrices: large enough to fill the device, small enough for a few on one processor core."""
@@ -33,8 +33,8 @@ LOCK_SECONDS = 10.0
 
 
 def measured_peak(device: torch.device) -> float:
-    """Floating-point operations per second, in the arithmetic of a stage's layers (swarmnet/linear.py) and
-    with as many threads. Takes MOST_SECONDS and a product more.
+    """Floating-point operations per second, in the arithmetic of a stage's layers (swarmnet/model/linear.py)
+    and with as many threads. Takes MOST_SECONDS and a product more.
 
     On a processor by the seconds that this thread had one: with fourteen others wanting two cores a product
     took 14 times as long by the clock (2.6e9 a second, while the peers trained at 1.9e10 a little later)."""

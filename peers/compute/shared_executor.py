@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from peers.compute import UPDATE, Compute
+from peers.compute.executor import UPDATE, Compute
 
 Shared = TypeVar("Shared", bound=Compute)
 Result = TypeVar("Result")

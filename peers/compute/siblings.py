@@ -12,12 +12,12 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from peers.compute import ThreadCompute
-from peers.limits.watch import Pauses, Why
-from peers.run_file import SignedManifest
-from peers.shared_compute import SharedCompute
-from protocols.near import Near
-from protocols.upload import Upload
+from peers.compute.executor import ThreadCompute
+from peers.compute.limits_watch import Pauses, Why
+from peers.compute.shared_executor import SharedCompute
+from peers.config.run_file import SignedManifest
+from protocols.framing.same_process import Near
+from protocols.framing.upload_turns import Upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from peers.errors import UserError
-from swarmnet.layout import Layout, layout_of
-from swarmnet.manifest import Manifest
-from swarmnet.method import Method, method_of
-from swarmnet.model import initial_units
-from swarmnet.parameters import parameter_shapes
-from swarmnet.stage import Finished, StageCompute
+from swarmnet.model.decoder import initial_units
+from swarmnet.model.flat_layout import Layout, layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.stage_compute import Finished, StageCompute
+from swarmnet.optimizer.method import Method, method_of
+from swarmnet.run.manifest import Manifest
 
 
 class Computes(Protocol):
-    """Forward and backward of a stage (swarmnet/stage.py has the real one and the meaning of each)."""
+    """Forward and backward of a stage (swarmnet/model/stage_compute.py has the real one and the meaning of
+    each)."""
 
     def publish(self, weights: Tensor) -> None: ...
 

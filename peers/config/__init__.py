@@ -1,1 +1,1 @@
-"""What people type: the peer file, its checks with line numbers, and its explanation."""
+"""What people type: peer file and run file, their checks with line numbers, and their explanation."""

@@ -11,7 +11,7 @@ from typing import Literal
 from peers.config.peer_file import PeerFile, load
 from peers.config.schema import element, keys, kind_text, section, typed_text
 from peers.config.yaml_lines import read
-from swarmnet.manifest import Manifest
+from swarmnet.run.manifest import Manifest
 
 FILLED_IN = ("owner", "wire_version")
 """Keys of the manifest that publishing fills in."""

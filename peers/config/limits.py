@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from peers.config.quantities import ByteCount, BytesPerSecond, at_least_bytes, at_least_rate
 from peers.config.schema import Shown
-from swarmnet.hours import Hours, parse
+from swarmnet.resources.working_hours import Hours, parse
 
 
 def _hours(value: str) -> str:

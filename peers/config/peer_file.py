@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from peers.config.atomic_files import is_file
 from peers.config.limits import LimitsFile
 from peers.config.quantities import (
     BootstrapMultiaddr,
@@ -35,7 +36,6 @@ from peers.config.schema import Shown
 from peers.config.validation import validate
 from peers.config.yaml_lines import Typed, overlay, read
 from peers.errors import ConfigError, UserError
-from peers.files import is_file
 from swarmnet.identifiers import RunId
 
 __all__ = ["ConfigError", "DemoOptions", "MetricsFile", "PeerFile", "UserError", "default_state", "load"]
@@ -80,8 +80,8 @@ def _stage(value: object) -> int | Literal["auto"]:
 
 
 def _invite(text: str) -> bytes:
-    from protocols.errors import Malformed  # protocols.invites loads the cryptography library
-    from protocols.invites import invite_bytes
+    from protocols.errors import Malformed  # protocols.signed.invites loads the cryptography library
+    from protocols.signed.invites import invite_bytes
 
     try:
         return invite_bytes(text) if text else b""

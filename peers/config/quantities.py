@@ -107,7 +107,7 @@ def multiaddr(value: str) -> str:
 
 def bootstrap_multiaddr(value: str) -> str:
     """A multiaddr that ends in the peer id of who listens there."""
-    from protocols.identity import public_key_bytes  # Not where no file is read.
+    from protocols.signed.identity import public_key_bytes  # Not where no file is read.
 
     multiaddr(value)
     _, named, peer = value.rpartition("/p2p/")

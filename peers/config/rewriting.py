@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from peers.config.atomic_files import write_atomically
 from peers.config.yaml_lines import parse, span
 from peers.errors import ConfigError, UserError
-from peers.files import write_atomically
 
 
 def set_private(file: Path, key: str, value: str | list[str], meaning: str) -> bool:

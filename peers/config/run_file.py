@@ -1,6 +1,6 @@
 """The run file: what a run's creator types, and the published, signed form that everybody else gets.
 
-A run file has exactly the manifest's keys (swarmnet/manifest.py), so there is nothing to keep in step.
+A run file has exactly the manifest's keys (swarmnet/run/manifest.py), so there is nothing to keep in step.
 The published file is readable JSON; what counts is the canonical manifest in it, whose SHA-256 is the
 run id, and the owner's Ed25519 signature over that id.
 """
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from peers.config.atomic_files import is_file, is_there, write_atomically
 from peers.config.validation import validate
 from peers.config.yaml_lines import Location, Typed, overlay, read
 from peers.errors import ConfigError, UserError
-from peers.files import is_file, is_there, write_atomically
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import (
+from swarmnet.run.manifest import (
     BYTES,
     MANIFEST_LIMIT,
     STANDARD_LIBRARY,
@@ -35,7 +35,7 @@ from swarmnet.manifest import (
 )
 
 if TYPE_CHECKING:
-    from protocols.identity import Identity
+    from protocols.signed.identity import Identity
 
 SIGNATURE_BYTES = 64
 
@@ -257,7 +257,7 @@ def from_wire(data: bytes, run_id: RunId | None = None) -> SignedManifest:
 
 def _checked(canonical: bytes, signature: bytes, run_id: RunId | None) -> SignedManifest:
     """Raises ValueError, or OtherVersion for the very run that was asked for."""
-    from protocols.identity import verify  # it loads the cryptography library
+    from protocols.signed.identity import verify  # it loads the cryptography library
 
     if run_id is None or hashlib.sha256(canonical).hexdigest() == run_id:
         _require_version(canonical)

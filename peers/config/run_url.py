@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from typing import IO
 from urllib.parse import SplitResult, urldefrag, urlsplit
 
+from peers.config.run_file import RunFileError, SignedManifest, from_published
 from peers.errors import UserError
-from peers.run_file import RunFileError, SignedManifest, from_published
 from swarmnet.identifiers import RunId
-from swarmnet.manifest import MANIFEST_LIMIT
+from swarmnet.run.manifest import MANIFEST_LIMIT
 
 SCHEMES = ("https", "http", "file")
 FETCH_SECONDS = 20.0

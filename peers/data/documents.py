@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from peers.files import is_file, is_folder, is_there
-from swarmnet.manifest import STANDARD_LIBRARY
+from peers.config.atomic_files import is_file, is_folder, is_there
+from swarmnet.run.manifest import STANDARD_LIBRARY
 
 HELD_OUT = (
     "argparse", "bisect", "calendar", "configparser", "csv", "difflib", "fractions", "heapq",

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from peers.config.atomic_files import is_file
 from peers.config.peer_file import PeerFile
+from peers.config.run_file import as_key
 from peers.data.documents import Text, TextError, files_of
 from peers.data.tokens import Progress, Tokens, tokens_on_disk
 from peers.errors import UserError
-from peers.files import is_file
-from peers.run_file import as_key
-from swarmnet.manifest import BYTES, STANDARD_LIBRARY, Manifest
+from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest
 
 FIRST_STAGE = 0
 PROGRESS_SECONDS = 5.0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peers.data.documents import BETWEEN_DOCUMENTS, TextError
 from peers.errors import how_to_install
-from swarmnet.manifest import BYTES, Data
+from swarmnet.run.manifest import BYTES, Data
 
 PIECE_BYTES = 64 * 1024
 """A text is cut here at the latest. The tokenizers package takes time with the square of a piece that has no

@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from peers.config.atomic_files import write_atomically
+from peers.config.run_file import SignedManifest
 from peers.data.documents import Block, Reading, Text, TextError
 from peers.data.tokenizer import BATCH_BYTES, Ending, Tokenizer, dtype_for, open_tokenizer, pieces_of
-from peers.files import write_atomically
-from peers.run_file import SignedManifest
 from swarmnet.identifiers import MicrobatchId
-from swarmnet.manifest import BYTES
-from swarmnet.sampling import window_starts, windows
+from swarmnet.model.sampling import window_starts, windows
+from swarmnet.run.manifest import BYTES
 
 FOLDER = "text"
 NEWEST = "newest.json"

@@ -1,1 +1,1 @@
-"""A whole small swarm on this computer, watched and reported."""
+"""What judges the product; nothing else imports it."""

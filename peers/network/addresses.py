@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from protocols.dialler import ADDRESSES
-from protocols.multiaddr import is_circuit
+from protocols.daemon.multiaddr import is_circuit
+from protocols.reachability.fresh_dial import ADDRESSES
 
 TRIED = ("reached", "refused", "silent", "no_way", "other_peer", "not_libp2p")
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")

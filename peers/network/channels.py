@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocols.errors import WireError
-from protocols.message_fields import Body
-from protocols.messages import Hello, Lane, Message
-from protocols.transport import Link, Transport
+from protocols.fields import Body
+from protocols.messages.table import Hello, Lane, Message
+from protocols.ports import Link, Transport
 from swarmnet.identifiers import PeerId
 
 DIAL_SECONDS = 8.0

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Awaitable, Collection, Sequence
 from typing import Literal, Protocol, TypeVar
 
-from peers.timings import Timings
+from peers.telemetry.counters import Timings
 from protocols.errors import WireError
-from protocols.orders import SignedOrder
-from protocols.transport import Directory
+from protocols.ports import Directory
+from protocols.signed.orders import SignedOrder
 from swarmnet.identifiers import PeerId, RunId
 
 Result = TypeVar("Result")

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from peers.counted_directory import CountedDirectory
-from peers.metrics import Metrics
-from peers.timings import OBSERVE_SECONDS, Growth, by_code
+from peers.network.counted_directory import CountedDirectory
+from peers.telemetry.counters import OBSERVE_SECONDS, Growth, by_code
+from peers.telemetry.metrics import Metrics
+from protocols.daemon.multiaddr import is_circuit
 from protocols.errors import PeerGone
-from protocols.multiaddr import is_circuit
-from protocols.relay_service import RelayService
+from protocols.reachability.relay_service import RelayService
 from swarmnet.identifiers import PeerId
 
 CONNECTIONS_EVERY = 10

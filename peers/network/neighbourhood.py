@@ -2,7 +2,7 @@
 
 Finds records in the directory and from neighbours, keeps a link to every peer of the own group and of the
 stages next to it, sends beats, and hands everything else to `Listener`. Links are one-way (protocols/
-transport.py): this side sends on links it opened, and receives on links that others opened.
+protocols/ports.py): this side sends on links it opened, and receives on links that others opened.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from peers.clock import Clock
-from peers.echoes import Echoes
-from peers.lanes import DIAL_SECONDS, Lanes, Traffic
-from peers.listener import Admission, Listener, OpenToAll
-from peers.reasons import refusal
-from peers.strangers import Strangers
-from peers.timer import Timer
-from peers.timings import Timings
-from peers.unheard import Unheard
-from protocols.envelope import run_bytes
+from peers.network.channels import DIAL_SECONDS, Lanes, Traffic
+from peers.network.first_words import Unheard
+from peers.network.one_off_replies import Strangers
+from peers.network.ports import Admission, Listener, OpenToAll
+from peers.network.round_trips import Echoes
+from peers.runtime.lived_clock import Clock
+from peers.runtime.timer import Timer
+from peers.telemetry.counters import Timings
+from peers.telemetry.reasons import refusal
 from protocols.errors import BadSignature, WireError
-from protocols.message_fields import Body
-from protocols.messages import (
+from protocols.fields import Body
+from protocols.messages.table import (
     AskManifest,
     Beat,
     Bye,
@@ -36,14 +35,15 @@ from protocols.messages import (
     OrderIs,
     Refuse,
 )
-from protocols.records import ANNOUNCE_SECONDS, SignedRecord, open_record
-from protocols.terms import ANYTHING, Bodies, Terms
-from protocols.transport import Transport
-from swarmnet.address_ranges import dialable
+from protocols.messages.terms import ANYTHING, Bodies, Terms
+from protocols.ports import Transport
+from protocols.signed.envelope import run_bytes
+from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import WIRE_VERSION
-from swarmnet.membership import BEAT_SECONDS, SILENT_SECONDS, Membership
-from swarmnet.membership import Known as KnownPeer
+from swarmnet.membership.address_ranges import dialable
+from swarmnet.membership.machine import BEAT_SECONDS, SILENT_SECONDS, Membership
+from swarmnet.membership.machine import Known as KnownPeer
+from swarmnet.run.manifest import WIRE_VERSION
 
 RECORDS_TOLD = 32
 INTRODUCED_SECONDS = 2 * ANNOUNCE_SECONDS

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from protocols.errors import WireError
-from protocols.message_fields import Body
-from protocols.messages import Message
-from protocols.transport import Transport
+from protocols.fields import Body
+from protocols.messages.table import Message
+from protocols.ports import Transport
 from swarmnet.identifiers import PeerId
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocols.messages import Message
+from protocols.messages.table import Message
 from swarmnet.identifiers import PeerId
 
 

@@ -1,8 +1,8 @@
 """Whether others get in: a running peer asks one of those that it is connected to, now and then.
 
-It is the doctor's question (protocols/dial_back.py): nobody sees from inside whether a new connection would
-come through. One who got in is believed. That nobody does, two must have found. What they say goes into the
-metrics and the event log and steers nothing, so a liar gains little.
+It is the doctor's question (protocols/reachability/dial_back.py): nobody sees from inside whether a new
+connection would come through. One who got in is believed. That nobody does, two must have found. What they
+say goes into the metrics and the event log and steers nothing, so a liar gains little.
 
 A dial-back costs whoever helps about a second of a core (docs/decisions/0010-dial-back.md). All ask equally
 often, so everybody helps as often as it asks: twice an hour.
@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Literal
 
-from peers.directory_observer import Connections
 from peers.network.addresses import LOOPBACK, TRIED, Addresses, in_the_open
-from protocols.daemon import DAEMON_ERRORS
-from protocols.dial_back import DialBack
-from protocols.dialler import Dialled
+from peers.network.dht_sampler import Connections
+from protocols.daemon.multiaddr import is_circuit
+from protocols.daemon.p2pd import DAEMON_ERRORS
 from protocols.errors import WireError
-from protocols.multiaddr import is_circuit
+from protocols.reachability.dial_back import DialBack
+from protocols.reachability.fresh_dial import Dialled
 from swarmnet.identifiers import PeerId
 
 Way = Literal["direct", "relayed", "none", "unknown"]

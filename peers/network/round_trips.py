@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peers.timings import Timings
+from peers.telemetry.counters import Timings
 from swarmnet.identifiers import PeerId
 
 BEATS_KEPT = 32

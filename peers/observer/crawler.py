@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from peers.observer.orders import Orders
+from peers.network.discovery.announcer import OPERATION_SECONDS
+from peers.observer.owner_orders import Orders
 from peers.observer.sightings import Miss, Sightings
-from peers.presence import OPERATION_SECONDS
-from peers.supervision import until_one_ends
-from protocols.dht import split_multiaddr
+from peers.runtime.supervision import until_one_ends
+from protocols.dht.directory import split_multiaddr
 from protocols.errors import Unreachable, WireError
-from protocols.peer_record import NO_STAGE
-from protocols.records import open_record
-from protocols.transport import Directory
+from protocols.ports import Directory
+from protocols.signed.peer_record import NO_STAGE
+from protocols.signed.records import open_record
 from swarmnet.identifiers import PeerId, RunId
 
 SHORTEST_WALK_SECONDS = 5.0

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from peers import metrics
-from peers.declaring import PREFIX, Declared, Label, table
-from peers.observer.board import Board
+from peers.observer.page_json import Board
 from peers.observer.picture import ROLES, STATES, Row
-from peers.reasons import DEPARTURES
+from peers.telemetry import metrics
+from peers.telemetry.metric_kinds import PREFIX, Declared, Label, table
+from peers.telemetry.reasons import DEPARTURES
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """Values of the labels, and the number."""

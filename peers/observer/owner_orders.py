@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from peers.creator.order_book import OrderBook
-from peers.presence import OPERATION_SECONDS
-from peers.run_file import SignedManifest
+from peers.config.run_file import SignedManifest
+from peers.network.discovery.announcer import OPERATION_SECONDS
+from peers.network.orders.order_book import OrderBook
 from protocols.errors import WireError
-from protocols.transport import Directory
-from swarmnet.orders import NO_ORDER, Order
-from swarmnet.rates import WHOLE
+from protocols.ports import Directory
+from swarmnet.run.owner_orders import NO_ORDER, Order
+from swarmnet.run.rates import WHOLE
 
 SHOWN_ENTRIES = 20
 """Bans and withdrawals with their reasons in one answer, the newest first; the others are only counted."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from peers.config.run_file import SignedManifest
 from peers.observer.curve import Curve
 from peers.observer.picture import Picture, Row
-from peers.run_file import SignedManifest
 
 SHOWN_PEERS = 100
 """Rows in one answer; the others are found by searching."""

@@ -8,9 +8,9 @@ from importlib.resources import files
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from peers.http import Answer, Page, Probe, probed
-from peers.observer.board import Board
 from peers.observer.metrics import SwarmMetrics
+from peers.observer.page_json import Board
+from peers.runtime.http_server import Answer, Page, Probe, probed
 
 JSON = "application/json; charset=utf-8"
 ICON = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" fill="#2f7d5b">

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from random import Random
 from statistics import median, median_high
 
+from peers.config.run_file import SignedManifest
 from peers.network.discovery.record_reader import IN_STEP, eval_loss, settled_tokens
-from peers.observer.orders import UNASKED, Ordered
+from peers.observer.owner_orders import UNASKED, Ordered
 from peers.observer.sightings import Departure, Sighting, Sightings
-from peers.run_file import SignedManifest
-from peers.status import printable
-from protocols.peer_record import PeerRecord
-from swarmnet import moving
+from peers.telemetry.console import printable
+from protocols.signed.peer_record import PeerRecord
 from swarmnet.identifiers import PeerId
+from swarmnet.placement import policy
 
 ROLES = ("worker", "bootstrap", "observer", "archivist", "evaluator", "other")
 STATES = ("joining", "training", "serving", "held", "paused", "leaving", "other", "gone")
@@ -31,7 +31,7 @@ SHOWN_VERSIONS = 8
 MOST_CONTRIBUTORS = 20
 SHOWN_DEPARTURES = 20
 FASTEST = 16.0
-"""As in swarmnet/moving.py: nobody counts for more than this many times the median."""
+"""As in swarmnet/placement/policy.py: nobody counts for more than this many times the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +206,12 @@ def _weakest(here: Sequence[Sighting], signed: SignedManifest, now: float) -> in
         if state_of(known) in HOLDING:
             record, age = known.record, max(0.0, now - known.signed_at)
             rate = record.tokens_per_second / tokens
-            counted = moving.Seen(record.stage, rate, record.moving_to, age, record.round)
+            counted = policy.Seen(record.stage, rate, record.moving_to, age, record.round)
             seen.append((PeerId(record.peer), counted))
     if not seen:
         return None
-    rules = moving.move_rules(signed.manifest)
-    return moving.choose_stage(moving.view_of(seen, rules), rules, Random(0))
+    rules = policy.move_rules(signed.manifest)
+    return policy.choose_stage(policy.view_of(seen, rules), rules, Random(0))
 
 
 def _checkpoint(peers: Iterable[Sighting], stages: int, now: float) -> Checkpoint | None:

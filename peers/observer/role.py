@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 from importlib.metadata import version
 
-from peers.http import PageServer
-from peers.joining import find_manifest
+from peers.config.run_file import SignedManifest
+from peers.network.discovery.announcer import Presence
+from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
-from peers.observer.board import Board
+from peers.observer.crawler import Walk
 from peers.observer.metrics import SwarmMetrics
-from peers.observer.orders import Orders
+from peers.observer.owner_orders import Orders
+from peers.observer.page_json import Board
 from peers.observer.pages import pages
 from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
-from peers.observer.walk import Walk
-from peers.presence import Presence
-from peers.roles.role import Network, Process, Role
-from peers.run_file import SignedManifest
-from peers.status import Status
-from peers.supervision import until_one_ends
-from protocols.peer_record import NO_STAGE
+from peers.role import Network, Process, Role
+from peers.runtime.http_server import PageServer
+from peers.runtime.supervision import until_one_ends
+from peers.telemetry.console import Status
+from protocols.signed.peer_record import NO_STAGE
 
 DRAW_SECONDS = 1.0
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from peers.observer.contributions import Contributions
-from protocols.peer_record import PeerRecord
-from protocols.records import ANNOUNCE_SECONDS, RECORD_SECONDS, SignedRecord
+from peers.network.discovery.claimed_tokens import Contributions
+from protocols.signed.peer_record import PeerRecord
+from protocols.signed.records import ANNOUNCE_SECONDS, RECORD_SECONDS, SignedRecord
 from swarmnet.identifiers import PeerId
 
 SHORTEST_ASK_SECONDS = 3.0
@@ -35,7 +35,7 @@ MOST_PEERS = 4096
 KEPT_DEPARTURES = 50
 
 Miss = Literal["silent", "not_reached"]
-"""Codes of peers/reasons.py, DEPARTURES, as are `left`, `moved` and `paused`."""
+"""Codes of peers/telemetry/reasons.py, DEPARTURES, as are `left`, `moved` and `paused`."""
 
 
 @dataclass(slots=True)

@@ -1,1 +1,1 @@
-"""What a peer process can be: each role lives as long as the process and runs once in every session."""
+"""A peer's operating system process: its sessions with p2pd, and roles that hold no stage."""

@@ -7,20 +7,20 @@ import contextlib
 import time
 from importlib.metadata import version
 
-from peers.creator.order_book import OrderBook
-from peers.creator.upkeep import keep
-from peers.directory_observer import RelayObserver
+from peers.config.run_file import SignedManifest
 from peers.errors import UserError
-from peers.height import Height
-from peers.joining import find_manifest
+from peers.network.dht_sampler import RelayObserver
+from peers.network.discovery.announcer import Presence
+from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
+from peers.network.discovery.height import Height
 from peers.network.discovery.record_reader import look
-from peers.presence import Presence
-from peers.roles.role import Network, Process, Role
-from peers.run_file import SignedManifest
-from peers.status import Status
+from peers.network.orders.order_book import OrderBook
+from peers.network.orders.republish import keep
+from peers.role import Network, Process, Role
+from peers.telemetry.console import Status
 from protocols.errors import WireError
-from protocols.peer_record import NO_STAGE
+from protocols.signed.peer_record import NO_STAGE
 
 MANIFEST_SECONDS = 60.0
 """How often a bootstrap with a run stores its manifest, the owner's order and the registry's entry again;

@@ -19,24 +19,24 @@ import uvloop
 
 from peers.config.peer_file import PeerFile
 from peers.config.sibling_file import sibling_file
-from peers.control.server import Control, Request
-from peers.control.several import answers_of_all
 from peers.errors import UserError, as_user_errors
-from peers.event_log import EventLog
-from peers.http import Exporter
-from peers.metrics import Metrics
-from peers.metrics_of_all import text_of_all
-from peers.pulse import Pulse
-from peers.roles.role import Process, Role
-from peers.sessions import Sessions
-from peers.state_lock import only_one
-from peers.status import Report, SiblingReport, hear_libraries, open_report
-from peers.supervision import FAULT, Fault, Watchdog, reason
+from peers.process.sessions import Sessions
+from peers.role import Process, Role
+from peers.runtime.control_server import Control, Request
+from peers.runtime.control_siblings import answers_of_all
+from peers.runtime.http_server import Exporter
+from peers.runtime.liveness import Pulse
+from peers.runtime.state_lock import only_one
+from peers.runtime.supervision import FAULT, Fault, Watchdog, reason
+from peers.telemetry.console import Report, SiblingReport, hear_libraries, open_report
+from peers.telemetry.event_log import EventLog
+from peers.telemetry.metrics import Metrics
+from peers.telemetry.sibling_metrics import text_of_all
 from protocols.errors import CannotStart
-from protocols.identity import Identity, IdentityError, load_or_create
+from protocols.signed.identity import Identity, IdentityError, load_or_create
 
 if TYPE_CHECKING:
-    from peers.roles.siblings import Siblings
+    from peers.compute.siblings import Siblings
 
 
 OF_A_STAGE = ("pause", "resume", "checkpoint", "me")
@@ -49,7 +49,7 @@ observer."""
 
 
 Roles = Mapping[str, Callable[[Process], Role]]
-"""By the word in a peer file: those that stand above a process (peers/commands/run.py)."""
+"""By the word in a peer file: those that stand above a process (peers/cli/run.py)."""
 NO_OTHERS: Roles = MappingProxyType({})
 
 
@@ -60,18 +60,18 @@ def role_of(process: Process, others: Roles) -> Role:
     if wanted in others:
         return others[wanted](process)
     if wanted == "bootstrap":
-        from peers.roles.bootstrap import Bootstrap
+        from peers.process.bootstrap_role import Bootstrap
 
         return Bootstrap(process)
     if wanted == "observer":
-        from peers.roles.observer import ObserverRole
+        from peers.observer.role import ObserverRole
 
         return ObserverRole(process)
     if wanted == "archivist":
-        from peers.roles.archivist import ArchivistRole
+        from peers.archivist.role import ArchivistRole
 
         return ArchivistRole(process)
-    from peers.roles.worker import WorkerRole
+    from peers.worker.role import WorkerRole
 
     return WorkerRole(process)
 
@@ -127,7 +127,7 @@ class Peer:
         for word in OF_A_STAGE if config.role != "worker" else ():
             self.control.answers[word] = self._asked_for_a_stage
         if self.process.siblings is not None:
-            from peers.roles.worker import WorkerRole
+            from peers.worker.role import WorkerRole
 
             self.process.siblings.roles += [role for role in self.roles if isinstance(role, WorkerRole)]
             self.control.answers.update(answers_of_all([process.control for process in processes]))
@@ -145,7 +145,7 @@ class Peer:
         )  # fmt: skip
 
     def _siblings(self, identity: Identity) -> list[Process]:
-        from peers.roles.siblings import Siblings  # torch
+        from peers.compute.siblings import Siblings  # torch
 
         siblings = Siblings(self.config.stages, self.config.work_share)
         made = []

@@ -10,23 +10,23 @@ from functools import partial
 from random import Random
 
 from peers.config.peer_file import PeerFile
-from peers.counted_directory import CountedDirectory
-from peers.declaring import only
-from peers.directory_observer import DirectoryObserver
-from peers.joining import PeerCache
-from peers.lan import neighbours
-from peers.metrics import WAYS
 from peers.network.addresses import Addresses
-from peers.reachable import TEXTS, Reachable, Way, has_a_network
-from peers.roles.role import Network, Process, Role
-from peers.status import Status
-from protocols.daemon import DaemonOptions
-from protocols.dht import DhtDirectory
-from protocols.dial_back import DialBack, ask_dial_back
+from peers.network.counted_directory import CountedDirectory
+from peers.network.dht_sampler import DirectoryObserver
+from peers.network.discovery.bootstrap import PeerCache
+from peers.network.discovery.mdns import neighbours
+from peers.network.reachability_probe import TEXTS, Reachable, Way, has_a_network
+from peers.role import Network, Process, Role
+from peers.telemetry.console import Status
+from peers.telemetry.metric_kinds import only
+from peers.telemetry.metrics import WAYS
+from protocols.daemon.p2pd import DaemonOptions
+from protocols.dht.directory import DhtDirectory
 from protocols.errors import CannotStart
-from protocols.p2pd import P2pdTransport
-from protocols.relays import circuits_through
-from protocols.upload import Upload
+from protocols.framing.upload_turns import Upload
+from protocols.p2pd.transport import P2pdTransport
+from protocols.reachability.dial_back import DialBack, ask_dial_back
+from protocols.reachability.relay_client import circuits_through
 from swarmnet.identifiers import PeerId
 
 RESTART_SECONDS = 1.0

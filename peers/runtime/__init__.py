@@ -1,1 +1,1 @@
-"""How the commands of a person reach the peer that runs: a Unix socket in its state folder."""
+"""What any process of ours stands on: clock, timer, supervision, lock, control socket, HTTP."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from peers.control.socket_path import LONGEST_ANSWER_BYTES, SOCKET_NAME, socket_path
+from peers.config.atomic_files import is_folder
 from peers.errors import UserError
-from peers.files import is_folder
+from peers.runtime.control_socket import LONGEST_ANSWER_BYTES, SOCKET_NAME, socket_path
 
 _READ_BYTES = 64 * 1024
 

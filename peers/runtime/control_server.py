@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peers.control.socket_path import LINE_BYTES, LONGEST_ANSWER_BYTES, SOCKET_NAME, socket_path
 from peers.errors import UserError
+from peers.runtime.control_socket import LINE_BYTES, LONGEST_ANSWER_BYTES, SOCKET_NAME, socket_path
 
 MOST_CONNECTIONS = 16
 SILENT_SECONDS = 60.0

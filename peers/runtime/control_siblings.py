@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from peers.control.server import Answer, Control, Request
+from peers.runtime.control_server import Answer, Control, Request
 
 OTHERS = "others"
 """Key of the answers of all but the first peer."""

@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
+from peers.config.atomic_files import is_file, is_folder
 from peers.config.peer_file import default_state, load
 from peers.errors import UserError
-from peers.files import is_file, is_folder
-from peers.state_lock import is_held
+from peers.runtime.state_lock import is_held
 
 PEER_FILE = "peer.yaml"
 """As `swarmnet join` names it, in the state folder."""

@@ -30,7 +30,7 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "ca
 
 
 class Fault(Exception):
-    """Why the peer cannot go on; one line for people, and a code of peers/reasons.py."""
+    """Why the peer cannot go on; one line for people, and a code of peers/telemetry/reasons.py."""
 
     def __init__(self, why: str, code: str = "fault") -> None:
         super().__init__(why)

@@ -11,7 +11,7 @@ GRAIN_SECONDS = 0.001
 
 
 class HasTime(Protocol):
-    """An event loop, or a peer's own clock (clock.py)."""
+    """An event loop, or a peer's own clock (lived_clock.py)."""
 
     def time(self) -> float: ...
 

@@ -7,7 +7,7 @@
     stage-S-round-R.safetensors
 
 The index is written last and believed only as far as the files agree with it. Checkpoints are those of
-peers/checkpoint.py, so `generate`, `export` and `evaluate` read an archive in a folder as it is.
+peers/state/checkpoint_file.py, so `generate`, `export` and `evaluate` read an archive in a folder as it is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from peers.archive.store import ArchiveError, Store, sha256
-from peers.run_file import RunFileError, SignedManifest, from_published, published_text
+from peers.config.run_file import RunFileError, SignedManifest, from_published, published_text
+from peers.state.archive_store import ArchiveError, Store, sha256
 from swarmnet.identifiers import RunId
 
 INDEX, RUN, ORDER, CONTRIBUTORS = "archive.json", "run.json", "order.bin", "contributors.json"

@@ -12,17 +12,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from peers import checkpoint
-from peers.archive.archive import Archive, Entry
-from peers.archive.store import ArchiveError, open_store, until_reached, without_secret
-from peers.checkpoint import STATEMENT_BYTES, Checkpoint, CheckpointError
-from peers.run_file import SignedManifest
-from peers.status import counted
-from protocols.envelope import Kind, open_envelope
+from peers.config.run_file import SignedManifest
+from peers.state import checkpoint_file
+from peers.state.archive import Archive, Entry
+from peers.state.archive_store import ArchiveError, open_store, until_reached, without_secret
+from peers.state.checkpoint_file import STATEMENT_BYTES, Checkpoint, CheckpointError
+from peers.telemetry.console import counted
 from protocols.errors import WireError
+from protocols.signed.envelope import Kind, open_envelope
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import Layout
-from swarmnet.offers import NOTHING_PAST
+from swarmnet.model.flat_layout import Layout
+from swarmnet.rounds.own_contributions import NOTHING_PAST
 
 
 def signers(checkpoint: Checkpoint) -> set[PeerId]:
@@ -64,7 +64,7 @@ class Restoring:
     def _bring(self, folder: Path, stage: int, layout: Layout) -> str:
         archive = Archive(open_store(self._secret_url))
         archive.open(self.signed)
-        files = checkpoint.files(folder, stage)
+        files = checkpoint_file.files(folder, stage)
         own = int(files[0].stem.rpartition("-")[2]) if files else -1
         entries = archive.newest(stage)
         problems = []
@@ -89,7 +89,7 @@ class Restoring:
         beside = folder / f".{entry.name}.{os.getpid()}.part"
         try:
             beside.write_bytes(data)
-            held, _ = checkpoint.restore_signed(beside, self.signed.run_id, entry.stage, layout)
+            held, _ = checkpoint_file.restore_signed(beside, self.signed.run_id, entry.stage, layout)
             by = signers(held)
             if held.round != entry.round or not by:
                 raise ArchiveError(f"{archive.store.url}/{entry.name}: nobody has signed its weights")

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from peers.config.atomic_files import is_file, is_there, write_atomically
 from peers.errors import UserError, how_to_install
-from peers.files import is_file, is_there, write_atomically
-from peers.supervision import reason
+from peers.runtime.supervision import reason
 
 
 class ArchiveError(UserError):

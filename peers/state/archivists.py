@@ -6,16 +6,16 @@ nobody asks them while one is there that takes part.
 
 from __future__ import annotations
 
-from peers.checkpoint import STATEMENT_BYTES
-from peers.neighbourhood import Neighbourhood
-from peers.presence import Presence
-from protocols.envelope import Kind, open_envelope
+from peers.network.discovery.announcer import Presence
+from peers.network.neighbourhood import Neighbourhood
+from peers.state.checkpoint_file import STATEMENT_BYTES
 from protocols.errors import WireError
-from protocols.messages import MOST_STATEMENTS, SnapshotRoot, Statements
-from protocols.peer_record import NO_STAGE
-from protocols.records import open_record
+from protocols.messages.table import MOST_STATEMENTS, SnapshotRoot, Statements
+from protocols.signed.envelope import Kind, open_envelope
+from protocols.signed.peer_record import NO_STAGE
+from protocols.signed.records import open_record
 from swarmnet.identifiers import PeerId
-from swarmnet.membership import Known
+from swarmnet.membership.machine import Known
 
 ROLE = "archivist"
 MOST_ASKED = 2

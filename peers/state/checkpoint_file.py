@@ -18,18 +18,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from peers.config.atomic_files import is_file, write_atomically
+from peers.config.run_file import RunFileError, parse
 from peers.errors import UserError
-from peers.files import is_file, write_atomically
-from peers.run_file import RunFileError, parse
-from swarmnet.branches import START, Earlier
-from swarmnet.fixed_point import UNIT, to_floats, to_units
 from swarmnet.identifiers import ContributionId, PeerId, RunId
-from swarmnet.layout import Layout, layout_of
-from swarmnet.manifest import Manifest
-from swarmnet.model import scaled
-from swarmnet.offers import LEARNED_ROUNDS, MOST_REFERENCES, NOTHING_PAST, Past
-from swarmnet.parameters import parameter_shapes
-from swarmnet.round_events import Reference, Sets
+from swarmnet.model.decoder import scaled
+from swarmnet.model.fixed_point import UNIT, to_floats, to_units
+from swarmnet.model.flat_layout import Layout, layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.rounds.events import Reference, Sets
+from swarmnet.rounds.history import START, Earlier
+from swarmnet.rounds.own_contributions import LEARNED_ROUNDS, MOST_REFERENCES, NOTHING_PAST, Past
+from swarmnet.run.manifest import Manifest
 
 STATEMENT_BYTES = len(START) + 32
 """The chain's value and the digest of settled weights: what peers sign of a round."""
@@ -56,10 +56,11 @@ class Checkpoint:
     digest: bytes
     """Replica.digest() of the settled weights."""
     chain: bytes
-    """The value of the chain of settled sets there (swarmnet/branches.py)."""
+    """The value of the chain of settled sets there (swarmnet/rounds/history.py)."""
     tensors: dict[str, Tensor]
     signed: tuple[bytes, ...] = ()
-    """What peers of the group have signed of the weights after that round (signed_digests.py)."""
+    """What peers of the group have signed of the weights after that round
+    (worker/rounds/digest_gossip.py)."""
     past: Past = NOTHING_PAST
     """What its writer knew of the rounds up to that one."""
     tokens: int | None = None

@@ -8,15 +8,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
-from peers import checkpoint
-from peers.compute import UPDATE, Compute
-from peers.kept_chunks import KeptChunks
-from peers.run_file import SignedManifest
-from peers.snapshots import Snapshots, Weights
-from peers.stage_part import StagePart
-from peers.timings import Timings
-from swarmnet.branches import START
-from swarmnet.offers import Past
+from peers.compute.executor import UPDATE, Compute
+from peers.compute.stage_part import StagePart
+from peers.config.run_file import SignedManifest
+from peers.state import checkpoint_file
+from peers.state.partial_download import KeptChunks
+from peers.state.snapshot_store import Snapshots, Weights
+from peers.telemetry.counters import Timings
+from swarmnet.rounds.history import START
+from swarmnet.rounds.own_contributions import Past
 
 LOOK_SECONDS = 1.0
 REFUSED_SECONDS = 60.0
@@ -37,7 +37,8 @@ def aligned(snapshot_rounds: int, wanted_rounds: float) -> int:
 
 
 class KeepsStatements(Protocol):
-    """What the group has signed of its settled weights (signed_digests.py) is kept beside them."""
+    """What the group has signed of its settled weights (worker/rounds/digest_gossip.py) is kept beside
+    them."""
 
     def of_round(self, round: int) -> list[bytes]: ...
 
@@ -81,13 +82,13 @@ class Disk:
     def restored(self) -> list[Weights]:
         """From all usable checkpoints, the newest first."""
         found, self.saved = [], None
-        for path in checkpoint.files(self.folder, self.stage) if self.folder is not None else ():
+        for path in checkpoint_file.files(self.folder, self.stage) if self.folder is not None else ():
             began = perf_counter()
             try:
-                held, units = checkpoint.restore_signed(
+                held, units = checkpoint_file.restore_signed(
                     path, self.signed.run_id, self.stage, self.part.layout
                 )
-            except checkpoint.CheckpointError as error:
+            except checkpoint_file.CheckpointError as error:
                 self.say("checkpoint_unusable", f"{error}; an older one or the swarm's state is used")
                 continue
             self.timings.add("load", perf_counter() - began)
@@ -102,7 +103,7 @@ class Disk:
     def forget_after(self, round: int) -> None:
         """The group went on from this round: newer checkpoints here are of a history that was given up."""
         if self.folder is not None:
-            for path in checkpoint.set_aside(self.folder, self.stage, round):
+            for path in checkpoint_file.set_aside(self.folder, self.stage, round):
                 self.saved = None
                 self.say("set_aside", f"the group goes on from round {round}: newer weights are now {path}")
 
@@ -147,10 +148,10 @@ class Disk:
         manifest, began = self.signed.manifest, perf_counter()
         try:
             path = await asyncio.to_thread(
-                checkpoint.write, self.folder, manifest, self.stage, round, weights.chain, weights.units,
+                checkpoint_file.write, self.folder, manifest, self.stage, round, weights.chain, weights.units,
                 self.part.layout, self.digests.of_round(round), self.past(round), weights.tokens,
             )  # fmt: skip
-        except checkpoint.DiskError as error:
+        except checkpoint_file.DiskError as error:
             now = asyncio.get_running_loop().time()
             if last or now >= self._say_again:
                 self._say_again = now + REFUSED_SECONDS

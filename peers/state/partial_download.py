@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from protocols.messages import SnapshotRoot
-from swarmnet.fetch import chunk_bytes, worth_resuming
-from swarmnet.settled_digests import Root
+from protocols.messages.table import SnapshotRoot
+from swarmnet.snapshots.digest_votes import Root
+from swarmnet.snapshots.fetch import chunk_bytes, worth_resuming
 
 _HASH_DIGITS = 64
 _UNFINISHED = ".part"

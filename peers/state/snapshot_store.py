@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peers.checkpoint import state_digest
-from protocols.envelope import Kind, seal
-from protocols.identity import Identity
-from protocols.messages import SnapshotRoot
-from protocols.told_tokens import told
-from swarmnet.fetch import chunk_bytes
+from peers.state.checkpoint_file import state_digest
+from protocols.messages.table import SnapshotRoot
+from protocols.signed.envelope import Kind, seal
+from protocols.signed.identity import Identity
+from protocols.signed.told_tokens import told
 from swarmnet.identifiers import RunId
-from swarmnet.manifest import Rounds
-from swarmnet.offers import Past
+from swarmnet.rounds.own_contributions import Past
+from swarmnet.run.manifest import Rounds
+from swarmnet.snapshots.fetch import chunk_bytes
 
 SNAPSHOTS_KEPT = 2
 """A newcomer may still fetch the older one while the group makes the next. What was asked for last is kept

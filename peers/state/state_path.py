@@ -16,19 +16,17 @@ from typing import Protocol
 
 import msgspec
 
-from peers.checkpoint import state_digest
-from peers.clock import Clock
-from peers.kept_chunks import Download, KeptChunks
-from peers.reasons import HOLDERS
-from peers.snapshots import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Standing, Weights, units_of
-from peers.status import amount
-from peers.timer import Timer
-from peers.timings import Timings
-from protocols import guard
-from protocols.envelope import Kind, open_envelope
+from peers.runtime.lived_clock import Clock
+from peers.runtime.timer import Timer
+from peers.state.checkpoint_file import state_digest
+from peers.state.partial_download import Download, KeptChunks
+from peers.state.snapshot_store import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Standing, Weights, units_of
+from peers.telemetry.console import amount
+from peers.telemetry.counters import Timings
+from peers.telemetry.reasons import HOLDERS
 from protocols.errors import CannotStart, Malformed, WireError
-from protocols.message_fields import Body
-from protocols.messages import (
+from protocols.fields import Body
+from protocols.messages.table import (
     HEADER_LIMIT,
     AskChunk,
     AskState,
@@ -39,9 +37,15 @@ from protocols.messages import (
     SnapshotRoot,
     State,
 )
-from protocols.told_tokens import tokens_in
-from protocols.transport import Carries, Transport
-from swarmnet.fetch import (
+from protocols.ports import Carries, Transport
+from protocols.signed import msgpack_guard
+from protocols.signed.envelope import Kind, open_envelope
+from protocols.signed.told_tokens import tokens_in
+from swarmnet.identifiers import PeerId
+from swarmnet.membership.machine import Known
+from swarmnet.rounds.contribution_sets import kept_rounds
+from swarmnet.snapshots.digest_votes import Root
+from swarmnet.snapshots.fetch import (
     ASKED_AT_ONCE,
     Ask,
     Dropped,
@@ -50,10 +54,6 @@ from swarmnet.fetch import (
     choose_root,
     chunk_bytes,
 )
-from swarmnet.identifiers import PeerId
-from swarmnet.membership import Known
-from swarmnet.round_sets import kept_rounds
-from swarmnet.settled_digests import Root
 
 OFFER_SECONDS = 2.0
 """How long a newcomer waits for the slowest neighbour to say what it has."""
@@ -113,9 +113,9 @@ class StatePath:
         self.settled_now: Callable[[], Standing] = lambda: NOT_BEGUN
         """Where this peer stands, once it has begun."""
         self.signed: Callable[[], Mapping[PeerId, Collection[Root]]] = dict
-        """To which roots peers have put their names (signed_digests.py)."""
+        """To which roots peers have put their names (worker/rounds/digest_gossip.py)."""
         self.vouched: Callable[[PeerId, SnapshotRoot], bool] = lambda peer, root: True
-        """Whether a peer may offer this root (peers/archive/keepers.py)."""
+        """Whether a peer may offer this root (peers/state/archivists.py)."""
         self.kept = KeptChunks(None, say)
         """What a restart of this peer does not lose of a download."""
         self.fetched_bytes = 0
@@ -250,7 +250,7 @@ class StatePath:
         for signed in offer.roots[:SNAPSHOTS_KEPT]:
             try:
                 envelope = open_envelope(signed, self.snapshots.run_id, Kind.SNAPSHOT, HEADER_LIMIT)
-                guard.check(envelope.payload, HEADER_LIMIT)
+                msgpack_guard.check(envelope.payload, HEADER_LIMIT)
                 root = _root_decoder.decode(envelope.payload)
                 count = -(-self.state_bytes // chunk_bytes(self.state_bytes))
                 if (

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from rich.cells import cell_len
 
-from peers.status import shown
+from peers.telemetry.console import shown
 
 TAB = 8
 """Columns between two stops of a terminal."""

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Mapping
 from time import perf_counter
 from typing import Literal
 
-from peers.reasons import REFUSALS
+from peers.telemetry.reasons import REFUSALS
 
 KEPT = 8192
 """An observer reads once a second; without one the oldest are forgotten."""

@@ -6,13 +6,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peers.event_log import Event
-from peers.telling import EVERYDAY, told
-from peers.top.picture import Happened, PeerSeen
-from swarmnet.ledger import RecentLoss
+from peers.telemetry.event_log import Event
+from peers.telemetry.notices import EVERYDAY, told
+from peers.telemetry.picture import Happened, PeerSeen
+from swarmnet.pipeline.ledger import RecentLoss
 
 SPEED_SECONDS = 10.0
-"""Tokens per second are an average over so long (as in observe.py)."""
+"""Tokens per second are an average over so long (as in worker/sampler.py)."""
 SILENT_SECONDS = 12.0
 """A running peer writes its ledger every 5 s (observe.NOTE_EVERY): after two that are missing it was killed,
 or froze."""

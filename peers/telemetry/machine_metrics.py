@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from peers.declaring import Declare, Label
+from peers.telemetry.metric_kinds import Declare, Label
 
 IDLE = ("microbatches", "answers", "stage_missing", "joining", "held", "paused", "leaving", "work_share",
         "other")  # fmt: skip
-"""What the compute thread can wait for (peers/compute_time.py)."""
+"""What the compute thread can wait for (peers/worker/compute_sampler.py)."""
 
 GPU = {
     "gpu_memory_used_bytes": "Bytes of GPU memory in use, by whomever. Only with a GPU.",

@@ -16,16 +16,16 @@ from prometheus_client import (
     generate_latest,
 )
 
-from peers.declaring import FAST, ROUNDS, SLOW, Declare, Declared, Label, Sometimes, only, table
-from peers.keeping_metrics import Archive, Relay, State
-from peers.machine_metrics import EVALUATION, GPU, PEAK, ComputeSeconds
-from peers.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
-from peers.reasons import ROUNDS as ROUND_ENDS
-from peers.timings import CODED
+from peers.telemetry.counters import CODED
+from peers.telemetry.machine_metrics import EVALUATION, GPU, PEAK, ComputeSeconds
+from peers.telemetry.metric_kinds import FAST, ROUNDS, SLOW, Declare, Declared, Label, Sometimes, only, table
+from peers.telemetry.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
+from peers.telemetry.reasons import ROUNDS as ROUND_ENDS
+from peers.telemetry.storage_metrics import Archive, Relay, State
 
 KINDS = ("activation", "gradient", "contribution", "update", "snapshot", "inference", "control", "directory",
          "other")  # fmt: skip
-"""What bytes are for: `Message.kind` in protocols/messages.py, and what the directory costs."""
+"""What bytes are for: `Message.kind` in protocols/messages/table.py, and what the directory costs."""
 
 WAYS = ("direct", "relayed", "none", "unknown")
 """How others get to a peer (`reachable.Way`)."""
@@ -99,7 +99,7 @@ class Training:
         )
         self.operations = declare.counter(
             "train_floating_point_operations_total",
-            "Floating-point operations of the model for the tokens committed here (swarmnet/operations.py).",
+            "Floating-point operations of the model for the tokens committed here (swarmnet/model/flops.py).",
         )
         self.gradient_norm = declare.gauge(
             "train_gradient_norm",
@@ -385,8 +385,8 @@ def document() -> str:
     lines = [
         "# Metrics",
         "",
-        "Made by `scripts/docs` from peers/metrics.py, peers/machine_metrics.py and",
-        "peers/keeping_metrics.py; do not edit.",
+        "Made by `scripts/docs` from peers/telemetry/metrics.py, peers/telemetry/machine_metrics.py and",
+        "peers/telemetry/storage_metrics.py; do not edit.",
         "",
         "A peer serves these at `/metrics`, on 127.0.0.1:9410 unless its file says otherwise, with the",
         "`process_*` and `python_gc_*` of prometheus-client beside them. Labels with a fixed set of values",

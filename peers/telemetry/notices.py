@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from peers.event_log import Event
-from peers.reasons import NOTHING, Reason, reason_of
-from peers.status import Level, Report
+from peers.telemetry.console import Level, Report
+from peers.telemetry.event_log import Event
+from peers.telemetry.reasons import NOTHING, Reason, reason_of
 
 QUIET_SECONDS = 30.0
 """The same trouble with the same peer is told once in so long: strangers decide how often it comes."""

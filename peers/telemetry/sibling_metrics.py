@@ -9,8 +9,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from peers.declaring import PREFIX
-from peers.metrics import Metrics
+from peers.telemetry.metric_kinds import PREFIX
+from peers.telemetry.metrics import Metrics
 
 LABEL = "stage"
 

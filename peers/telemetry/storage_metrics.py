@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peers.declaring import SLOW, Declare, Label
-from peers.reasons import ARCHIVING, RELAYING
+from peers.telemetry.metric_kinds import SLOW, Declare, Label
+from peers.telemetry.reasons import ARCHIVING, RELAYING
 
 
 class State:

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from peers.config.run_file import load_signed
 from peers.config.sibling_file import FOLDER
-from peers.control.several import OTHERS
 from peers.errors import UserError, as_user_errors
-from peers.receipts import FILE_NAME, read, summary
-from peers.run_file import load_signed
-from peers.status import counted, printable
+from peers.runtime.control_siblings import OTHERS
+from peers.telemetry.console import counted, printable
+from peers.worker.rounds.receipts import FILE_NAME, read, summary
 
 
 def from_disk(state: Path) -> dict[str, Any]:
     """Of a peer that does not run: what its folder says. Every receipt is verified again."""
-    from protocols.identity import IdentityError, load
+    from protocols.signed.identity import IdentityError, load
 
     run, key = state / "run.json", state / "identity.key"
     if not run.is_file() or not key.is_file():

@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers import service
 from peers.config.peer_file import PeerFile
 from peers.errors import UserError
-from peers.state_lock import is_held, only_one
-from protocols import temporary
-from protocols.identity import IdentityError
-from protocols.identity import load as load_identity
+from peers.runtime.state_lock import is_held, only_one
+from peers.tools import systemd_unit
+from protocols.daemon import temporary
+from protocols.signed.identity import IdentityError
+from protocols.signed.identity import load as load_identity
 
 IDENTITY = "identity.key"
 OF_A_STATE = {
@@ -130,7 +130,7 @@ def _units(folder: Path) -> list[Path]:
     found = []
     for path in sorted(folder.glob("swarmnet-*.service")):
         with contextlib.suppress(OSError):
-            if path.is_file() and service.WRITTEN in path.read_text(errors="replace").splitlines()[:1]:
+            if path.is_file() and systemd_unit.WRITTEN in path.read_text(errors="replace").splitlines()[:1]:
                 found.append(path)
     return found
 
@@ -140,7 +140,7 @@ def _states_of(units: Sequence[Path]) -> Iterator[Path]:
     from peers.config.peer_file import load
 
     for unit in units:
-        file = service.started_by(unit)
+        file = systemd_unit.started_by(unit)
         with contextlib.suppress(UserError):  # Its peer file is gone, or not right any more.
             config: PeerFile | None = load(file, os.environ) if file is not None else None
             if config is not None and config.state.is_dir() and _is_state(config.state):
@@ -204,7 +204,7 @@ def remove(found: Leftovers) -> list[str]:
         key.unlink(missing_ok=True)
         told.append(_told(key))
     for unit in found.units:
-        told += service.remove(unit).lines
+        told += systemd_unit.remove(unit).lines
     for state in found.states:
         with only_one(state.folder):
             told += _removed(state)

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from peers.config.atomic_files import is_there, write_atomically
 from peers.config.peer_file import PeerFile
 from peers.errors import UserError
-from peers.files import is_there, write_atomically
-from peers.state_lock import is_held
+from peers.runtime.state_lock import is_held
 
 WRITTEN = "# Written by `swarmnet service install`."
 """The first line of its units."""

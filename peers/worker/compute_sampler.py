@@ -10,8 +10,8 @@ from collections import deque
 from typing import Protocol
 from weakref import ref
 
-from peers.machine_metrics import ComputeSeconds
-from peers.worker import Worker
+from peers.telemetry.machine_metrics import ComputeSeconds
+from peers.worker.worker import Worker
 
 SHARE_SECONDS = 10.0
 """`idle_share` is an average over so long (as tokens per second are)."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from peers.creator.obedience import Obedience
-from peers.listener import Load
-from peers.parts import Parts
-from protocols.messages import (
+from peers.network.ports import Load
+from peers.worker.order_enforcement import Obedience
+from peers.worker.parts import Parts
+from protocols.messages.table import (
     DATA_MESSAGES,
     STATE_MESSAGES,
     AskForward,

@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection
 from importlib.metadata import version
 from random import Random
 
+from peers.compute.siblings import Found, Siblings
 from peers.config.peer_file import PeerFile
-from peers.joining import find_manifest, join_directory, manifest_here
-from peers.moving import first_stages
-from peers.presence import Presence
-from peers.roles.role import Network, Process
-from peers.roles.siblings import Found, Siblings
-from peers.run_file import SignedManifest, check_wish
-from peers.text_here import require_text
-from swarmnet.manifest import Manifest
+from peers.config.run_file import SignedManifest, check_wish
+from peers.data.local_text import require_text
+from peers.network.discovery.announcer import Presence
+from peers.network.discovery.bootstrap import find_manifest, join_directory, manifest_here
+from peers.role import Network, Process
+from peers.worker.stage_moves import first_stages
+from swarmnet.run.manifest import Manifest
 
 
 async def find_run(process: Process, network: Network) -> SignedManifest:

@@ -1,8 +1,8 @@
 """What a worker does about the owner's orders: hands them on, and obeys.
 
 Nothing of it touches the sets of contributions that are open: whoever was banned has no links any more, and
-nothing that it makes for rounds some way ahead is taken from anybody (swarmnet/makers.py), but what some peer
-took before stays in the sets that all come to agree on.
+nothing that it makes for rounds some way ahead is taken from anybody (swarmnet/rounds/makers.py), but what
+some peer took before stays in the sets that all come to agree on.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from peers.creator.exclusion import first_look
-from peers.creator.gatekeeper import Gatekeeper
-from peers.creator.order_book import OrderBook
-from peers.creator.upkeep import keep_forever
-from peers.data_path import Text
-from peers.ending import Ending
 from peers.errors import UserError
-from peers.parts import Parts
+from peers.network.orders.exclusion import first_look
+from peers.network.orders.gatekeeper import Gatekeeper
+from peers.network.orders.order_book import OrderBook
+from peers.network.orders.republish import keep_forever
+from peers.worker.parts import Parts
+from peers.worker.pipeline.data_path import Text
+from peers.worker.run_end import Ending
 from protocols.errors import WireError
-from protocols.messages import OrderIs
+from protocols.messages.table import OrderIs
 from swarmnet.identifiers import PeerId
-from swarmnet.orders import NO_ORDER, Order, told
+from swarmnet.run.owner_orders import NO_ORDER, Order, told
 
 LoadText = Callable[[frozenset[bytes]], Awaitable[Text]]
 """The run's text without the documents of these hashes."""

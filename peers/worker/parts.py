@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from peers.compute import Compute
-from peers.data_path import DataPath
-from peers.disk import Disk
-from peers.inference.server import Inference
-from peers.listener import Load
-from peers.moving import Moving
-from peers.neighbourhood import Neighbourhood
-from peers.presence import Presence
-from peers.receipts import Receipts
-from peers.recovery import Recovery
-from peers.settings import Settings
-from peers.signed_digests import SignedDigests
-from peers.stage_part import StagePart
-from peers.state_path import StatePath
-from peers.update_path import UpdatePath
-from protocols.transport import Transport
-from swarmnet.makers import Makers
-from swarmnet.manifest import Manifest
+from peers.compute.executor import Compute
+from peers.compute.stage_part import StagePart
+from peers.network.discovery.announcer import Presence
+from peers.network.neighbourhood import Neighbourhood
+from peers.network.ports import Load
+from peers.state.checkpoint_writer import Disk
+from peers.state.state_path import StatePath
+from peers.worker.inference.server import Inference
+from peers.worker.pipeline.data_path import DataPath
+from peers.worker.rounds.digest_gossip import SignedDigests
+from peers.worker.rounds.receipts import Receipts
+from peers.worker.rounds.update_path import UpdatePath
+from peers.worker.settings import Settings
+from peers.worker.stage_moves import Moving
+from peers.worker.starting_state import Recovery
+from protocols.ports import Transport
+from swarmnet.rounds.makers import Makers
+from swarmnet.run.manifest import Manifest
 
 
 class Parts:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from peers.neighbourhood import Neighbourhood
-from peers.observe import ledger_fields
-from peers.telling import short
-from peers.top.picture import PeerSeen, Picture, as_json, curve
-from peers.top.story import Story, counts_of
-from peers.worker import Worker
-from swarmnet.membership import BEAT_SECONDS, Known
+from peers.network.neighbourhood import Neighbourhood
+from peers.telemetry.event_fold import Story, counts_of
+from peers.telemetry.notices import short
+from peers.telemetry.picture import PeerSeen, Picture, as_json, curve
+from peers.worker.sampler import ledger_fields
+from peers.worker.worker import Worker
+from swarmnet.membership.machine import BEAT_SECONDS, Known
 
 
 def view(

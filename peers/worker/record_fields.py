@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 
 from peers.network.discovery.claims import Claims, plain_name
-from peers.parts import Parts
+from peers.worker.parts import Parts
 
 HIGHEST_LOSS = 1e6
 """Nats per token; a record holds no more, and no model means more."""

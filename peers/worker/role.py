@@ -19,42 +19,17 @@ from importlib.metadata import version
 from random import Random
 from typing import Any
 
-from peers.compute import Compute, ThreadCompute, set_threads
-from peers.compute_time import ComputeTime
+from peers.compute.executor import Compute, ThreadCompute, set_threads
+from peers.compute.gpu import GpuWatch, nvml_of
+from peers.compute.limits_watch import LimitsWatch, Why
+from peers.compute.machine_use import gpu_use
+from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit_together, together
+from peers.compute.peak_flops import MachinePeak
+from peers.compute.process_memory import let_go, resident_bytes, trim
+from peers.compute.stage_part import StagePart, device_of, real_part
 from peers.config.peer_file import default_state
-from peers.control.server import Request
-from peers.data.tokens import Corpus
-from peers.declaring import only
-from peers.errors import UserError
-from peers.fitting import all_needs, allowed_bytes, graphs_that_fit_together, together
-from peers.gpu import GpuWatch, nvml_of
-from peers.introduction import (
-    PACE_MICROBATCHES,
-    found,
-    machine_line,
-    pace_of,
-    run_line,
-    swarm_line,
-    traffic_line,
-)
-from peers.limits.machine import gpu_use
-from peers.limits.watch import LimitsWatch, Why
-from peers.memory import let_go, resident_bytes, trim
-from peers.metrics import PHASES, STATES
-from peers.observe import Observer
-from peers.peak import MachinePeak
-from peers.receipts import FILE_NAME, read, summary
-from peers.roles.choosing import choose, find_run, own_processes
-from peers.roles.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing
-from peers.roles.resting import rest
-from peers.roles.role import Network, Process, Role
-from peers.run_file import SignedManifest
-from peers.settings import Settings
-from peers.stage_part import StagePart, device_of, real_part
-from peers.status import Status
-from peers.supervision import hear_loop, unless_failed
-from peers.telling import Teller
-from peers.text_here import (
+from peers.config.run_file import SignedManifest
+from peers.data.local_text import (
     Tokenizing,
     missing_text,
     never_held,
@@ -63,12 +38,37 @@ from peers.text_here import (
     text_here,
     text_line,
 )
-from peers.timings import OBSERVE_SECONDS
-from peers.top.story import Story
-from peers.top.view import view
-from peers.worker import Worker
-from swarmnet.manifest import Manifest
-from swarmnet.needs import Needs
+from peers.data.tokens import Corpus
+from peers.errors import UserError
+from peers.role import Network, Process, Role
+from peers.runtime.control_server import Request
+from peers.runtime.supervision import hear_loop, unless_failed
+from peers.telemetry.console import Status
+from peers.telemetry.counters import OBSERVE_SECONDS
+from peers.telemetry.event_fold import Story
+from peers.telemetry.metric_kinds import only
+from peers.telemetry.metrics import PHASES, STATES
+from peers.telemetry.notices import Teller
+from peers.worker.compute_sampler import ComputeTime
+from peers.worker.find_stage import choose, find_run, own_processes
+from peers.worker.pause.paused import rest
+from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing
+from peers.worker.picture_of_worker import view
+from peers.worker.rounds.receipts import FILE_NAME, read, summary
+from peers.worker.sampler import Observer
+from peers.worker.settings import Settings
+from peers.worker.startup_summary import (
+    PACE_MICROBATCHES,
+    found,
+    machine_line,
+    pace_of,
+    run_line,
+    swarm_line,
+    traffic_line,
+)
+from peers.worker.worker import Worker
+from swarmnet.resources.memory_estimate import Needs
+from swarmnet.run.manifest import Manifest
 
 SAVE_SECONDS = 10.0
 """How long a new p2pd waits for the weights to be on disk."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from peers.creator.order_book import OrderBook
-from peers.height import Elsewhere
+from peers.network.discovery.height import Elsewhere
 from peers.network.discovery.record_reader import IN_STEP
-from peers.parts import Parts
+from peers.network.orders.order_book import OrderBook
+from peers.worker.parts import Parts
 
 LOOK_SECONDS = 1.0
 SERVE_SECONDS = 60.0

@@ -15,23 +15,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
-from peers.compute_time import ComputeTime, idle_reason
-from peers.declaring import only
-from peers.event_log import EventLog
-from peers.metrics import PHASES, STATES, Metrics
-from peers.neighbourhood import Neighbourhood
-from peers.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
-from peers.receipts import summary
-from peers.status import Report, Status
-from peers.timings import CODED, OBSERVE_SECONDS, CodecCounts, Growth, by_code
-from peers.update_path import UpdatePath
-from peers.worker import Worker
-from swarmnet.ledger import Ledger
-from swarmnet.manifest import learning_rate
-from swarmnet.membership import BEAT_SECONDS, Known
-from swarmnet.operations import operations_per_token
-from swarmnet.rates import WHOLE, factor_of
-from swarmnet.round_phase import phase_of
+from peers.network.neighbourhood import Neighbourhood
+from peers.telemetry.console import Report, Status
+from peers.telemetry.counters import CODED, OBSERVE_SECONDS, CodecCounts, Growth, by_code
+from peers.telemetry.event_log import EventLog
+from peers.telemetry.metric_kinds import only
+from peers.telemetry.metrics import PHASES, STATES, Metrics
+from peers.telemetry.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
+from peers.worker.compute_sampler import ComputeTime, idle_reason
+from peers.worker.rounds.receipts import summary
+from peers.worker.rounds.update_path import UpdatePath
+from peers.worker.worker import Worker
+from swarmnet.membership.machine import BEAT_SECONDS, Known
+from swarmnet.model.flops import operations_per_token
+from swarmnet.pipeline.ledger import Ledger
+from swarmnet.rounds.phase import phase_of
+from swarmnet.run.manifest import learning_rate
+from swarmnet.run.rates import WHOLE, factor_of
 
 NOTE_EVERY = 5
 """Every so many looks, ledger and traffic go to the event log too: a killed peer leaves them there."""
@@ -323,7 +323,7 @@ class Observer:
 
 
 def _of_messages(counted: Mapping[str, int]) -> list[tuple[str, int]]:
-    """By kind; the directory's are counted for the metrics where they arise (directory_observer.py)."""
+    """By kind; the directory's are counted for the metrics where they arise (network/dht_sampler.py)."""
     return [(kind, count) for kind, count in counted.items() if kind != "directory"]
 
 

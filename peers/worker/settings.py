@@ -29,7 +29,7 @@ class Settings:
     receipts: Path | None = None
     """File; None keeps none on disk."""
     moves: bool = False
-    """Leaves its stage for one that needs it more (moving.py)."""
+    """Leaves its stage for one that needs it more (stage_moves.py)."""
     never: frozenset[int] = frozenset()
     """Stages that it cannot serve."""
     moved: int = 0

@@ -11,19 +11,18 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Protocol
 
-from peers.listener import Load
-from peers.neighbourhood import Neighbourhood
+from peers.network.discovery.announcer import Presence
 from peers.network.discovery.record_reader import look
-from peers.presence import Presence
-from peers.reasons import MOVES
-from peers.settings import Settings
-from peers.timer import Timer
+from peers.network.neighbourhood import Neighbourhood
+from peers.network.ports import Load
+from peers.runtime.timer import Timer
+from peers.telemetry.reasons import MOVES
+from peers.worker.settings import Settings
 from protocols.errors import WireError
-from protocols.records import SignedRecord
+from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest
-from swarmnet.membership import Membership
-from swarmnet.mover import (
+from swarmnet.membership.machine import Membership
+from swarmnet.placement.machine import (
     AnnounceMove,
     Go,
     GroupBeat,
@@ -36,7 +35,8 @@ from swarmnet.mover import (
     Tick,
     Withdraw,
 )
-from swarmnet.moving import Seen, choose_stages, move_rules, view_of
+from swarmnet.placement.policy import Seen, choose_stages, move_rules, view_of
+from swarmnet.run.manifest import Manifest
 
 GUESSED_BYTES_PER_SECOND = 1_250_000
 """Until one was fetched: a home line's 10 Mbit/s, the slower direction of those the swarm is made for."""

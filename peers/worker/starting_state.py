@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from peers.archive.keepers import PATIENCE_SECONDS, Keepers
-from peers.compute import UPDATE, Compute
-from peers.disk import Disk
-from peers.neighbourhood import Neighbourhood
-from peers.presence import Presence
-from peers.snapshots import Weights
-from peers.state_path import NoState, StatePath
-from peers.update_path import UpdatePath
+from peers.compute.executor import UPDATE, Compute
+from peers.network.discovery.announcer import Presence
+from peers.network.neighbourhood import Neighbourhood
+from peers.state.archivists import PATIENCE_SECONDS, Keepers
+from peers.state.checkpoint_writer import Disk
+from peers.state.snapshot_store import Weights
+from peers.state.state_path import NoState, StatePath
+from peers.worker.rounds.update_path import UpdatePath
 from swarmnet.identifiers import PeerId
-from swarmnet.offers import NOTHING_PAST, Past
-from swarmnet.round_events import Resynchronise
+from swarmnet.rounds.events import Resynchronise
+from swarmnet.rounds.own_contributions import NOTHING_PAST, Past
 
 AGAIN_SECONDS = 1.0
 """Between two attempts to get the state from the group."""
@@ -45,7 +45,8 @@ class Recovery:
         say: Callable[[str, str], None],
         elsewhere: Callable[[], Awaitable[bool]],
     ) -> None:
-        """`elsewhere`: whether somebody who is not here has this run's weights (peers/height.py)."""
+        """`elsewhere`: whether somebody who is not here has this run's weights
+        (peers/network/discovery/height.py)."""
         self.disk = disk
         self.states = states
         self.neighbourhood = neighbourhood

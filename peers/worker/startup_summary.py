@@ -10,20 +10,20 @@ import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
+from peers.compute.memory_budget import gib
 from peers.config.limits import LimitsFile
-from peers.fitting import gib
-from peers.moving import named
+from peers.config.run_file import SignedManifest
 from peers.network.discovery.record_reader import look
-from peers.run_file import SignedManifest
-from peers.status import amount, counted, printable
+from peers.telemetry.console import amount, counted, printable
+from peers.worker.stage_moves import named
 from protocols.errors import WireError
-from protocols.records import SignedRecord
-from protocols.transport import Directory
-from swarmnet.hours import DAY_MINUTES
+from protocols.ports import Directory
+from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest
-from swarmnet.needs import Needs
-from swarmnet.traffic import MONTH_SECONDS, traffic_of
+from swarmnet.resources.bandwidth_estimate import MONTH_SECONDS, traffic_of
+from swarmnet.resources.memory_estimate import Needs
+from swarmnet.resources.working_hours import DAY_MINUTES
+from swarmnet.run.manifest import Manifest
 
 PACE_SECONDS = 20.0
 """Some rounds, and more than the first look of the machine's caches takes."""

@@ -14,43 +14,43 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from peers.archive.restoring import Restoring
-from peers.claims import claims_of
-from peers.compute import Compute
-from peers.creator.obedience import Obedience
-from peers.creator.order_book import OrderBook
-from peers.data_path import DataPath, Text
-from peers.disk import Disk
-from peers.ending import Ending
-from peers.hearing import Hearing
-from peers.height import Elsewhere
-from peers.inference.server import Inference
-from peers.looking import Looking, met
-from peers.moving import Moving, first_stage
-from peers.neighbourhood import Neighbourhood
-from peers.parts import Parts
-from peers.presence import OPERATION_SECONDS, Presence
-from peers.receipts import Receipts
-from peers.recovery import Recovery, newest_wish
-from peers.round_counts import RoundCounts
-from peers.run_file import SignedManifest
-from peers.settings import Settings
-from peers.signed_digests import SignedDigests
-from peers.snapshots import Snapshots, Standing
-from peers.stage_part import MakePart, real_part
-from peers.state_path import StatePath
-from peers.supervision import Left, until_left
-from peers.update_path import UpdatePath
-from peers.update_work import Settled, UpdateWork
-from protocols.body_limits import bodies_for_workers
-from protocols.identity import Identity
-from protocols.transport import Directory, Transport
+from peers.compute.executor import Compute
+from peers.compute.stage_part import MakePart, real_part
+from peers.config.run_file import SignedManifest
+from peers.network.discovery.announcer import OPERATION_SECONDS, Presence
+from peers.network.discovery.discovery import Looking, met
+from peers.network.discovery.height import Elsewhere
+from peers.network.neighbourhood import Neighbourhood
+from peers.network.orders.order_book import OrderBook
+from peers.runtime.supervision import Left, until_left
+from peers.state.archive_restore import Restoring
+from peers.state.checkpoint_writer import Disk
+from peers.state.snapshot_store import Snapshots, Standing
+from peers.state.state_path import StatePath
+from peers.worker.dispatch import Hearing
+from peers.worker.inference.server import Inference
+from peers.worker.order_enforcement import Obedience
+from peers.worker.parts import Parts
+from peers.worker.pipeline.data_path import DataPath, Text
+from peers.worker.record_fields import claims_of
+from peers.worker.rounds.counters import RoundCounts
+from peers.worker.rounds.digest_gossip import SignedDigests
+from peers.worker.rounds.receipts import Receipts
+from peers.worker.rounds.update_compute import Settled, UpdateWork
+from peers.worker.rounds.update_path import UpdatePath
+from peers.worker.run_end import Ending
+from peers.worker.settings import Settings
+from peers.worker.stage_moves import Moving, first_stage
+from peers.worker.starting_state import Recovery, newest_wish
+from protocols.messages.body_limits import bodies_for_workers
+from protocols.ports import Directory, Transport
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
-from swarmnet.makers import Makers
-from swarmnet.membership import Membership
-from swarmnet.offers import NOTHING_PAST, Offers, Past
-from swarmnet.replica import Replica
-from swarmnet.round_events import Resynchronise
+from swarmnet.membership.machine import Membership
+from swarmnet.optimizer.replica import Replica
+from swarmnet.rounds.events import Resynchronise
+from swarmnet.rounds.makers import Makers
+from swarmnet.rounds.own_contributions import NOTHING_PAST, Offers, Past
 
 MEET_SECONDS = 3.0
 """How long a newcomer waits for links to the peers that it knows of."""

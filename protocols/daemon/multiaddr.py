@@ -1,8 +1,9 @@
-"""Multiaddrs: as the bytes that p2pd reads, and whether they lead through a relay (circuits.py)."""
+"""Multiaddrs: as the bytes that p2pd reads, and whether they lead through a relay
+(reachability/circuit_relay.py)."""
 
 from __future__ import annotations
 
-from protocols.hivemind_parts import Multiaddr, PeerID
+from protocols.daemon.hivemind_imports import Multiaddr, PeerID
 
 _CIRCUIT, _ED25519 = b"\xa2\x02", b"\xa5\x03\x26"
 _CIRCUIT_BYTES = len(_ED25519) + 38 + len(_CIRCUIT)

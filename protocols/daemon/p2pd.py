@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protocols import temporary
-from protocols.errors import CannotStart, PeerGone, Unreachable
-from protocols.hivemind_parts import (
+from protocols.daemon import temporary
+from protocols.daemon.hivemind_imports import (
     P2P,
     Multiaddr,
     P2PDaemonError,
@@ -33,8 +32,9 @@ from protocols.hivemind_parts import (
     read_pbmsg_safe,
     write_pbmsg,
 )
-from protocols.identity import load
-from protocols.multiaddr import multiaddr_bytes
+from protocols.daemon.multiaddr import multiaddr_bytes
+from protocols.errors import CannotStart, PeerGone, Unreachable
+from protocols.signed.identity import load
 from swarmnet.identifiers import PeerId
 
 DAEMON_ERRORS = (OSError, EOFError, RuntimeError, ValueError, P2PDaemonError, P2PHandlerError)
@@ -69,9 +69,9 @@ class DaemonOptions:
     nat_port_map: bool = True
     """Ask the router for a port by UPnP."""
     relay: bool = True
-    """Can dial, and be dialled, through a relay (circuits.py)."""
+    """Can dial, and be dialled, through a relay (reachability/circuit_relay.py)."""
     carries: bool = False
-    """Is a relay for others (relay_service.py)."""
+    """Is a relay for others (reachability/relay_service.py)."""
     reachability: str | None = None
     """`public` (a bootstrap), `private`, or found out."""
     start_seconds: float = 30.0
@@ -289,7 +289,8 @@ def _p2p_class(folder: Path, made: list[P2P]) -> type[P2P]:
 
         @staticmethod
         def _make_process_args(*arguments: object, **options: object) -> list[str]:
-            # A peer that finds itself public must not carry 4 GiB a circuit for whoever asks (circuits.py).
+            # A peer that finds itself public must not carry 4 GiB a circuit for whoever asks
+            # (reachability/circuit_relay.py).
             return [*IN_OWN_SESSION, *P2P._make_process_args(*arguments, relayService=False, **options)]
 
     return PlacedP2P

@@ -13,14 +13,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from protocols.daemon import DAEMON_ERRORS, NOT_TRIED, Daemon
-from protocols.envelope import run_bytes
+from protocols.daemon.hivemind_imports import (
+    DHTID,
+    DHTNode,
+    DictionaryDHTValue,
+    MSGPackSerializer,
+    PeerID,
+    dht_pb2,
+)
+from protocols.daemon.p2pd import DAEMON_ERRORS, NOT_TRIED, Daemon
+from protocols.dht.storage import Name
+from protocols.dht.stored_values import PLAIN, content_of, key_id, node_id, stored_value, text_of
+from protocols.dht.swarm_time import Told, changed, correction, told
+from protocols.dht.validator import Gate
 from protocols.errors import PeerGone, Unreachable, WireError
-from protocols.gate import Gate
-from protocols.hivemind_parts import DHTID, DHTNode, DictionaryDHTValue, MSGPackSerializer, PeerID, dht_pb2
-from protocols.identity import public_key_bytes
-from protocols.listing import LISTING_SECONDS, RUNS_KEY, open_listing
-from protocols.orders import (
+from protocols.signed.envelope import run_bytes
+from protocols.signed.identity import public_key_bytes
+from protocols.signed.orders import (
     ORDER_SECONDS,
     SignedOrder,
     open_order,
@@ -28,7 +37,7 @@ from protocols.orders import (
     order_key,
     stored_order,
 )
-from protocols.records import (
+from protocols.signed.records import (
     MANIFEST_SECONDS,
     SKEW_SECONDS,
     Remembered,
@@ -38,11 +47,9 @@ from protocols.records import (
     open_record,
     stage_key,
 )
-from protocols.storage import Name
-from protocols.stored import PLAIN, content_of, key_id, node_id, stored_value, text_of
-from protocols.swarm_time import Told, changed, correction, told
-from swarmnet.address_ranges import dialable
+from protocols.signed.registry_entry import LISTING_SECONDS, RUNS_KEY, open_listing
 from swarmnet.identifiers import PeerId, RunId
+from swarmnet.membership.address_ranges import dialable
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """What a node of the directory keeps for others, and what goes when there is no room for more.
 
 Keys are free, so first come, first kept means that whoever comes first with many shuts all others out. Here
-the new takes the place of something from the address range (swarmnet/address_ranges.py) from which most was
-stored, and there of the peer that stored most. What this node stores itself, and what those sign to whom it
-is linked, never goes. Orders and manifests have room of their own: no record takes it.
+the new takes the place of something from the address range (swarmnet/membership/address_ranges.py) from which
+most was stored, and there of the peer that stored most. What this node stores itself, and what those sign to
+whom it is linked, never goes. Orders and manifests have room of their own: no record takes it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import Random
 
+from protocols.dht.stored_values import PEERS_PER_KEY, PLAIN
 from protocols.errors import Malformed
-from protocols.stored import PEERS_PER_KEY, PLAIN
 
 STORAGE_LIMIT = 32 * 1024 * 1024
 """Bytes kept for others; hivemind's storage has no limit."""

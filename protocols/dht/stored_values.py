@@ -16,16 +16,16 @@ from typing import Any
 
 import msgpack
 
-from protocols import guard
-from protocols.envelope import RUN_ID_BYTES
+from protocols.daemon.hivemind_imports import DictionaryDHTValue, MSGPackSerializer, PeerID
 from protocols.errors import Malformed
-from protocols.hivemind_parts import DictionaryDHTValue, MSGPackSerializer, PeerID
-from protocols.identity import SIGNATURE_BYTES
-from protocols.listing import LISTING_BYTES, RUNS_KEY, open_listing
-from protocols.orders import STORED_ORDER_LIMIT, is_stored_order, open_stored_order, order_key
-from protocols.records import RECORD_LIMIT, manifest_key, open_manifest, open_record, stage_key
+from protocols.signed import msgpack_guard
+from protocols.signed.envelope import RUN_ID_BYTES
+from protocols.signed.identity import SIGNATURE_BYTES
+from protocols.signed.orders import STORED_ORDER_LIMIT, is_stored_order, open_stored_order, order_key
+from protocols.signed.records import RECORD_LIMIT, manifest_key, open_manifest, open_record, stage_key
+from protocols.signed.registry_entry import LISTING_BYTES, RUNS_KEY, open_listing
 from swarmnet.identifiers import RunId
-from swarmnet.manifest import MANIFEST_LIMIT
+from swarmnet.run.manifest import MANIFEST_LIMIT
 
 DICTIONARY, PLAIN = b"", b"\xc0"
 """hivemind's two reserved subkeys: a whole dictionary, a value without subkey."""
@@ -80,7 +80,7 @@ class Item:
 def prove(value: bytes, *, plain: bool) -> Proof:
     """Verify a stored value (MessagePack `bin`): a manifest or an order if `plain`, otherwise a record or an
     entry of the registry."""
-    guard.check(value, _PLAIN_LIMIT + _HEAD_BYTES if plain else RECORD_LIMIT + _HEAD_BYTES)
+    msgpack_guard.check(value, _PLAIN_LIMIT + _HEAD_BYTES if plain else RECORD_LIMIT + _HEAD_BYTES)
     content = content_of(value)
     if plain and is_stored_order(content):
         run, signed_order = open_stored_order(content)
@@ -116,7 +116,7 @@ def stored_value(content: bytes) -> bytes:
 def text_of(tag: bytes) -> str:
     """A subkey as text; Malformed if it is something else, or not written as everybody writes it: that would
     be a second name for the same peer."""
-    guard.check(tag, 128)
+    msgpack_guard.check(tag, 128)
     try:
         subkey = msgpack.unpackb(tag, strict_map_key=False)
     except (ValueError, msgpack.UnpackException) as error:
@@ -150,7 +150,7 @@ def items_of(index: int, key: bytes, tag: bytes, value: bytes, expires: float) -
 
 def _entries(value: bytes) -> list[Any]:
     """The [subkey, value, expiry] entries of a packed DictionaryDHTValue."""
-    guard.check(value, DICTIONARY_LIMIT, item_limit=_DICTIONARY_ITEMS, extensions=(0x50,))
+    msgpack_guard.check(value, DICTIONARY_LIMIT, item_limit=_DICTIONARY_ITEMS, extensions=(0x50,))
     try:
         packed = msgpack.unpackb(value, strict_map_key=True)
         if not isinstance(packed, msgpack.ExtType):

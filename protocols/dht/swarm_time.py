@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from protocols.records import SKEW_SECONDS
+from protocols.signed.records import SKEW_SECONDS
 
 MOST_OFFSET_SECONDS = 300.0
 """As much as Kerberos allows (RFC 4120): clocks that nobody sets drift by seconds a day (quartz: 20 parts in

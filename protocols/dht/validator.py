@@ -2,11 +2,12 @@
 
 `DHTNode` is given this object instead of its `P2P`. It sees every request and response of the DHT as protobuf
 before hivemind decodes the MessagePack inside, and takes out whatever is not a signed record, a manifest
-(records.py), an order (orders.py) or an entry of the registry (listing.py). hivemind's own validators come
-too late: it decodes dictionaries first, and a deeply nested one kills the process (measured). What else is
-enforced here: a node's DHT id is the hash of its peer id, expiries are bounded, nothing older replaces
-something newer, storage has a limit and nobody takes it all (storage.py), an answer stays below the 4 MiB at
-which hivemind's callers hang, and the swarm's time counts, not this machine's (swarm_time.py).
+(signed/records.py), an order (signed/orders.py) or an entry of the registry (signed/registry_entry.py).
+hivemind's own validators come too late: it decodes dictionaries first, and a deeply nested one kills the
+process (measured). What else is enforced here: a node's DHT id is the hash of its peer id, expiries are
+bounded, nothing older replaces something newer, storage has a limit and nobody takes it all (storage.py), an
+answer stays below the 4 MiB at which hivemind's callers hang, and the swarm's time counts, not this machine's
+(swarm_time.py).
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from itertools import islice
 from math import isfinite
 from typing import Any, TypeAlias
 
-from protocols.daemon import DAEMON_ERRORS, Daemon
-from protocols.errors import Malformed, PeerGone, Unreachable, WireError
-from protocols.hivemind_parts import (
+from protocols.daemon.hivemind_imports import (
     MSGPackSerializer,
     Multiaddr,
     P2PContext,
@@ -31,9 +30,9 @@ from protocols.hivemind_parts import (
     PeerID,
     dht_pb2,
 )
-from protocols.records import MANIFEST_SECONDS, SKEW_SECONDS
-from protocols.storage import Kept, Name, Storage, Storer
-from protocols.stored import (
+from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon
+from protocols.dht.storage import Kept, Name, Storage, Storer
+from protocols.dht.stored_values import (
     DICTIONARY,
     PLAIN,
     Item,
@@ -46,8 +45,10 @@ from protocols.stored import (
     shifted_dictionary,
     text_of,
 )
-from swarmnet.address_ranges import range_of
+from protocols.errors import Malformed, PeerGone, Unreachable, WireError
+from protocols.signed.records import MANIFEST_SECONDS, SKEW_SECONDS
 from swarmnet.identifiers import PeerId
+from swarmnet.membership.address_ranges import range_of
 
 ANSWER_LIMIT = 3_500_000
 """hivemind 1.1.12 never answers when a response reaches 4 MiB, and the caller hangs (trap 1)."""

@@ -1,7 +1,7 @@
 """What others send and is not whole yet, bounded for each of them and for all together.
 
-How long a message may be are the receiver's terms (terms.py), how much may be unfinished
-swarmnet/allowances.py.
+How long a message may be are the receiver's terms (messages/terms.py), how much may be unfinished
+swarmnet/resources/allowances.py.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from protocols.errors import Backlog, WireError
-from protocols.frames import FrameReader, Received
-from protocols.links import Ear
-from protocols.messages import Message
-from swarmnet.allowances import Checks, Unfinished
+from protocols.framing.frames import FrameReader, Received
+from protocols.framing.send_queue import Ear
+from protocols.messages.table import Message
 from swarmnet.identifiers import PeerId
+from swarmnet.resources.allowances import Checks, Unfinished
 
 
 class Inflow:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from protocols.frames import FrameReader
-from protocols.links import Ear, InnerLink, deliver
-from protocols.message_fields import Body
-from protocols.messages import Lane, Message
-from protocols.transport import Receiver
+from protocols.fields import Body
+from protocols.framing.frames import FrameReader
+from protocols.framing.send_queue import Ear, InnerLink, deliver
+from protocols.messages.table import Lane, Message
+from protocols.ports import Receiver
 from swarmnet.identifiers import PeerId
 
 

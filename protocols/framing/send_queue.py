@@ -7,11 +7,11 @@ from abc import abstractmethod
 from collections.abc import Iterable
 
 from protocols.errors import Backlog, PeerGone, WireError
-from protocols.frames import FrameReader, FrameWriter, Received
-from protocols.message_fields import Body
-from protocols.messages import Lane, Message
-from protocols.terms import ANYTHING, Terms
-from protocols.transport import Receiver
+from protocols.fields import Body
+from protocols.framing.frames import FrameReader, FrameWriter, Received
+from protocols.messages.table import Lane, Message
+from protocols.messages.terms import ANYTHING, Terms
+from protocols.ports import Receiver
 from swarmnet.identifiers import PeerId
 
 BACKLOG_BYTES = 64 * 1024 * 1024

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from swarmnet.upload_share import UploadShare
+from swarmnet.resources.upload_limiter import UploadShare
 
 
 class Upload:

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from protocols.errors import Malformed, PeerGone, Unreachable
-from protocols.listing import open_listing
-from protocols.memory_ways import Way
-from protocols.orders import SignedOrder, open_order
-from protocols.records import RECORD_SECONDS, SKEW_SECONDS, Remembered, open_manifest, open_record
+from protocols.memory.conditions import Way
+from protocols.signed.orders import SignedOrder, open_order
+from protocols.signed.records import RECORD_SECONDS, SKEW_SECONDS, Remembered, open_manifest, open_record
+from protocols.signed.registry_entry import open_listing
 from swarmnet.identifiers import PeerId, RunId
 
 

@@ -15,16 +15,16 @@ from contextvars import copy_context
 from random import Random
 
 from protocols.errors import PeerGone, WireError
-from protocols.frames import wire_bytes
-from protocols.intake import Intake
-from protocols.links import BACKLOG_BYTES, Ear, LocalLink, QueuedLink, deliver
-from protocols.memory_directory import MemoryDirectory
-from protocols.memory_ways import Conditions, Line, Timers, Way
-from protocols.message_fields import Body
-from protocols.messages import Lane, Message, encode
-from protocols.orders import SignedOrder
-from protocols.terms import ANYTHING, Terms
-from protocols.transport import Arrived, FindChunk, Progressed, Receiver
+from protocols.fields import Body
+from protocols.framing.frames import wire_bytes
+from protocols.framing.intake import Intake
+from protocols.framing.send_queue import BACKLOG_BYTES, Ear, LocalLink, QueuedLink, deliver
+from protocols.memory.conditions import Conditions, Line, Timers, Way
+from protocols.memory.directory import MemoryDirectory
+from protocols.messages.table import Lane, Message, encode
+from protocols.messages.terms import ANYTHING, Terms
+from protocols.ports import Arrived, FindChunk, Progressed, Receiver
+from protocols.signed.orders import SignedOrder
 from swarmnet.identifiers import PeerId, RunId
 
 DEAD_PATH_SECONDS = 39.0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from protocols.envelope import ENVELOPE_BYTES
-from protocols.messages import (
+from protocols.messages.table import (
     Act,
     AskForward,
     Chunk,
@@ -13,11 +12,12 @@ from protocols.messages import (
     ManifestIs,
     Message,
 )
-from protocols.terms import Bodies
-from swarmnet.bodies import LABEL_BYTES, encoded_bytes
-from swarmnet.fetch import chunk_bytes
-from swarmnet.manifest import MANIFEST_LIMIT, Manifest
-from swarmnet.requests import MOST_SEQUENCES
+from protocols.messages.terms import Bodies
+from protocols.signed.envelope import ENVELOPE_BYTES
+from swarmnet.inference.machine import MOST_SEQUENCES
+from swarmnet.run.activation_sizes import LABEL_BYTES, encoded_bytes
+from swarmnet.run.manifest import MANIFEST_LIMIT, Manifest
+from swarmnet.snapshots.fetch import chunk_bytes
 
 
 def longest_bodies(

@@ -1,13 +1,13 @@
 """Messages of inference: a visitor, a peer without a stage, asks peers of each stage for forward passes.
 
-Their numbers and the rest of the table are in messages.py and docs/wire.md.
+Their numbers and the rest of the table are in table.py and docs/wire.md.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from protocols.message_fields import Message, Name, Nats, Number, Reason, RoundNumber, Seconds, StageNumber
+from protocols.fields import Message, Name, Nats, Number, Reason, RoundNumber, Seconds, StageNumber
 
 
 class AskForward(Message, frozen=True, tag=50):
@@ -25,7 +25,7 @@ class AskForward(Message, frozen=True, tag=50):
     """Of the snapshot whose weights are to compute; -1: the newest that is held."""
     path: Number
     """Stages on the request's path, all together: middle stages count for less where there are more of them
-    than in training (swarmnet.paths.Rules.branch_scale)."""
+    than in training (swarmnet.run.path_rules.Rules.branch_scale)."""
     sequences: Number
     """B."""
     tokens: Number
@@ -53,7 +53,7 @@ class Forwarded(Message, frozen=True, tag=51):
 
 
 class Declined(Message, frozen=True, tag=52):
-    """A request will not be done here; `code` is one of swarmnet/requests.py."""
+    """A request will not be done here; `code` is one of swarmnet/inference/machine.py."""
 
     request: Number
     attempt: Number

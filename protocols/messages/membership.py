@@ -1,13 +1,13 @@
 """Messages of coming, staying and going: who is there, how loaded, and what the run is.
 
-Their numbers and the rest of the table are in messages.py and docs/wire.md.
+Their numbers and the rest of the table are in table.py and docs/wire.md.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from protocols.message_fields import (
+from protocols.fields import (
     Digest,
     Invite,
     Message,
@@ -29,8 +29,8 @@ class Hello(Message, frozen=True, tag=1):
     record: bytes
     """The sender's signed PeerRecord, or empty for a peer without a stage (bootstrap, observer)."""
     invite: Invite = b""
-    """The owner's word that the sender may take part (protocols/invites.py); needed where the run's access is
-    by invite."""
+    """The owner's word that the sender may take part (protocols/signed/invites.py); needed where the run's
+    access is by invite."""
 
 
 class Refuse(Message, frozen=True, tag=2):
@@ -63,10 +63,10 @@ class Beat(Message, frozen=True, tag=4):
     """Own compute per microbatch, forward and backward together."""
     round: RoundNumber
     wanted: bool
-    """The receiver is among those that the sender keeps links to (swarmnet/neighbours.py); a link that
-    neither side wants ends after a while."""
+    """The receiver is among those that the sender keeps links to (swarmnet/membership/overlay.py); a link
+    that neither side wants ends after a while."""
     moving_to: StageNumber = -1
-    """The stage that the sender would move to (swarmnet/moving.py); -1: it stays."""
+    """The stage that the sender would move to (swarmnet/placement/policy.py); -1: it stays."""
 
 
 class Bye(Message, frozen=True, tag=5):

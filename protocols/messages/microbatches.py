@@ -1,13 +1,13 @@
 """Messages of the data path: microbatches down, gradients up, and who has room for them.
 
-Their numbers and the rest of the table are in messages.py and docs/wire.md.
+Their numbers and the rest of the table are in table.py and docs/wire.md.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from protocols.message_fields import Message, Name, Nats, Number, Path, Reason, Seconds, Shape, StageNumber
+from protocols.fields import Message, Name, Nats, Number, Path, Reason, Seconds, Shape, StageNumber
 
 
 class Act(Message, frozen=True, tag=10):
@@ -80,7 +80,8 @@ class Cancel(Message, frozen=True, tag=14):
 
 
 class Credit(Message, frozen=True, tag=15):
-    """What the sender can do for the receiver; follows every Grad and Busy (swarmnet/router.py)."""
+    """What the sender can do for the receiver; follows every Grad and Busy
+    (swarmnet/routing/load_balancer.py)."""
 
     slots: Number
     """Microbatches that it takes from the receiver, in all, at a time."""

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from protocols.message_fields import Message
-from swarmnet.orders import ORDER_LIMIT
+from protocols.fields import Message
+from swarmnet.run.owner_orders import ORDER_LIMIT
 
 
 class OrderIs(Message, frozen=True, tag=60):
@@ -15,4 +15,4 @@ class OrderIs(Message, frozen=True, tag=60):
     proves itself, so it is taken before HELLO, too."""
 
     order: Annotated[bytes, Meta(max_length=ORDER_LIMIT)]
-    """The owner's signed envelope (protocols/orders.py)."""
+    """The owner's signed envelope (protocols/signed/orders.py)."""

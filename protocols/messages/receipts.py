@@ -1,6 +1,6 @@
 """Receipts: a peer's signed word that another one's contributions are in the settled sets.
 
-Their numbers and the rest of the table are in messages.py and docs/wire.md.
+Their numbers and the rest of the table are in table.py and docs/wire.md.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from protocols.message_fields import Message
-from protocols.receipts import RECEIPT_LIMIT
+from protocols.fields import Message
+from protocols.signed.receipts import RECEIPT_LIMIT
 
 
 class ReceiptIs(Message, frozen=True, tag=70):
@@ -18,4 +18,4 @@ class ReceiptIs(Message, frozen=True, tag=70):
 
     kind: ClassVar[str] = "update"
     receipt: Annotated[bytes, Meta(max_length=120 + RECEIPT_LIMIT)]
-    """An envelope around a ReceiptBody (protocols/receipts.py); its round is the last one."""
+    """An envelope around a ReceiptBody (protocols/signed/receipts.py); its round is the last one."""

@@ -1,6 +1,6 @@
 """Messages of runs that skip stages: what peers tell of themselves, and questions that run ahead of bodies.
 
-Their numbers and the rest of the table are in messages.py and docs/wire.md. Moments are seconds from when the
+Their numbers and the rest of the table are in table.py and docs/wire.md. Moments are seconds from when the
 message was sent; the receiver takes off the latency.
 """
 
@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from protocols.message_fields import Message, Name, Number, Path, Seconds, StageNumber
+from protocols.fields import Message, Name, Number, Path, Seconds, StageNumber
 
 MOST_BOOKINGS = 32
 """Told of a peer: more cost each choice of a neighbour more than a millisecond."""
@@ -20,7 +20,7 @@ Moment = Annotated[float, Meta(ge=-86400.0, le=86400.0)]
 
 
 class Booked(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One microbatch that the sender holds or expects (swarmnet/bookings.py)."""
+    """One microbatch that the sender holds or expects (swarmnet/routing/capacity.py)."""
 
     start: Moment
     """Its forward begins, or began ..."""
@@ -29,7 +29,7 @@ class Booked(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Cost(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One entry of a table of costs to go (swarmnet/pathfinder.py)."""
+    """One entry of a table of costs to go (swarmnet/routing/cheapest_path.py)."""
 
     frontier: StageNumber
     hops_left: StageNumber

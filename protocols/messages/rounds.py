@@ -1,6 +1,6 @@
 """Messages of a group's rounds: contributions, which of them count, and what was settled.
 
-Their numbers and the rest of the table are in messages.py and docs/wire.md.
+Their numbers and the rest of the table are in table.py and docs/wire.md.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from protocols.message_fields import (
+from protocols.fields import (
     Count,
     Digest,
     Identifier,

@@ -1,6 +1,6 @@
 """Messages by which a newcomer gets the state of a stage.
 
-Their numbers and the rest of the table are in messages.py and docs/wire.md.
+Their numbers and the rest of the table are in table.py and docs/wire.md.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from protocols.message_fields import Digest, Message, Number, RoundNumber, StageNumber
+from protocols.fields import Digest, Message, Number, RoundNumber, StageNumber
 
 
 class AskState(Message, frozen=True, tag=30):

@@ -12,49 +12,49 @@ from typing import Literal
 import msgspec
 
 from protocols.errors import Malformed
-from protocols.inference_messages import AskForward as AskForward
-from protocols.inference_messages import Declined as Declined
-from protocols.inference_messages import Forwarded as Forwarded
-from protocols.membership_messages import AskManifest as AskManifest
-from protocols.membership_messages import Beat as Beat
-from protocols.membership_messages import Bye as Bye
-from protocols.membership_messages import Hello as Hello
-from protocols.membership_messages import Known as Known
-from protocols.membership_messages import ManifestIs as ManifestIs
-from protocols.membership_messages import Refuse as Refuse
-from protocols.message_fields import Message as Message
-from protocols.message_fields import Path as Path
-from protocols.microbatch_messages import NO_ATTEMPT as NO_ATTEMPT
-from protocols.microbatch_messages import Act as Act
-from protocols.microbatch_messages import Busy as Busy
-from protocols.microbatch_messages import Cancel as Cancel
-from protocols.microbatch_messages import Credit as Credit
-from protocols.microbatch_messages import Grad as Grad
-from protocols.microbatch_messages import Nack as Nack
-from protocols.order_messages import OrderIs as OrderIs
-from protocols.peer_record import PeerRecord as PeerRecord
-from protocols.receipt_messages import ReceiptIs as ReceiptIs
-from protocols.round_messages import MOST_STATEMENTS as MOST_STATEMENTS
-from protocols.round_messages import Announce as Announce
-from protocols.round_messages import AskChain as AskChain
-from protocols.round_messages import AskIds as AskIds
-from protocols.round_messages import ChainIs as ChainIs
-from protocols.round_messages import Contribution as Contribution
-from protocols.round_messages import OpenRound as OpenRound
-from protocols.round_messages import Progress as Progress
-from protocols.round_messages import Reference as Reference
-from protocols.round_messages import Statements as Statements
-from protocols.round_messages import Want as Want
-from protocols.scouting_messages import Ask as Ask
-from protocols.scouting_messages import Held as Held
-from protocols.scouting_messages import Place as Place
-from protocols.scouting_messages import Prospect as Prospect
-from protocols.snapshot_messages import AskChunk as AskChunk
-from protocols.snapshot_messages import AskState as AskState
-from protocols.snapshot_messages import Chunk as Chunk
-from protocols.snapshot_messages import NoChunk as NoChunk
-from protocols.snapshot_messages import SnapshotRoot as SnapshotRoot
-from protocols.snapshot_messages import State as State
+from protocols.fields import Message as Message
+from protocols.fields import Path as Path
+from protocols.messages.inference import AskForward as AskForward
+from protocols.messages.inference import Declined as Declined
+from protocols.messages.inference import Forwarded as Forwarded
+from protocols.messages.membership import AskManifest as AskManifest
+from protocols.messages.membership import Beat as Beat
+from protocols.messages.membership import Bye as Bye
+from protocols.messages.membership import Hello as Hello
+from protocols.messages.membership import Known as Known
+from protocols.messages.membership import ManifestIs as ManifestIs
+from protocols.messages.membership import Refuse as Refuse
+from protocols.messages.microbatches import NO_ATTEMPT as NO_ATTEMPT
+from protocols.messages.microbatches import Act as Act
+from protocols.messages.microbatches import Busy as Busy
+from protocols.messages.microbatches import Cancel as Cancel
+from protocols.messages.microbatches import Credit as Credit
+from protocols.messages.microbatches import Grad as Grad
+from protocols.messages.microbatches import Nack as Nack
+from protocols.messages.orders import OrderIs as OrderIs
+from protocols.messages.receipts import ReceiptIs as ReceiptIs
+from protocols.messages.reservations import Ask as Ask
+from protocols.messages.reservations import Held as Held
+from protocols.messages.reservations import Place as Place
+from protocols.messages.reservations import Prospect as Prospect
+from protocols.messages.rounds import MOST_STATEMENTS as MOST_STATEMENTS
+from protocols.messages.rounds import Announce as Announce
+from protocols.messages.rounds import AskChain as AskChain
+from protocols.messages.rounds import AskIds as AskIds
+from protocols.messages.rounds import ChainIs as ChainIs
+from protocols.messages.rounds import Contribution as Contribution
+from protocols.messages.rounds import OpenRound as OpenRound
+from protocols.messages.rounds import Progress as Progress
+from protocols.messages.rounds import Reference as Reference
+from protocols.messages.rounds import Statements as Statements
+from protocols.messages.rounds import Want as Want
+from protocols.messages.snapshots import AskChunk as AskChunk
+from protocols.messages.snapshots import AskState as AskState
+from protocols.messages.snapshots import Chunk as Chunk
+from protocols.messages.snapshots import NoChunk as NoChunk
+from protocols.messages.snapshots import SnapshotRoot as SnapshotRoot
+from protocols.messages.snapshots import State as State
+from protocols.signed.peer_record import PeerRecord as PeerRecord
 
 Lane = Literal["data", "group", "bulk"]
 """What a link is for: microbatches; rounds and membership; snapshots and other long bodies."""
@@ -87,7 +87,8 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """The message in `data`; Malformed if it is none. `data` must have passed the guard (guard.py)."""
+    """The message in `data`; Malformed if it is none. `data` must have passed the guard
+    (signed/msgpack_guard.py)."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from protocols.messages import BODY_LIMIT, AnyMessage, Message
+from protocols.messages.table import BODY_LIMIT, AnyMessage, Message
 from swarmnet.identifiers import PeerId
 
 Bodies = Mapping[type[Message], int]

@@ -2,7 +2,8 @@
 
 Between two peers libp2p keeps one TCP connection, however many streams it carries; at 50 ms and 1 % loss that
 is 2.7 Mbit/s with cubic, with one stream as with four (measured). A carrier has connections of its own. It
-only dials: snapshots are fetched through carriers (chunks.py), and links send through them (subflows.py).
+only dials: snapshots are fetched through carriers (chunk_streams.py), and links send through them
+(multipath_link.py).
 
 Who is met by a carrier cannot know for whom it speaks; where that matters, the carrier shows an introduction:
 
@@ -17,9 +18,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from protocols.daemon import Daemon, DaemonOptions
+from protocols.daemon.p2pd import Daemon, DaemonOptions
+from protocols.daemon.temporary import prefix
 from protocols.errors import BadSignature, CannotStart
-from protocols.identity import (
+from protocols.signed.identity import (
     PUBLIC_KEY_BYTES,
     SIGNATURE_BYTES,
     Identity,
@@ -29,7 +31,6 @@ from protocols.identity import (
     public_key_bytes,
     verify,
 )
-from protocols.temporary import prefix
 from swarmnet.identifiers import PeerId
 
 INTRODUCTION_BYTES = PUBLIC_KEY_BYTES + SIGNATURE_BYTES

@@ -14,15 +14,15 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 
-from protocols.carriers import Carriers
-from protocols.daemon import DAEMON_ERRORS, Daemon, DaemonOptions
+from protocols.daemon.hivemind_imports import StreamInfo
+from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon, DaemonOptions
 from protocols.errors import PeerGone, Unreachable
-from protocols.hivemind_parts import StreamInfo
-from protocols.messages import Chunk
-from protocols.transport import Arrived, FindChunk, Progressed
-from protocols.upload import Upload
+from protocols.framing.upload_turns import Upload
+from protocols.messages.table import Chunk
+from protocols.p2pd.carriers import Carriers
+from protocols.ports import Arrived, FindChunk, Progressed
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import WIRE_VERSION
+from swarmnet.run.manifest import WIRE_VERSION
 
 CHUNKS_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/chunks"
 CHUNK_LIMIT = 64 * 1024 * 1024

@@ -1,4 +1,5 @@
-"""Which way a link goes: directly where either side can dial, through a circuit (circuits.py) where none can.
+"""Which way a link goes: directly where either side can dial, through a circuit
+(reachability/circuit_relay.py) where none can.
 
 libp2p keeps one connection between two peers and is content with any: a peer that was first met through a
 relay would be spoken to through the relay for ever. So whoever opens a stream and finds itself on a circuit
@@ -13,11 +14,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from protocols.circuits import PING_PROTOCOL
-from protocols.daemon import Daemon, Stream
-from protocols.dial_back_service import place_of
+from protocols.daemon.multiaddr import is_circuit, through_relay
+from protocols.daemon.p2pd import Daemon, Stream
 from protocols.errors import PeerGone, Unreachable
-from protocols.multiaddr import is_circuit, through_relay
+from protocols.reachability.circuit_relay import PING_PROTOCOL
+from protocols.reachability.dial_back_service import place_of
 from swarmnet.identifiers import PeerId
 
 HEAD_START_SECONDS = 1.0

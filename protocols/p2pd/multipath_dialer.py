@@ -1,16 +1,16 @@
-"""Opens subflows for links that are slow (subflows.py), through carriers started when first needed."""
+"""Opens subflows for links that are slow (multipath_link.py), through carriers started when first needed."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 
-from protocols.carriers import Carriers, introduction
-from protocols.daemon import DAEMON_ERRORS, LOOPBACK, Daemon
+from protocols.daemon.p2pd import DAEMON_ERRORS, LOOPBACK, Daemon
 from protocols.errors import CannotStart, PeerGone, Unreachable
-from protocols.identity import Identity
-from protocols.subflows import P2pdLink
-from swarmnet.manifest import WIRE_VERSION
+from protocols.p2pd.carriers import Carriers, introduction
+from protocols.p2pd.multipath_link import P2pdLink
+from protocols.signed.identity import Identity
+from swarmnet.run.manifest import WIRE_VERSION
 
 SUBFLOW_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/subflow"
 MOST_CARRIERS = 2

@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from protocols.errors import Backlog, Malformed, WireError
-from protocols.frames import CLOSING, KEEPALIVE, PIECE_BYTES, FrameWriter, Outgoing, priority_of
-from protocols.links import BoundedLink
-from protocols.message_fields import Body
-from protocols.messages import Lane, Message
-from protocols.upload import Upload
+from protocols.fields import Body
+from protocols.framing.frames import CLOSING, KEEPALIVE, PIECE_BYTES, FrameWriter, Outgoing, priority_of
+from protocols.framing.send_queue import BoundedLink
+from protocols.framing.upload_turns import Upload
+from protocols.messages.table import Lane, Message
 from swarmnet.identifiers import PeerId
 
 KEEPALIVE_SECONDS = 20.0

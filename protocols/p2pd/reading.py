@@ -2,22 +2,22 @@
 
 A message is handed on a turn of the event loop, so that whatever comes in one read the others have their
 turns; and nothing is read while the sender has had more signatures checked than it may
-(swarmnet/allowances.py): then flow control holds it back, and nothing that it sent is lost.
+(swarmnet/resources/allowances.py): then flow control holds it back, and nothing that it sent is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from protocols.daemon import DAEMON_ERRORS
+from protocols.daemon.p2pd import DAEMON_ERRORS
 from protocols.errors import Backlog, Malformed, WireError
-from protocols.identity import CHECKED, Checked
-from protocols.intake import Intake
-from protocols.links import Ear
-from protocols.messages import Lane
-from protocols.subflows import ACKNOWLEDGED, acknowledgement
-from swarmnet.allowances import PACE_BYTES, PACE_SECONDS, Pace
+from protocols.framing.intake import Intake
+from protocols.framing.send_queue import Ear
+from protocols.messages.table import Lane
+from protocols.p2pd.multipath_link import ACKNOWLEDGED, acknowledgement
+from protocols.signed.identity import CHECKED, Checked
 from swarmnet.identifiers import PeerId
+from swarmnet.resources.allowances import PACE_BYTES, PACE_SECONDS, Pace
 
 FIRST_MESSAGE_SECONDS = 10.0
 """For a stream's first message, and for a greeting of who opened it."""
@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.5
 """How often a stream that is not read, for its sender has had its checks, is looked at."""
 HELD_BACK_SECONDS = 5.0
 """In all, of one stream: 250 signatures beyond the 1,024 at once, which the busiest honest peer does not need
-(tests/test_allowances.py computes it). Who wants more is no peer."""
+(tests/swarmnet/resources/test_allowances.py computes it). Who wants more is no peer."""
 CLOSED = "closed by the other side"
 _READ_BYTES = 256 * 1024
 

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from protocols.daemon import DAEMON_ERRORS, Daemon
+from protocols.daemon.hivemind_imports import P2P, StreamInfo
+from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon
 from protocols.errors import Backlog, PeerGone
-from protocols.hivemind_parts import P2P, StreamInfo
-from protocols.messages import Chunk
-from protocols.upload import Upload
+from protocols.framing.upload_turns import Upload
+from protocols.messages.table import Chunk
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import WIRE_VERSION
+from swarmnet.run.manifest import WIRE_VERSION
 
 SPEED_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/speed"
 BYTES = 4 * 1024 * 1024

@@ -16,35 +16,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from protocols.carriers import INTRODUCTION_BYTES, carried_peer
-from protocols.chunks import CHUNKS_PROTOCOL, ChunkCarriers, ChunkService
-from protocols.daemon import DAEMON_ERRORS, LOOPBACK, Daemon, DaemonOptions
-from protocols.dial_back_service import DialBackService
-from protocols.dialling import Dialling
+from protocols.daemon.hivemind_imports import StreamInfo
+from protocols.daemon.multiaddr import is_circuit, through_relay
+from protocols.daemon.p2pd import DAEMON_ERRORS, LOOPBACK, Daemon, DaemonOptions
 from protocols.errors import Backlog, PeerGone, WireError
-from protocols.hivemind_parts import StreamInfo
-from protocols.identity import Identity, load
-from protocols.intake import Intake
-from protocols.links import BACKLOG_BYTES, BoundedLink, Ear, LocalLink
-from protocols.messages import Lane
-from protocols.multiaddr import is_circuit, through_relay
-from protocols.near import Near
-from protocols.reading import FIRST_MESSAGE_SECONDS, Reading
-from protocols.relay_service import RelayService
-from protocols.relays import Relays
-from protocols.speed import SpeedService
-from protocols.subflow_dialer import SUBFLOW_PROTOCOL, SubflowDialer
-from protocols.subflows import ACKNOWLEDGED, P2pdLink
-from protocols.terms import ANYTHING, Terms
-from protocols.transport import Arrived, FindChunk, Progressed, Receiver
-from protocols.upload import Upload
-from swarmnet.address_ranges import dialable
+from protocols.framing.intake import Intake
+from protocols.framing.same_process import Near
+from protocols.framing.send_queue import BACKLOG_BYTES, BoundedLink, Ear, LocalLink
+from protocols.framing.upload_turns import Upload
+from protocols.messages.table import Lane
+from protocols.messages.terms import ANYTHING, Terms
+from protocols.p2pd.carriers import INTRODUCTION_BYTES, carried_peer
+from protocols.p2pd.chunk_streams import CHUNKS_PROTOCOL, ChunkCarriers, ChunkService
+from protocols.p2pd.connect import Dialling
+from protocols.p2pd.multipath_dialer import SUBFLOW_PROTOCOL, SubflowDialer
+from protocols.p2pd.multipath_link import ACKNOWLEDGED, P2pdLink
+from protocols.p2pd.reading import FIRST_MESSAGE_SECONDS, Reading
+from protocols.p2pd.speed_test import SpeedService
+from protocols.ports import Arrived, FindChunk, Progressed, Receiver
+from protocols.reachability.dial_back_service import DialBackService
+from protocols.reachability.relay_client import Relays
+from protocols.reachability.relay_service import RelayService
+from protocols.signed.identity import Identity, load
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import WIRE_VERSION
+from swarmnet.membership.address_ranges import dialable
+from swarmnet.run.manifest import WIRE_VERSION
 
 STREAMS_PER_PEER = 32
 MOST_SUBFLOWS = 8
-"""Of one peer; two are asked for (subflow_dialer.py)."""
+"""Of one peer; two are asked for (multipath_dialer.py)."""
 STREAMS = 512
 """A stranger opened 1 500 silent streams in 1.9 s and took all descriptors (measured)."""
 STREAMS_PER_STRANGER = 8
@@ -109,7 +109,7 @@ class P2pdTransport:
         *,
         backlog_bytes: int = BACKLOG_BYTES,
     ) -> P2pdTransport:
-        """Start p2pd with the identity in the file. Raises CannotStart (daemon.py) or IdentityError."""
+        """Start p2pd with the identity in the file. Raises CannotStart (daemon/p2pd.py) or IdentityError."""
         identity = load(identity_path)
         transport = cls(await Daemon.start(identity_path, options), identity, backlog_bytes)
         handlers: dict[str, Handler] = {

@@ -19,9 +19,9 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from protocols.daemon import DAEMON_ERRORS, Daemon
+from protocols.daemon.hivemind_imports import PeerID
+from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon
 from protocols.errors import Malformed, PeerGone, TooLarge
-from protocols.hivemind_parts import PeerID
 from swarmnet.identifiers import PeerId
 
 HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"

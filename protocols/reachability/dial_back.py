@@ -6,7 +6,8 @@
     helper    Answer     what was met at each address
 
 The signature lets a program ask for a peer that runs already with the same key, and makes whoever sends
-helpers to dial strangers answer for it. What a helper refuses to dial: protocols/dial_back_service.py.
+helpers to dial strangers answer for it. What a helper refuses to dial:
+protocols/reachability/dial_back_service.py.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from protocols.daemon import DAEMON_ERRORS, Daemon
-from protocols.dialler import ADDRESSES, DIAL_SECONDS, START_SECONDS, Address, Dialled
+from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon
 from protocols.errors import Malformed, PeerGone
-from protocols.guard import check
-from protocols.identity import Identity, public_key_bytes
-from protocols.message_fields import Name
+from protocols.fields import Name
+from protocols.reachability.fresh_dial import ADDRESSES, DIAL_SECONDS, START_SECONDS, Address, Dialled
+from protocols.signed.identity import Identity, public_key_bytes
+from protocols.signed.msgpack_guard import check
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import WIRE_VERSION
+from swarmnet.run.manifest import WIRE_VERSION
 
 DIAL_BACK_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/dial-back"
 PART_LIMIT = 8192

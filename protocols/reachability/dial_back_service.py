@@ -17,8 +17,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from protocols.daemon import DAEMON_ERRORS
-from protocols.dial_back import (
+from protocols.daemon.hivemind_imports import P2P, StreamInfo
+from protocols.daemon.p2pd import DAEMON_ERRORS
+from protocols.errors import WireError
+from protocols.reachability.dial_back import (
     CHALLENGE_BYTES,
     DIAL_BACK_PROTOCOL,
     STEP_SECONDS,
@@ -29,12 +31,10 @@ from protocols.dial_back import (
     read_part,
     statement,
 )
-from protocols.dialler import Dialled, Dials, can_dial, dial
-from protocols.errors import WireError
-from protocols.hivemind_parts import P2P, StreamInfo
-from protocols.identity import verify
-from swarmnet.address_ranges import IP, ip_of
+from protocols.reachability.fresh_dial import Dialled, Dials, can_dial, dial
+from protocols.signed.identity import verify
 from swarmnet.identifiers import PeerId
+from swarmnet.membership.address_ranges import IP, ip_of
 
 REQUESTS_PER_MINUTE, REQUESTS_PER_IP = 4, 2
 STREAMS = 8

@@ -1,4 +1,4 @@
-"""Fresh dials: a short-lived process that has met nobody (libp2p_dial.py) tells what is at an address.
+"""Fresh dials: a short-lived process that has met nobody (fresh_dial_program.py) tells what is at an address.
 
 A peer that asks its own p2pd reaches whoever is connected to it already, wherever that one listens or not. So
 says hivemind's own check: it finds everybody reachable (docs/decisions/0010-dial-back.md).
@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from protocols.message_fields import Name, Seconds
+from protocols.fields import Name, Seconds
 from swarmnet.identifiers import PeerId
 
 Outcome = Literal["reached", "refused", "silent", "no_way", "other_peer", "not_libp2p", "not_tried", "failed"]
@@ -32,7 +32,7 @@ DIAL_SECONDS = 5.0
 """Of one dial. A SYN that was lost is sent again after 1 s and 3 s."""
 START_SECONDS = 30.0
 """py-libp2p is imported in 0.7 s on a free machine, 4.4 s were seen on a loaded one."""
-_PROGRAM = Path(__file__).with_name("libp2p_dial.py")
+_PROGRAM = Path(__file__).with_name("fresh_dial_program.py")
 _ANSWER_BYTES = 16 * 1024
 
 

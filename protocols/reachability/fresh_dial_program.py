@@ -1,6 +1,6 @@
 """A program: dials addresses with py-libp2p, each on a connection of its own, and says what was met there.
 
-    python libp2p_dial.py < {"peer": "12D3Koo...", "addresses": ["/ip4/.../tcp/..."], "seconds": 5}
+    python fresh_dial_program.py < {"peer": "12D3Koo...", "addresses": ["/ip4/.../tcp/..."], "seconds": 5}
     > {"address": "/ip4/...", "outcome": "reached", "detail": "...", "seconds": 0.03}     a line per address
 
 py-libp2p is an implementation of libp2p that shares nothing with p2pd, and this process has met nobody: what

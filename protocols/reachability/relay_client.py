@@ -1,8 +1,8 @@
-"""Slots at relays, kept by a peer that others may not be able to dial (circuits.py).
+"""Slots at relays, kept by a peer that others may not be able to dial (circuit_relay.py).
 
 A peer cannot see from inside whether others get in, so it reserves whether or not it is firewalled: a slot
 costs the relay next to nothing while nobody dials through it, and who dials tries the direct addresses first
-(dialling.py). A slot is of no use when its connection has ended, so a ping keeps watch on that.
+(p2pd/connect.py). A slot is of no use when its connection has ended, so a ping keeps watch on that.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from protocols.circuits import PING_PROTOCOL, STEP_SECONDS, reserve
-from protocols.daemon import DAEMON_ERRORS, Daemon
-from protocols.dht import split_multiaddr
+from protocols.daemon.multiaddr import is_circuit
+from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon
+from protocols.dht.directory import split_multiaddr
 from protocols.errors import PeerGone, WireError
-from protocols.multiaddr import is_circuit
+from protocols.reachability.circuit_relay import PING_PROTOCOL, STEP_SECONDS, reserve
 from swarmnet.identifiers import PeerId
 
 MOST_RELAYS = 3

@@ -1,4 +1,4 @@
-"""The relay's side of circuits (circuits.py): what a bootstrap carries for peers that nobody can dial.
+"""The relay's side of circuits (circuit_relay.py): what a bootstrap carries for peers that nobody can dial.
 
 p2pd has a relay of its own, but a race at its start settles with which limits: 128 KiB and two minutes a
 circuit, or 4 GiB and half an hour (it registers two, the last one counts). This one takes its place: no limit
@@ -16,7 +16,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from protocols.circuits import (
+from protocols.daemon.hivemind_imports import P2P, StreamInfo
+from protocols.daemon.multiaddr import is_circuit
+from protocols.daemon.p2pd import DAEMON_ERRORS
+from protocols.errors import Malformed, WireError
+from protocols.framing.upload_turns import Upload
+from protocols.messages.table import Chunk
+from protocols.reachability.circuit_relay import (
     CONNECTION_FAILED,
     HOP_CONNECT,
     HOP_PROTOCOL,
@@ -39,15 +45,9 @@ from protocols.circuits import (
     peer_in,
     read_fields,
 )
-from protocols.daemon import DAEMON_ERRORS
-from protocols.dial_back_service import observed_ip
-from protocols.errors import Malformed, WireError
-from protocols.hivemind_parts import P2P, StreamInfo
-from protocols.messages import Chunk
-from protocols.multiaddr import is_circuit
-from protocols.upload import Upload
-from swarmnet.address_ranges import IP
+from protocols.reachability.dial_back_service import observed_ip
 from swarmnet.identifiers import PeerId
+from swarmnet.membership.address_ranges import IP
 
 SLOTS = 1024
 """A slot is an entry here and a connection that stands anyway, to the directory."""
@@ -69,7 +69,7 @@ _STATUS = {
     "circuits_full": LIMIT_EXCEEDED, "peer_full": LIMIT_EXCEEDED, "not_reached": CONNECTION_FAILED,
     "malformed": MALFORMED,
 }  # fmt: skip
-"""What an asker is told, by why it gets nothing (peers/reasons.py, RELAYING)."""
+"""What an asker is told, by why it gets nothing (peers/telemetry/reasons.py, RELAYING)."""
 
 
 class OpensStreams(Protocol):

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from protocols.errors import BadSignature, Malformed, TooLarge, WrongRun
-from protocols.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, verify
-from protocols.message_fields import Body
+from protocols.fields import Body
+from protocols.signed.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, verify
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 
 FORMAT = 1

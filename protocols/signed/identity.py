@@ -57,7 +57,7 @@ class Checked:
 
 
 CHECKED: ContextVar[Checked | None] = ContextVar("checked", default=None)
-"""Set while a message is handed on, so that its sender's share of the work is known (intake.py)."""
+"""Set while a message is handed on, so that its sender's share of the work is known (framing/intake.py)."""
 
 
 class IdentityError(Exception):

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Struct
 
-from protocols import guard
-from protocols.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
 from protocols.errors import BadSignature, Malformed
-from protocols.identity import Identity
-from protocols.message_fields import Name, Number
+from protocols.fields import Name, Number
+from protocols.signed import msgpack_guard
+from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
 
 INVITE_LIMIT = 256
@@ -67,7 +67,7 @@ def open_invite(data: bytes, run_id: RunId, owner: PeerId) -> Invite:
     envelope = open_envelope(data, run_id, Kind.INVITE, INVITE_LIMIT - ENVELOPE_BYTES)
     if envelope.sender != owner:
         raise BadSignature(f"the invite is signed by {envelope.sender}, not by the run's owner {owner}")
-    guard.check(envelope.payload, INVITE_LIMIT)
+    msgpack_guard.check(envelope.payload, INVITE_LIMIT)
     try:
         document = _decoder.decode(envelope.payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

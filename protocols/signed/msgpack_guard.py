@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protocols.errors import Malformed, TooLarge
-from protocols.message_fields import Body
+from protocols.fields import Body
 
 DEPTH_LIMIT = 8
 """Our deepest message nests 4 levels (Sets), hivemind's deepest DHT answer 4."""

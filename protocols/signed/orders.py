@@ -13,14 +13,22 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from protocols import guard
-from protocols.envelope import ENVELOPE_BYTES, FORMAT, RUN_ID_BYTES, Kind, open_envelope, run_bytes, seal
 from protocols.errors import BadSignature, Malformed, TooLarge
-from protocols.identity import Identity, public_key_bytes
-from protocols.message_fields import Name, Number, RoundNumber
+from protocols.fields import Name, Number, RoundNumber
+from protocols.signed import msgpack_guard
+from protocols.signed.envelope import (
+    ENVELOPE_BYTES,
+    FORMAT,
+    RUN_ID_BYTES,
+    Kind,
+    open_envelope,
+    run_bytes,
+    seal,
+)
+from protocols.signed.identity import Identity, public_key_bytes
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.orders import ORDER_LIMIT, REASON_LIMIT, Ban, Order, Withdrawal
-from swarmnet.rates import LARGEST_FACTOR, MOST_RATES, Rate
+from swarmnet.run.owner_orders import ORDER_LIMIT, REASON_LIMIT, Ban, Order, Withdrawal
+from swarmnet.run.rates import LARGEST_FACTOR, MOST_RATES, Rate
 
 ORDER_SECONDS = 600.0
 """A stored order's life; everybody in the run who has it stores it again."""
@@ -103,7 +111,7 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
     if owner is not None and data[_KEY_AT : _KEY_AT + 32] != public_key_bytes(owner):
         raise BadSignature(f"an order that is not signed by the run's owner {owner}")
     envelope = open_envelope(data, run_id, Kind.ORDER, ORDER_LIMIT - ENVELOPE_BYTES)
-    guard.check(envelope.payload, ORDER_LIMIT)
+    msgpack_guard.check(envelope.payload, ORDER_LIMIT)
     try:
         document = _decoder.decode(envelope.payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from protocols.message_fields import Invite, Name, Number, NumberOrNone, RoundNumber, StageNumber
+from protocols.fields import Invite, Name, Number, NumberOrNone, RoundNumber, StageNumber
 
 NAME_CHARACTERS = 64
 """As long as the peer file's `name` may be."""

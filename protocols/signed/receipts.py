@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from protocols import guard
-from protocols.envelope import Kind, open_envelope, seal
 from protocols.errors import Malformed
-from protocols.identity import Identity
-from protocols.message_fields import Body, Count, Name, NumberOrNone, RoundNumber
+from protocols.fields import Body, Count, Name, NumberOrNone, RoundNumber
+from protocols.signed import msgpack_guard
+from protocols.signed.envelope import Kind, open_envelope, seal
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.receipts import Receipt, ReceiptError, check
+from swarmnet.rounds.receipts import Receipt, ReceiptError, check
 
 RECEIPT_LIMIT = 128
 """Bytes of a receipt's payload: a peer id is 52, four numbers are 36 at most."""
@@ -41,7 +41,7 @@ def open_receipt(data: Body, run_id: RunId, block_rounds: int) -> tuple[Receipt,
     """The receipt, and when it was signed, in seconds. Raises WireError for one that is not in order."""
     envelope = open_envelope(data, run_id, Kind.RECEIPT, RECEIPT_LIMIT)
     payload = bytes(envelope.payload)
-    guard.check(payload, RECEIPT_LIMIT)
+    msgpack_guard.check(payload, RECEIPT_LIMIT)
     try:
         body = _decoder.decode(payload)
         receipt = Receipt(

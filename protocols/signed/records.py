@@ -16,13 +16,21 @@ from math import isfinite
 
 import msgspec
 
-from protocols import guard
-from protocols.envelope import ENVELOPE_BYTES, RUN_ID_BYTES, Envelope, Kind, open_envelope, run_bytes, seal
 from protocols.errors import BadSignature, Malformed, TooLarge, WrongRun
-from protocols.identity import SIGNATURE_BYTES, Identity, verify
-from protocols.peer_record import NAME_CHARACTERS, PeerRecord
+from protocols.signed import msgpack_guard
+from protocols.signed.envelope import (
+    ENVELOPE_BYTES,
+    RUN_ID_BYTES,
+    Envelope,
+    Kind,
+    open_envelope,
+    run_bytes,
+    seal,
+)
+from protocols.signed.identity import SIGNATURE_BYTES, Identity, verify
+from protocols.signed.peer_record import NAME_CHARACTERS, PeerRecord
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import MANIFEST_LIMIT, owner_statement
+from swarmnet.run.manifest import MANIFEST_LIMIT, owner_statement
 
 RECORD_SECONDS = 120.0
 """A record's life. Long enough to outlive a partition of 40 s and libp2p's dial back-off of 15 s after it
@@ -83,7 +91,7 @@ def _encode(record: PeerRecord) -> bytes:
 def open_record(data: bytes, run_id: RunId) -> SignedRecord:
     """Verify, then decode. Raises Malformed, TooLarge, WrongRun or BadSignature. Age is the caller's."""
     envelope = open_envelope(data, run_id, Kind.RECORD, RECORD_BYTES - ENVELOPE_BYTES)
-    guard.check(envelope.payload, RECORD_BYTES)
+    msgpack_guard.check(envelope.payload, RECORD_BYTES)
     try:
         record = _decoder.decode(envelope.payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

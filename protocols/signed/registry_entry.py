@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocols.envelope import RUN_ID_BYTES, run_bytes
 from protocols.errors import BadSignature, Malformed
-from protocols.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, peer_id_of, public_key_bytes, verify
+from protocols.signed.envelope import RUN_ID_BYTES, run_bytes
+from protocols.signed.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, peer_id_of, public_key_bytes, verify
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import owner_statement
+from swarmnet.run.manifest import owner_statement
 
 LISTING_BYTES = RUN_ID_BYTES + PUBLIC_KEY_BYTES + SIGNATURE_BYTES
 """128: shorter than any record, which tells them apart."""

@@ -7,7 +7,7 @@ noticed by the one who cares, who still holds what it takes to ask another peer 
 
 Peers of a stage are equal, so the least burdened one is asked. One that is silent or refuses rests for a
 while. A middle stage that has had nobody for LEAVE_OUT_SECONDS is left out as far as the run's rules
-allow (paths.py), and otherwise waited for. The first answer of a conversation names the round of its
+allow (run/path_rules.py), and otherwise waited for. The first answer of a conversation names the round of its
 weights, and the later ones are asked of the same: so a text, or a score, is that of one model while the
 run goes on.
 
@@ -20,10 +20,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
+from swarmnet.backoff import doubled
 from swarmnet.identifiers import PeerId
-from swarmnet.pathfinder import onward
-from swarmnet.paths import Header, Rules, begin, needs_swap, visit
-from swarmnet.patience import doubled
+from swarmnet.routing.cheapest_path import onward
+from swarmnet.run.path_rules import Header, Rules, begin, needs_swap, visit
 
 ASKED_AT_ONCE = 4
 """Requests of one visitor at one peer, both for the visitor and for the peer: one computes, one is on its way
@@ -32,7 +32,7 @@ MOST_SEQUENCES = 8
 """Whose next token one request asks for: the logits of each are a vocabulary long."""
 BUSY, NOT_READY, NO_ROUND, WRONG_STAGE = "busy", "not_ready", "no_round", "wrong_stage"
 MALFORMED, NOT_FINITE = "malformed", "not_finite"
-"""Codes of Declined (protocols/inference_messages.py)."""
+"""Codes of Declined (protocols/messages/inference.py)."""
 CODES = frozenset({BUSY, NOT_READY, NO_ROUND, WRONG_STAGE, MALFORMED, NOT_FINITE})
 PASSING = {BUSY: 0.2, NOT_READY: 1.0}
 """What passes by itself, and after how many seconds a peer that says so is asked again."""
@@ -45,7 +45,8 @@ LEAST_DEADLINE_SECONDS, MOST_DEADLINE_SECONDS = 2.0, 30.0
 SMOOTHING = 0.2
 """Weight of a new answer time."""
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 0.5, 8.0
-"""After a failure; it doubles with each in a row. The same as membership.py's pauses between dials."""
+"""After a failure; it doubles with each in a row. The same as membership/machine.py's pauses between
+dials."""
 GONE_FAILURES = 2
 """Failures in a row after which a peer counts as gone while it rests: one may be a lost message."""
 LEAVE_OUT_SECONDS = 5.0

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from swarmnet.address_ranges import range_of
+from swarmnet.backoff import doubled
 from swarmnet.identifiers import PeerId
-from swarmnet.patience import doubled
+from swarmnet.membership.address_ranges import range_of
 
 BURST_ADDRESSES = 128
 """A newcomer among many wants up to 74 links at once (10 in its group, 32 in each stage beside it), most of

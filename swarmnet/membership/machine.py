@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
-from swarmnet.dial_budget import DialBudget
+from swarmnet.backoff import doubled
 from swarmnet.identifiers import PeerId
-from swarmnet.neighbours import FULL_GROUP, RINGS, choose_neighbours, choose_some, size_by_neighbours
-from swarmnet.patience import doubled
+from swarmnet.membership.dial_budget import DialBudget
+from swarmnet.membership.overlay import FULL_GROUP, RINGS, choose_neighbours, choose_some, size_by_neighbours
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 4.0
@@ -248,7 +248,7 @@ class Membership:
     def group_size(self) -> int:
         """Of the own group as far as known, this peer included, without those that seem gone. A group that is
         not linked whole is at most as large as those who were reached speak for; all of it count hops alike,
-        within one, or levels (agreement.py) would not add up."""
+        within one, or levels (rounds/settlement.py) would not add up."""
         present = self._present(self.stage)
         if len(present) < FULL_GROUP:
             return 1 + len(present)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.bodies import BLOCK, Codec, encoded_bytes
+from swarmnet.run.activation_sizes import BLOCK, Codec, encoded_bytes
 
 _STEPS = 127
 

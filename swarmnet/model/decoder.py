@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.fixed_point import UNIT, to_units
-from swarmnet.layout import Layout
-from swarmnet.linear import linear
-from swarmnet.manifest import ModelShape, Span
-from swarmnet.parameters import BRANCH_ENDS, EMBEDDING, FINAL_NORM, HEAD, branch_share, parameter_shapes
+from swarmnet.model.fixed_point import UNIT, to_units
+from swarmnet.model.flat_layout import Layout
+from swarmnet.model.linear import linear
+from swarmnet.model.parameters import BRANCH_ENDS, EMBEDDING, FINAL_NORM, HEAD, branch_share, parameter_shapes
+from swarmnet.run.manifest import ModelShape, Span
 
 
 def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> Tensor:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from math import prod
 
-from swarmnet.manifest import Manifest
-from swarmnet.parameters import EMBEDDING, parameter_shapes
+from swarmnet.model.parameters import EMBEDDING, parameter_shapes
+from swarmnet.run.manifest import Manifest
 
 PER_PARAMETER = 6
 PER_QUERY_AND_TOKEN = 12

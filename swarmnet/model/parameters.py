@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from swarmnet.manifest import ModelShape, Span
+from swarmnet.run.manifest import ModelShape, Span
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

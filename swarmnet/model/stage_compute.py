@@ -4,7 +4,7 @@ A version of the weights is a set of leaf tensors that are views of one flat vec
 new version; a graph keeps the version it was built on, so a step never disturbs a microbatch under way.
 Gradients are of the *summed* loss and add up in one flat vector of the same layout.
 
-One thread at a time may use a StageCompute. Shape suffixes as in swarmnet/model.py.
+One thread at a time may use a StageCompute. Shape suffixes as in swarmnet/model/decoder.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.layout import Layout
-from swarmnet.manifest import ModelShape, Span
-from swarmnet.model import forward, scaled
-from swarmnet.sizes import MOST_NORM
+from swarmnet.model.decoder import forward, scaled
+from swarmnet.model.flat_layout import Layout
+from swarmnet.model.sizes import MOST_NORM
+from swarmnet.run.manifest import ModelShape, Span
 
 Recompute = Literal["none", "stage"]
 """What backward computes again: nothing, or the stage's forward (only inputs are kept; 4/3 the compute)."""
@@ -81,8 +81,9 @@ class StageCompute:
     def forward(self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0) -> Tensor:
         """Compute the stage's hidden_BTD from tokens_BT (first stage) or hidden_BTD; keep the graph as `key`.
 
-        Its layers add `branch_scale` times as much to the hidden states (swarmnet.paths.Rules.branch_scale).
-        Raises StageError when the inputs do not fit the model, the result is not finite, or `key` is open.
+        Its layers add `branch_scale` times as much to the hidden states
+        (swarmnet.run.path_rules.Rules.branch_scale). Raises StageError when the inputs do not fit the model,
+        the result is not finite, or `key` is open.
         """
         if key in self._graphs:
             raise StageError(f"microbatch {key} is already open in this stage")

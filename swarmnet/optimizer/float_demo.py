@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId
-from swarmnet.index_code import ContributionError, pack, packed_bytes, unpack
-from swarmnet.layout import Layout, Plane
-from swarmnet.manifest import Manifest
-from swarmnet.momentum import Momentum
-from swarmnet.planes import TILE_CHUNKS, plane_of
-from swarmnet.rates import WHOLE
-from swarmnet.selection import seed_of, selection_of
-from swarmnet.step import signed_step
-from swarmnet.transform import transform_of
+from swarmnet.model.flat_layout import Layout, Plane
+from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
+from swarmnet.optimizer.momentum import Momentum
+from swarmnet.optimizer.sign_step import signed_step
+from swarmnet.optimizer.sparsify import seed_of, selection_of
+from swarmnet.optimizer.tiling import TILE_CHUNKS, plane_of
+from swarmnet.optimizer.transform import transform_of
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.rates import WHOLE
 
 MEAN_BITS = 20
 """The mean is rounded to 2**-20 of the chunk's largest: finer than the integer DCT's own basis, and

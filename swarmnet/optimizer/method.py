@@ -12,15 +12,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from swarmnet.concord import Concord
-from swarmnet.float_demo import FloatMethod
 from swarmnet.identifiers import PeerId
-from swarmnet.index_code import ContributionError
-from swarmnet.layout import Layout
-from swarmnet.manifest import Manifest, MethodName
-from swarmnet.momentum import GradientError
-from swarmnet.rates import WHOLE
-from swarmnet.votes import VoteMethod
+from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.float_demo import FloatMethod
+from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.momentum import GradientError
+from swarmnet.optimizer.sign_votes import VoteMethod
+from swarmnet.optimizer.vote_agreement import Concord
+from swarmnet.run.manifest import Manifest, MethodName
+from swarmnet.run.rates import WHOLE
 
 __all__ = ["METHODS", "ContributionError", "GradientError", "Method", "Tally", "method_of"]
 
@@ -36,7 +36,7 @@ class Tally(Protocol):
 
     def step(self, factor: int = WHOLE) -> Tensor:
         """int32 [layout.size], units of fixed_point.UNIT to add to the weights. Bit-equal for equal sets and
-        factors (rates.py)."""
+        factors (run/rates.py)."""
 
     def concord(self, me: PeerId) -> Concord | None:
         """What became of this peer's own votes; None: it has none in it, or not remembered any more."""
@@ -89,8 +89,8 @@ METHODS: Mapping[MethodName, Callable[[Manifest, Layout, torch.device], Method]]
     "demo-votes": VoteMethod,
     "demo-float": FloatMethod,
 }
-"""What makes each method that a manifest can name; tests/test_methods.py takes every one of them through all
-that a method must fulfil."""
+"""What makes each method that a manifest can name; tests/swarmnet/optimizer/test_methods.py takes every one
+of them through all that a method must fulfil."""
 
 
 def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "cpu") -> Method:

@@ -17,10 +17,10 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from swarmnet.layout import Layout
-from swarmnet.planes import blocks_of, plane_of, tiles_of
-from swarmnet.selection import Selection
-from swarmnet.transform import Transform
+from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.sparsify import Selection
+from swarmnet.optimizer.tiling import blocks_of, plane_of, tiles_of
+from swarmnet.optimizer.transform import Transform
 
 LEAST_STRENGTH = 1e-8
 """What a vote given back to an empty momentum weighs: nothing beside any gradient, but not lost."""

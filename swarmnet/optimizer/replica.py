@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarmnet.concord import Concord
-from swarmnet.fixed_point import to_floats
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import Layout
-from swarmnet.method import Method, Tally
-from swarmnet.rates import WHOLE
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.method import Method, Tally
+from swarmnet.optimizer.vote_agreement import Concord
+from swarmnet.run.rates import WHOLE
 
 
 class ReplicaError(RuntimeError):
@@ -32,7 +32,7 @@ class _OpenRound:
     applied: Tensor | None = None
     """int32 [layout.size]: what the live weights hold of this round."""
     factor: int = WHOLE
-    """Of its learning rate (rates.py)."""
+    """Of its learning rate (run/rates.py)."""
 
 
 class Replica:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from swarmnet.fixed_point import learning_rate_units
-from swarmnet.layout import Layout
-from swarmnet.manifest import Manifest, learning_rate
-from swarmnet.parameters import branch_share
-from swarmnet.rates import WHOLE, scaled
+from swarmnet.model.fixed_point import learning_rate_units
+from swarmnet.model.flat_layout import Layout
+from swarmnet.model.parameters import branch_share
+from swarmnet.run.manifest import Manifest, learning_rate
+from swarmnet.run.rates import WHOLE, scaled
 
 
 def signed_step(
@@ -16,7 +16,7 @@ def signed_step(
 ) -> Tensor:
     """Turn int32 [layout.size] signs (-1, 0, 1) of a direction into the step of `round` against it, in place:
     a learning rate each, times the parameter's share (branch_share) and the thousandths of `factor` that the
-    run's owner ordered (rates.py), and 0 in the padding. Returns its argument."""
+    run's owner ordered (run/rates.py), and 0 in the padding. Returns its argument."""
     rate = learning_rate(manifest.sync, round)
     for entry in layout.entries:
         units = scaled(learning_rate_units(rate * branch_share(manifest.model, entry.name)), factor)

@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarmnet.concord import Concord, concord
 from swarmnet.identifiers import PeerId
-from swarmnet.index_code import ContributionError, pack, packed_bytes, unpack
-from swarmnet.layout import Layout
-from swarmnet.manifest import Manifest
-from swarmnet.momentum import Momentum, Sent
-from swarmnet.planes import plane_of, tiles_of
-from swarmnet.rates import WHOLE
-from swarmnet.selection import coin_flips, seed_of, selection_of
-from swarmnet.step import signed_step
-from swarmnet.transform import transform_of
+from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
+from swarmnet.optimizer.momentum import Momentum, Sent
+from swarmnet.optimizer.sign_step import signed_step
+from swarmnet.optimizer.sparsify import coin_flips, seed_of, selection_of
+from swarmnet.optimizer.tiling import plane_of, tiles_of
+from swarmnet.optimizer.transform import transform_of
+from swarmnet.optimizer.vote_agreement import Concord, concord
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.rates import WHOLE
 
 
 class VoteMethod:

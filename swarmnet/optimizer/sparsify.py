@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.index_code import Bits, EliasFano, GroupOffsets, log2_exact
-from swarmnet.layout import CHUNK
+from swarmnet.model.flat_layout import CHUNK
+from swarmnet.optimizer.index_code import Bits, EliasFano, GroupOffsets, log2_exact
 
 
 class Selection(Protocol):

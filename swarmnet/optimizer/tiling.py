@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from swarmnet.layout import Layout, Plane
+from swarmnet.model.flat_layout import Layout, Plane
 
 TILE_CHUNKS = 64
 """Most chunks worked on at once: 64 * 4096 float32 are 1 MiB, about a core's second cache. Half of that

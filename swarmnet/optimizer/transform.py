@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from swarmnet.index_code import log2_exact
+from swarmnet.optimizer.index_code import log2_exact
 
 DCT_BITS = 8
 """The integer DCT is round(2**8 * DCT): 99.6 % of signs as the ideal one in the prototype; each bit more

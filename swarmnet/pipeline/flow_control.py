@@ -15,7 +15,7 @@ No IO. Times in seconds.
 
 from __future__ import annotations
 
-from swarmnet.manifest import Manifest
+from swarmnet.run.manifest import Manifest
 
 FIRST_WINDOW = 4
 LEAST_WAITING, MOST_WAITING = 2.0, 4.0
@@ -24,9 +24,9 @@ arrivals are as irregular as a Poisson stream (M/D/1: 2.4 wait at 85 %)."""
 LEAST_SHARE, MOST_SHARE = 0.6, 0.75
 """Or this share of those under way, if that is more. With 0.6 of them waiting there are 2.5 times what the
 way itself holds (BBR's gain is 2). Microbatches travel in bunches, as a stage does all backward passes before
-any forward one: just as many as the way holds keep it busy 64 % of the time (tests/test_flow.py, far stage).
-With 0.5 and 0.7 seven random swarms did 95.8 % of their maximum flow, with these 98.1 %, and an answer took a
-tenth longer (docs/benchmarks/routing.md)."""
+any forward one: just as many as the way holds keep it busy 64 % of the time
+(tests/swarmnet/pipeline/test_flow.py, far stage). With 0.5 and 0.7 seven random swarms did 95.8 % of their
+maximum flow, with these 98.1 %, and an answer took a tenth longer (docs/benchmarks/routing.md)."""
 MOST_STRETCH = 5.0
 """With 32 under way per origin on lines of 10 Mbit/s and 1 % loss an answer took 3.1 s for 8 % more tokens
 than with 11, which took 0.7 s (docs/benchmarks/wan.md)."""

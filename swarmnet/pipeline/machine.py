@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
 
-from swarmnet import pipeline_events as events
-from swarmnet.answer_times import AnswerTimes
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.ledger import Ledger
-from swarmnet.router import Guide, Router
+from swarmnet.pipeline import events
+from swarmnet.pipeline.ledger import Ledger
+from swarmnet.pipeline.timeouts import AnswerTimes
+from swarmnet.routing.load_balancer import Guide, Router
 
 LEAST_SHARE = 0.5
 """Of the usual answer time: with less left than this another try would be computed in vain."""
@@ -73,7 +73,7 @@ class Job:
     spoilt: set[PeerId] = field(default_factory=set)
     """Whose gradient was no good: no other one of theirs is taken."""
     rerouted: str = ""
-    """Why the peer that was tried last did not do it (peers/reasons.py)."""
+    """Why the peer that was tried last did not do it (peers/telemetry/reasons.py)."""
     retry_at: float = float("inf")
     done_at: float = float("inf")
 

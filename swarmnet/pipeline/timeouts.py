@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from swarmnet.identifiers import PeerId
-from swarmnet.router import Router
+from swarmnet.routing.load_balancer import Router
 
 FIRST_DEADLINE_SECONDS = 20.0
 """Patience while nothing was measured yet: peers that start together answer their first ACT late."""

@@ -1,5 +1,5 @@
 """One peer's decisions to move: it looks, announces, looks again, and goes once a peer that stays has shown
-that it knows. What is right is said in moving.py. Times in seconds on the caller's clock.
+that it knows. What is right is said in policy.py. Times in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from swarmnet.identifiers import PeerId
-from swarmnet.moving import (
+from swarmnet.placement.policy import (
     LONGEST_PERIOD_SECONDS,
     SHORTEST_PERIOD_SECONDS,
     Intent,
@@ -82,7 +82,7 @@ class Withdraw:
     """It stays after all."""
 
     code: str
-    """Why: of peers/reasons.py."""
+    """Why: of peers/telemetry/reasons.py."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from random import Random
 from statistics import median, median_high
 
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest
-from swarmnet.paths import Rules
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.path_rules import Rules
 
 PERIOD_SECONDS_PER_PEER = 0.75
 """Looking costs a peer all records of the run; at 400 peers this is the 300 s that SWARM recommends. Fewer

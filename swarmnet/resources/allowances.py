@@ -9,19 +9,19 @@ from swarmnet.identifiers import PeerId
 
 CHECKS_PER_SECOND = 50.0
 """Signatures of one peer that are checked, on the average. An honest neighbour of a group of n gives at most
-a round's n contributions, and its fair share is n / 10 (neighbours.py, 2 x RINGS links): 100 peers with a
-round every 2 s come to 5 a second, to 50 if one neighbour gave all. A check takes 0.1 to 0.2 ms (measured):
-one key costs at most a hundredth of the event loop."""
+a round's n contributions, and its fair share is n / 10 (membership/overlay.py, 2 x RINGS links): 100 peers
+with a round every 2 s come to 5 a second, to 50 if one neighbour gave all. A check takes 0.1 to 0.2 ms
+(measured): one key costs at most a hundredth of the event loop."""
 CHECKS_AT_ONCE = 1024
 """... and at once, after a pause: a newcomer's first words from one neighbour are 256 statements, 32 records,
 2 in the greeting and an order; a stage of 100 peers that it catches up with by all the rounds that are
-kept (40, round_sets.py) gives it 400 contributions by that neighbour, 700 in all. 0.1 to 0.2 s of the event
-loop, a message's worth at a time."""
+kept (40, rounds/contribution_sets.py) gives it 400 contributions by that neighbour, 700 in all. 0.1 to 0.2 s
+of the event loop, a message's worth at a time."""
 MOST_BUCKETS = 1024
 """Peers whose spending is remembered before those that have paid all back are forgotten."""
 
 PACE_BYTES = 64 * 1024
-"""A piece as it is written (protocols/frames.py): so many bytes of bodies ..."""
+"""A piece as it is written (protocols/framing/frames.py): so many bytes of bodies ..."""
 PACE_SECONDS = 30.0
 """... must come within so long over a stream on which a message is unfinished. A home line of 1 Mbit/s
 carries 57 such pieces meanwhile: so many unfinished messages may share it, in turns, or 3.7 MB that are more

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from swarmnet.bodies import LABEL_BYTES, encoded_bytes
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest
-from swarmnet.parameters import parameter_shapes
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.run.activation_sizes import LABEL_BYTES, encoded_bytes
+from swarmnet.run.manifest import Manifest
 
 CHUNK = 4096
-"""Coefficients that the votes of a contribution are counted by (swarmnet/votes.py)."""
+"""Coefficients that the votes of a contribution are counted by (swarmnet/optimizer/sign_votes.py)."""
 MONTH_SECONDS = 30 * 86400
 SHORTEST_SECONDS = 1e-3
 """Of a round: no group goes on faster."""

@@ -1,18 +1,18 @@
 """How much memory a stage takes, from the manifest alone: said before anything is fetched.
 
-The terms are the tensors that a worker holds (swarmnet/replica.py, stage.py, momentum.py, votes.py and
-peers/snapshots.py), in bytes per parameter; the sum lies above what a process was seen to take at its highest
-(docs/volunteer.md has the figures). No IO.
+The terms are the tensors that a worker holds (swarmnet/optimizer/replica.py, model/stage_compute.py,
+optimizer/momentum.py, optimizer/sign_votes.py and peers/state/snapshot_store.py), in bytes per parameter; the
+sum lies above what a process was seen to take at its highest (docs/volunteer.md has the figures). No IO.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarmnet.flow import graph_bytes
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest
-from swarmnet.parameters import parameter_shapes
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.pipeline.flow_control import graph_bytes
+from swarmnet.run.manifest import Manifest
 
 HELD_BYTES = 44
 """Per parameter: settled and live weights 8, published floats of two versions 8, gradients gathered and
@@ -24,7 +24,7 @@ ROUNDS_BESIDES = 2
 PROCESS_BYTES = 330_000_000
 """Python and torch without a stage: 303 to 313 MB were resident in a paused peer (docs/volunteer.md)."""
 DAEMON_BYTES = 160_000_000
-"""p2pd at its highest, as protocols/daemon.py limits it."""
+"""p2pd at its highest, as protocols/daemon/p2pd.py limits it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import heapq
 import itertools
 
 TURNS = ((0, 0.0), (1, 0.0), (2, 0.0), (2, 0.5))
-"""By priority of the message (protocols/messages.py): control, gradients and contributions, activations,
-snapshots; who goes first, and seconds until it is wanted. A newcomer drops a holder that is silent for 3 s
-(swarmnet/fetch.py): snapshots must trickle."""
+"""By priority of the message (protocols/messages/table.py): control, gradients and contributions,
+activations, snapshots; who goes first, and seconds until it is wanted. A newcomer drops a holder that is
+silent for 3 s (swarmnet/snapshots/fetch.py): snapshots must trickle."""
 BURST_SECONDS = 0.1
 """What may leave at once after a pause, in seconds of the rate: more would fill the line's own queue."""
 

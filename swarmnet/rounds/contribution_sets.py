@@ -7,11 +7,11 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarmnet.branches import DIGEST_BYTES, Chain, Fork, SettledSet, first_difference, link
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.rates import WHOLE
-from swarmnet.round_events import OpenSet, Reference
+from swarmnet.rounds.events import OpenSet, Reference
+from swarmnet.rounds.history import DIGEST_BYTES, Chain, Fork, SettledSet, first_difference, link
+from swarmnet.run.manifest import Rounds
+from swarmnet.run.rates import WHOLE
 
 
 def set_digest(ids: Iterable[ContributionId], factor: int = WHOLE) -> bytes:
@@ -38,7 +38,7 @@ class RoundSet:
     """Everybody within so many hops, less one, has sealed this very set (agreement.Agreement.sealed)."""
     sealed_at: float = float("inf")
     factor: int = WHOLE
-    """Of its learning rate (rates.py); a part of the set."""
+    """Of its learning rate (run/rates.py); a part of the set."""
     _digest: bytes | None = None
 
     def add(self, reference: Reference) -> None:

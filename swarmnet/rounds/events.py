@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from swarmnet.branches import SettledSet
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.rates import Rates
+from swarmnet.rounds.history import SettledSet
+from swarmnet.run.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class OpenSet:
 
     round: int
     gathered: int
-    """Level of "what is made for it is made" around the peer (agreement.py); 0: not here yet."""
+    """Level of "what is made for it is made" around the peer (settlement.py); 0: not here yet."""
     sealed: int
     """Level of "has sealed this set"; 0: it may still make something for it."""
     count: int
@@ -120,7 +120,7 @@ class NeighbourJoined:
 class NeighbourLeft:
     peer: PeerId
     released: bool = False
-    """It is there still: both sides have nearer neighbours now (neighbours.py)."""
+    """It is there still: both sides have nearer neighbours now (membership/overlay.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class RemoveContribution:
 
 @dataclass(frozen=True, slots=True)
 class RateRound:
-    """The round's learning rate has this factor (rates.py); if it is applied already, this corrects."""
+    """The round's learning rate has this factor (run/rates.py); if it is applied already, this corrects."""
 
     round: int
     factor: int

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.round_events import Reference, Want
+from swarmnet.rounds.events import Reference, Want
 
 PULL_SECONDS = 1.0
 """A contribution asked for and not come after this long is asked of another holder."""
@@ -19,7 +19,7 @@ MOST_ASKS = 8
 """Then it is given up; whoever really has it will offer it again (the sets will differ)."""
 DETOUR_SECONDS = 0.25
 """So long a contribution waits for a holder that was asked for less: by then, over links like those of
-peers/bench/group.py, a second neighbour has it as a rule."""
+peers/lab/bench/group.py, a second neighbour has it as a rule."""
 SHARE_SLACK = 1.25
 """A neighbour gives so much more than its part of a round at first asking. Without a limit the peers with the
 shortest lines gave 2.3 times as much as they took (32 peers, measured); with it, 1.3."""

@@ -5,7 +5,10 @@ The machine is part of `GroupRounds`, which shares rounds only with allies: neig
 
 from __future__ import annotations
 
-from swarmnet.branches import (
+from swarmnet.identifiers import PeerId
+from swarmnet.rounds.contribution_sets import NeighbourView, kept_rounds
+from swarmnet.rounds.events import AskChain, Effect, ProgressArrived, Resynchronise, SendChain
+from swarmnet.rounds.history import (
     KEPT_LINKS,
     START,
     Chain,
@@ -16,10 +19,7 @@ from swarmnet.branches import (
     link,
     theirs_stands,
 )
-from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.round_events import AskChain, Effect, ProgressArrived, Resynchronise, SendChain
-from swarmnet.round_sets import NeighbourView, kept_rounds
+from swarmnet.run.manifest import Rounds
 
 LISTEN_SECONDS = 3.0
 """How long a peer that took up a history waits to hear all its neighbours before it gives it up again: three

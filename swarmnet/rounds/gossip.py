@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.round_events import Reference, SendAnnounce
+from swarmnet.rounds.events import Reference, SendAnnounce
 
 URGENT_SECONDS = 0.05
 """At most this often Progress is told when others wait for what changed; a commit takes about as long."""

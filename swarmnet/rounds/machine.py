@@ -10,7 +10,7 @@ peer the smaller id counts, so that everybody picks the same), of makers that co
 
 Between closed and settled a late contribution still enters and corrects. New contributions enter the group
 only through peers that have not sealed the round, and a round settles where the whole group has sealed and
-names the same set (as far as neighbours tell: agreement.py): so no settled set can still grow, unless one
+names the same set (as far as neighbours tell: settlement.py): so no settled set can still grow, unless one
 was silent for `settle_seconds` (docs/consistency.md). Contributions travel by announce and pull; whatever an
 announcement missed is found by comparing the digests of sets that every Progress carries. A peer that is
 behind (newcomer, thawed) needs nothing else to catch up: it adopts the settled sets of its neighbours, round
@@ -24,20 +24,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from swarmnet import round_events as events
-from swarmnet.agreement import Agreement
-from swarmnet.branches import START, Chain, Earlier, SettledSet
-from swarmnet.current_round import CurrentRound
-from swarmnet.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
-from swarmnet.histories import Histories
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.makers import MOST_MAKERS, MakerCounts, Waiting, most_makers
-from swarmnet.manifest import Rounds
-from swarmnet.neighbours import hops, links
-from swarmnet.offers import Offers
-from swarmnet.pulls import SHARE_SLACK, Pulls
-from swarmnet.rates import Rates, factor_of, factors
-from swarmnet.round_sets import PARTING_SECONDS, NeighbourView, RoundSet, kept_rounds, set_digest
+from swarmnet.membership.overlay import hops, links
+from swarmnet.rounds import events
+from swarmnet.rounds.contribution_sets import (
+    PARTING_SECONDS,
+    NeighbourView,
+    RoundSet,
+    kept_rounds,
+    set_digest,
+)
+from swarmnet.rounds.fetch_scheduler import SHARE_SLACK, Pulls
+from swarmnet.rounds.fork_choice import Histories
+from swarmnet.rounds.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
+from swarmnet.rounds.history import START, Chain, Earlier, SettledSet
+from swarmnet.rounds.makers import MOST_MAKERS, MakerCounts, Waiting, most_makers
+from swarmnet.rounds.open_round import CurrentRound
+from swarmnet.rounds.own_contributions import Offers
+from swarmnet.rounds.settlement import Agreement
+from swarmnet.run.manifest import Rounds
+from swarmnet.run.rates import Rates, factor_of, factors
 
 CONTRIBUTED_ROUNDS = 64
 """So far back a peer tells to which rounds it contributed."""

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from math import inf
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.membership import Membership
-from swarmnet.neighbours import FULL_GROUP
-from swarmnet.round_events import Reference
+from swarmnet.membership.machine import Membership
+from swarmnet.membership.overlay import FULL_GROUP
+from swarmnet.rounds.events import Reference
+from swarmnet.run.manifest import Rounds
 
 GROUPS = 2
 """So many times the group's size makers may have in a round: those that are there, and as many that have left

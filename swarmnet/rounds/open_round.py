@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from swarmnet.agreement import Agreement
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.round_sets import NeighbourView
+from swarmnet.rounds.contribution_sets import NeighbourView
+from swarmnet.rounds.settlement import Agreement
+from swarmnet.run.manifest import Rounds
 
 
 class CurrentRound:

@@ -13,12 +13,12 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swarmnet.branches import Earlier
-from swarmnet.histories import Histories
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.round_events import AskIds, Effect, GiveBack, Reference, Resynchronise, Sets
-from swarmnet.round_sets import RoundSet
+from swarmnet.rounds.contribution_sets import RoundSet
+from swarmnet.rounds.events import AskIds, Effect, GiveBack, Reference, Resynchronise, Sets
+from swarmnet.rounds.fork_choice import Histories
+from swarmnet.rounds.history import Earlier
+from swarmnet.run.manifest import Rounds
 
 ASK_SECONDS = 1.0
 MOST_ASKS = 30

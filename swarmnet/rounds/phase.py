@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from swarmnet.round_sets import kept_rounds
-from swarmnet.rounds import GroupRounds
+from swarmnet.rounds.contribution_sets import kept_rounds
+from swarmnet.rounds.machine import GroupRounds
 
 Phase = Literal["catching_up", "gathering", "contributing", "waiting", "settling"]
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.round_sets import NeighbourView, RoundSet
+from swarmnet.rounds.contribution_sets import NeighbourView, RoundSet
+from swarmnet.run.manifest import Rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Agreement:
 
     def _own_patience_ends(self, number: int, state: RoundSet) -> float:
         """When a round that is sealed here settles with the own set. Where more than half of those in sight
-        have sealed one other set, theirs is the history that stands (branches.py): for as long again this
+        have sealed one other set, theirs is the history that stands (history.py): for as long again this
         peer waits to take up what they settle."""
         told = [view.sets.get(number) for view in self.allies.values()]
         mine, most = state.digest, 1 + len(self.allies)

@@ -2,7 +2,7 @@
 
     back = hop there + wait for memory and processor + compute + the rest of the path + hop back
 
-where the wait comes from the bookings that the neighbour told (bookings.py), and the rest from its table of
+where the wait comes from the bookings that the neighbour told (capacity.py), and the rest from its table of
 costs to go: for a frontier and a number of stages left, the cheapest round trip from there without waiting.
 A table follows from the neighbours' tables and the own hops alone (distance vector, Bellman-Ford).
 
@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from swarmnet.bookings import Load, earliest_start
 from swarmnet.identifiers import PeerId
-from swarmnet.paths import Header, Rules, choices, needs_swap, shorten, visit
+from swarmnet.routing.capacity import Load, earliest_start
+from swarmnet.run.path_rules import Header, Rules, choices, needs_swap, shorten, visit
 
 ToGo = Mapping[tuple[int, int], float]
 """(frontier, stages left to visit) -> seconds from the end of the own forward until the gradient is back."""

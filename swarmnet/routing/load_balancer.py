@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from swarmnet.backoff import doubled
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.patience import doubled
 
 SMOOTHING = 0.2
 """Weight of a new measurement; SWARM's 0.1 takes 20 microbatches to see a peer slow down."""
@@ -139,7 +139,7 @@ class Router:
 
     def has_earned(self, peer: PeerId, promised: int, now: float) -> bool:
         """Whether it may be promised one more besides `promised`, by what it has answered. Where places are
-        asked for (peers/ahead.py), they stand for its slots."""
+        asked for (peers/worker/pipeline/reservations.py), they stand for its slots."""
         estimate = self.peers.get(peer)
         return promised < FIRST_SLOTS if estimate is None else estimate.has_earned(promised, now)
 
@@ -245,7 +245,8 @@ class Router:
 
 
 class Guide(Protocol):
-    """Finds ways ahead of bodies (peers/ahead.py); without, the router chooses once the output is there."""
+    """Finds ways ahead of bodies (peers/worker/pipeline/reservations.py); without, the router chooses once
+    the output is there."""
 
     def choose(
         self, key: MicrobatchId, candidates: Collection[PeerId], now: float, avoid: Collection[PeerId]

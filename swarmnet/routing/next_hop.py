@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.paths import Header, IllegalPath, Rules, check, straight
+from swarmnet.run.path_rules import Header, IllegalPath, Rules, check, straight
 
 Live = Callable[[int], Collection[PeerId]]
 """Stage -> its peers that take microbatches now."""

@@ -1,11 +1,11 @@
 """Finds the way of every microbatch ahead of its body: a peer asks the cheapest next one for a place.
 
 A body takes seconds for a hop, a question milliseconds. When a microbatch's forward begins on its origin, the
-next peer is asked whether it can begin then and then (places.py); that one books it or says no, and having
-said yes it asks on in turn. What a peer knows: its own bookings, what its neighbours told of theirs and of
-their costs to go, and the hops as it measured them. The choice is `pathfinder.cheapest`.
+next peer is asked whether it can begin then and then (reservations.py); that one books it or says no, and
+having said yes it asks on in turn. What a peer knows: its own bookings, what its neighbours told of theirs
+and of their costs to go, and the hops as it measured them. The choice is `pathfinder.cheapest`.
 
-Swaps are never asked for: nobody may wait for them (pathfinder.py), and they gain nothing online.
+Swaps are never asked for: nobody may wait for them (cheapest_path.py), and they gain nothing online.
 
 No IO. Times in seconds on the caller's clock.
 """
@@ -16,10 +16,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-from swarmnet.bookings import Booking, Load
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.pathfinder import Choice, Neighbour, ToGo, cheapest, costs_to_go
-from swarmnet.paths import Header, Rules, ways_on
+from swarmnet.routing.capacity import Booking, Load
+from swarmnet.routing.cheapest_path import Choice, Neighbour, ToGo, cheapest, costs_to_go
+from swarmnet.run.path_rules import Header, Rules, ways_on
 
 MOST_QUESTIONS = 4
 """The last of them asks whoever it is for a place at any time."""

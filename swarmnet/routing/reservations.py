@@ -1,9 +1,9 @@
 """Places on one peer for microbatches that are here or on their way: who asked, from when, until when.
 
-Whoever sends a body asks first (scouting.py). The answer follows from the bookings alone: when a microbatch
-that arrives then could begin. It is a no where that is later than the asker thought, and where the asker has
-as many places as it may have. A place is kept until its microbatch is done, until the asker gives it back or
-is gone, or until the time has passed at which all should have been over.
+Whoever sends a body asks first (reservation_requests.py). The answer follows from the bookings alone: when a
+microbatch that arrives then could begin. It is a no where that is later than the asker thought, and where the
+asker has as many places as it may have. A place is kept until its microbatch is done, until the asker gives
+it back or is gone, or until the time has passed at which all should have been over.
 
 What others claim decides little: how long a microbatch stays is worked out here, from the own table of costs
 to go, and bodies that do not come cost their sender its places for a while that doubles.
@@ -15,16 +15,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarmnet.bookings import Booking, Load, earliest_start
+from swarmnet.backoff import doubled
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.paths import Header
-from swarmnet.patience import doubled
+from swarmnet.routing.capacity import Booking, Load, earliest_start
+from swarmnet.run.path_rules import Header
 
 TOLERANCE = 0.25
 """Who could begin no more than so many times its own compute later than asked says yes."""
 PLACES_PER_SLOT = 4
 """Microbatches on their way to a peer, for each that it has memory for: they come one after another.
-Those that come early wait with nothing but their input; 40 of these are as large as one graph (flow.py)."""
+Those that come early wait with nothing but their input; 40 of these are as large as one graph
+(pipeline/flow_control.py)."""
 MOST_PLACES = 64
 """On their way: a list that is told to every neighbour."""
 SHARE = 0.5

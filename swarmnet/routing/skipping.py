@@ -1,7 +1,7 @@
 """Where a microbatch goes next in a run that may leave stages out: how each came, and to whom it may go.
 
-A microbatch's header (paths.py) is checked when it comes and kept as long as its job. Where stages have no
-live peer, it goes around them within the run's budget, or waits: `missing` says for what.
+A microbatch's header (run/path_rules.py) is checked when it comes and kept as long as its job. Where stages
+have no live peer, it goes around them within the run's budget, or waits: `missing` says for what.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.next_hop import Live
-from swarmnet.pathfinder import Onward, onward
-from swarmnet.paths import Header, Rules, begin, check, needs_swap, straight, visit
+from swarmnet.routing.cheapest_path import Onward, onward
+from swarmnet.routing.next_hop import Live
+from swarmnet.run.path_rules import Header, Rules, begin, check, needs_swap, straight, visit
 
 
 class Skipping:
@@ -97,7 +97,7 @@ class Skipping:
         live = {stage for stage in known if self.live(stage)}
         live.update(range(self.stage + self.reach + 1, self.rules.stages))  # Those that can see them decide.
         way = onward(header, self.rules, live)
-        # Who waits for a stage below its frontier can deadlock (pathfinder.py), so such ways come last.
+        # Who waits for a stage below its frontier can deadlock (cheapest_path.py), so such ways come last.
         ahead = tuple(s for s in way.stages if not needs_swap(visit(way.header, s, self.rules), self.rules))
         return Onward(way.header, ahead or way.stages, way.missing)
 

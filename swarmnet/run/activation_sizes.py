@@ -1,4 +1,5 @@
-"""How many bytes a microbatch takes from stage to stage: hidden states in a codec (hidden.py), and labels."""
+"""How many bytes a microbatch takes from stage to stage: hidden states in a codec
+(model/activation_codec.py), and labels."""
 
 from __future__ import annotations
 

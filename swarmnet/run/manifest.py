@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from math import cos, pi
 from typing import Literal
 
-from swarmnet.bodies import LABEL_BYTES, Codec, encoded_bytes
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.paths import Rules
+from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, encoded_bytes
+from swarmnet.run.path_rules import Rules
 
 WIRE_VERSION = 1
 MANIFEST_LIMIT = 16 * 1024
@@ -155,7 +155,7 @@ class Paths:
 
 
 MethodName = Literal["demo-votes", "demo-float"]
-"""Every sync method that a run can name; swarmnet/method.py says which class each one is."""
+"""Every sync method that a run can name; swarmnet/optimizer/method.py says which class each one is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from swarmnet.identifiers import PeerId
-from swarmnet.rates import LARGEST_FACTOR, MOST_RATES, Rate, Rates, in_words
+from swarmnet.run.rates import LARGEST_FACTOR, MOST_RATES, Rate, Rates, in_words
 
 ORDER_LIMIT = 16 * 1024
 """Bytes of the longest order with its envelope, as for a manifest."""

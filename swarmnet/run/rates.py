@@ -1,8 +1,9 @@
 """By how much the run's owner has the learning rate changed, and from which round on.
 
-A factor is a whole number of thousandths and scales the whole units of a step (fixed_point.py), so that all
-peers get the same bits on any machine. Which factor a round has is part of its set: the digest of the set
-says it (round_sets.py), the group settles it, and who hears of an order late takes up what is settled.
+A factor is a whole number of thousandths and scales the whole units of a step (model/fixed_point.py), so that
+all peers get the same bits on any machine. Which factor a round has is part of its set: the digest of the set
+says it (rounds/contribution_sets.py), the group settles it, and who hears of an order late takes up what is
+settled.
 """
 
 from __future__ import annotations

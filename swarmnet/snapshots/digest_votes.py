@@ -2,7 +2,7 @@
 
 Peers with the same chain of settled sets have the same weights, to the bit. Where the chains are the same and
 the weights are not, somebody's memory, disk or program has failed; a group can only tell whose by counting.
-Where the chains differ the group's histories have parted, which branches.py resolves.
+Where the chains differ the group's histories have parted, which rounds/history.py resolves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Statement:
     peer: PeerId
     round: int
     chain: bytes
-    """The value of the chain of settled sets there (branches.py)."""
+    """The value of the chain of settled sets there (rounds/history.py)."""
     digest: bytes
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarmnet.identifiers import PeerId
-from swarmnet.settled_digests import Root
+from swarmnet.snapshots.digest_votes import Root
 
 SMALLEST_CHUNK_BYTES = 128 * 1024
 """0.4 s of what 1 % loss leaves a connection at 50 ms: so long the last one may be behind the others."""
@@ -91,7 +91,7 @@ class Dropped:
 
     peer: PeerId
     code: str
-    """Of peers/reasons.py."""
+    """Of peers/telemetry/reasons.py."""
     reason: str = ""
     """More of it, for people."""
 

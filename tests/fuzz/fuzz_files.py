@@ -30,37 +30,39 @@ from fuzz_wire import bent_or_signed, run_id
 from safetensors.torch import load, save
 from swarm import OWNER, sign, tiny_manifest
 
-from peers import act_checks, checkpoint, event_log, receipts, run_file
-from peers.archive.archive import INDEX, RUN, Archive
-from peers.archive.archivist import Archivist
-from peers.archive.store import FolderStore
-from peers.checkpoint import CheckpointError
-from peers.config import peer_file, yaml_lines
-from peers.control import client as control_client
-from peers.control.server import Control
+from peers.archivist.archivist import Archivist
+from peers.compute.stage_part import real_part
+from peers.config import peer_file, run_file, yaml_lines
+from peers.config.run_file import SignedManifest
 from peers.errors import UserError
-from peers.home import facts
-from peers.home.export import ExportError, load_shape, load_weights
-from peers.inference.forward_work import ForwardWork
-from peers.joining import PeerCache
-from peers.microbatch_work import Trouble
-from peers.observer.contributions import Contributions
-from peers.run_file import SignedManifest
-from peers.signed_digests import SignedDigests
-from peers.snapshots import Snapshots, Weights
-from peers.stage_part import real_part
-from peers.state_path import StatePath
-from peers.top import picture
-from protocols.envelope import Kind, seal
-from protocols.messages import Act, AskForward, State
-from swarmnet import hidden
-from swarmnet.branches import START
+from peers.network.discovery.bootstrap import PeerCache
+from peers.network.discovery.claimed_tokens import Contributions
+from peers.runtime import control_client
+from peers.runtime.control_server import Control
+from peers.state import checkpoint_file as checkpoint
+from peers.state.archive import INDEX, RUN, Archive
+from peers.state.archive_store import FolderStore
+from peers.state.checkpoint_file import CheckpointError
+from peers.state.snapshot_store import Snapshots, Weights
+from peers.state.state_path import StatePath
+from peers.telemetry import event_log, picture
+from peers.tools.model import provenance
+from peers.tools.model.export import ExportError, load_shape, load_weights
+from peers.worker.inference.forward_compute import ForwardWork
+from peers.worker.pipeline import validate_act
+from peers.worker.pipeline.microbatch_compute import Trouble
+from peers.worker.rounds import receipts
+from peers.worker.rounds.digest_gossip import SignedDigests
+from protocols.messages.table import Act, AskForward, State
+from protocols.signed.envelope import Kind, seal
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.index_code import ContributionError
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Sync, owner_statement
-from swarmnet.method import METHODS, Method, method_of
-from swarmnet.parameters import parameter_shapes
+from swarmnet.model import activation_codec
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.method import METHODS, Method, method_of
+from swarmnet.rounds.history import START
+from swarmnet.run.manifest import Sync, owner_statement
 
 CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32")
 SHAPE = (2, 16, 32)
@@ -142,12 +144,12 @@ def hidden_states(chance: Random) -> tuple[bytes, Any]:
     if way < 0.5:
         seeded = torch.Generator().manual_seed(chance.randrange(2**32))
         values = torch.randn(SHAPE, generator=seeded) * 10.0 ** chance.randrange(-30, 30)
-        return bent(hidden.encode(values, codec), chance), codec
+        return bent(activation_codec.encode(values, codec), chance), codec
     return chance.randbytes(chance.choice((4096, 2048, 1152, 1088, 0, 7))), codec
 
 
 def take_hidden_states(body: tuple[bytes, Any], _folder: Path) -> None:
-    decoded = hidden.decode(body[0], SHAPE, body[1])
+    decoded = activation_codec.decode(body[0], SHAPE, body[1])
     assert torch.isfinite(decoded).all()
     assert decoded.shape == SHAPE
 
@@ -164,7 +166,7 @@ def microbatch(chance: Random) -> tuple[Act, bytes]:
 def take_microbatch(sent: tuple[Act, bytes], _folder: Path) -> None:
     act, body = sent
     key, header = MicrobatchId(PeerId(act.origin), act.counter), act.path.header()
-    came = act_checks.arrival_of(signed_manifest().manifest, key, header, act, body)
+    came = validate_act.arrival_of(signed_manifest().manifest, key, header, act, body)
     refused(came if isinstance(came, Trouble) else None)
 
 
@@ -314,7 +316,7 @@ def tell_of_checkpoint(data: bytes, folder: Path) -> None:
     """What `card` and `evaluate` read of it before anything is verified."""
     file = folder / "stage-1-round-00000007.safetensors"
     file.write_bytes(data)
-    facts.facts(file, signed_manifest().manifest)
+    provenance.facts(file, signed_manifest().manifest)
     checkpoint.newest(file)
 
 
@@ -459,8 +461,8 @@ def read_receipts(data: bytes, folder: Path) -> None:
     file = folder / "receipts.jsonl"
     file.write_bytes(data)
     receipts.read(file, signed_manifest(), PeerId(ALICE.peer_id))
-    facts._read_receipts(facts.Facts(), file, run_id(), 4)
-    facts._read_claims(facts.Facts(), file)
+    provenance._read_receipts(provenance.Facts(), file, run_id(), 4)
+    provenance._read_claims(provenance.Facts(), file)
 
 
 def read_peer_cache(data: bytes, folder: Path) -> None:
@@ -499,7 +501,9 @@ DECODERS = (
     ),
     Decoder("published runs", published, lambda data, _: run_file.from_published(data, "x"), RUN_FILE),
     Decoder("contributions of every method", contribution, take_contribution, (ContributionError,)),
-    Decoder("hidden states in every codec", hidden_states, take_hidden_states, (hidden.HiddenError,)),
+    Decoder(
+        "hidden states in every codec", hidden_states, take_hidden_states, (activation_codec.HiddenError,)
+    ),
     Decoder("microbatches", microbatch, take_microbatch, (Refused,)),
     Decoder("requests of visitors", request, answer_request, (Refused,)),
     Decoder("snapshot roots", snapshot_root, take_snapshot_root, (Refused,)),

@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args, get_origin
 import msgpack
 import msgspec
 
-from protocols.identity import Identity
+from protocols.signed.identity import Identity
 
 ALICE, BOB = Identity.from_seed(b"alice"), Identity.from_seed(b"bob")
 INTEGERS = [

@@ -30,33 +30,36 @@ from fuzz_inputs import (
 from msgpack import ExtType
 from swarm import OWNER, sign, tiny_manifest
 
-from peers.lan import ANY, SERVICE, heard
-from peers.update_messages import read_progress
-from protocols import chunks, circuits, dial_back, guard, multiaddr
-from protocols.carriers import carried_peer, introduction
-from protocols.chunks import ChunkCarriers, ChunkService
-from protocols.daemon import DAEMON_ERRORS
-from protocols.dht import split_multiaddr
-from protocols.dial_back_service import DialBackService, observed_ip, place_of
-from protocols.envelope import Kind, open_envelope, run_bytes, seal
+from peers.network.discovery.mdns import ANY, SERVICE, heard
+from peers.worker.rounds.wire_events import read_progress
+from protocols.daemon import multiaddr
+from protocols.daemon.hivemind_imports import MSGPackSerializer, PeerID, dht_pb2
+from protocols.daemon.p2pd import DAEMON_ERRORS
+from protocols.dht.directory import split_multiaddr
+from protocols.dht.stored_values import DICTIONARY, PLAIN, items_of, key_id, prove, stored_value, text_of
+from protocols.dht.validator import Gate
 from protocols.errors import TooLarge, WireError
-from protocols.frames import FrameReader, FrameWriter
-from protocols.gate import Gate
-from protocols.hivemind_parts import MSGPackSerializer, PeerID, dht_pb2
-from protocols.identity import public_key_bytes
-from protocols.invites import invite_bytes, invite_text, open_invite, seal_invite
-from protocols.listing import open_listing, seal_listing
-from protocols.messages import HEADER_LIMIT, AnyMessage, PeerRecord, Progress, decode, encode
-from protocols.orders import is_stored_order, open_order, open_stored_order, seal_order, stored_order
-from protocols.receipts import open_receipt, seal_receipt
-from protocols.records import open_record, seal_record, stage_key
-from protocols.relay_service import RelayService
-from protocols.speed import SpeedService
-from protocols.stored import DICTIONARY, PLAIN, items_of, key_id, prove, stored_value, text_of
+from protocols.framing.frames import FrameReader, FrameWriter
+from protocols.messages.table import HEADER_LIMIT, AnyMessage, PeerRecord, Progress, decode, encode
+from protocols.p2pd import chunk_streams
+from protocols.p2pd.carriers import carried_peer, introduction
+from protocols.p2pd.chunk_streams import ChunkCarriers, ChunkService
+from protocols.p2pd.speed_test import SpeedService
+from protocols.reachability import circuit_relay, dial_back
+from protocols.reachability.dial_back_service import DialBackService, observed_ip, place_of
+from protocols.reachability.relay_service import RelayService
+from protocols.signed import msgpack_guard
+from protocols.signed.envelope import Kind, open_envelope, run_bytes, seal
+from protocols.signed.identity import public_key_bytes
+from protocols.signed.invites import invite_bytes, invite_text, open_invite, seal_invite
+from protocols.signed.orders import is_stored_order, open_order, open_stored_order, seal_order, stored_order
+from protocols.signed.receipts import open_receipt, seal_receipt
+from protocols.signed.records import open_record, seal_record, stage_key
+from protocols.signed.registry_entry import open_listing, seal_listing
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import owner_statement
-from swarmnet.orders import Ban, Order, Withdrawal
-from swarmnet.receipts import Receipt
+from swarmnet.rounds.receipts import Receipt
+from swarmnet.run.manifest import owner_statement
+from swarmnet.run.owner_orders import Ban, Order, Withdrawal
 
 KINDS: tuple[Any, ...] = get_args(AnyMessage)
 ADDRESSES = (
@@ -106,7 +109,7 @@ def header(chance: Random) -> bytes:
 
 
 def open_header(data: bytes, _folder: Path) -> None:
-    guard.check(data, HEADER_LIMIT)
+    msgpack_guard.check(data, HEADER_LIMIT)
     message = decode(data)
     if isinstance(message, Progress):
         read_progress(PeerId(ALICE.peer_id), message)
@@ -305,9 +308,9 @@ def stream_of(data: bytes) -> asyncio.StreamReader:
 
 def relay_message(chance: Random) -> bytes:
     """Of HOP and STOP; with its length, which lies now and then."""
-    kind = chance.choice((circuits.HOP_RESERVE, circuits.HOP_CONNECT, chance.randrange(4)))
-    peer = circuits.peer_field(PeerId(ALICE.peer_id))
-    good = circuits.encode({1: kind, 2: peer, 3: {1: 5}, 4: {1: 0, 2: 0}, 5: 100})
+    kind = chance.choice((circuit_relay.HOP_RESERVE, circuit_relay.HOP_CONNECT, chance.randrange(4)))
+    peer = circuit_relay.peer_field(PeerId(ALICE.peer_id))
+    good = circuit_relay.encode({1: kind, 2: peer, 3: {1: 5}, 4: {1: 0, 2: 0}, 5: 100})
     way = chance.random()
     if way < 0.3:
         return bent(good, chance)
@@ -316,10 +319,10 @@ def relay_message(chance: Random) -> bytes:
 
 
 async def read_relay_message(data: bytes, _folder: Path) -> None:
-    fields = await circuits.read_fields(stream_of(data), 5.0)
+    fields = await circuit_relay.read_fields(stream_of(data), 5.0)
     for key in range(6):
-        circuits.number_in({key: value for key, value in fields.items() if isinstance(value, int)}, key)
-    circuits.peer_in(fields)
+        circuit_relay.number_in({key: value for key, value in fields.items() if isinstance(value, int)}, key)
+    circuit_relay.peer_in(fields)
 
 
 async def serve_circuit(data: bytes, _folder: Path) -> None:
@@ -366,7 +369,7 @@ def chunk_answer(chance: Random) -> bytes:
 async def take_chunk(data: bytes, _folder: Path) -> None:
     fetch = ChunkCarriers(None, (), lambda *_: None, lambda _peer: None)  # type: ignore[arg-type]
     chunk = await fetch._read(stream_of(data), PeerId(BOB.peer_id))
-    assert chunk is None or len(chunk) <= chunks.CHUNK_LIMIT
+    assert chunk is None or len(chunk) <= chunk_streams.CHUNK_LIMIT
 
 
 def speed_request(chance: Random) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-RULES = Path(__file__).parent.parent / "configs" / "observability" / "alerts.yml"
+RULES = Path(__file__).parents[2] / "configs" / "observability" / "alerts.yml"
 PEER = '{instance="a"}'
 STEP = f"swarmnet_train_last_step_timestamp_seconds{PEER}"
 CLOCK = f"swarmnet_network_clock_offset_seconds{PEER}"

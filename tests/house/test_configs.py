@@ -13,12 +13,12 @@ import pytest
 import typer
 from ruamel.yaml import YAML
 
-from peers import cli
+from peers.cli import main as cli
 from peers.config.peer_file import PeerFile, load
 from peers.config.quantities import byte_count
-from peers.run_check import check_file
+from peers.tools.owner.run_check import check_file
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 DEPLOYMENT = {"compose.yaml", "kubernetes.yaml", "kustomization.yaml"}
 """What is not ours to check as a peer file."""
 FILES = sorted(path.name for path in CONFIGS.glob("*.yaml") if path.name not in DEPLOYMENT)

@@ -7,7 +7,7 @@ import pytest
 from peers.config import explain as config_explain
 from peers.observer import metrics
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,15 @@ What breaks a rule fails with its row of docs/contributing.md, which says why an
 
 import ast
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MODULES = sorted(path for name in ("swarmnet", "protocols", "peers") for path in (ROOT / name).rglob("*.py"))
-EVERYTHING = MODULES + sorted((ROOT / "tests").glob("*.py"))
+EVERYTHING = MODULES + sorted((ROOT / "tests").rglob("*.py"))
 TEXTS = [
     path
     for folder in ("configs", "scripts", "docs", ".ci")
@@ -21,6 +22,7 @@ TEXTS = [
 ]
 
 FILE_LINES = 600
+FOLDER_FILES = 16
 FUNCTION_LINES = 60
 CODE_FROM_DATA = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}
 FORBIDDEN_CALLS = {
@@ -90,6 +92,19 @@ def test_there_is_something_to_check():
 def test_a_file_fits_in_the_head():
     lines = {name_of(path): len(text_of(path).splitlines()) for path in EVERYTHING}
     keep("file", [f"{name}: {count} lines" for name, count in lines.items() if count > FILE_LINES])
+
+
+def test_a_folder_fits_in_the_head():
+    files = Counter(name_of(path.parent) for path in EVERYTHING if path.name != "__init__.py")
+    keep("folder", [f"{name}: {count} files" for name, count in files.items() if count > FOLDER_FILES])
+
+
+def test_every_room_stands_in_the_design_with_what_it_is():
+    page = (ROOT / "docs/design.md").read_text()
+    rooms = {path.parent for path in MODULES if path.name != "__init__.py" and path.parent.parent != ROOT}
+    says = {room: ast.get_docstring(tree_of(room / "__init__.py")) for room in rooms}
+    rows = {room: f"| `{name_of(room)}/` | {says[room]} |" for room in rooms}
+    assert [row for row in rows.values() if row not in page] == []
 
 
 def test_a_function_fits_on_a_screen():
@@ -199,6 +214,7 @@ def test_every_rule_stands_on_the_page_with_its_reason_and_what_to_do():
     assert rules().keys() == kept, "a row reads: what, because why: what to do."
     assert f"at most {FILE_LINES} lines" in rules()["file"]
     assert f"at most {FUNCTION_LINES} lines" in rules()["function"]
+    assert f"at most {FOLDER_FILES} files" in rules()["folder"]
 
 
 def test_what_breaks_a_rule_is_told_why_and_what_to_do_and_where():

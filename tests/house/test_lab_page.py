@@ -6,10 +6,10 @@ import pytest
 import typer
 from lab_page import PAGE, PLAYED, files_of
 
-from peers import cli
+from peers.cli import main as cli
 from peers.config.peer_file import load
-from peers.run_check import unusual
-from peers.run_file import load_manifest
+from peers.config.run_file import load_manifest
+from peers.tools.owner.run_check import unusual
 from swarmnet.identifiers import PeerId
 
 TEXT = PAGE.read_text()

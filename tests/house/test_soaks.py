@@ -13,14 +13,14 @@ from moving_soak import SLOWNESS, STORIES, best_assignment
 from quality_alone import Rule
 from quality_soak import MIDDLE, STAGES, quality, scored
 
-from peers.checkpoint import Model
-from peers.home.evaluate import score_weights
-from peers.state_path import StatePath
-from protocols.chunks import ChunkService
+from peers.state.checkpoint_file import Model
+from peers.state.state_path import StatePath
+from peers.tools.model.evaluate import score_weights
+from protocols.p2pd.chunk_streams import ChunkService
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Data, Manifest, ModelShape, Paths
-from swarmnet.model import scaled
-from swarmnet.parameters import parameter_shapes
+from swarmnet.model.decoder import scaled
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.run.manifest import Data, Manifest, ModelShape, Paths
 
 SHAPE = ModelShape(
     width=16, layers=sum(STAGES), heads=2, key_value_heads=2, head_width=8, feed_forward=24, context=64

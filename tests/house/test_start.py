@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-NO_STAGE = ("peers.peer", "peers.roles.bootstrap", "peers.roles.observer")
+NO_STAGE = ("peers.process.process", "peers.process.bootstrap_role", "peers.observer.role")
 ONLY_LOOKS = (
-    "peers.commands.reach", "peers.reaching", "peers.top.visit", "peers.creator.issue",
-    "peers.creator.registry", "peers.creator.report", "peers.contributed", "peers.doctor.show",
+    "peers.cli.connecting", "peers.network.discovery.visitor_session", "peers.tools.top.live",
+    "peers.tools.owner.give_order", "peers.tools.owner.registry", "peers.tools.owner.training_report",
+    "peers.tools.credit", "peers.tools.doctor.show",
 )  # fmt: skip
 
 
@@ -27,4 +28,4 @@ def test_who_computes_nothing_does_not_load_torch(modules):
 
 
 def test_a_worker_does():
-    assert "torch" in loaded_with(["peers.roles.worker"])
+    assert "torch" in loaded_with(["peers.worker.role"])

@@ -9,34 +9,45 @@ from typing import get_args
 
 import pytest
 
-from protocols import (
-    circuits,
-    dht,
-    dial_back,
-    dial_back_service,
-    dialler,
-    envelope,
-    frames,
-    guard,
-    invites,
-    listing,
-    messages,
-    orders,
-    p2pd,
-    reading,
-    records,
-    relay_service,
-    speed,
+from protocols.dht import (
+    directory as dht,
+)
+from protocols.dht import (
     storage,
-    stored,
-    subflows,
+    stored_values,
     swarm_time,
 )
-from swarmnet import allowances, dial_budget
-from swarmnet.manifest import MANIFEST_LIMIT
-from swarmnet.orders import ORDER_LIMIT
+from protocols.framing import frames
+from protocols.messages import table as messages
+from protocols.p2pd import (
+    multipath_link,
+    reading,
+    speed_test,
+)
+from protocols.p2pd import (
+    transport as p2pd,
+)
+from protocols.reachability import (
+    circuit_relay,
+    dial_back,
+    dial_back_service,
+    fresh_dial,
+    relay_service,
+)
+from protocols.signed import (
+    envelope,
+    invites,
+    msgpack_guard,
+    orders,
+    records,
+    registry_entry,
+)
+from swarmnet.membership import dial_budget
+from swarmnet.resources import allowances
+from swarmnet.run.manifest import MANIFEST_LIMIT
+from swarmnet.run.owner_orders import ORDER_LIMIT
 
-PAGE = Path(__file__).parent.parent / "docs" / "wire.md"
+PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
 WIRE = PAGE.read_text()
 TABLE = re.compile(r"(?:^\| \d+ \| [A-Z][^\n]*\n)+", re.MULTILINE)
 
@@ -55,11 +66,11 @@ def message_table():
 
 def test_every_message_stands_in_the_table_as_it_is():
     (table,) = TABLE.findall(WIRE)
-    assert table.splitlines() == message_table(), "run: .venv/bin/python tests/test_wire_docs.py"
+    assert table.splitlines() == message_table(), "run: .venv/bin/python tests/house/test_wire_docs.py"
 
 
 def test_every_test_that_the_trap_table_names_exists():
-    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    tests = "".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
     named = set(re.findall(r"`(test_\w+)`", WIRE))
     assert len(named) > 15
     assert {name for name in named if f"def {name}(" not in tests} == set()
@@ -73,14 +84,14 @@ def test_every_test_that_the_trap_table_names_exists():
         ("body limit", f"{frames.BODY_LIMIT // 2**20} MiB"),
         ("piece written", f"{frames.PIECE_BYTES // 1024} KiB"),
         ("piece read", f"{frames.PIECE_LIMIT // 1024} KiB"),
-        ("depth", str(guard.DEPTH_LIMIT)),
-        ("items", str(guard.ITEM_LIMIT)),
+        ("depth", str(msgpack_guard.DEPTH_LIMIT)),
+        ("items", str(msgpack_guard.ITEM_LIMIT)),
         ("record", f"{records.RECORD_LIMIT} bytes, {records.RECORD_SECONDS:g} s"),
         ("announced every", f"{records.ANNOUNCE_SECONDS:g} s"),
         ("manifest", f"{MANIFEST_LIMIT} bytes, {records.MANIFEST_SECONDS:g} s"),
         ("order", f"{ORDER_LIMIT} bytes, {orders.ORDER_SECONDS:g} s"),
         ("invite", f"{invites.INVITE_LIMIT} bytes"),
-        ("registry entry", f"{listing.LISTING_BYTES} bytes, {listing.LISTING_SECONDS:g} s"),
+        ("registry entry", f"{registry_entry.LISTING_BYTES} bytes, {registry_entry.LISTING_SECONDS:g} s"),
         ("clock", f"{records.SKEW_SECONDS:g} s"),
         ("clock's correction", f"{swarm_time.MOST_OFFSET_SECONDS:g} s"),
         ("streams", f"{p2pd.STREAMS_PER_PEER} per peer, {p2pd.STREAMS} in all"),
@@ -101,9 +112,9 @@ def test_every_test_that_the_trap_table_names_exists():
         ("subflows", f"{p2pd.MOST_SUBFLOWS} per peer"),
         ("unread acknowledgements", f"{reading.UNREAD_BYTES // 1024} KiB"),
         ("first message", f"{reading.FIRST_MESSAGE_SECONDS:g} s"),
-        ("keep-alive", f"{subflows.KEEPALIVE_SECONDS:g} s"),
+        ("keep-alive", f"{multipath_link.KEEPALIVE_SECONDS:g} s"),
         ("idle", f"{reading.IDLE_SECONDS:g} s"),
-        ("write", f"{subflows.WRITE_SECONDS:g} s"),
+        ("write", f"{multipath_link.WRITE_SECONDS:g} s"),
         ("DHT call", f"{dht.CALL_SECONDS:g} s"),
         ("DHT storage", f"{storage.STORAGE_LIMIT // 2**20} MiB"),
         ("of these for orders and manifests", f"{storage.SHARED_LIMIT // 2**20} MiB"),
@@ -111,7 +122,7 @@ def test_every_test_that_the_trap_table_names_exists():
             "strangers' addresses dialled",
             f"{dial_budget.BURST_ADDRESSES}, then {dial_budget.ADDRESSES_PER_MINUTE} a minute",
         ),
-        ("DHT peers per key", str(stored.PEERS_PER_KEY)),
+        ("DHT peers per key", str(stored_values.PEERS_PER_KEY)),
         ("DHT records per peer", str(storage.RECORDS_PER_PEER)),
         (
             "slots at a relay",
@@ -119,18 +130,18 @@ def test_every_test_that_the_trap_table_names_exists():
             f"for {relay_service.SLOT_SECONDS:g} s",
         ),
         ("circuits", f"{relay_service.CIRCUITS_PER_PEER} per peer, {relay_service.CIRCUITS} in all"),
-        ("relay's message", f"{circuits.MESSAGE_LIMIT} bytes"),
+        ("relay's message", f"{circuit_relay.MESSAGE_LIMIT} bytes"),
         (
             "dial-backs",
             f"{dial_back_service.REQUESTS_PER_IP} per IP and minute, "
             f"{dial_back_service.REQUESTS_PER_MINUTE} in all",
         ),
         ("dial-back part", f"{dial_back.PART_LIMIT} bytes"),
-        ("dial-back dials", f"{dialler.ADDRESSES}, of {dialler.DIAL_SECONDS:g} s each"),
+        ("dial-back dials", f"{fresh_dial.ADDRESSES}, of {fresh_dial.DIAL_SECONDS:g} s each"),
         (
             "speed",
-            f"{speed.BYTES_LIMIT // 2**20} MiB, {speed.PER_PEER} per peer and minute, "
-            f"{speed.PER_MINUTE} in all",
+            f"{speed_test.BYTES_LIMIT // 2**20} MiB, {speed_test.PER_PEER} per peer and minute, "
+            f"{speed_test.PER_MINUTE} in all",
         ),
     ],
 )

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from archive_scene import RUN, Scene
 
-from peers.archive.archive import Archive
-from peers.archive.store import open_store
-from peers.creator.facts import from_archive
-from peers.creator.report import summary
-from peers.run_file import publish
-from protocols.identity import load_or_create
+from peers.config.run_file import publish
+from peers.state.archive import Archive
+from peers.state.archive_store import open_store
+from peers.tools.owner.run_facts import from_archive
+from peers.tools.owner.training_report import summary
+from protocols.signed.identity import load_or_create
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -10,20 +10,20 @@ import pytest
 from needs import needs_libp2p
 
 from peers.config.peer_file import check_typed
+from peers.config.run_file import publish
 from peers.config.sibling_file import sibling_file
 from peers.config.yaml_lines import Typed
-from peers.demo.peers import start as start_peer
-from peers.doctor import swarm
-from peers.doctor.show import run_doctor
-from peers.run_file import publish
-from protocols.daemon import LOOPBACK, Daemon
-from protocols.dht import DhtDirectory
-from protocols.dial_back import ask_dial_back
-from protocols.dialler import dial
+from peers.lab.processes.processes import start as start_peer
+from peers.tools.doctor import swarm
+from peers.tools.doctor.show import run_doctor
+from protocols.daemon.p2pd import LOOPBACK, Daemon
+from protocols.dht.directory import DhtDirectory
 from protocols.errors import Backlog, PeerGone
-from protocols.identity import Identity, create, load
-from protocols.p2pd import P2pdTransport
-from protocols.speed import PER_PEER, Sample, measure, rate
+from protocols.p2pd.speed_test import PER_PEER, Sample, measure, rate
+from protocols.p2pd.transport import P2pdTransport
+from protocols.reachability.dial_back import ask_dial_back
+from protocols.reachability.fresh_dial import dial
+from protocols.signed.identity import Identity, create, load
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(600)]
 
@@ -193,7 +193,7 @@ async def test_a_running_peer_is_looked_at_from_outside_and_left_alone(helper, t
     peer = await start_peer(tmp_path, "peer", {**KEYS, "bootstrap": bootstraps})
     try:
         await peer.until_listening()
-        command = [sys.executable, "-m", "peers.cli", "doctor", str(tmp_path / "peer.yaml"), "--json"]
+        command = [sys.executable, "-m", "peers.cli.main", "doctor", str(tmp_path / "peer.yaml"), "--json"]
         doctor = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )

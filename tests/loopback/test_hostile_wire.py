@@ -12,11 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import canonical_and_signature
 
-from protocols.daemon import LOOPBACK, Daemon
-from protocols.dht import DhtDirectory
-from protocols.errors import WireError
-from protocols.gate import Gate
-from protocols.hivemind_parts import (
+from protocols.daemon.hivemind_imports import (
     DHTID,
     DictionaryDHTValue,
     MSGPackSerializer,
@@ -24,13 +20,10 @@ from protocols.hivemind_parts import (
     PeerID,
     dht_pb2,
 )
-from protocols.identity import Identity, create
-from protocols.listing import RUNS_KEY, seal_listing
-from protocols.messages import PeerRecord
-from protocols.orders import order_key, seal_order, stored_order
-from protocols.records import RECORD_SECONDS, manifest_key, seal_record, stage_key
-from protocols.storage import STORAGE_LIMIT
-from protocols.stored import (
+from protocols.daemon.p2pd import LOOPBACK, Daemon
+from protocols.dht.directory import DhtDirectory
+from protocols.dht.storage import STORAGE_LIMIT
+from protocols.dht.stored_values import (
     DICTIONARY,
     PEERS_PER_KEY,
     PLAIN,
@@ -43,9 +36,16 @@ from protocols.stored import (
     stored_value,
     text_of,
 )
+from protocols.dht.validator import Gate
+from protocols.errors import WireError
+from protocols.messages.table import PeerRecord
+from protocols.signed.identity import Identity, create
+from protocols.signed.orders import order_key, seal_order, stored_order
+from protocols.signed.records import RECORD_SECONDS, manifest_key, seal_record, stage_key
+from protocols.signed.registry_entry import RUNS_KEY, seal_listing
 from swarmnet.identifiers import RunId
-from swarmnet.manifest import owner_statement
-from swarmnet.orders import Order
+from swarmnet.run.manifest import owner_statement
+from swarmnet.run.owner_orders import Order
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 KEY = key_id(stage_key(RUN, 0))
@@ -432,7 +432,7 @@ def test_random_dictionaries_are_refused_without_a_crash(value):
 async def test_what_makes_room_is_gone_from_hiveminds_storage_and_where_a_storer_sits_is_known(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("protocols.storage.PEERS_PER_KEY", 3)
+    monkeypatch.setattr("protocols.dht.storage.PEERS_PER_KEY", 3)
     peers = []
     for name in ("node", "stranger"):
         create(tmp_path / name)

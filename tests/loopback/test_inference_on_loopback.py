@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from peers.demo.peers import DemoPeer, start
-from peers.demo.show import LOOPBACK
-from peers.run_file import publish
-from protocols.identity import load_or_create
+from peers.config.run_file import publish
+from peers.lab.processes.demo import LOOPBACK
+from peers.lab.processes.processes import DemoPeer, start
+from protocols.signed.identity import load_or_create
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -34,7 +34,7 @@ WORK_SHARE = 0.25
 async def swarmnet(*arguments: str, typed: bytes = b"") -> tuple[int, str, list[float], str]:
     """Exit code, standard output, when its pieces came, and standard error."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "peers.cli", *arguments,
+        sys.executable, "-m", "peers.cli.main", *arguments,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdin is not None

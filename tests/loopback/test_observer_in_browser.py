@@ -16,17 +16,17 @@ from observed import NOON, Crowd, record
 from swarm import TINY_MODEL, sign, tiny_manifest
 from swarm_scene import RUN, Scene
 
-from peers.demo.peers import DemoPeer, start
-from peers.demo.show import LOOPBACK
-from peers.http import PageServer
-from peers.observer.board import SHOWN_PEERS, Board
+from peers.lab.processes.demo import LOOPBACK
+from peers.lab.processes.processes import DemoPeer, start
 from peers.observer.metrics import SwarmMetrics
-from peers.observer.orders import Ordered, Pause
+from peers.observer.owner_orders import Ordered, Pause
+from peers.observer.page_json import SHOWN_PEERS, Board
 from peers.observer.pages import pages
 from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
-from swarmnet.manifest import Data, Source
-from swarmnet.orders import Ban, Order, Withdrawal
+from peers.runtime.http_server import PageServer
+from swarmnet.run.manifest import Data, Source
+from swarmnet.run.owner_orders import Ban, Order, Withdrawal
 
 pytestmark = [
     pytest.mark.loopback,

@@ -8,8 +8,8 @@ import json
 import pytest
 from archive_scene import RUN, Scene, tokens
 
-from peers.run_file import publish
-from protocols.identity import load_or_create
+from peers.config.run_file import publish
+from protocols.signed.identity import load_or_create
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
 

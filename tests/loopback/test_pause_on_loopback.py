@@ -9,11 +9,11 @@ import pytest
 from pause_soak import PROMISED_SECONDS
 from processes import QUIET, times, until
 
-from peers.control.client import ask
-from peers.demo.peers import start
+from peers.config.run_file import publish
 from peers.errors import UserError
-from peers.run_file import publish
-from protocols.identity import load_or_create
+from peers.lab.processes.processes import start
+from peers.runtime.control_client import ask
+from protocols.signed.identity import load_or_create
 
 RUN = """
 name: small
@@ -107,6 +107,6 @@ async def test_a_pause_frees_memory_and_is_seen_and_the_peer_comes_back_and_leav
 
 
 def read(path):
-    from peers import event_log
+    from peers.telemetry import event_log
 
     return list(event_log.read(path))

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 from on_p2pd import DEADLINE, Listener
 
-from protocols.circuits import PING_PROTOCOL
-from protocols.daemon import LOOPBACK
-from protocols.dht import DhtDirectory
-from protocols.hivemind_parts import PeerID
-from protocols.identity import create
-from protocols.messages import Act, Busy
-from protocols.multiaddr import through_relay
-from protocols.p2pd import P2pdTransport
+from protocols.daemon.hivemind_imports import PeerID
+from protocols.daemon.multiaddr import through_relay
+from protocols.daemon.p2pd import LOOPBACK
+from protocols.dht.directory import DhtDirectory
+from protocols.messages.table import Act, Busy
+from protocols.p2pd.transport import P2pdTransport
+from protocols.reachability.circuit_relay import PING_PROTOCOL
+from protocols.signed.identity import create
 
 pytestmark = pytest.mark.loopback
 BODY = 3_000_000

@@ -9,12 +9,12 @@ import urllib.request
 import pytest
 from processes import QUIET, times, until
 
+from peers.config.run_file import publish
 from peers.config.sibling_file import sibling_folder
-from peers.control.client import ask
-from peers.demo.peers import start
-from peers.event_log import read
-from peers.run_file import publish
-from protocols.identity import load_or_create
+from peers.lab.processes.processes import start
+from peers.runtime.control_client import ask
+from peers.telemetry.event_log import read
+from protocols.signed.identity import load_or_create
 
 RUN = """
 name: small

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 from swarm_scene import Scene
 
-from peers.demo import report as demo_report
+from peers.lab.processes import demo_report
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 

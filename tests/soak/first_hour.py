@@ -24,7 +24,7 @@ from pathlib import Path
 
 from browser import Browser
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 BIN = ROOT / ".venv" / "bin"
 QUIET = ["--set", "relay=false", "--set", "nat=false", "--set", "listen=[/ip4/127.0.0.1/tcp/0]"]
 """Loopback only: the files in configs/ listen to the world."""

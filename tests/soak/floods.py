@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protocols.daemon import DAEMON_ERRORS, LOOPBACK, Daemon
-from protocols.envelope import RUN_ID_BYTES, Kind, run_bytes, seal
+from protocols.daemon.hivemind_imports import MSGPackSerializer, PeerID, dht_pb2
+from protocols.daemon.p2pd import DAEMON_ERRORS, LOOPBACK, Daemon
+from protocols.dht.stored_values import key_id, stored_value
 from protocols.errors import WireError
-from protocols.frames import FrameWriter
-from protocols.hivemind_parts import MSGPackSerializer, PeerID, dht_pb2
-from protocols.identity import Identity, create, load
-from protocols.messages import (
+from protocols.framing.frames import FrameWriter
+from protocols.messages.table import (
     Act,
     AskManifest,
     Beat,
@@ -37,14 +36,15 @@ from protocols.messages import (
     Statements,
     encode,
 )  # fmt: skip
-from protocols.p2pd import P2pdTransport, protocol_name
-from protocols.receipts import seal_receipt
-from protocols.records import seal_record, stage_key
-from protocols.stored import key_id, stored_value
-from swarmnet.branches import START
+from protocols.p2pd.transport import P2pdTransport, protocol_name
+from protocols.signed.envelope import RUN_ID_BYTES, Kind, run_bytes, seal
+from protocols.signed.identity import Identity, create, load
+from protocols.signed.receipts import seal_receipt
+from protocols.signed.records import seal_record, stage_key
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import WIRE_VERSION
-from swarmnet.receipts import Receipt
+from swarmnet.rounds.history import START
+from swarmnet.rounds.receipts import Receipt
+from swarmnet.run.manifest import WIRE_VERSION
 
 MOST_KEYS = 6
 """Of one flood: each has a p2pd of its own, which the machine must bear."""
@@ -67,7 +67,7 @@ LONG = (Grad("x", 1, 1, 1.0, 1, 0.0, 0.0, (1, 1, 1)), Act("x", 1, 1, 1, 1.0, (1,
 """One of each priority."""
 STORE = "DHTProtocol.rpc_store"
 UNREAD = "it takes nothing since"
-"""How a link of ours ends whose other side reads nothing (protocols/subflows.py)."""
+"""How a link of ours ends whose other side reads nothing (protocols/p2pd/multipath_link.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,10 @@ import psutil
 from floods import FLOODS, Attack, Victim
 from processes import QUIET, p2pd_of, times, until
 
-from peers import event_log
-from peers.demo.peers import DemoPeer, start
-from peers.run_file import publish
-from protocols.identity import load_or_create
+from peers.config.run_file import publish
+from peers.lab.processes.processes import DemoPeer, start
+from peers.telemetry import event_log
+from protocols.signed.identity import load_or_create
 
 GAP_SECONDS = 2.0
 """Between two honest commits: a round of the smallest run takes that long."""

@@ -2,10 +2,10 @@
 
     scripts/soak moving [--story change] [--layer-seconds 0.2] [--report FILE] [--keep FOLDER]
 
-Nine peers on 127.0.0.1 in three stages, each of a given speed (tests/paced_peer.py), so that what is played
-in one minute and in another can be compared. In the story `change` all are equally fast until one of the
-last stage is killed and another of it becomes five times as slow, at the same moment. In `slow-first` one of
-the first stage has been slow from the start, and then one of the two of the last stage is killed.
+Nine peers on 127.0.0.1 in three stages, each of a given speed (tests/soak/paced_peer.py), so that what is
+played in one minute and in another can be compared. In the story `change` all are equally fast until one of
+the last stage is killed and another of it becomes five times as slow, at the same moment. In `slow-first` one
+of the first stage has been slow from the start, and then one of the two of the last stage is killed.
 Throughput is counted from the event logs and compared with the best assignment of the eight that are left,
 played as a swarm of its own in which nobody moves and the slow one is slow from the start: once before and
 once after the swarm that it is compared with.
@@ -27,12 +27,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from peers import event_log
-from peers.demo.peers import DemoPeer, start
-from peers.demo.show import LOOPBACK
-from peers.run_file import load_manifest, publish
-from protocols.identity import load_or_create
-from swarmnet.moving import stage_work
+from peers.config.run_file import load_manifest, publish
+from peers.lab.processes.demo import LOOPBACK
+from peers.lab.processes.processes import DemoPeer, start
+from peers.telemetry import event_log
+from protocols.signed.identity import load_or_create
+from swarmnet.placement.policy import stage_work
 
 RUN: dict[str, Any] = {
     "name": "moving", "stages": [2, 2, 1],

@@ -1,4 +1,4 @@
-"""A peer of a given speed: `paced_peer.py SECONDS NOW LATER PYTHON -m peers.cli run FILE`.
+"""A peer of a given speed: `paced_peer.py SECONDS NOW LATER PYTHON -m peers.cli.main run FILE`.
 
 It computes everything, and takes SECONDS for a layer and microbatch: NOW times that at first, LATER times
 from a SIGUSR2 on, as a computer that something else has begun to use. What the machine below can do matters
@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from peers import cli, data_path
-from peers.microbatch_work import Bodies, Computed, MicrobatchWork, Trouble
-from peers.stage_part import Computes
+from peers.cli import main as cli
+from peers.compute.stage_part import Computes
+from peers.worker.pipeline import data_path
+from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork, Trouble
 from swarmnet.identifiers import MicrobatchId
-from swarmnet.manifest import Manifest
-from swarmnet.moving import stage_work
+from swarmnet.placement.policy import stage_work
+from swarmnet.run.manifest import Manifest
 
 FORWARD_PART, BACKWARD_PART = 1 / 3, 2 / 3
 """Of a microbatch: a backward pass multiplies twice as much. The last stage does both in one."""

@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 from processes import QUIET, times, until
 
-from peers.control.client import ask
-from peers.demo.peers import start
-from peers.run_file import publish
-from protocols.identity import load_or_create
-from swarmnet.needs import PROCESS_BYTES
+from peers.config.run_file import publish
+from peers.lab.processes.processes import start
+from peers.runtime.control_client import ask
+from protocols.signed.identity import load_or_create
+from swarmnet.resources.memory_estimate import PROCESS_BYTES
 
 PROMISED_SECONDS = 5.0
 """From `swarmnet pause` to free memory."""

@@ -32,14 +32,14 @@ import torch
 from quality_soak import RUN, SKIP_RATIO, STAGES, quality
 from swarm import tokens_of
 
-from peers.checkpoint import Model
+from peers.compute.stage_part import real_part
 from peers.data.documents import held_out_text
-from peers.stage_part import real_part
-from swarmnet.fixed_point import to_floats
+from peers.state.checkpoint_file import Model
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.manifest import Data, Manifest, ModelShape, Paths, Rounds, Sync
-from swarmnet.paths import Rules
-from swarmnet.sampling import window_starts, windows
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.sampling import window_starts, windows
+from swarmnet.run.manifest import Data, Manifest, ModelShape, Paths, Rounds, Sync
+from swarmnet.run.path_rules import Rules
 
 ORIGIN = PeerId("alone")
 SAME_TEXT = RunId("of all rules")

@@ -28,15 +28,15 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from peers import event_log
-from peers.checkpoint import Model, newest
+from peers.config.run_file import publish
 from peers.data.documents import held_out_text
-from peers.demo.peers import DemoPeer, start
-from peers.demo.show import LOOPBACK
-from peers.home.evaluate import Score, bits_per_byte
-from peers.run_file import publish
-from protocols.identity import load_or_create
-from swarmnet.model import forward
+from peers.lab.processes.demo import LOOPBACK
+from peers.lab.processes.processes import DemoPeer, start
+from peers.state.checkpoint_file import Model, newest
+from peers.telemetry import event_log
+from peers.tools.model.evaluate import Score, bits_per_byte
+from protocols.signed.identity import load_or_create
+from swarmnet.model.decoder import forward
 
 STAGES = (2, 1, 1, 1, 1, 2)
 """Layers. The first and the last stage are never left out (docs/decisions/0007-skipping.md)."""
@@ -171,9 +171,9 @@ class Swarm:
 
     async def live(self, text: bytes) -> dict[str, Any]:
         """The score that the live peers give, as `swarmnet evaluate --run` asks them."""
-        from peers.inference.client import Conversation
-        from peers.inference.visit import score, visiting
-        from peers.joining import PeerCache
+        from peers.network.discovery.bootstrap import PeerCache
+        from peers.tools.model.swarm_client import Conversation
+        from peers.tools.model.swarm_session import score, visiting
 
         assert self.boot is not None
         talk, cache = Conversation(), PeerCache(self.folder / "visitor.json")

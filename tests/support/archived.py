@@ -11,26 +11,26 @@ from typing import Any
 import torch
 from swarm import Swarm, sign, tiny_manifest
 
-from peers import checkpoint
-from peers.archive.archive import Archive, Entry, entry_name
-from peers.archive.archivist import Archivist, Policy
-from peers.archive.circle import Circle
-from peers.archive.keepers import NO_STAGE
-from peers.archive.serving import Serving
-from peers.archive.store import open_store, sha256
-from peers.creator.order_book import OrderBook
-from peers.listener import OpenToAll
+from peers.archivist.archivist import Archivist, Policy
+from peers.archivist.links import Circle
+from peers.archivist.serve import Serving
+from peers.network.discovery.announcer import Presence
 from peers.network.discovery.claims import Claims
-from peers.presence import Presence
-from peers.snapshots import Snapshots
-from protocols.envelope import run_bytes
-from protocols.identity import Identity
-from protocols.memory import MemoryNetwork
-from protocols.messages import Hello
-from swarmnet.branches import START
-from swarmnet.layout import layout_of
-from swarmnet.manifest import WIRE_VERSION
-from swarmnet.parameters import parameter_shapes
+from peers.network.orders.order_book import OrderBook
+from peers.network.ports import OpenToAll
+from peers.state import checkpoint_file
+from peers.state.archive import Archive, Entry, entry_name
+from peers.state.archive_store import open_store, sha256
+from peers.state.archivists import NO_STAGE
+from peers.state.snapshot_store import Snapshots
+from protocols.memory.transport import MemoryNetwork
+from protocols.messages.table import Hello
+from protocols.signed.envelope import run_bytes
+from protocols.signed.identity import Identity
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.rounds.history import START
+from swarmnet.run.manifest import WIRE_VERSION
 
 MANIFEST = tiny_manifest((2, 1))
 SIGNED = sign(MANIFEST)
@@ -123,7 +123,7 @@ class Desk:
     def put(self, at: int, damaged: bool = False) -> None:
         units = torch.zeros(LAYOUT.size, dtype=torch.int32)
         units[0] = at
-        data = checkpoint.content(MANIFEST, STAGE, at, START, units, LAYOUT)
+        data = checkpoint_file.content(MANIFEST, STAGE, at, START, units, LAYOUT)
         self.archive.put(entry(STAGE, at, data, **({"sha256": "damaged"} if damaged else {})), data)
 
     async def greeted(self, name: str) -> str:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from peers.cli import main
+from peers.cli.main import main
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
 

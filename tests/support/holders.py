@@ -13,24 +13,24 @@ import torch
 from swarm import sign
 from torch import Tensor
 
-from peers.compute import InlineCompute
-from peers.inference.client import SwarmClient
-from peers.inference.server import Inference
-from peers.listener import Load
-from peers.neighbourhood import Neighbourhood
-from peers.snapshots import Snapshots, Weights, units_of
-from peers.stage_part import real_part
-from protocols.envelope import run_bytes
-from protocols.identity import Identity
-from protocols.memory import Conditions, MemoryNetwork
-from protocols.messages import AskForward, Declined, Forwarded, Hello, PeerRecord
-from protocols.records import seal_record
-from swarmnet.branches import START
-from swarmnet.fixed_point import to_floats
+from peers.compute.executor import InlineCompute
+from peers.compute.stage_part import real_part
+from peers.network.neighbourhood import Neighbourhood
+from peers.network.ports import Load
+from peers.state.snapshot_store import Snapshots, Weights, units_of
+from peers.tools.model.swarm_client import SwarmClient
+from peers.worker.inference.server import Inference
+from protocols.memory.transport import Conditions, MemoryNetwork
+from protocols.messages.table import AskForward, Declined, Forwarded, Hello, PeerRecord
+from protocols.signed.envelope import run_bytes
+from protocols.signed.identity import Identity
+from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import WIRE_VERSION, Manifest
-from swarmnet.membership import Membership
-from swarmnet.model import scaled
+from swarmnet.membership.machine import Membership
+from swarmnet.model.decoder import scaled
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.rounds.history import START
+from swarmnet.run.manifest import WIRE_VERSION, Manifest
 
 COMPUTE_SECONDS = 0.01
 

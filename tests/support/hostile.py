@@ -9,13 +9,13 @@ import msgspec
 from hypothesis import strategies as st
 from swarm import Swarm
 
-from protocols.envelope import run_bytes
 from protocols.errors import WireError
-from protocols.identity import Identity
-from protocols.messages import AnyMessage, Hello, Lane, Message, PeerRecord
-from protocols.records import seal_record
+from protocols.messages.table import AnyMessage, Hello, Lane, Message, PeerRecord
+from protocols.signed.envelope import run_bytes
+from protocols.signed.identity import Identity
+from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import WIRE_VERSION
+from swarmnet.run.manifest import WIRE_VERSION
 
 ACT_SHAPE = (2, 16, 32)
 """Of the tiny manifest."""

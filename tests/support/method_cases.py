@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest, Sync
+from swarmnet.run.manifest import Manifest, Sync
 
 SELECTIONS = ["top-k", "group", "seeded"]
 PEERS = [PeerId(f"peer {index}") for index in range(5)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.ledger import Ledger
-from swarmnet.pipeline import Pipeline
-from swarmnet.pipeline_events import ActArrived, ComputeForward, ForwardDone, SendAct
-from swarmnet.router import Router
+from swarmnet.pipeline.events import ActArrived, ComputeForward, ForwardDone, SendAct
+from swarmnet.pipeline.ledger import Ledger
+from swarmnet.pipeline.machine import Pipeline
+from swarmnet.routing.load_balancer import Router
 
 UP, UP2, X, Y = (PeerId(name) for name in ("up", "up2", "x", "y"))
 KEY = MicrobatchId(PeerId("origin"), 7)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from protocols.messages import PeerRecord
-from protocols.records import SignedRecord
+from protocols.messages.table import PeerRecord
+from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 
 NOON = 1_790_000_000.0

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from swarm import OWNER, Swarm, tiny_manifest
 
-from protocols.identity import Identity
-from protocols.messages import OrderIs
-from protocols.orders import SignedOrder, seal_order
-from swarmnet import orders
-from swarmnet.orders import NO_ORDER, Order
+from protocols.messages.table import OrderIs
+from protocols.signed.identity import Identity
+from protocols.signed.orders import SignedOrder, seal_order
+from swarmnet.run import owner_orders
+from swarmnet.run.owner_orders import NO_ORDER, Order
 
 
 class Silent:
@@ -32,7 +32,7 @@ class OwnedSwarm(Swarm):
         self.order: Order = NO_ORDER
 
     def sealed(self, order: Order) -> SignedOrder:
-        sequence = orders.next_sequence(self.order, self.loop.time())
+        sequence = owner_orders.next_sequence(self.order, self.loop.time())
         return seal_order(OWNER, self.signed.run_id, replace(order, sequence=sequence))
 
     async def give(self, order: Order, to: str) -> SignedOrder:

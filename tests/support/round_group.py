@@ -6,10 +6,8 @@ import hashlib
 import heapq
 from random import Random
 
-from swarmnet.branches import START
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.round_events import (
+from swarmnet.rounds.events import (
     AddContribution,
     Announced,
     ApplyRound,
@@ -36,7 +34,9 @@ from swarmnet.round_events import (
     Tick,
     Want,
 )
-from swarmnet.rounds import GroupRounds
+from swarmnet.rounds.history import START
+from swarmnet.rounds.machine import GroupRounds
+from swarmnet.run.manifest import Rounds
 
 RULES = Rounds(target_tokens=100, longest_seconds=5.0, deadline_seconds=1.0, window=3, snapshot_rounds=8)
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from swarmnet.fixed_point import to_floats
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest, ModelShape
-from swarmnet.model import initial_units
-from swarmnet.parameters import parameter_shapes, whole
+from swarmnet.model.decoder import initial_units
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.run.manifest import Manifest, ModelShape
 
 
 def sharp_weights(shape: ModelShape) -> dict[str, Tensor]:

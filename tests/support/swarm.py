@@ -27,23 +27,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.compute import InlineCompute
+from peers.compute.executor import InlineCompute
+from peers.compute.shared_executor import SharedCompute
+from peers.compute.stage_part import StagePart, real_part
+from peers.config.run_file import SignedManifest
 from peers.data.documents import Text
 from peers.data.tokenizer import open_tokenizer
 from peers.data.tokens import encoded
-from peers.inference.client import Conversation, SwarmClient
-from peers.inference.visit import stream
-from peers.run_file import SignedManifest
-from peers.settings import Settings
-from peers.shared_compute import SharedCompute
-from peers.simulation.stub import stub_part
-from peers.stage_part import StagePart, real_part
-from peers.worker import Worker
-from protocols.identity import Identity
-from protocols.memory import Conditions, MemoryNetwork
+from peers.lab.world.stub_stage import stub_part
+from peers.tools.model.swarm_client import Conversation, SwarmClient
+from peers.tools.model.swarm_session import stream
+from peers.worker.settings import Settings
+from peers.worker.worker import Worker
+from protocols.memory.transport import Conditions, MemoryNetwork
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.manifest import Data, Manifest, ModelShape, Rounds, Sync, owner_statement
-from swarmnet.sampling import window_starts, windows
+from swarmnet.model.sampling import window_starts, windows
+from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync, owner_statement
 
 OWNER = Identity.from_seed(b"the owner of the run")
 COST_SECONDS = (0.005, 0.02, 0.02, 0.001)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peers import cli
+from peers.cli import main as cli
 
 
 def typing(capsys, monkeypatch):

@@ -1,6 +1,6 @@
 """What one microbatch calls on its way: a trace of the product's functions, by file.
 
-    steps = trace_of_a_microbatch(...)          # in a story of tests/swarm.py
+    steps = trace_of_a_microbatch(...)          # in a story of tests/support/swarm.py
 
 A step is one call of a function of swarmnet/, protocols/ or peers/, in the order of the calls, with the file
 that calls it before. Comprehensions and lambdas count as the function that they stand in.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("swarmnet", "protocols", "peers")
 
 

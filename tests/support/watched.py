@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from prometheus_client.parser import text_string_to_metric_families
 from swarm import Swarm
 
-from peers.counted_directory import CountedDirectory
-from peers.directory_observer import DirectoryObserver
-from peers.metrics import Metrics
-from peers.observe import Observer
+from peers.network.counted_directory import CountedDirectory
+from peers.network.dht_sampler import DirectoryObserver
+from peers.telemetry.metrics import Metrics
+from peers.worker.sampler import Observer
 
 
 class Silent:

@@ -10,20 +10,20 @@ import pytest
 from archived import MANIFEST, SIGNED, SLOW, archived, entry, open_archive, trained
 from swarm import OWNER, Swarm, sign, tiny_manifest
 
-from peers import checkpoint
-from peers.archive.archive import INDEX, Archive, entry_name, kept
-from peers.archive.archivist import Policy
-from peers.archive.restoring import signers
-from peers.archive.store import ArchiveError, open_store, sha256
+from peers.archivist.archivist import Policy
 from peers.config.peer_file import load
-from peers.creator.facts import from_archive
-from peers.creator.report import summary
+from peers.config.run_file import published_text
 from peers.errors import ConfigError
-from peers.run_file import published_text
-from peers.virtual_time import run
-from protocols.orders import seal_order
-from swarmnet.offers import NOTHING_PAST, Past
-from swarmnet.orders import Order
+from peers.lab.world.virtual_time import run
+from peers.state import checkpoint_file
+from peers.state.archive import INDEX, Archive, entry_name, kept
+from peers.state.archive_restore import signers
+from peers.state.archive_store import ArchiveError, open_store, sha256
+from peers.tools.owner.run_facts import from_archive
+from peers.tools.owner.training_report import summary
+from protocols.signed.orders import seal_order
+from swarmnet.rounds.own_contributions import NOTHING_PAST, Past
+from swarmnet.run.owner_orders import Order
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -159,7 +159,7 @@ def test_a_swarm_whose_peers_are_all_gone_goes_on_from_the_archive_alone(tmp_pat
 
     at, digests = run(before())
     for stage in (0, 1):
-        held = checkpoint.read(tmp_path / "archive" / entry_name(stage, at[stage]))
+        held = checkpoint_file.read(tmp_path / "archive" / entry_name(stage, at[stage]))
         assert held.digest in {found[at[stage]] for found in digests[stage].values() if at[stage] in found}
         assert len(signers(held)) == 2
 
@@ -189,7 +189,7 @@ def test_a_swarm_whose_peers_are_all_gone_goes_on_from_the_archive_alone(tmp_pat
 
 
 def test_a_stage_whose_peers_are_all_gone_comes_back_from_the_archivist_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("peers.archive.serving.IDLE_SECONDS", 5.0)
+    monkeypatch.setattr("peers.archivist.serve.IDLE_SECONDS", 5.0)
     swarm = Swarm(MANIFEST, seed=1)
 
     async def story():
@@ -236,11 +236,11 @@ def test_what_nobody_else_has_signed_is_not_taken_from_an_archivist(tmp_path):
         archivist, archive, _ = await archived(swarm, str(tmp_path / "archive"), Policy())
         await archivist.once()
         (held,) = archive.newest(1)
-        found = checkpoint.read(tmp_path / "archive" / held.name)
+        found = checkpoint_file.read(tmp_path / "archive" / held.name)
         layout = archivist._layouts[1]
         units = found.units(layout)
         units[0] += 1
-        forged = checkpoint.content(MANIFEST, 1, held.round, found.chain, units, layout, found.signed)
+        forged = checkpoint_file.content(MANIFEST, 1, held.round, found.chain, units, layout, found.signed)
         archive.put(replace(held, bytes=len(forged), sha256=sha256(forged)), forged)
         await swarm.crash("c")
         await swarm.during(10.0)
@@ -267,11 +267,11 @@ def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path, added, pas
         archivist.circle.close()
         (held,) = archive.newest(0)
         # Somebody changes a file and writes the index anew: it is whole, but nobody has signed that.
-        found = checkpoint.read(place / held.name)
+        found = checkpoint_file.read(place / held.name)
         layout = archivist._layouts[0]
         units = found.units(layout)
         units[0] += added
-        forged = checkpoint.content(
+        forged = checkpoint_file.content(
             MANIFEST, 0, held.round, found.chain, units, layout, found.signed, past
         )  # fmt: skip
         archive.put(replace(held, bytes=len(forged), sha256=sha256(forged)), forged)

@@ -13,16 +13,16 @@ from archived import MANIFEST, SIGNED, SLOW, STAGE, Desk, archived, entry, open_
 from fsspec.implementations.memory import MemoryFileSystem
 from swarm import Swarm
 
-from peers.archive import serving
-from peers.archive.archive import INDEX, Archive
-from peers.archive.archivist import Policy
-from peers.archive.store import ArchiveError, open_store
-from peers.virtual_time import run
-from protocols.envelope import Kind, seal
-from protocols.identity import Identity
-from protocols.messages import AskChunk, AskState
-from protocols.records import RECORD_SECONDS
-from swarmnet.branches import START
+from peers.archivist import serve
+from peers.archivist.archivist import Policy
+from peers.lab.world.virtual_time import run
+from peers.state.archive import INDEX, Archive
+from peers.state.archive_store import ArchiveError, open_store
+from protocols.messages.table import AskChunk, AskState
+from protocols.signed.envelope import Kind, seal
+from protocols.signed.identity import Identity
+from protocols.signed.records import RECORD_SECONDS
+from swarmnet.rounds.history import START
 
 FAR = 4_000_000_000
 """A round that no run reaches."""
@@ -99,7 +99,7 @@ async def test_a_newcomer_is_offered_what_the_archive_has_now_and_gets_the_rest_
 async def test_who_fetches_chunks_over_carriers_is_not_let_go_for_its_silence(tmp_path, monkeypatch):
     desk = Desk(str(tmp_path))
     await desk.greeted("e")
-    monkeypatch.setattr(serving, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(serve, "IDLE_SECONDS", 0.2)
     began = asyncio.get_running_loop().time()
     while asyncio.get_running_loop().time() < began + 0.4:
         desk.serving.gave(STAGE, 7)
@@ -177,7 +177,7 @@ def test_no_more_is_added_than_a_reader_takes(tmp_path, monkeypatch):
     archive.open(SIGNED)
     for at in range(3):
         archive.put(entry(0, at, b"x"), b"x")
-    monkeypatch.setattr("peers.archive.archive.INDEX_LIMIT", (tmp_path / INDEX).stat().st_size + 9)
+    monkeypatch.setattr("peers.state.archive.INDEX_LIMIT", (tmp_path / INDEX).stat().st_size + 9)
     with pytest.raises(ArchiveError, match=r"is full.*keep fewer \(archiving.newest"):
         archive.put(entry(0, 3, b"x"), b"x")
     assert open_archive(str(tmp_path)).entries == archive.entries
@@ -195,7 +195,7 @@ def test_a_full_archive_takes_more_once_less_of_it_is_to_stay(tmp_path, monkeypa
         archivist, archive, said = await archived(swarm, str(tmp_path), Policy(newest=100))
         for stage, at in ((stage, at) for stage in (0, 1) for at in range(3)):
             archive.put(entry(stage, at, b"old"), b"old")
-        monkeypatch.setattr("peers.archive.archive.INDEX_LIMIT", (tmp_path / INDEX).stat().st_size)
+        monkeypatch.setattr("peers.state.archive.INDEX_LIMIT", (tmp_path / INDEX).stat().st_size)
         await archivist.once()
         assert len([text for text in said if "is full" in text]) == 2
         assert archive.entries == open_archive(str(tmp_path)).entries

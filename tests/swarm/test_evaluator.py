@@ -14,21 +14,21 @@ from swarm import FOUR, TEXT, tiny_manifest
 
 from peers.config.peer_file import load
 from peers.errors import ConfigError
-from peers.event_log import EventLog, read
-from peers.home.evaluate import bits_per_byte
-from peers.metrics import Metrics
+from peers.lab.world.virtual_time import run
+from peers.network.discovery.announcer import Presence
 from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
-from peers.presence import Presence
-from peers.roles.evaluator import EvaluatorRole
-from peers.top import screen
-from peers.top.picture import from_json
-from peers.top.records import Watch
-from peers.virtual_time import run
-from protocols.identity import Identity
-from protocols.records import open_record
-from swarmnet.model import forward
-from swarmnet.parameters import whole
+from peers.telemetry.event_log import EventLog, read
+from peers.telemetry.metrics import Metrics
+from peers.telemetry.picture import from_json
+from peers.tools.model.evaluate import bits_per_byte
+from peers.tools.model.evaluator import EvaluatorRole
+from peers.tools.top import screen
+from peers.tools.top.from_directory import Watch
+from protocols.signed.identity import Identity
+from protocols.signed.records import open_record
+from swarmnet.model.decoder import forward
+from swarmnet.model.parameters import whole
 
 ME = Identity.from_seed(b"evaluator")
 

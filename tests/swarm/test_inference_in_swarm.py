@@ -10,13 +10,13 @@ from holders import named
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, text_of, tiny_manifest
 from torch import Tensor
 
-from peers.home.generate import generate
-from peers.inference.client import Conversation, SwarmClient
-from peers.snapshots import units_of
-from peers.virtual_time import run
-from protocols.identity import Identity
-from swarmnet.layout import layout_of
-from swarmnet.parameters import parameter_shapes
+from peers.lab.world.virtual_time import run
+from peers.state.snapshot_store import units_of
+from peers.tools.model.generate import generate
+from peers.tools.model.swarm_client import Conversation, SwarmClient
+from protocols.signed.identity import Identity
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes
 
 FIVE = {"a": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 PROMPTS = [b"def f", b"class ", b"import ", b"", b"x" * 40, b"return", b"\x00\x01", b"for i in"]

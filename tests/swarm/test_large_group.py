@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm import Swarm, shared_rounds, tiny_manifest
 
-from peers.bench.group import measure
-from peers.virtual_time import run
-from protocols.memory_ways import Conditions
+from peers.lab.bench.group import measure
+from peers.lab.world.virtual_time import run
+from protocols.memory.conditions import Conditions
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.neighbours import FULL_GROUP, RINGS, choose_neighbours, choose_some, hops, links
+from swarmnet.membership.overlay import FULL_GROUP, RINGS, choose_neighbours, choose_some, hops, links
+from swarmnet.run.manifest import Rounds
 
 PEERS = 16
 

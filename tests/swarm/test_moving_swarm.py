@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import pytest
 from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, sign, tiny_manifest
 
-from peers import moving
-from peers.compute import FORWARD
-from peers.virtual_time import run
+from peers.compute.executor import FORWARD
+from peers.lab.world.virtual_time import run
+from peers.worker import stage_moves
 from protocols.errors import Unreachable
-from protocols.identity import Identity
-from protocols.messages import PeerRecord
-from protocols.records import seal_record
+from protocols.messages.table import PeerRecord
+from protocols.signed.identity import Identity
+from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.moving import Seen, stage_work
+from swarmnet.placement.policy import Seen, stage_work
 
 MANIFEST = tiny_manifest((2, 2, 1), model=replace(TINY_MODEL, layers=5))
 WORK = stage_work(MANIFEST)
@@ -170,10 +170,10 @@ async def test_a_stage_about_which_the_directory_is_silent_does_not_pass_for_an_
         directory=HalfSilent(seal_record(PEER, signed.run_id, wire, 100.0)),
         note=lambda event, **fields: noted.append(event),
     )
-    found = await moving._records(presence, 1)
+    found = await stage_moves._records(presence, 1)
     assert found is not None
-    assert moving._seen(found[PEER.peer_id], MANIFEST, 103.0) == Seen(0, 2.0, 1, 3.0)
-    assert await moving._records(presence, 2) is None
+    assert stage_moves._seen(found[PEER.peer_id], MANIFEST, 103.0) == Seen(0, 2.0, 1, 3.0)
+    assert await stage_moves._records(presence, 2) is None
     assert noted == ["look_up_failed"]
 
 

@@ -1,6 +1,6 @@
 """One run, its numbers side by side: `top`, /metrics, records, the observer and the report say the same.
 
-Run by itself (`python tests/test_numbers.py`) it prints the table that docs/watching.md shows.
+Run by itself (`python tests/swarm/test_numbers.py`) it prints the table that docs/watching.md shows.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from swarm import tiny_manifest
 from watched import Watched
 
-from peers.checkpoint import files, read
-from peers.creator.facts import from_directory
-from peers.creator.report import summary
+from peers.lab.world.virtual_time import run
 from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
-from peers.top.picture import Picture
-from peers.top.records import Watch
-from peers.top.story import Story
-from peers.top.view import picture_of
-from peers.virtual_time import run
-from protocols.memory import MemoryNetwork
-from protocols.records import open_record
-from swarmnet.manifest import Rounds
+from peers.state.checkpoint_file import files, read
+from peers.telemetry.event_fold import Story
+from peers.telemetry.picture import Picture
+from peers.tools.owner.run_facts import from_directory
+from peers.tools.owner.training_report import summary
+from peers.tools.top.from_directory import Watch
+from peers.worker.picture_of_worker import picture_of
+from protocols.memory.transport import MemoryNetwork
+from protocols.signed.records import open_record
+from swarmnet.run.manifest import Rounds
 
 PEERS = {"a": 0, "b": 0, "c": 1, "d": 2}
 PEAK = 5e9

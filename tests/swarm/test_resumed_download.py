@@ -12,10 +12,10 @@ import pytest
 from swarm import Member, Note, Swarm, shared_rounds, tiny_manifest
 from torch import Tensor
 
-from peers import state_path
-from peers.virtual_time import run
-from protocols.memory import Conditions
-from swarmnet.manifest import Rounds
+from peers.lab.world.virtual_time import run
+from peers.state import state_path
+from protocols.memory.transport import Conditions
+from swarmnet.run.manifest import Rounds
 
 STATE_BYTES, CHUNK_BYTES = 1 << 17, 2048
 THIN = Conditions(latency_seconds=0.02, bytes_per_second=16_000)
@@ -30,8 +30,8 @@ OTHERS = ("a", "b", "c")
 
 @pytest.fixture(autouse=True)
 def many_chunks(monkeypatch):
-    monkeypatch.setattr("swarmnet.fetch.SMALLEST_CHUNK_BYTES", CHUNK_BYTES)
-    monkeypatch.setattr("peers.simulation.stub.SIZE", STATE_BYTES // 4)
+    monkeypatch.setattr("swarmnet.snapshots.fetch.SMALLEST_CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr("peers.lab.world.stub_stage.SIZE", STATE_BYTES // 4)
 
 
 def play(story: Callable[[Swarm], Awaitable[None]]) -> Swarm:

@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
-from peers.compute import FORWARD, InlineCompute
-from peers.shared_compute import SharedCompute
-from peers.virtual_time import run
+from peers.compute.executor import FORWARD, InlineCompute
+from peers.compute.shared_executor import SharedCompute
+from peers.lab.world.virtual_time import run
 
 FORWARD_SECONDS = 0.2
 

@@ -7,12 +7,12 @@ import pytest
 from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, tiny_manifest
 from torch import Tensor
 
-from peers.virtual_time import run
+from peers.lab.world.virtual_time import run
 from swarmnet.identifiers import MicrobatchId
-from swarmnet.manifest import Paths
-from swarmnet.paths import Header
-from swarmnet.skipping import Skipping
-from swarmnet.stage import StageCompute
+from swarmnet.model.stage_compute import StageCompute
+from swarmnet.routing.skipping import Skipping
+from swarmnet.run.manifest import Paths
+from swarmnet.run.path_rules import Header
 
 ONE_EACH = {"a": 0, "b": 1, "c": 2, "d": 3}
 

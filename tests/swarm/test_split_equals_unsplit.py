@@ -15,9 +15,9 @@ import torch
 from swarm import TINY_MODEL, Note, Swarm, tiny_manifest
 from torch import Tensor
 
-from peers.virtual_time import run
+from peers.lab.world.virtual_time import run
 from swarmnet.identifiers import RunId
-from swarmnet.manifest import ModelShape, Sync
+from swarmnet.run.manifest import ModelShape, Sync
 
 MICROBATCHES = 72
 ROUNDS = 8

@@ -13,13 +13,13 @@ import pytest
 import swarm as fixture
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
-from peers import checkpoint
-from peers.archive.restoring import Restoring
-from peers.archive.store import StoreUnreachable
-from peers.run_file import RunFileError, from_wire
-from peers.virtual_time import run
-from protocols.memory import Conditions
-from protocols.messages import AskManifest, Hello, ManifestIs, Refuse
+from peers.config.run_file import RunFileError, from_wire
+from peers.lab.world.virtual_time import run
+from peers.state import checkpoint_file
+from peers.state.archive_restore import Restoring
+from peers.state.archive_store import StoreUnreachable
+from protocols.memory.transport import Conditions
+from protocols.messages.table import AskManifest, Hello, ManifestIs, Refuse
 from swarmnet.identifiers import PeerId
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
@@ -165,7 +165,7 @@ def test_a_peer_that_comes_back_with_an_old_checkpoint_goes_on_with_the_group(tm
         worker = swarm.members["d"].worker
         kept = worker.update.settled_weights()
         saved_round = kept.settled_round
-        checkpoint.write(
+        checkpoint_file.write(
             tmp_path, worker.manifest, 1, saved_round, kept.chain, kept.units, worker.part.layout
         )
         await swarm.crash("d")
@@ -258,7 +258,8 @@ def test_a_seed_reproduces_every_event_of_a_swarm_in_any_process():
     place = Path(__file__).parent
     found = set()
     for hash_seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{place}:{place.parent}"}
+        path = f"{place}:{place.parents[1]}:{place.parent / 'support'}"
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
         done = subprocess.run(
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100
         )

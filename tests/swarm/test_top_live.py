@@ -11,25 +11,25 @@ import pytest
 from rich.console import Console
 from swarm import OWNER, TINY_MODEL, Swarm, sign, tiny_manifest
 
-from peers.control.server import Control
-from peers.control.socket_path import LONGEST_ANSWER_BYTES
-from peers.event_log import Event
+from peers.lab.world.virtual_time import run
 from peers.network.discovery.record_reader import QUIET_SECONDS, look
-from peers.top import show
-from peers.top.picture import as_json, from_json
-from peers.top.records import Watch
-from peers.top.story import Story
-from peers.top.view import picture_of, view
-from peers.top.visit import swarm as watch_swarm
-from peers.virtual_time import run
+from peers.runtime.control_server import Control
+from peers.runtime.control_socket import LONGEST_ANSWER_BYTES
+from peers.telemetry.event_fold import Story
+from peers.telemetry.event_log import Event
+from peers.telemetry.picture import as_json, from_json
+from peers.tools.top import show
+from peers.tools.top.from_directory import Watch
+from peers.tools.top.live import swarm as watch_swarm
+from peers.worker.picture_of_worker import picture_of, view
 from protocols.errors import Unreachable
-from protocols.identity import Identity
-from protocols.orders import seal_order
-from protocols.peer_record import PeerRecord
-from protocols.records import open_record, seal_record
-from swarmnet import orders
+from protocols.signed.identity import Identity
+from protocols.signed.orders import seal_order
+from protocols.signed.peer_record import PeerRecord
+from protocols.signed.records import open_record, seal_record
 from swarmnet.identifiers import RunId
-from swarmnet.orders import NO_ORDER, Order
+from swarmnet.run import owner_orders
+from swarmnet.run.owner_orders import NO_ORDER, Order
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_a_state_of_a_newer_version_is_shown_as_it_is():
 
 def test_a_run_that_its_owner_holds_says_so_in_the_headline_and_why_among_the_events():
     manifest, one, now = tiny_manifest((1,)), Identity.generate(), 1_700_000_000.0
-    watch, paused = Watch(manifest), orders.pause(Order(sequence=7), "a look at the data")
+    watch, paused = Watch(manifest), owner_orders.pause(Order(sequence=7), "a look at the data")
     records = {one.peer_id: record(one, now, state="held", round=12)}
     held = watch.take(records, now, paused)
     assert (held.state, held.round, held.waits_for) == ("held", 12, ())
@@ -164,11 +164,11 @@ def test_a_run_that_its_owner_holds_says_so_in_the_headline_and_why_among_the_ev
         ("order", "by the owner's newest order: the run is paused (a look at the data)")
     ]
     assert watch.take(records, now + 5, paused).events == held.events, "told once"
-    resumed = Order(sequence=8, bans=(orders.Ban(one.peer_id, "noise"),))
+    resumed = Order(sequence=8, bans=(owner_orders.Ban(one.peer_id, "noise"),))
     after = watch.take(records, now + 10, resumed)
     assert after.state == ""
     assert after.events[-1].text.startswith("the owner orders: the run goes on; 12D3")
-    many = Order(sequence=9, bans=tuple(orders.Ban(f"peer-{number}", "") for number in range(300)))
+    many = Order(sequence=9, bans=tuple(owner_orders.Ban(f"peer-{number}", "") for number in range(300)))
     assert len(watch.take(records, now + 15, many).events[-1].text) <= 200
     assert watch.take(records, now + 20, NO_ORDER).events[-1].text.startswith("the owner orders: peer-0")
 
@@ -235,7 +235,7 @@ async def test_without_a_terminal_one_frame_of_the_running_peer_is_printed(tmp_p
 
 def test_watching_a_peer_or_a_log_loads_neither_torch_nor_the_network():
     heavy = "{'torch', 'hivemind'} & set(sys.modules)"
-    code = f"import sys, peers.commands.watch, peers.top.show; print(sorted({heavy}))"
+    code = f"import sys, peers.cli.top, peers.tools.top.show; print(sorted({heavy}))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

@@ -6,14 +6,14 @@ import asyncio
 from swarm import Swarm, tiny_manifest
 from walk import Walk, walking
 
-from peers.virtual_time import run
-from swarmnet.manifest import Rounds
+from peers.lab.world.virtual_time import run
+from swarmnet.run.manifest import Rounds
 
 LONG_ROUNDS = Rounds(
     target_tokens=10**6, longest_seconds=500.0, deadline_seconds=1.0, settle_seconds=3.0, snapshot_rounds=4
 )
 """No round closes while it is watched."""
-WORLD = ("peers/virtual_time.py", "peers/clock.py", "protocols/memory")
+WORLD = ("peers/lab/world/virtual_time.py", "peers/runtime/lived_clock.py", "protocols/memory")
 """The event loop and the network of the test: other ones on the internet."""
 
 
@@ -105,7 +105,7 @@ def walk_of_a_newcomer() -> Walk:
 def test_a_microbatch_of_a_run_that_skips_nothing_makes_no_call_for_skipping():
     walk = walk_of_a_microbatch()
     assert len(walk.calls) > 400, "three peers' part in it"
-    assert walk.into("skipping", "pathfinder", "ahead", "scouting", "bookings", "places") == []
+    assert walk.into("skipping", "cheapest_path", "reservation", "routing/capacity") == []
 
 
 def test_a_microbatch_passes_few_files():

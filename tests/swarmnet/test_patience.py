@@ -5,9 +5,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnet.backoff import doubled
 from swarmnet.identifiers import PeerId
-from swarmnet.patience import doubled
-from swarmnet.router import LONGEST_BACK_OFF_SECONDS, Router
+from swarmnet.routing.load_balancer import LONGEST_BACK_OFF_SECONDS, Router
 
 
 @given(st.integers(0, 10**9))

@@ -1,6 +1,6 @@
 """`swarmnet doctor` on the emulated network: three peers that hivemind's own check finds reachable alike.
 
-    .venv/bin/python tests/wan_doctor.py [NAME ...]       needs root
+    .venv/bin/python tests/wan/wan_doctor.py [NAME ...]       needs root
 
     reachable    announces nothing of its own, everybody gets in
     firewalled   nothing comes in but answers; the bootstrap is its relay
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import wan
 
-from peers.demo.peers import start
-from peers.run_file import publish
-from protocols.identity import load_or_create
+from peers.config.run_file import publish
+from peers.lab.processes.processes import start
+from protocols.signed.identity import load_or_create
 
 NAMES = ("reachable", "firewalled", "wrong")
 PORT = 31331
@@ -30,7 +30,7 @@ DOCTOR_SECONDS, HIVEMIND_SECONDS = 200, 100
 
 NODE = """
 import asyncio, sys
-from protocols.hivemind_parts import P2P, DHTNode
+from protocols.daemon.hivemind_imports import P2P, DHTNode
 async def main():
     node = await DHTNode.create(p2p=await P2P.create(host_maddrs=[sys.argv[1]]))
     print((await node.get_visible_maddrs())[0], flush=True)
@@ -41,7 +41,7 @@ asyncio.run(main())
 """A node of hivemind's DHT, nothing of ours in it (hivemind_parts only leaves out what it does not need)."""
 CHECK = """
 import asyncio, sys
-from protocols.hivemind_parts import P2P, DHTNode, PeerID
+from protocols.daemon.hivemind_imports import P2P, DHTNode, PeerID
 async def main():
     listen, other, *announce = sys.argv[1:]
     p2p = await P2P.create(host_maddrs=[listen], announce_maddrs=announce or None, initial_peers=[other])
@@ -96,7 +96,7 @@ def doctor(host, folder, name, bootstraps, announce):
     }  # fmt: skip
     file = folder / f"{name}.yaml"
     file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items()))
-    command = [sys.executable, "-m", "peers.cli", "doctor", file, "--json", "--only", "reachability"]
+    command = [sys.executable, "-m", "peers.cli.main", "doctor", file, "--json", "--only", "reachability"]
     done = host.run(command, DOCTOR_SECONDS)
     checks = json.loads(done.stdout)["checks"] if done.stdout else []
     lines = [line for line in checks if line["check"] == "reachability"]

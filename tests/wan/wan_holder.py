@@ -1,4 +1,4 @@
-"""A holder of a state that is no use: `wan_holder.py lies|stalls PYTHON -m peers.cli run FILE`.
+"""A holder of a state that is no use: `wan_holder.py lies|stalls PYTHON -m peers.cli.main run FILE`.
 
 It trains like everybody and signs the same roots. It differs when somebody fetches the state: `lies` sends
 chunks with one bit turned, `stalls` takes the questions and answers none.
@@ -7,9 +7,9 @@ chunks with one bit turned, `stalls` takes the questions and answers none.
 import asyncio
 import sys
 
-from peers import cli
-from peers.state_path import StatePath
-from protocols.chunks import ChunkService
+from peers.cli import main as cli
+from peers.state.state_path import StatePath
+from protocols.p2pd.chunk_streams import ChunkService
 
 honest = StatePath.chunk
 

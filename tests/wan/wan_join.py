@@ -1,7 +1,8 @@
 """`scripts/soak wan join`: how much of the lines a fetch of the state uses, how soon bad holders are dropped.
 
 Four holders in stage 1 and one peer above them train for some rounds. Then they rest (with --training they go
-on), and a fifth joins stage 1. With `--holders lies,stalls` the first holders do so (tests/wan_holder.py).
+on), and a fifth joins stage 1. With `--holders lies,stalls` the first holders do so
+(tests/wan/wan_holder.py).
 """
 
 import asyncio
@@ -13,8 +14,8 @@ from pathlib import Path
 import wan
 from wan_swarm import HOME, MODELS, WanSwarm, events, sent_megabits
 
-from peers.chaos import report as chaos_report
-from peers.chaos.swarm import ChaosOptions
+from peers.lab.processes import chaos_report
+from peers.lab.processes.chaos import ChaosOptions
 
 LARGE_STAGE = {
     "stages": [1, 8], "model": {**MODELS["25M"], "layers": 9},

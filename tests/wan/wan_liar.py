@@ -14,11 +14,11 @@ from dataclasses import replace
 import msgspec
 from swarm import Swarm, shared_rounds, tiny_manifest
 
-from peers.snapshots import Snapshot, Snapshots
-from peers.virtual_time import run
-from protocols.envelope import Kind, seal
-from swarmnet.fetch import chunk_bytes
-from swarmnet.manifest import ModelShape, Rounds
+from peers.lab.world.virtual_time import run
+from peers.state.snapshot_store import Snapshot, Snapshots
+from protocols.signed.envelope import Kind, seal
+from swarmnet.run.manifest import ModelShape, Rounds
+from swarmnet.snapshots.fetch import chunk_bytes
 
 LIES = ("wrong chunks", "another state", "other chunks", "silence", "denial")
 MODEL = ModelShape(

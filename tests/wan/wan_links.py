@@ -16,12 +16,12 @@ from pathlib import Path
 import wan
 from wan_swarm import HOME
 
-from protocols import subflow_dialer
-from protocols.daemon import DaemonOptions
+from protocols.daemon.p2pd import DaemonOptions
 from protocols.errors import PeerGone
-from protocols.identity import create
-from protocols.messages import Act, Grad
-from protocols.p2pd import P2pdTransport
+from protocols.messages.table import Act, Grad
+from protocols.p2pd import multipath_dialer
+from protocols.p2pd.transport import P2pdTransport
+from protocols.signed.identity import create
 
 TOKENS = 512
 ACT_BYTES, GRAD_BYTES = 71_680, 69_632
@@ -181,5 +181,5 @@ async def origin(folder, name, address, options):
 if __name__ == "__main__":
     role, folder, name, address, options = sys.argv[1:]
     options = json.loads(options)
-    subflow_dialer.MOST_CARRIERS = options["subflows"]
+    multipath_dialer.MOST_CARRIERS = options["subflows"]
     asyncio.run({"last": last, "origin": origin}[role](Path(folder), name, address, options))

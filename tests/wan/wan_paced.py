@@ -10,9 +10,9 @@ import time
 
 import torch
 
-from peers import cli
-from protocols import subflow_dialer
-from swarmnet.stage import Finished, StageCompute
+from peers.cli import main as cli
+from protocols.p2pd import multipath_dialer
+from swarmnet.model.stage_compute import Finished, StageCompute
 
 seconds = 0.0
 noise = {}
@@ -53,6 +53,6 @@ if __name__ == "__main__":
     seconds = float(sys.argv[1])
     for function in (forward, backward, finish, take_gradient):
         setattr(StageCompute, function.__name__, function)
-    subflow_dialer.MOST_CARRIERS = int(sys.argv[2])
+    multipath_dialer.MOST_CARRIERS = int(sys.argv[2])
     sys.argv = ["swarmnet", *sys.argv[6:]]
     cli.main()

@@ -6,8 +6,8 @@ import time
 import wan
 from wan_swarm import WanSwarm
 
-from peers.chaos import report as chaos_report
-from peers.chaos.swarm import ChaosOptions
+from peers.lab.processes import chaos_report
+from peers.lab.processes.chaos import ChaosOptions
 
 
 async def partition(folder, arguments):

@@ -1,6 +1,6 @@
 """Peers that nobody can dial, on the emulated network: what carries their links, and what comes of it.
 
-    .venv/bin/python tests/wan_relay.py [--seconds S] [--cut S] [--open PEER]       needs root
+    .venv/bin/python tests/wan/wan_relay.py [--seconds S] [--cut S] [--open PEER]       needs root
 
 Three workers in two stages, all firewalled but those that are opened, and a bootstrap that relays. With
 `--cut` the bootstrap is killed after so long and started again: every circuit ends at once.
@@ -18,8 +18,8 @@ from pathlib import Path
 import wan
 from wan_swarm import WanSwarm, events
 
-from peers.chaos import report as chaos_report
-from peers.chaos.swarm import ChaosOptions
+from peers.lab.processes import chaos_report
+from peers.lab.processes.chaos import ChaosOptions
 
 LINE = {"up": 20.0, "down": 100.0, "delay": 10.0}
 KEYS = {"relay": True, "in_flight": 4, "slots": 16}

@@ -39,7 +39,7 @@ def main():
     parser.add_argument("--in-flight", type=int, default=0, help="tokens: at most; 0: the default")
     parser.add_argument("--target-tokens", type=int, default=8192)
     parser.add_argument("--quic", action="store_true", help="tokens: QUIC instead of TCP on the WAN")
-    parser.add_argument("--paced", type=float, default=0.0, help="tokens: tests/wan_paced.py")
+    parser.add_argument("--paced", type=float, default=0.0, help="tokens: tests/wan/wan_paced.py")
     parser.add_argument(
         "--subflows", type=int, default=2, help="links, tokens --paced: at most so many per link"
     )

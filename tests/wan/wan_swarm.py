@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from peers import event_log
-from peers.chaos.swarm import ChaosSwarm
+from peers.lab.processes.chaos import ChaosSwarm
+from peers.telemetry import event_log
 
 HOME = {"up": 10.0, "down": 100.0, "delay": 12.5, "loss": 0.005}
 """A home line. A packet crosses two: 50 ms round trip, 1 % loss."""
@@ -23,7 +23,8 @@ class WanSwarm(ChaosSwarm):
     quic = False
     subflows = 2
     paced = 0.0
-    """Seconds a microbatch takes on each stage without the processor (tests/wan_paced.py); 0: it computes."""
+    """Seconds a microbatch takes on each stage without the processor (tests/wan/wan_paced.py); 0: it
+    computes."""
 
     def __init__(self, options, folder, net, model, keys=(), run=(), line=HOME):
         super().__init__(options, folder, Console(highlight=False))

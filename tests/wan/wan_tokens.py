@@ -9,9 +9,9 @@ from statistics import fmean, median
 import wan
 from wan_swarm import WanSwarm, events, sent_megabits
 
-from peers.chaos import report as chaos_report
-from peers.chaos.swarm import ChaosOptions
 from peers.config.peer_file import PeerFile
+from peers.lab.processes import chaos_report
+from peers.lab.processes.chaos import ChaosOptions
 
 
 async def measure_tokens(folder, net, arguments):

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import CHUNK, Layout, layout_of
-from swarmnet.manifest import Manifest, ModelShape, Sync
-from swarmnet.method import Method, method_of
+from swarmnet.model.flat_layout import CHUNK, Layout, layout_of
+from swarmnet.optimizer.method import Method, method_of
+from swarmnet.run.manifest import Manifest, ModelShape, Sync
 
 PEERS = 4
 BANDS = 16

@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from peers.update_messages import read_progress, read_reference, write_announces, write_progress
-from protocols.frames import wire_bytes
-from protocols.messages import AskIds as WireAskIds
-from protocols.messages import Contribution, Message, encode
-from protocols.messages import Want as WireWant
-from swarmnet import round_events as events
+from peers.worker.rounds.wire_events import read_progress, read_reference, write_announces, write_progress
+from protocols.framing.frames import wire_bytes
+from protocols.messages.table import AskIds as WireAskIds
+from protocols.messages.table import Contribution, Message, encode
+from protocols.messages.table import Want as WireWant
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.neighbours import choose_neighbours, hops
-from swarmnet.rounds import GroupRounds
+from swarmnet.membership.overlay import choose_neighbours, hops
+from swarmnet.rounds import events
+from swarmnet.rounds.machine import GroupRounds
+from swarmnet.run.manifest import Rounds
 
 MICROBATCH_TOKENS = 256
 MICROBATCH_SECONDS = 1.0
@@ -71,7 +71,7 @@ class Row:
 
 
 class StubGroup:
-    """`peers` machines, linked as `swarmnet.neighbours` says."""
+    """`peers` machines, linked as `swarmnet.membership.overlay` says."""
 
     def __init__(self, peers: int, contribution_bytes: int, seed: int) -> None:
         self.chance = Random(seed)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from peers.preemption.simulation import Outcome, Setting, World
-from peers.preemption.trace import HOUR, Climate, preemptions
-from swarmnet.moving import MoveRules
+from peers.lab.bench.moving_play import Outcome, Setting, World
+from peers.lab.bench.preemption_trace import HOUR, Climate, preemptions
+from swarmnet.placement.policy import MoveRules
 
 
 @dataclass(frozen=True, slots=True)

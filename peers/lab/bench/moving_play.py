@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from peers.preemption.trace import Machine
-from protocols.records import ANNOUNCE_SECONDS
+from peers.lab.bench.preemption_trace import Machine
+from protocols.signed.records import ANNOUNCE_SECONDS
 from swarmnet.identifiers import PeerId
-from swarmnet.mover import (
+from swarmnet.placement.machine import (
     AnnounceMove,
     Go,
     GroupBeat,
@@ -28,7 +28,7 @@ from swarmnet.mover import (
     Tick,
     Withdraw,
 )
-from swarmnet.moving import (
+from swarmnet.placement.policy import (
     FRESH_SECONDS,
     Intent,
     MoveRules,

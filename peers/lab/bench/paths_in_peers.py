@@ -22,22 +22,22 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from peers.compute import BACKWARD, FORWARD, InlineCompute, Result
-from peers.run_file import SignedManifest
-from peers.settings import Settings
-from peers.simulation.clock import GatedLoop
-from peers.simulation.stub import StubCompute, stub_part
-from peers.skipping.topologies import Topology, draw
-from peers.stage_part import StagePart
-from peers.worker import Worker
-from protocols.identity import Identity
-from protocols.memory import MemoryNetwork, MemoryTransport
-from protocols.memory_ways import Conditions
-from protocols.messages import Lane, Message
-from protocols.terms import ANYTHING, Terms
-from protocols.transport import Receiver
+from peers.compute.executor import BACKWARD, FORWARD, InlineCompute, Result
+from peers.compute.stage_part import StagePart
+from peers.config.run_file import SignedManifest
+from peers.lab.bench.topologies import Topology, draw
+from peers.lab.world.gated_clock import GatedLoop
+from peers.lab.world.stub_stage import StubCompute, stub_part
+from peers.worker.settings import Settings
+from peers.worker.worker import Worker
+from protocols.memory.conditions import Conditions
+from protocols.memory.transport import MemoryNetwork, MemoryTransport
+from protocols.messages.table import Lane, Message
+from protocols.messages.terms import ANYTHING, Terms
+from protocols.ports import Receiver
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.manifest import Data, Manifest, ModelShape, Paths, Rounds, owner_statement
+from swarmnet.run.manifest import Data, Manifest, ModelShape, Paths, Rounds, owner_statement
 
 Lines = Literal["alone", "shared"]
 Rule = Literal["ahead", "router"]

@@ -7,7 +7,7 @@ from 0.05 to 0.5 s (evenly in the logarithm: 10 times), one-way latency of each 
 
 Nobody knows more than a real peer knows; origins decide with `Flow` how many to keep under way. Measured is
 what comes back to the origins in the time in which the bound allows `MEASURED_MICROBATCHES`, divided by the
-maximum flow (bound.py).
+maximum flow (lab/planner/max_flow.py).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from math import exp, log
 from random import Random
 from statistics import mean
 
-from peers.capacity import bound
-from peers.capacity.layout import Layout, PeerSpec, Work
-from peers.capacity.rules import LatencyRouter, RandomRouter
-from peers.capacity.swarm import Swarm
-from peers.parallel import pool
-from swarmnet.router import Router
+from peers.lab.planner import max_flow
+from peers.lab.planner.baseline_routers import LatencyRouter, RandomRouter
+from peers.lab.planner.layout import Layout, PeerSpec, Work
+from peers.lab.planner.simulator import Swarm
+from peers.lab.world.parallel import pool
+from swarmnet.routing.load_balancer import Router
 
 FEWEST_PEERS, MOST_PEERS = 4, 64
 FEWEST_STAGES, MOST_STAGES = 2, 8
@@ -88,7 +88,7 @@ def draw(seed: int, slots: int = SLOTS, in_flight: int = MOST_IN_FLIGHT) -> Layo
 def play(seed: int, rule: str, slots: int = SLOTS, in_flight: int = MOST_IN_FLIGHT) -> Played:
     layout = draw(seed, slots, in_flight)
     swarm = Swarm(layout, RULES[rule], seed)
-    most = bound.most(layout.stages(), layout.capacity())
+    most = max_flow.most(layout.stages(), layout.capacity())
     warm, measured = WARM_SECONDS + WARM_MICROBATCHES / most, MEASURED_MICROBATCHES / most
     swarm.start()
     swarm.run(warm)

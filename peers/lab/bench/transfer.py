@@ -20,12 +20,12 @@ from typing import Protocol
 
 import uvloop
 
-from protocols.daemon import LOOPBACK
-from protocols.identity import create
-from protocols.messages import Act, Busy, Lane, Message
-from protocols.p2pd import P2pdTransport
-from protocols.temporary import prefix
-from protocols.transport import Link
+from protocols.daemon.p2pd import LOOPBACK
+from protocols.daemon.temporary import prefix
+from protocols.messages.table import Act, Busy, Lane, Message
+from protocols.p2pd.transport import P2pdTransport
+from protocols.ports import Link
+from protocols.signed.identity import create
 from swarmnet.identifiers import PeerId
 
 SIZES = (64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
@@ -37,7 +37,7 @@ QUEUED_BYTES = 32 * 1024 * 1024
 SMALL_MESSAGES = 200
 DEADLINE_SECONDS = 20.0
 READ_BYTES = 512 * 1024
-"""Read buffer of the TCP baseline, as large as that of p2pd's streams (protocols/daemon.py)."""
+"""Read buffer of the TCP baseline, as large as that of p2pd's streams (protocols/daemon/p2pd.py)."""
 _LENGTH = struct.Struct(">I")
 
 

@@ -1,1 +1,1 @@
-"""The deterministic world: real workers, a network in memory, a clock that jumps, faults from a seed."""
+"""Faults from a seed, played on that world, and what must hold of every play."""

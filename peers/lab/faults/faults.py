@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from peers.simulation.world import Disturbance, Member, World
-from peers.snapshots import Snapshot, Snapshots
-from protocols.memory_ways import Conditions
+from peers.lab.world.world import Disturbance, Member, World
+from peers.state.snapshot_store import Snapshot, Snapshots
+from protocols.memory.conditions import Conditions
 from swarmnet.identifiers import PeerId
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from peers.checkpoint import KEPT
-from peers.simulation.faults import Flap, Join, Leave, Noise, OneWay, Partition, Skew, Slow
-from peers.simulation.moves import Move
-from peers.simulation.play import HEAL_SECONDS, Seen
-from peers.simulation.trees import Key, Stage, Violation, makers, process_of, read, stages_of
-from swarmnet.fetch import AGREEMENT
-from swarmnet.membership import SILENT_SECONDS
-from swarmnet.round_sets import kept_rounds
+from peers.lab.faults.faults import Flap, Join, Leave, Noise, OneWay, Partition, Skew, Slow
+from peers.lab.faults.moves import Move
+from peers.lab.faults.play import HEAL_SECONDS, Seen
+from peers.lab.faults.trees import Key, Stage, Violation, makers, process_of, read, stages_of
+from peers.state.checkpoint_file import KEPT
+from swarmnet.membership.machine import SILENT_SECONDS
+from swarmnet.rounds.contribution_sets import kept_rounds
+from swarmnet.snapshots.fetch import AGREEMENT
 
 CALLBACKS_PER_PEER = 2_500
 """In a second; busy worlds take some 200. A loop that spins takes as many as it can."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peers.simulation.world import World
+from peers.lab.world.world import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from peers.lanes import DIAL_SECONDS
-from peers.simulation.clock import GatedLoop
-from peers.simulation.faults import Fault
-from peers.simulation.schedules import schedule
-from peers.simulation.world import Member, Note, World
-from protocols.identity import Identity
+from peers.lab.faults.faults import Fault
+from peers.lab.faults.schedules import schedule
+from peers.lab.world.gated_clock import GatedLoop
+from peers.lab.world.world import Member, Note, World
+from peers.network.channels import DIAL_SECONDS
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId
-from swarmnet.manifest import Data, Manifest, ModelShape, Rounds, Sync
-from swarmnet.membership import LONGEST_REDIAL_SECONDS
+from swarmnet.membership.machine import LONGEST_REDIAL_SECONDS
+from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync
 
 FAULT_SECONDS = 50.0
 HEAL_SECONDS = 20.0 + DIAL_SECONDS + 1.2 * LONGEST_REDIAL_SECONDS
@@ -33,7 +33,7 @@ those whose longest history gave way, take so long without being stuck."""
 LEAST_ROUNDS = 50
 NEW_ROUNDS = 14
 """Settled by every peer after the last heal: what was open before is settled then, and it is decided what
-became of everything (offers.py)."""
+became of everything (own_contributions.py)."""
 
 
 @dataclass(frozen=True, slots=True)

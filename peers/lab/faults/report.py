@@ -6,9 +6,9 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 
-from peers.simulation.invariants import check
-from peers.simulation.play import Options, Seen, play
-from peers.simulation.trees import Violation, makers, stages_of
+from peers.lab.faults.invariants import check
+from peers.lab.faults.play import Options, Seen, play
+from peers.lab.faults.trees import Violation, makers, stages_of
 
 
 @dataclass(frozen=True, slots=True)

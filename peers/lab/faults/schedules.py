@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Literal
 
-from peers.simulation.faults import (
+from peers.lab.faults.faults import (
     Crash,
     DirectoryOutage,
     Fault,
@@ -22,8 +22,8 @@ from peers.simulation.faults import (
     Skew,
     Slow,
 )
-from peers.simulation.moves import LostStage, Move
-from protocols.memory_ways import Conditions
+from peers.lab.faults.moves import LostStage, Move
+from protocols.memory.conditions import Conditions
 
 Draw = Callable[[Random, float, Sequence[str]], list[Fault]]
 

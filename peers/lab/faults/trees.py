@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from peers.simulation.play import Seen
-from peers.simulation.stub import SIZE, fingerprint, first_units
-from peers.simulation.world import Note
+from peers.lab.faults.play import Seen
+from peers.lab.world.stub_stage import SIZE, fingerprint, first_units
+from peers.lab.world.world import Note
 
 Weights = np.ndarray[tuple[int], np.dtype[np.int32]]
 Key = tuple[int, str]

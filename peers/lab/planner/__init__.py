@@ -1,1 +1,1 @@
-"""What a swarm could carry: discrete events, stubbed compute, and the real routing decisions."""
+"""What a swarm could carry: discrete events on the real pipeline and router."""

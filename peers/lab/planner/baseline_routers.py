@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from random import Random
 
 from swarmnet.identifiers import PeerId
-from swarmnet.router import MOST_SLOTS, Estimate, Router
+from swarmnet.routing.load_balancer import MOST_SLOTS, Estimate, Router
 
 REFERENCE_SMOOTHING = 0.1
 REFERENCE_FIRST_SECONDS = 1.0

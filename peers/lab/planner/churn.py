@@ -14,12 +14,12 @@ from random import Random
 
 import torch
 
-from peers.capacity.layout import Layout, PeerSpec
-from peers.capacity.question import Question
-from peers.capacity.swarm import Swarm
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest
-from swarmnet.parameters import parameter_shapes
+from peers.lab.planner.layout import Layout, PeerSpec
+from peers.lab.planner.question import Question
+from peers.lab.planner.simulator import Swarm
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.run.manifest import Manifest
 
 JOIN_SECONDS = 10.0
 """From a newcomer's start to its first contribution, without the download: 6.8 s alone, 11.7 on a busy

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from swarmnet.paths import Rules
+from swarmnet.run.path_rules import Rules
 
 
 @dataclass(frozen=True, slots=True)

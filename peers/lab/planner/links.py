@@ -21,11 +21,11 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from peers.capacity.speeds import DEFAULT_LINE, MEGABIT
 from peers.config.quantities import seconds
 from peers.config.schema import Shown
 from peers.config.validation import validate
 from peers.config.yaml_lines import read
+from peers.lab.planner.speeds import DEFAULT_LINE, MEGABIT
 
 STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 Pair = tuple[str, str]

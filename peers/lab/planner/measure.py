@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from peers.capacity.question import Measured
-from peers.demo.peers import DemoPeer, start
-from peers.demo.show import LOOPBACK
+from peers.config.run_file import publish
 from peers.errors import UserError
-from peers.run_file import publish
-from protocols.identity import load_or_create
-from protocols.temporary import prefix
-from swarmnet.manifest import Manifest
+from peers.lab.planner.question import Measured
+from peers.lab.processes.demo import LOOPBACK
+from peers.lab.processes.processes import DemoPeer, start
+from protocols.daemon.temporary import prefix
+from protocols.signed.identity import load_or_create
+from swarmnet.run.manifest import Manifest
 
 MANY = 3
 """Peers per stage of the second swarm: the more, the less it matters that no machine is as fast twice."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from peers.capacity.layout import PeerSpec
-from peers.capacity.question import BACKWARD_RATIO, Question
-from peers.capacity.speeds import PeerClass
 from peers.errors import UserError
-from swarmnet.manifest import Manifest
-from swarmnet.moving import stage_work
+from peers.lab.planner.layout import PeerSpec
+from peers.lab.planner.question import BACKWARD_RATIO, Question
+from peers.lab.planner.speeds import PeerClass
+from swarmnet.placement.policy import stage_work
+from swarmnet.run.manifest import Manifest
 
 
 def placed(manifest: Manifest, question: Question, whole: bool = False) -> list[PeerSpec]:

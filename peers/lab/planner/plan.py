@@ -1,9 +1,9 @@
 """What a run could do with given peers: tokens per second, days, bytes, the weakest stage, churn's price.
 
 Speeds become seconds per microbatch and stage by counting the stage's matrix products; peers go to the stage
-that has least (as newcomers do, swarmnet/moving.py); the maximum flow of the whole swarm is exact (bound.py,
-visits.py), and what share of it real routing reaches is played (playing.py), with and without churn
-(churn.py). A run that begins whole and then skips is played both ways.
+that has least (as newcomers do, swarmnet/placement/policy.py); the maximum flow of the whole swarm is exact
+(max_flow.py, visits.py), and what share of it real routing reaches is played (playing.py), with and without
+churn (churn.py). A run that begins whole and then skips is played both ways.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from peers.capacity.churn import computed, turnover
-from peers.capacity.layout import Layout, PeerSpec, Work
-from peers.capacity.placing import placed, sample
-from peers.capacity.playing import WINDOW, Course, Played, course, play, playable
-from peers.capacity.question import BACKWARD_RATIO, Answer, Churn, Question
-from peers.demo.report import contribution_bytes
 from peers.errors import UserError
-from protocols.frames import wire_bytes
-from protocols.messages import Act, encode
-from swarmnet.bodies import encoded_bytes
-from swarmnet.manifest import Manifest
-from swarmnet.paths import Rules
-from swarmnet.traffic import contributions_per_second, rounds_per_second
+from peers.lab.planner.churn import computed, turnover
+from peers.lab.planner.layout import Layout, PeerSpec, Work
+from peers.lab.planner.placing import placed, sample
+from peers.lab.planner.playing import WINDOW, Course, Played, course, play, playable
+from peers.lab.planner.question import BACKWARD_RATIO, Answer, Churn, Question
+from peers.lab.processes.demo_report import contribution_bytes
+from protocols.framing.frames import wire_bytes
+from protocols.messages.table import Act, encode
+from swarmnet.resources.bandwidth_estimate import contributions_per_second, rounds_per_second
+from swarmnet.run.activation_sizes import encoded_bytes
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.path_rules import Rules
 
 DAY = 86400.0
 

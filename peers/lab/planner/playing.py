@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 
-from peers.capacity import bound
-from peers.capacity.churn import Play, Turnover
-from peers.capacity.layout import Layout
-from peers.capacity.swarm import Swarm
-from peers.capacity.visits import mixed_shares, most_mixed
-from swarmnet.router import Router
+from peers.lab.planner import max_flow
+from peers.lab.planner.churn import Play, Turnover
+from peers.lab.planner.layout import Layout
+from peers.lab.planner.simulator import Swarm
+from peers.lab.planner.visits import mixed_shares, most_mixed
+from swarmnet.routing.load_balancer import Router
 
 KNOWN_BELOW = 16
 WINDOW = 2.5
@@ -70,7 +70,7 @@ def course(layout: Layout, seed: int) -> Course:
     capacity, stages = layout.capacity(), layout.stages()
     sums = [sum(capacity[peer] for peer in peers) for peers in stages]
     if layout.rules is None or len(stages) < 3:
-        most, visited, on_way = bound.most(stages, capacity), (1.0,) * len(stages), float(len(stages))
+        most, visited, on_way = max_flow.most(stages, capacity), (1.0,) * len(stages), float(len(stages))
     else:
         on_way, middle = layout.rules.mean_length(0), layout.rules.shortest - 2
         whole = layout.rules.whole_share

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peers.capacity.links import Links
-from peers.capacity.speeds import PeerClass
+from peers.lab.planner.links import Links
+from peers.lab.planner.speeds import PeerClass
 
 BACKWARD_RATIO = 2.0
 """Two matrix products per weight backward, one forward."""

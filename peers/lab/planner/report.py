@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peers.capacity.question import Answer
-from peers.status import counted
+from peers.lab.planner.question import Answer
+from peers.telemetry.console import counted
 
 LINE_SHARE = 0.2
 """More of a line than this for contributions is worth a word."""

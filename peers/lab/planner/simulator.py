@@ -2,7 +2,7 @@
 
 Each simulated peer runs the real `Pipeline` and a router (the real one unless a benchmark puts another in its
 place). Simulated are what they stand on: compute that takes a given time, one piece at a time and backward
-first (peers/compute.py), lines that carry one body after another at a given speed, and latency.
+first (peers/compute/executor.py), lines that carry one body after another at a given speed, and latency.
 
 Times in seconds, sizes in bytes, speeds in bytes per second.
 """
@@ -17,14 +17,10 @@ from math import inf
 from random import Random
 from typing import Any
 
-from peers.capacity.layout import Layout, PeerSpec
-from peers.capacity.rules import LatencyRouter
-from swarmnet.flow import Flow
+from peers.lab.planner.baseline_routers import LatencyRouter
+from peers.lab.planner.layout import Layout, PeerSpec
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.ledger import Ledger
-from swarmnet.paths import Header
-from swarmnet.pipeline import Pipeline
-from swarmnet.pipeline_events import (
+from swarmnet.pipeline.events import (
     ActArrived,
     BackwardDone,
     BusyArrived,
@@ -47,13 +43,17 @@ from swarmnet.pipeline_events import (
     Start,
     Tick,
 )
-from swarmnet.router import Router
-from swarmnet.skipping import Skipping
+from swarmnet.pipeline.flow_control import Flow
+from swarmnet.pipeline.ledger import Ledger
+from swarmnet.pipeline.machine import Pipeline
+from swarmnet.routing.load_balancer import Router
+from swarmnet.routing.skipping import Skipping
+from swarmnet.run.path_rules import Header
 
 NOTICED_SECONDS = 0.1
 """From a peer's death to its neighbours' knowing: sockets of a killed process are reset (hivemind.md 4c)."""
 BACKWARD, FORWARD = range(2)
-"""Backward before forward, as peers/compute.py has it."""
+"""Backward before forward, as peers/compute/executor.py has it."""
 TOKENS = 1
 """Of a microbatch: the simulator counts microbatches."""
 ARM_SECONDS = 0.05
@@ -198,7 +198,7 @@ class SimulatedPeer:
                 swarm.below[self.id, key] = took
 
     def pump(self) -> None:
-        """Start microbatches while there is room ahead, as peers/data_path.py does."""
+        """Start microbatches while there is room ahead, as peers/worker/pipeline/data_path.py does."""
         if self.spec.stage or not self.alive:
             return
         now = self.swarm.events.now

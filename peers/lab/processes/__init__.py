@@ -1,1 +1,1 @@
-"""Real peers killed, frozen and replaced while they train, and the report of what was kept."""
+"""Swarms of real processes on this computer: shown, set under fire, reported."""

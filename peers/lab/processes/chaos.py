@@ -2,7 +2,7 @@
 
 Every peer is a process with its own p2pd on 127.0.0.1. Over the run half of the peers are killed with
 SIGKILL and replaced by fresh ones, one is frozen and thawed, and one loses its p2pd. Three undisturbed runs
-to the same round follow. The report is computed from the event logs alone (report.py).
+to the same round follow. The report is computed from the event logs alone (chaos_report.py).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from random import Random
 
 from rich.console import Console
 
-from peers.chaos import report as chaos_report
-from peers.chaos.report import Fault
-from peers.demo.peers import DemoPeer, start
-from peers.demo.show import LOOPBACK, stage_layers
+from peers.config.atomic_files import write_atomically
+from peers.config.run_file import publish
 from peers.errors import UserError
-from peers.files import write_atomically
-from peers.run_file import publish
-from protocols.identity import load_or_create
+from peers.lab.processes import chaos_report
+from peers.lab.processes.chaos_report import Fault
+from peers.lab.processes.demo import LOOPBACK, stage_layers
+from peers.lab.processes.processes import DemoPeer, start
+from protocols.signed.identity import load_or_create
 
 READY_SECONDS = 90.0
 REPLACE_SECONDS = 3.0

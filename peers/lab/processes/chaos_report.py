@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from peers import event_log
+from peers.telemetry import event_log
 
 KEYS = (
     "final_loss", "undisturbed_losses", "shared_settled_rounds", "equal_digest_rounds",

@@ -18,19 +18,19 @@ from random import Random
 from rich.console import Console, Group
 from rich.live import Live
 
-from peers.checkpoint import newest
+from peers.config.atomic_files import require_free, write_atomically
 from peers.config.peer_file import DemoOptions
+from peers.config.run_file import SignedManifest, publish
 from peers.data.documents import held_out_text
-from peers.demo import report as demo_report
-from peers.demo.peers import DemoPeer, start
-from peers.demo.table import Moment, table
 from peers.errors import UserError
-from peers.files import require_free, write_atomically
-from peers.home.evaluate import score_weights
-from peers.home.export import export
-from peers.home.generate import generate
-from peers.run_file import SignedManifest, publish
-from protocols.identity import load_or_create
+from peers.lab.processes import demo_report
+from peers.lab.processes.demo_table import Moment, table
+from peers.lab.processes.processes import DemoPeer, start
+from peers.state.checkpoint_file import newest
+from peers.tools.model.evaluate import score_weights
+from peers.tools.model.export import export
+from peers.tools.model.generate import generate
+from protocols.signed.identity import load_or_create
 
 KILL_AT, JOIN_AT = 0.4, 0.5
 """Shares of the time at which a peer is killed and a fresh one started."""

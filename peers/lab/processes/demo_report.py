@@ -9,14 +9,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from peers import event_log
-from protocols.envelope import ENVELOPE_BYTES
-from protocols.frames import wire_bytes
-from protocols.messages import Contribution, encode
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest
-from swarmnet.method import method_of
-from swarmnet.parameters import parameter_shapes
+from peers.telemetry import event_log
+from protocols.framing.frames import wire_bytes
+from protocols.messages.table import Contribution, encode
+from protocols.signed.envelope import ENVELOPE_BYTES
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.optimizer.method import method_of
+from swarmnet.run.manifest import Manifest
 
 EDGE_MICROBATCHES = 20
 """First and last losses are means over so many microbatches: one alone scatters by 0.3 nats."""

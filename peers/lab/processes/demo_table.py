@@ -10,8 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from peers.demo.peers import DemoPeer
-from peers.status import amount, pace
+from peers.lab.processes.processes import DemoPeer
+from peers.telemetry.console import amount, pace
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Moving between stages judged: a seeded trace of preemptions, a simulation of the rule, its bench."""
+"""Real workers on a clock that jumps, in a network in memory."""

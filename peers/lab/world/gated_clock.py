@@ -14,7 +14,7 @@ from contextvars import Context, ContextVar
 from heapq import heappop, heappush
 from typing import Any
 
-from peers.virtual_time import Deadlock, VirtualTimeLoop
+from peers.lab.world.virtual_time import Deadlock, VirtualTimeLoop
 
 MOST_AT_ONCE = 200_000
 """Callbacks without time passing. A swarm of 16 needs some thousands; a livelock never ends."""

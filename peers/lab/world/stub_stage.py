@@ -2,7 +2,7 @@
 
 A payload names its maker, the round and how many microbatches it stands for. A round's step is the sum, in
 wrapping 32-bit integers, of a hash of each payload: settled weights are then a fingerprint of "every settled
-contribution exactly once", which an event log can be checked against (invariants.py).
+contribution exactly once", which an event log can be checked against (lab/faults/invariants.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peers.stage_part import StagePart
+from peers.compute.stage_part import StagePart
 from swarmnet.identifiers import PeerId
-from swarmnet.index_code import ContributionError
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest
-from swarmnet.rates import WHOLE
-from swarmnet.stage import Finished
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.stage_compute import Finished
+from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.rates import WHOLE
 
 SIZE = 64
 """Elements of a stage: the smallest chunk of a layout."""

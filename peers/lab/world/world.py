@@ -20,21 +20,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.compute import Compute, InlineCompute
-from peers.run_file import SignedManifest
-from peers.settings import Settings
-from peers.shared_compute import SharedCompute
-from peers.simulation.clock import GATE, Gate, GatedLoop
-from peers.simulation.stub import stub_part
-from peers.stage_part import StagePart, real_part
-from peers.worker import Worker
+from peers.compute.executor import Compute, InlineCompute
+from peers.compute.shared_executor import SharedCompute
+from peers.compute.stage_part import StagePart, real_part
+from peers.config.run_file import SignedManifest
+from peers.lab.world.gated_clock import GATE, Gate, GatedLoop
+from peers.lab.world.stub_stage import stub_part
+from peers.worker.settings import Settings
+from peers.worker.worker import Worker
 from protocols.errors import Unreachable
-from protocols.identity import Identity
-from protocols.memory import MemoryNetwork, MemoryTransport
-from protocols.memory_directory import MemoryDirectory
-from protocols.memory_ways import Conditions
+from protocols.memory.conditions import Conditions
+from protocols.memory.directory import MemoryDirectory
+from protocols.memory.transport import MemoryNetwork, MemoryTransport
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.manifest import Manifest, owner_statement
+from swarmnet.run.manifest import Manifest, owner_statement
 
 CHECKPOINT_SECONDS = 7.0
 SHARES = (0.01, 1.0, 1.0, 0.01)
@@ -96,7 +96,7 @@ class Member:
 
     @property
     def who(self) -> str:
-        """As its contributions are named: it is another maker in every stage (trees.py)."""
+        """As its contributions are named: it is another maker in every stage (lab/faults/trees.py)."""
         return f"{self.name}.{self.life}" + (f"+{self.moved}" if self.moved else "")
 
     @property

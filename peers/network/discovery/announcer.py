@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from random import Random
 
+from peers.config.run_file import SignedManifest
 from peers.network.discovery.claims import Claims
-from peers.run_file import SignedManifest
 from protocols.errors import WireError
-from protocols.identity import Identity
-from protocols.messages import PeerRecord
-from protocols.records import ANNOUNCE_SECONDS, SignedRecord, seal_record
-from protocols.transport import Directory, Transport
+from protocols.messages.table import PeerRecord
+from protocols.ports import Directory, Transport
+from protocols.signed.identity import Identity
+from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, seal_record
 from swarmnet.identifiers import PeerId
 
 OPERATION_SECONDS = 10.0

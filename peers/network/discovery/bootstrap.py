@@ -7,11 +7,9 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from peers.config.atomic_files import write_atomically
 from peers.config.peer_file import run_id_of
-from peers.counted_directory import Joinable
-from peers.errors import UserError
-from peers.files import write_atomically
-from peers.run_file import (
+from peers.config.run_file import (
     OtherVersion,
     RunFileError,
     SignedManifest,
@@ -19,9 +17,11 @@ from peers.run_file import (
     load_signed,
     published_text,
 )
-from protocols.dht import split_multiaddr
+from peers.errors import UserError
+from peers.network.counted_directory import Joinable
+from protocols.dht.directory import split_multiaddr
 from protocols.errors import Unreachable, WireError
-from protocols.transport import Directory
+from protocols.ports import Directory
 from swarmnet.identifiers import PeerId, RunId
 
 ANSWER_SECONDS = 10.0

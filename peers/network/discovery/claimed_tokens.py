@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from protocols.peer_record import PeerRecord
+from protocols.signed.peer_record import PeerRecord
 
 MOST_KEPT = 8192
 """Of peers and stages: beyond so many the smallest are forgotten."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peers.status import printable
-from protocols.peer_record import NAME_CHARACTERS
+from peers.telemetry.console import printable
+from protocols.signed.peer_record import NAME_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from peers.neighbourhood import Neighbourhood
-from peers.presence import Presence
-from swarmnet.directory_split import DirectorySplit
+from peers.network.discovery.announcer import Presence
+from peers.network.neighbourhood import Neighbourhood
 from swarmnet.identifiers import PeerId
-from swarmnet.membership import Membership
+from swarmnet.membership.dht_partition import DirectorySplit
+from swarmnet.membership.machine import Membership
 
 
 class Looking:

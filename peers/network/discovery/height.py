@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median_low
 
+from peers.config.atomic_files import write_atomically
 from peers.errors import UserError
-from peers.files import write_atomically
+from peers.network.discovery.announcer import Presence
 from peers.network.discovery.record_reader import IN_STEP, QUIET_SECONDS
-from peers.presence import Presence
 from protocols.errors import WireError
-from protocols.peer_record import NO_STAGE, PeerRecord
-from protocols.records import SignedRecord, open_record
+from protocols.signed.peer_record import NO_STAGE, PeerRecord
+from protocols.signed.records import SignedRecord, open_record
 
 REMEMBER = ("bootstrap", "archivist")
 """Roles whose records tell how far the run has come."""

@@ -21,9 +21,9 @@ from typing import Any
 
 from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.quantities import bootstrap_multiaddr
+from peers.config.run_file import load_signed
 from peers.errors import UserError, how_to_install
-from peers.run_file import load_signed
-from protocols.dht import split_multiaddr
+from protocols.dht.directory import split_multiaddr
 from swarmnet.identifiers import PeerId
 
 SERVICE = "_swarmnet._tcp.local."

@@ -8,13 +8,13 @@ from contextlib import suppress
 from statistics import median_low
 
 from protocols.errors import WireError
-from protocols.peer_record import PeerRecord
-from protocols.records import ANNOUNCE_SECONDS, SignedRecord, open_record
-from protocols.transport import Directory
+from protocols.ports import Directory
+from protocols.signed.peer_record import PeerRecord
+from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from swarmnet.identifiers import PeerId, RunId
 
 LOOK_UP_SECONDS = 10.0
-"""Deadline of one look-up (as in presence.py)."""
+"""Deadline of one look-up (as in announcer.py)."""
 QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
 """A peer whose record is older has missed two announcements."""
 IN_STEP = ("training", "held")

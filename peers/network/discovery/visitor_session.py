@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from peers.config.run_file import SignedManifest
 from peers.errors import NoAnswer
-from peers.joining import PeerCache, find_manifest, join_directory
-from peers.run_file import SignedManifest
-from protocols.daemon import LOOPBACK, DaemonOptions
-from protocols.dht import DhtDirectory
-from protocols.identity import load_or_create
-from protocols.p2pd import P2pdTransport
-from protocols.relays import circuits_through
-from protocols.temporary import prefix
+from peers.network.discovery.bootstrap import PeerCache, find_manifest, join_directory
+from protocols.daemon.p2pd import LOOPBACK, DaemonOptions
+from protocols.daemon.temporary import prefix
+from protocols.dht.directory import DhtDirectory
+from protocols.p2pd.transport import P2pdTransport
+from protocols.reachability.relay_client import circuits_through
+from protocols.signed.identity import load_or_create
 
 FIND_SECONDS = 60.0
 """For a bootstrap to answer and the manifest to come."""

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from peers.creator.gatekeeper import Gatekeeper
-from peers.creator.order_book import OrderBook
+from peers.network.orders.gatekeeper import Gatekeeper
+from peers.network.orders.order_book import OrderBook
 from protocols.errors import WireError
-from protocols.transport import Directory
+from protocols.ports import Directory
 from swarmnet.identifiers import PeerId
-from swarmnet.orders import Order
+from swarmnet.run.owner_orders import Order
 
 CHECK_SECONDS = 60.0
 """An invite runs out without any news; whoever opens links again and again is refused from then on."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from peers.creator.order_book import OrderBook
 from peers.errors import UserError
+from peers.network.orders.order_book import OrderBook
+from protocols.dht.swarm_time import MOST_OFFSET_SECONDS
 from protocols.errors import WireError
-from protocols.invites import Invite, open_invite
-from protocols.messages import Message, OrderIs
-from protocols.swarm_time import MOST_OFFSET_SECONDS
+from protocols.messages.table import Message, OrderIs
+from protocols.signed.invites import Invite, open_invite
 from swarmnet.identifiers import PeerId
-from swarmnet.membership import MOST_PEERS
+from swarmnet.membership.machine import MOST_PEERS
 
 INVITE_GRACE_SECONDS = MOST_OFFSET_SECONDS
 """So much later an invite ends: the swarm's time is what others say, and may be ahead of this machine's clock

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from peers.config.atomic_files import write_atomically
+from peers.config.run_file import SignedManifest
 from peers.errors import UserError
-from peers.files import write_atomically
-from peers.run_file import SignedManifest
 from protocols.errors import WireError
-from protocols.orders import SignedOrder, open_order
-from protocols.transport import Directory
-from swarmnet.orders import NO_ORDER, Order
+from protocols.ports import Directory
+from protocols.signed.orders import SignedOrder, open_order
+from swarmnet.run.owner_orders import NO_ORDER, Order
 
 Note = Callable[..., None]
 Say = Callable[[str, str], None]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from peers.creator.order_book import OrderBook
+from peers.network.orders.order_book import OrderBook
 from protocols.errors import WireError
-from protocols.identity import SIGNATURE_BYTES
-from protocols.listing import seal_listing
-from protocols.transport import Directory
+from protocols.ports import Directory
+from protocols.signed.identity import SIGNATURE_BYTES
+from protocols.signed.registry_entry import seal_listing
 
 UPKEEP_SECONDS = 60.0
 """A stored order and entry live 600 s: nine in a row may be lost."""

@@ -10,9 +10,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.doctor.line import Line, gibibytes
-from peers.doctor.machine import pinned
 from peers.errors import how_to_install
+from peers.tools.doctor.line import Line, gibibytes
+from peers.tools.doctor.machine import pinned
 
 NVIDIA, AMD = "0x10de", "0x1002"
 """PCI vendor ids."""

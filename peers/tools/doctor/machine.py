@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from peers.config.peer_file import PeerFile
-from peers.doctor.line import Line, gibibytes
 from peers.errors import how_to_install
-from protocols.daemon import OPEN_FILES, check_ports
+from peers.tools.doctor.line import Line, gibibytes
+from protocols.daemon.p2pd import OPEN_FILES, check_ports
 from protocols.errors import CannotStart
 
 PYTHONS = ((3, 11), (3, 14))

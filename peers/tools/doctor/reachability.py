@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from peers.doctor.line import Level, Line
 from peers.errors import how_to_install
 from peers.network.addresses import TRIED, Addresses
-from protocols.dialler import Dialled
+from peers.tools.doctor.line import Level, Line
+from protocols.reachability.fresh_dial import Dialled
 
 Verdict = Literal["reachable", "wrongly_announced", "firewalled", "unknown"]
 NAME_ONE = "bootstrap: [MULTIADDR] in the peer file; whoever published the run knows one"

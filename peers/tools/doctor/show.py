@@ -17,14 +17,15 @@ from rich.text import Text
 
 from peers.config.peer_file import PeerFile
 from peers.config.sibling_file import sibling_file
-from peers.doctor import graphics, machine, siblings
-from peers.doctor.line import Check, Line
 from peers.errors import UserError, as_user_errors
-from peers.state_lock import is_held
-from peers.status import printable
-from protocols.dialler import can_dial
-from protocols.identity import IdentityError, create, load
-from protocols.temporary import prefix
+from peers.runtime.state_lock import is_held
+from peers.telemetry.console import printable
+from peers.tools.doctor import gpu as graphics
+from peers.tools.doctor import machine, siblings
+from peers.tools.doctor.line import Check, Line
+from protocols.daemon.temporary import prefix
+from protocols.reachability.fresh_dial import can_dial
+from protocols.signed.identity import IdentityError, create, load
 
 CHECKS: tuple[str, ...] = get_args(Check)
 NETWORK = frozenset({"p2pd", "bootstrap", "clock", "run", "stage", "text", "bandwidth", "reachability"})
@@ -131,8 +132,8 @@ def _machine(config: PeerFile, running: bool, report: Report) -> graphics.Graphi
 def _swarm(
     config: PeerFile, running: bool, must_be_reached: bool, found: graphics.Graphics, report: Report
 ) -> None:
-    from peers.doctor.stage import Memory
-    from peers.doctor.swarm import Examination, Subject
+    from peers.tools.doctor.stage_memory import Memory
+    from peers.tools.doctor.swarm import Examination, Subject
 
     gpu = found.devices[0][1] if found.devices and config.device != "cpu" else None
     free = Memory(machine.free_memory()[0], gpu, config.limits.memory)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from peers.config.peer_file import PeerFile
 from peers.config.sibling_file import HIGHEST_PORT, sibling_file
-from peers.doctor.line import Line, Tell
-from peers.doctor.machine import port
 from peers.errors import ConfigError
-from peers.event_log import read_lately
+from peers.telemetry.event_log import read_lately
+from peers.tools.doctor.line import Line, Tell
+from peers.tools.doctor.machine import port
 
 OF_EACH = ("p2pd", "reachability")
 """What is told of every stage; everything else is the same for all."""

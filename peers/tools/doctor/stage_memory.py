@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from peers.compute.memory_budget import all_needs, together
+from peers.data.local_text import text_line
 from peers.data.tokens import Tokens
-from peers.doctor.line import Line, gibibytes
-from peers.fitting import all_needs, together
-from peers.text_here import text_line
-from swarmnet.manifest import Manifest
+from peers.tools.doctor.line import Line, gibibytes
+from swarmnet.run.manifest import Manifest
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -22,7 +22,7 @@ class Memory:
     bytes: int
     gpu_bytes: int | None = None
     limit: int | None = None
-    """What the peer file allows where the stage is computed, as in peers/fitting.py."""
+    """What the peer file allows where the stage is computed, as in peers/compute/memory_budget.py."""
 
 
 def judge(manifest: Manifest, wish: int | None, free: Memory, text_bytes: int, adjacent: int = 1) -> Line:

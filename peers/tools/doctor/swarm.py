@@ -15,33 +15,33 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from peers import lan
 from peers.config.peer_file import PeerFile, run_id_of
-from peers.doctor.line import Line, Tell
-from peers.doctor.reachability import judge, line_of, no_bootstrap
-from peers.doctor.stage import Memory, judge_text
-from peers.doctor.stage import judge as judge_stage
+from peers.config.run_file import RunFileError, SignedManifest
+from peers.data.local_text import FIRST_STAGE, Tokenizing, missing_text, part_of_text, read_text_here
 from peers.errors import UserError
-from peers.event_log import read_lately
-from peers.joining import PeerCache, find_manifest
 from peers.network.addresses import Addresses, in_the_open
+from peers.network.discovery import mdns
+from peers.network.discovery.bootstrap import PeerCache, find_manifest
 from peers.network.discovery.record_reader import opened
-from peers.run_file import RunFileError, SignedManifest
-from peers.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
-from peers.text_here import FIRST_STAGE, Tokenizing, missing_text, part_of_text, read_text_here
-from protocols.dht import DhtDirectory, split_multiaddr
-from protocols.dial_back import ask_dial_back
-from protocols.dialler import Dialled, can_dial, dial
+from peers.process.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
+from peers.telemetry.event_log import read_lately
+from peers.tools.doctor.line import Line, Tell
+from peers.tools.doctor.reachability import judge, line_of, no_bootstrap
+from peers.tools.doctor.stage_memory import Memory, judge_text
+from peers.tools.doctor.stage_memory import judge as judge_stage
+from protocols.daemon.multiaddr import is_circuit
+from protocols.dht.directory import DhtDirectory, split_multiaddr
+from protocols.dht.swarm_time import MOST_OFFSET_SECONDS
 from protocols.errors import Backlog, CannotStart, Unreachable, WireError
-from protocols.identity import Identity
-from protocols.multiaddr import is_circuit
-from protocols.p2pd import P2pdTransport
-from protocols.records import SKEW_SECONDS
-from protocols.speed import BYTES, measure
-from protocols.swarm_time import MOST_OFFSET_SECONDS
-from swarmnet.address_ranges import dialable
+from protocols.p2pd.speed_test import BYTES, measure
+from protocols.p2pd.transport import P2pdTransport
+from protocols.reachability.dial_back import ask_dial_back
+from protocols.reachability.fresh_dial import Dialled, can_dial, dial
+from protocols.signed.identity import Identity
+from protocols.signed.records import SKEW_SECONDS
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest
+from swarmnet.membership.address_ranges import dialable
+from swarmnet.run.manifest import Manifest
 
 CONNECT_SECONDS = 8.0
 FIND_SECONDS = 20.0
@@ -158,7 +158,7 @@ class Examination:
         addresses = [each for each in dict.fromkeys([*config.bootstrap, *remembered]) if own not in each]
         if not addresses:
             if config.role != "bootstrap":
-                self.tell(no_bootstrap(config.lan, lan.installed()))
+                self.tell(no_bootstrap(config.lan, mdns.installed()))
             return
         answers = await asyncio.gather(*(self._one(transport, each) for each in addresses))
         for line in verdicts(config.bootstrap, addresses, answers):

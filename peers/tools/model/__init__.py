@@ -1,1 +1,1 @@
-"""Taking the model home: export with its card, generate, chat, evaluate."""
+"""The model: from live peers or at home, to generate, chat, evaluate and export."""

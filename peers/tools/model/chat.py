@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from peers.home.generate import Continuation, LocalModel, Readable
+from peers.tools.model.generate import Continuation, LocalModel, Readable
 
 Result = TypeVar("Result")
 

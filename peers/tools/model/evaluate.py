@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from peers.data.documents import TextError, excerpt, fingerprint
 from peers.data.tokenizer import ByteTokenizer, Tokenizer
-from swarmnet.manifest import ModelShape
-from swarmnet.model import forward
-from swarmnet.parameters import whole
+from swarmnet.model.decoder import forward
+from swarmnet.model.parameters import whole
+from swarmnet.run.manifest import ModelShape
 
 SCORED_BYTES = 64 * 1024
 """2.3 seconds of one core at 0.8M parameters (measured); enough to tell runs apart."""

@@ -15,24 +15,24 @@ from importlib.metadata import version
 from random import Random
 from typing import Any
 
-from peers.control.server import Request
+from peers.config.run_file import SignedManifest
 from peers.data.documents import TextError, held_out_text, read_text
 from peers.data.tokenizer import tokenizer_file
 from peers.errors import NoAnswer, UserError, as_user_errors
-from peers.home.evaluate import Score
-from peers.inference.client import Conversation, SwarmClient
-from peers.inference.visit import Progress, not_let_in, score
-from peers.joining import find_manifest
+from peers.network.discovery.announcer import Presence
+from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.discovery.record_reader import EVALUATOR
-from peers.presence import Presence
-from peers.roles.role import Network, Process, Role
-from peers.run_file import SignedManifest
-from peers.status import Status
-from peers.supervision import until_one_ends
-from peers.top.picture import Picture, as_json, curve
-from peers.top.story import Story
-from protocols.peer_record import NO_STAGE
+from peers.role import Network, Process, Role
+from peers.runtime.control_server import Request
+from peers.runtime.supervision import until_one_ends
+from peers.telemetry.console import Status
+from peers.telemetry.event_fold import Story
+from peers.telemetry.picture import Picture, as_json, curve
+from peers.tools.model.evaluate import Score
+from peers.tools.model.swarm_client import Conversation, SwarmClient
+from peers.tools.model.swarm_session import Progress, not_let_in, score
+from protocols.signed.peer_record import NO_STAGE
 
 SHOW_SECONDS = 1.0
 AT_ONCE = 2

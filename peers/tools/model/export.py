@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from peers.files import is_file, is_folder, is_there
-from swarmnet.manifest import ModelShape
-from swarmnet.parameters import parameter_shapes, whole
+from peers.config.atomic_files import is_file, is_folder, is_there
+from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.run.manifest import ModelShape
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from peers.data.tokenizer import ByteTokenizer, Tokenizer
-from swarmnet.manifest import ModelShape
-from swarmnet.model import Cache, forward
-from swarmnet.parameters import whole
+from swarmnet.model.decoder import Cache, forward
+from swarmnet.model.parameters import whole
+from swarmnet.run.manifest import ModelShape
 
 
 def generate(

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from peers.data.tokenizer import Tokenizer
 from peers.errors import how_to_install
-from peers.home.export import ExportError
-from swarmnet.manifest import ModelShape
-from swarmnet.model import forward
-from swarmnet.parameters import whole
+from peers.tools.model.export import ExportError
+from swarmnet.model.decoder import forward
+from swarmnet.model.parameters import whole
+from swarmnet.run.manifest import ModelShape
 
 TOKENS = 256
 """Compared: long enough that a wrong base of the rotary embedding shows."""

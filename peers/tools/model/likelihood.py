@@ -1,7 +1,7 @@
 """How likely a model finds texts, and what it writes until it is told to stop: what evaluation harnesses ask.
 
 Every token is predicted once, with as much of the text before it as the window holds. Shape suffixes as in
-swarmnet/model.py.
+swarmnet/model/decoder.py.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from peers.data.tokenizer import Tokenizer
-from peers.home.generate import generate
-from swarmnet.manifest import ModelShape
-from swarmnet.model import forward
-from swarmnet.parameters import whole
+from peers.tools.model.generate import generate
+from swarmnet.model.decoder import forward
+from swarmnet.model.parameters import whole
+from swarmnet.run.manifest import ModelShape
 
 NUMBERS_AT_ONCE = 1 << 26
 """Logits of one batch: 256 MiB."""

@@ -11,7 +11,7 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from peers.errors import UserError
-from peers.home.likelihood import Reader
+from peers.tools.model.likelihood import Reader
 
 ANSWER_TOKENS = 256
 """Longest answer where a task names none: the harness' own default."""

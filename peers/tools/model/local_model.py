@@ -8,12 +8,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from peers import checkpoint
+from peers.config.atomic_files import is_file
+from peers.config.run_file import parse
 from peers.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_file
-from peers.files import is_file
-from peers.home.export import MANIFEST_FILE, load_end, load_shape, load_weights
-from peers.run_file import parse
-from swarmnet.manifest import ModelShape
+from peers.state import checkpoint_file
+from peers.tools.model.export import MANIFEST_FILE, load_end, load_shape, load_weights
+from swarmnet.run.manifest import ModelShape
 
 BYTES = 256
 """Tokens of a model that reads bytes."""
@@ -41,7 +41,7 @@ def held(source: Path | None, warn: Callable[[str], None], tokenizer: Path | Non
         file = tokenizer or (None if shape.vocabulary == BYTES else place / "tokenizer.json")
         opened = open_tokenizer(file, shape.vocabulary, load_end(place))
         return Held(load_weights(place), shape, opened, window)
-    newest = checkpoint.newest(source)
+    newest = checkpoint_file.newest(source)
     shape, data = newest.manifest.model, newest.manifest.data
     for trouble in newest.passed_over:
         warn(f"passed over: {trouble}")

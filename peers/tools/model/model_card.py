@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
-from peers.home.evaluate import Score
-from peers.home.export import MANIFEST_FILE
-from peers.home.facts import Facts
-from peers.home.parity import Parity
-from peers.status import counted
-from swarmnet.manifest import Manifest, ModelShape
-from swarmnet.parameters import parameter_shapes, whole
+from peers.telemetry.console import counted
+from peers.tools.model.evaluate import Score
+from peers.tools.model.export import MANIFEST_FILE
+from peers.tools.model.hf_parity import Parity
+from peers.tools.model.provenance import Facts
+from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.run.manifest import Manifest, ModelShape
 
 MOST_CONTRIBUTORS = 200
 """Named in a card; how many more there are is said."""

@@ -17,20 +17,20 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from peers import event_log
-from peers.checkpoint import STATEMENT_BYTES, number
 from peers.errors import UserError
-from protocols.envelope import Kind, open_envelope
+from peers.state.checkpoint_file import STATEMENT_BYTES, number
+from peers.telemetry import event_log
 from protocols.errors import WireError
-from protocols.receipts import open_receipt
+from protocols.signed.envelope import Kind, open_envelope
+from protocols.signed.receipts import open_receipt
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import Manifest
-from swarmnet.receipts import BLOCKS_KEPT, SIGNERS_KEPT, ReceiptBook
+from swarmnet.rounds.receipts import BLOCKS_KEPT, SIGNERS_KEPT, ReceiptBook
+from swarmnet.run.manifest import Manifest
 
 CHECKPOINTS, LOG, RECEIPTS = "checkpoints", "events.jsonl", "receipts.jsonl"
 """In a peer's state folder."""
 CLAIMS, CLAIMS_BYTES = "contributors.json", 64 << 20
-"""In an archive (peers/archive/archive.py)."""
+"""In an archive (peers/state/archive.py)."""
 MOST_RECEIPTS = 2 * BLOCKS_KEPT * SIGNERS_KEPT
 """Lines of one peer that are read: more than it keeps."""
 

@@ -1,9 +1,9 @@
 """The asking side of inference: a visitor, a peer without a stage, that gets answers from live peers.
 
 It finds peers of every stage in the directory, keeps a link to some of each, and lets `Requests`
-(swarmnet/requests.py) decide whom to ask for what. Answers come over links that the peers open back on the
-same connections, so it need not be reachable. It keeps what the last stage answered until the next one has:
-hidden states pass through it as bytes.
+(swarmnet/inference/machine.py) decide whom to ask for what. Answers come over links that the peers open back
+on the same connections, so it need not be reachable. It keeps what the last stage answered until the next one
+has: hidden states pass through it as bytes.
 """
 
 from __future__ import annotations
@@ -18,25 +18,22 @@ from random import Random
 import torch
 from torch import Tensor
 
+from peers.config.run_file import SignedManifest
 from peers.errors import NoAnswer
-from peers.inference.forward_work import TOKEN_BYTES
+from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.discovery.record_reader import newest, opened
-from peers.presence import OPERATION_SECONDS
-from peers.reasons import refusal
-from peers.run_file import SignedManifest
-from peers.timer import Timer
-from protocols.body_limits import longest_bodies
-from protocols.envelope import run_bytes
+from peers.runtime.timer import Timer
+from peers.telemetry.reasons import refusal
+from peers.worker.inference.forward_compute import TOKEN_BYTES
 from protocols.errors import WireError
-from protocols.messages import AskForward, Declined, Forwarded, Hello, Lane, Message, Refuse
-from protocols.records import SignedRecord
-from protocols.terms import Bodies, Terms
-from protocols.transport import Directory, Link, Transport
-from swarmnet import hidden
-from swarmnet.bodies import Codec
+from protocols.messages.body_limits import longest_bodies
+from protocols.messages.table import AskForward, Declined, Forwarded, Hello, Lane, Message, Refuse
+from protocols.messages.terms import Bodies, Terms
+from protocols.ports import Directory, Link, Transport
+from protocols.signed.envelope import run_bytes
+from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import WIRE_VERSION
-from swarmnet.requests import (
+from swarmnet.inference.machine import (
     CODES,
     MALFORMED,
     NOT_READY,
@@ -49,6 +46,9 @@ from swarmnet.requests import (
     Pins,
     Requests,
 )
+from swarmnet.model import activation_codec
+from swarmnet.run.activation_sizes import Codec
+from swarmnet.run.manifest import WIRE_VERSION
 
 DIAL_SECONDS = 8.0
 LOOK_SECONDS = 10.0
@@ -307,11 +307,13 @@ class SwarmClient:
         last = ask.stage == len(self.manifest.stages) - 1
         try:
             if ask.round not in (-1, message.round):
-                raise hidden.HiddenError(f"weights of round {message.round} where {ask.round} was asked for")
+                raise activation_codec.HiddenError(
+                    f"weights of round {message.round} where {ask.round} was asked for"
+                )
             answer = self._answer(kept, body, message.loss_sum) if last else None
             if not last:  # The next stage would refuse it for what this one did.
-                hidden.decode(body, (*kept.shape, self.manifest.model.width), self.codec)
-        except hidden.HiddenError as error:
+                activation_codec.decode(body, (*kept.shape, self.manifest.model.width), self.codec)
+        except activation_codec.HiddenError as error:
             self._do(self._requests.declined(key, peer, attempt, MALFORMED, str(error), now))
             return
         kept.conversation.rounds.setdefault(ask.stage, set()).add(message.round)
@@ -325,9 +327,9 @@ class SwarmClient:
         """The last stage's answer. Raises HiddenError."""
         if not kept.labels:
             shape = (kept.shape[0], self.manifest.model.vocabulary)
-            return Answer(hidden.decode(body, shape, "fp32"), 0.0)
+            return Answer(activation_codec.decode(body, shape, "fp32"), 0.0)
         if body:
-            raise hidden.HiddenError(f"{len(body)} bytes beside a score")
+            raise activation_codec.HiddenError(f"{len(body)} bytes beside a score")
         return Answer(None, loss_sum)
 
     # -- finding peers --------------------------------------------------------------------------------

@@ -12,16 +12,16 @@ from random import Random
 import torch
 from torch import Tensor
 
+from peers.config.run_file import SignedManifest
 from peers.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_file
 from peers.errors import NoAnswer
-from peers.home.evaluate import SCORED_BYTES, Score, cut
-from peers.home.generate import Continuation
-from peers.inference.client import Conversation, SwarmClient
-from peers.joining import PeerCache
-from peers.reaching import Say, reaching
-from peers.run_file import SignedManifest
+from peers.network.discovery.bootstrap import PeerCache
+from peers.network.discovery.visitor_session import Say, reaching
+from peers.tools.model.evaluate import SCORED_BYTES, Score, cut
+from peers.tools.model.generate import Continuation
+from peers.tools.model.swarm_client import Conversation, SwarmClient
 from protocols.errors import WireError
-from protocols.invites import open_invite
+from protocols.signed.invites import open_invite
 from swarmnet.identifiers import PeerId
 
 AT_ONCE = 8

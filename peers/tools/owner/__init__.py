@@ -1,1 +1,1 @@
-"""What a run's creator does with it: orders, invites, the registry, the report."""
+"""What a run's owner does with it: try it, order, invite, list, report."""

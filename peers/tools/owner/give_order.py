@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from peers.creator.order_book import OrderBook
+from peers.config.run_file import SignedManifest
 from peers.errors import UserError
 from peers.network.discovery.record_reader import opened
-from peers.reaching import Reached
-from peers.run_file import SignedManifest
+from peers.network.discovery.visitor_session import Reached
+from peers.network.orders.order_book import OrderBook
 from protocols.errors import TooLarge, WireError
-from protocols.identity import Identity
-from protocols.messages import OrderIs
-from protocols.orders import SignedOrder, seal_order
-from protocols.records import SignedRecord
-from swarmnet.orders import NO_ORDER, Order, OrderError, next_sequence
+from protocols.messages.table import OrderIs
+from protocols.signed.identity import Identity
+from protocols.signed.orders import SignedOrder, seal_order
+from protocols.signed.records import SignedRecord
+from swarmnet.run.owner_orders import NO_ORDER, Order, OrderError, next_sequence
 
 Change = Callable[[Order], Order]
 """What an order changes of the one before. Raises OrderError where that makes no sense."""

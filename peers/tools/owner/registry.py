@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from peers.run_file import RunFileError, SignedManifest, from_wire
+from peers.config.run_file import RunFileError, SignedManifest, from_wire
 from protocols.errors import WireError
-from protocols.transport import Directory
+from protocols.ports import Directory
 from swarmnet.identifiers import RunId
 
 LOOK_SECONDS = 15.0

@@ -9,9 +9,9 @@ from statistics import median_low
 
 from peers.errors import UserError
 from peers.network.discovery.record_reader import IN_STEP
-from protocols.peer_record import PeerRecord
-from protocols.records import ANNOUNCE_SECONDS
-from swarmnet.manifest import Manifest
+from protocols.signed.peer_record import PeerRecord
+from protocols.signed.records import ANNOUNCE_SECONDS
+from swarmnet.run.manifest import Manifest
 
 AHEAD_SECONDS = 180.0
 """Peers tell an order to their neighbours at once, and who was away hears it with its first link. All ask the

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from peers.config.explain import is_run_file
 from peers.config.peer_file import load
+from peers.config.run_file import beside, load_manifest, load_signed
 from peers.data.documents import Text, TextError
 from peers.errors import ConfigError, UserError
-from peers.run_file import beside, load_manifest, load_signed
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import BYTES, STANDARD_LIBRARY, Manifest
+from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest
 
 if TYPE_CHECKING:
     from peers.data.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ LOWEST_RATE = 2.5e-5
 """Of the learning rate: some hundred units of the weights' grid (docs/decisions/0002-grid.md)."""
 HIGHEST_RATE = 0.08
 """Nothing learnt well at it, ten times the highest that trained (docs/benchmarks/attacks.md,
-tests/test_loud_peers.py). The files in configs/ have 0.004 and 0.001."""
+tests/swarm/hostile/test_loud_peers.py). The files in configs/ have 0.004 and 0.001."""
 MICROBATCHES_OF_A_ROUND = 4
 """At least, where they take different ways (docs/benchmarks/quality.md)."""
 
@@ -104,7 +104,7 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
 
 
 def _require_a_window(manifest: Manifest, places: Mapping[str, str], reads: Tokenizer | None) -> None:
-    needed = manifest.data.sequence_tokens + 1  # swarmnet/sampling.py
+    needed = manifest.data.sequence_tokens + 1  # swarmnet/model/sampling.py
     there = 0
     for count in _counts(Text(places.values()), reads):
         there += count

@@ -11,20 +11,20 @@ from math import prod
 from statistics import median_low
 from typing import Any
 
-from peers.archive.archive import Archive
-from peers.archive.store import ArchiveError
-from peers.creator.order_book import OrderBook
+from peers.config.run_file import SignedManifest
 from peers.network.discovery.record_reader import IN_STEP, LOOK_UP_SECONDS, look, settled_tokens
-from peers.run_file import SignedManifest
-from peers.status import counted
+from peers.network.orders.order_book import OrderBook
+from peers.state.archive import Archive
+from peers.state.archive_store import ArchiveError
+from peers.telemetry.console import counted
 from protocols.errors import WireError
-from protocols.orders import open_order
-from protocols.peer_record import NO_STAGE, PeerRecord
-from protocols.records import RECORD_SECONDS
-from protocols.transport import Directory
-from swarmnet.manifest import Manifest
-from swarmnet.orders import NO_ORDER, Order
-from swarmnet.parameters import parameter_shapes
+from protocols.ports import Directory
+from protocols.signed.orders import open_order
+from protocols.signed.peer_record import NO_STAGE, PeerRecord
+from protocols.signed.records import RECORD_SECONDS
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.owner_orders import NO_ORDER, Order
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 """Forward and backward of a dense decoder (Kaplan et al., arXiv:2001.08361): compute = 6 N D."""

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from peers.creator import facts as assumptions
-from peers.creator.facts import Facts
-from swarmnet.manifest import Source
+from peers.tools.owner import run_facts as assumptions
+from peers.tools.owner.run_facts import Facts
+from swarmnet.run.manifest import Source
 
 TEMPLATE = "Article 53(1)(d) of Regulation (EU) 2024/1689"
 NOT_STATED = "not stated by the run's creator"

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Mapping
 
 from peers.network.discovery.record_reader import QUIET_SECONDS, eval_loss, settled_tokens
-from peers.top.picture import Happened, PeerSeen, Picture, curve, lag_of
-from peers.top.story import MOST_EVENTS, Curve
-from protocols.records import SignedRecord
+from peers.telemetry.event_fold import MOST_EVENTS, Curve
+from peers.telemetry.picture import Happened, PeerSeen, Picture, curve, lag_of
+from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest
-from swarmnet.orders import NO_ORDER, Order, told
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.owner_orders import NO_ORDER, Order, told
 
 LONGEST_TEXT = 200
 """Characters of an event; an order may name hundreds of bans."""

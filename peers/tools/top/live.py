@@ -9,16 +9,16 @@ from contextlib import aclosing, suppress
 
 from rich.console import Console
 
-from peers.creator.order_book import OrderBook
 from peers.network.discovery.record_reader import LOOK_UP_SECONDS, look
-from peers.reaching import Reached
-from peers.top import screen
-from peers.top.keys import Keys
-from peers.top.picture import Picture
-from peers.top.records import Watch
-from peers.top.show import FRAME_SECONDS, LEAVE, framed, live
+from peers.network.discovery.visitor_session import Reached
+from peers.network.orders.order_book import OrderBook
+from peers.telemetry.picture import Picture
+from peers.tools.top import screen
+from peers.tools.top.from_directory import Watch
+from peers.tools.top.keys import Keys
+from peers.tools.top.show import FRAME_SECONDS, LEAVE, framed, live
 from protocols.errors import WireError
-from protocols.records import SignedRecord
+from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 
 DIRECTORY_SECONDS = 5.0

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from peers import event_log
+from peers.config.atomic_files import is_file
 from peers.config.sibling_file import FOLDER
 from peers.errors import UserError
-from peers.event_log import Event
-from peers.files import is_file
-from peers.status import counted
-from peers.telling import short
-from peers.top.picture import Happened, Picture, curve, lag_of, summed
-from peers.top.story import Story
+from peers.telemetry import event_log
+from peers.telemetry.console import counted
+from peers.telemetry.event_fold import Story
+from peers.telemetry.event_log import Event
+from peers.telemetry.notices import short
+from peers.telemetry.picture import Happened, Picture, curve, lag_of, summed
 
 EVENTS = "events.jsonl"
 SHOWN_EVENTS = 100

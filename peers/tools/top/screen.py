@@ -9,9 +9,9 @@ from itertools import pairwise
 from rich.console import Console, Group
 from rich.text import Text
 
-from peers.status import amount, pace, printable
-from peers.telling import short
-from peers.top.picture import Happened, PeerSeen, Picture
+from peers.telemetry.console import amount, pace, printable
+from peers.telemetry.notices import short
+from peers.telemetry.picture import Happened, PeerSeen, Picture
 
 UNICODE, ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 LEAST_PEERS, LEAST_EVENTS = 4, 3

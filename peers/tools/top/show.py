@@ -12,11 +12,11 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.live import Live
 
-from peers.control.client import ask
-from peers.top import screen
-from peers.top.keys import Keys
-from peers.top.picture import Picture, from_json, together
-from peers.top.replay import Player, Replay
+from peers.runtime.control_client import ask
+from peers.telemetry.picture import Picture, from_json, together
+from peers.tools.top import screen
+from peers.tools.top.keys import Keys
+from peers.tools.top.replay import Player, Replay
 
 FRAME_SECONDS = 0.25
 PEER_SECONDS = 1.0

@@ -1,1 +1,1 @@
-"""Text from live peers: who asks, who answers, and the commands of a visitor."""
+"""A worker's answers to visitors who want text."""

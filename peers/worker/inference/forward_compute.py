@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from peers.microbatch_work import Trouble
-from peers.snapshots import Snapshots, units_of
-from peers.stage_part import StagePart
-from protocols.messages import AskForward
-from swarmnet import hidden
-from swarmnet.bodies import Codec, encoded_bytes
-from swarmnet.fixed_point import to_floats
-from swarmnet.manifest import Manifest
-from swarmnet.model import forward, scaled
-from swarmnet.requests import MALFORMED, NO_ROUND, NOT_FINITE, NOT_READY
+from peers.compute.stage_part import StagePart
+from peers.state.snapshot_store import Snapshots, units_of
+from peers.worker.pipeline.microbatch_compute import Trouble
+from protocols.messages.table import AskForward
+from swarmnet.inference.machine import MALFORMED, NO_ROUND, NOT_FINITE, NOT_READY
+from swarmnet.model import activation_codec
+from swarmnet.model.decoder import forward, scaled
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.run.activation_sizes import Codec, encoded_bytes
+from swarmnet.run.manifest import Manifest
 
 VERSIONS_KEPT = 2
 """Weights of so many rounds are kept ready as floats (4 bytes a parameter each): those that a conversation
@@ -70,10 +70,10 @@ class ForwardWork:
             with torch.no_grad():
                 output = forward(weights, self.manifest.model, self.span, inputs.to(self.part.device))
             if not self.span.has_head:
-                return Answer(round, hidden.encode(output, self._codec(ask)))
+                return Answer(round, activation_codec.encode(output, self._codec(ask)))
             if labels_BT is None:
-                return Answer(round, hidden.encode(output[:, -1], "fp32"))
-        except hidden.HiddenError as error:
+                return Answer(round, activation_codec.encode(output[:, -1], "fp32"))
+        except activation_codec.HiddenError as error:
             return Trouble(MALFORMED, str(error))
         labels_N = labels_BT.to(output.device).flatten()
         loss_sum = functional.cross_entropy(output.flatten(0, 1), labels_N, reduction="sum").item()
@@ -96,13 +96,13 @@ class ForwardWork:
         if self.span.has_embedding:
             return self._tokens(ask, rest), labels
         shape = (ask.sequences, ask.tokens, self.manifest.model.width)
-        return hidden.decode(rest, shape, self._codec(ask)), labels
+        return activation_codec.decode(rest, shape, self._codec(ask)), labels
 
     def _tokens(self, ask: AskForward, data: bytes) -> Tensor:
         """int64 [B, T]."""
         values = np.frombuffer(data, "<i4")
         if values.min() < 0 or values.max() >= self.manifest.model.vocabulary:
-            raise hidden.HiddenError("tokens outside the vocabulary")
+            raise activation_codec.HiddenError("tokens outside the vocabulary")
         return torch.from_numpy(values.astype(np.int64)).view(ask.sequences, ask.tokens)
 
     def _version(self, wanted: int) -> tuple[int, dict[str, Tensor]] | Trouble:

@@ -16,18 +16,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from peers.compute import BACKWARD, FORWARD, Compute
-from peers.inference.forward_work import Answer, ForwardWork
-from peers.inference.visitors import Visitors
-from peers.microbatch_work import Trouble
-from peers.neighbourhood import Neighbourhood
-from peers.snapshots import Snapshots
-from peers.stage_part import StagePart
-from peers.timer import Timer
-from protocols.messages import AskForward, Declined, Forwarded
+from peers.compute.executor import BACKWARD, FORWARD, Compute
+from peers.compute.stage_part import StagePart
+from peers.network.neighbourhood import Neighbourhood
+from peers.runtime.timer import Timer
+from peers.state.snapshot_store import Snapshots
+from peers.worker.inference.forward_compute import Answer, ForwardWork
+from peers.worker.inference.visitor_links import Visitors
+from peers.worker.pipeline.microbatch_compute import Trouble
+from protocols.messages.table import AskForward, Declined, Forwarded
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest
-from swarmnet.requests import ASKED_AT_ONCE, BUSY, MALFORMED, MOST_SEQUENCES, WRONG_STAGE
+from swarmnet.inference.machine import ASKED_AT_ONCE, BUSY, MALFORMED, MOST_SEQUENCES, WRONG_STAGE
+from swarmnet.run.manifest import Manifest
 
 MOST_WAITING = 16
 MOST_WAITING_BYTES = 64 << 20

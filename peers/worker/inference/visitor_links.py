@@ -11,22 +11,22 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from peers.neighbourhood import Neighbourhood
-from peers.strangers import Strangers
-from peers.timer import Timer
-from protocols.envelope import run_bytes
+from peers.network.neighbourhood import Neighbourhood
+from peers.network.one_off_replies import Strangers
+from peers.runtime.timer import Timer
 from protocols.errors import WireError
-from protocols.message_fields import Body
-from protocols.messages import Hello, Message
-from protocols.transport import Link
+from protocols.fields import Body
+from protocols.messages.table import Hello, Message
+from protocols.ports import Link
+from protocols.signed.envelope import run_bytes
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import WIRE_VERSION
+from swarmnet.run.manifest import WIRE_VERSION
 
 OPEN_SECONDS = 8.0
 """As for any link (lanes.DIAL_SECONDS)."""
 IDLE_SECONDS = 60.0
 MOST_VISITORS = 16
-"""At once. Others are answered one by one over links that are closed again (strangers.py)."""
+"""At once. Others are answered one by one over links that are closed again (network/one_off_replies.py)."""
 QUIET_SECONDS = 5.0
 """Who was told nothing for so long makes room for a new visitor."""
 MOST_WAITING = 16

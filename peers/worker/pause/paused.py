@@ -6,21 +6,21 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from peers.lanes import DIAL_SECONDS
+from peers.config.run_file import SignedManifest
+from peers.network.channels import DIAL_SECONDS
+from peers.network.discovery.announcer import Presence
 from peers.network.discovery.claims import Claims, plain_name
-from peers.presence import Presence
-from peers.roles.role import Network, Process
-from peers.run_file import SignedManifest
-from peers.status import Status
-from protocols.envelope import run_bytes
+from peers.role import Network, Process
+from peers.telemetry.console import Status
 from protocols.errors import WireError
-from protocols.message_fields import Body
-from protocols.messages import AskManifest, Bye, Hello, Lane, ManifestIs, Message
-from protocols.peer_record import NO_STAGE
-from protocols.terms import Terms
-from protocols.transport import Transport
+from protocols.fields import Body
+from protocols.messages.table import AskManifest, Bye, Hello, Lane, ManifestIs, Message
+from protocols.messages.terms import Terms
+from protocols.ports import Transport
+from protocols.signed.envelope import run_bytes
+from protocols.signed.peer_record import NO_STAGE
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import WIRE_VERSION
+from swarmnet.run.manifest import WIRE_VERSION
 
 MOST_ANSWERS = 8
 """Strangers that are answered at a time; whoever is not asks somebody else."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from peers.limits.watch import Why
-from peers.supervision import until_one_ends
+from peers.compute.limits_watch import Why
+from peers.runtime.supervision import until_one_ends
 
 REASONS: Mapping[Why, str] = {
     "user": "somebody here asked for it; `swarmnet resume` goes on",

@@ -1,1 +1,1 @@
-"""Leaving out stages judged: topologies, play of microbatches, plans that a search finds, the bench."""
+"""A worker's microbatches: the shell of the machine in swarmnet/pipeline."""

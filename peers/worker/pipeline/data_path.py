@@ -13,26 +13,26 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from peers.act_checks import Arrival, checked_act
-from peers.ahead import Ahead
-from peers.compute import BACKWARD, FORWARD, Compute
-from peers.memory import memory_bytes
-from peers.microbatch_work import Bodies, Computed, MicrobatchWork, Source, Trouble
-from peers.neighbourhood import Neighbourhood
-from peers.stage_part import StagePart
-from peers.timer import Timer
-from peers.timings import Timings
-from protocols.messages import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Message, Nack, Path
-from swarmnet import pipeline_events as events
-from swarmnet.bodies import encoded_bytes
-from swarmnet.flow import Flow, graphs_that_fit
+from peers.compute.executor import BACKWARD, FORWARD, Compute
+from peers.compute.process_memory import memory_bytes
+from peers.compute.stage_part import StagePart
+from peers.network.neighbourhood import Neighbourhood
+from peers.runtime.timer import Timer
+from peers.telemetry.counters import Timings
+from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork, Source, Trouble
+from peers.worker.pipeline.reservations import Ahead
+from peers.worker.pipeline.validate_act import Arrival, checked_act
+from protocols.messages.table import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Message, Nack, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.ledger import Ledger, RecentLoss
-from swarmnet.manifest import Manifest
-from swarmnet.next_hop import NextHop, Straight
-from swarmnet.pipeline import Pipeline
-from swarmnet.router import Router
-from swarmnet.skipping import Skipping
+from swarmnet.pipeline import events
+from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
+from swarmnet.pipeline.ledger import Ledger, RecentLoss
+from swarmnet.pipeline.machine import Pipeline
+from swarmnet.routing.load_balancer import Router
+from swarmnet.routing.next_hop import NextHop, Straight
+from swarmnet.routing.skipping import Skipping
+from swarmnet.run.activation_sizes import encoded_bytes
+from swarmnet.run.manifest import Manifest
 
 NACK_CODES = frozenset(
     {"committed", "deadline", "malformed", "not_finite", "not_ready", "wrong_stage", "illegal_path",

@@ -12,13 +12,13 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from peers.stage_part import Computes
-from peers.timings import CodecCounts, Coded, Timings
-from swarmnet import hidden
+from peers.compute.stage_part import Computes
+from peers.telemetry.counters import CodecCounts, Coded, Timings
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.manifest import Manifest
-from swarmnet.sizes import Judgement, Sizes
-from swarmnet.stage import StageError
+from swarmnet.model import activation_codec
+from swarmnet.model.sizes import Judgement, Sizes
+from swarmnet.model.stage_compute import StageError
+from swarmnet.run.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class MicrobatchWork:
             if inputs is None:
                 try:
                     inputs = self._decode("activation", kept.output, kept.shape)
-                except hidden.HiddenError as error:
+                except activation_codec.HiddenError as error:
                     judgement = _judged(self.hidden_sizes, kept.sender, inf)
                     return replace(_blamed(kept.sender, "malformed", str(error), judgement), again=False)
                 if trouble := self._far_off(kept.sender, _norm(inputs)):
@@ -132,7 +132,7 @@ class MicrobatchWork:
                 return Computed(self._encode("activation", output_BTD), _shape(output_BTD))
             assert kept.labels is not None, "the last stage got its labels with the ACT"
             finished = self.stage_compute.finish(key, inputs, kept.labels)
-        except (StageError, hidden.HiddenError) as error:
+        except (StageError, activation_codec.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
         self._gathered(kept, finished.tokens)
         gradient = finished.hidden_gradient
@@ -143,7 +143,7 @@ class MicrobatchWork:
         source = kept.answerer
         try:
             below = self._decode("gradient", kept.gradient, kept.shape)
-        except hidden.HiddenError as error:
+        except activation_codec.HiddenError as error:
             return _blamed(source, "malformed", str(error), _judged(self.gradient_sizes, source, inf))
         judgement = _judged(self.gradient_sizes, source, _norm(below))
         if not judgement.gain:
@@ -176,7 +176,7 @@ class MicrobatchWork:
 
     def _encode(self, kind: Coded, tensor: Tensor) -> bytes:
         began = perf_counter()
-        encoded = hidden.encode(tensor, self.codec)
+        encoded = activation_codec.encode(tensor, self.codec)
         self.codings.encoded(kind, began, tensor.numel(), len(encoded))
         return encoded
 
@@ -184,13 +184,13 @@ class MicrobatchWork:
         """Always, for it is added here already: what is finite in fp32 may be beyond the end of bf16."""
         try:
             return self._encode("gradient", gradient)
-        except hidden.HiddenError:
+        except activation_codec.HiddenError:
             most = torch.finfo(torch.bfloat16).max
             return self._encode("gradient", gradient.clamp(-most, most))
 
     def _decode(self, kind: Coded, data: bytes, shape: tuple[int, int, int]) -> Tensor:
         began = perf_counter()
-        decoded = hidden.decode(data, shape, self.codec)
+        decoded = activation_codec.decode(data, shape, self.codec)
         self.codings.decoded(kind, began)
         return decoded
 

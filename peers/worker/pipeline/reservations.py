@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
-from peers.act_checks import unfit_way
-from peers.compute import Compute
-from peers.neighbourhood import Neighbourhood
-from peers.timer import Timer
-from protocols.messages import NO_ATTEMPT, Ask, Cancel, Held, Message, Path, Place, Prospect
-from protocols.scouting_messages import MOST_BOOKINGS, MOST_COSTS, Booked, Cost
-from swarmnet.bookings import Booking, Load, that_counts
+from peers.compute.executor import Compute
+from peers.network.neighbourhood import Neighbourhood
+from peers.runtime.timer import Timer
+from peers.worker.pipeline.validate_act import unfit_way
+from protocols.messages.reservations import MOST_BOOKINGS, MOST_COSTS, Booked, Cost
+from protocols.messages.table import NO_ATTEMPT, Ask, Cancel, Held, Message, Path, Place, Prospect
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.pipeline import Pipeline
-from swarmnet.places import Places
-from swarmnet.scouting import Asking, Quest, Scouting
-from swarmnet.skipping import Skipping
+from swarmnet.pipeline.machine import Pipeline
+from swarmnet.routing.capacity import Booking, Load, that_counts
+from swarmnet.routing.reservation_requests import Asking, Quest, Scouting
+from swarmnet.routing.reservations import Places
+from swarmnet.routing.skipping import Skipping
 
 TELL_SECONDS = 0.1
 """News are gathered for so long; a question that is refused brings them at once."""

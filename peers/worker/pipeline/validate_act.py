@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peers.microbatch_work import Trouble
-from protocols.messages import Act
-from swarmnet.bodies import encoded_bytes
+from peers.worker.pipeline.microbatch_compute import Trouble
+from protocols.messages.table import Act
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.manifest import Manifest
-from swarmnet.membership import Membership
-from swarmnet.next_hop import NextHop
-from swarmnet.paths import Header, IllegalPath
+from swarmnet.membership.machine import Membership
+from swarmnet.routing.next_hop import NextHop
+from swarmnet.run.activation_sizes import encoded_bytes
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.path_rules import Header, IllegalPath
 
 
 @dataclass(frozen=True, slots=True)

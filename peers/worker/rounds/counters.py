@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from peers.timings import CodecCounts, Timings
-from swarmnet.concord import Concord
-from swarmnet.round_events import ApplyRound
-from swarmnet.rounds import GroupRounds
+from peers.telemetry.counters import CodecCounts, Timings
+from swarmnet.optimizer.vote_agreement import Concord
+from swarmnet.rounds.events import ApplyRound
+from swarmnet.rounds.machine import GroupRounds
 
 Outcome = Literal["completed", "deadline", "alone", "empty", "replayed"]
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from peers.checkpoint import STATEMENT_BYTES, state_digest
-from peers.neighbourhood import Neighbourhood
-from peers.run_file import SignedManifest
-from peers.snapshots import Weights
-from peers.update_work import Settled
-from protocols.envelope import Kind, open_envelope, seal
+from peers.config.run_file import SignedManifest
+from peers.network.neighbourhood import Neighbourhood
+from peers.state.checkpoint_file import STATEMENT_BYTES, state_digest
+from peers.state.snapshot_store import Weights
+from peers.worker.rounds.update_compute import Settled
 from protocols.errors import BadSignature, Malformed, WireError
-from protocols.identity import Identity
-from protocols.messages import MOST_STATEMENTS, Statements
-from swarmnet.branches import START
+from protocols.messages.table import MOST_STATEMENTS, Statements
+from protocols.signed.envelope import Kind, open_envelope, seal
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
-from swarmnet.round_events import Resynchronise
-from swarmnet.settled_digests import Root, SettledDigests, Statement
+from swarmnet.rounds.events import Resynchronise
+from swarmnet.rounds.history import START
+from swarmnet.snapshots.digest_votes import Root, SettledDigests, Statement
 
 
 class SignedDigests:

@@ -19,17 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from peers.config.atomic_files import write_atomically
+from peers.config.run_file import SignedManifest
 from peers.errors import UserError
-from peers.files import write_atomically
-from peers.neighbourhood import Neighbourhood
-from peers.run_file import SignedManifest
-from protocols.envelope import claimed
+from peers.network.neighbourhood import Neighbourhood
 from protocols.errors import Backlog, Malformed, WireError
-from protocols.identity import Identity
-from protocols.messages import ReceiptIs
-from protocols.receipts import open_receipt, seal_receipt
+from protocols.messages.table import ReceiptIs
+from protocols.signed.envelope import claimed
+from protocols.signed.identity import Identity
+from protocols.signed.receipts import open_receipt, seal_receipt
 from swarmnet.identifiers import PeerId
-from swarmnet.receipts import (
+from swarmnet.rounds.receipts import (
     BLOCKS_BACK,
     BLOCKS_KEPT,
     SIGNERS_KEPT,
@@ -40,7 +40,7 @@ from swarmnet.receipts import (
 )
 
 if TYPE_CHECKING:
-    from peers.update_work import Settled
+    from peers.worker.rounds.update_compute import Settled
 
 FILE_NAME = "receipts.jsonl"
 MOST_UNDUE, MOST_UNDUE_PEERS = 32, 1024

@@ -9,15 +9,15 @@ from itertools import islice
 from time import perf_counter
 from typing import Protocol
 
-from peers.round_counts import RoundCounts
-from peers.stage_part import Computes
-from protocols.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
-from protocols.identity import Identity
-from protocols.told_tokens import told
+from peers.compute.stage_part import Computes
+from peers.worker.rounds.counters import RoundCounts
+from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.identity import Identity
+from protocols.signed.told_tokens import told
 from swarmnet.identifiers import ContributionId, PeerId, RunId
-from swarmnet.method import GradientError, Method
-from swarmnet.replica import Replica
-from swarmnet.round_events import (
+from swarmnet.optimizer.method import GradientError, Method
+from swarmnet.optimizer.replica import Replica
+from swarmnet.rounds.events import (
     ApplyRound,
     GiveBack,
     MakeContribution,

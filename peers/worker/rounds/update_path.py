@@ -10,22 +10,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from peers.compute import UPDATE, Compute
-from peers.giving import Giving
-from peers.neighbourhood import Neighbourhood
-from peers.snapshots import Weights
-from peers.timer import Timer
-from peers.update_messages import (
+from peers.compute.executor import UPDATE, Compute
+from peers.network.neighbourhood import Neighbourhood
+from peers.runtime.timer import Timer
+from peers.state.snapshot_store import Weights
+from peers.worker.rounds.update_compute import Add, Made, Operation, Settled, UpdateWork
+from peers.worker.rounds.upload_scheduler import Giving
+from peers.worker.rounds.wire_events import (
     REFERENCES_PER_MESSAGE,
     read_progress,
     read_reference,
     write_announces,
     write_progress,
 )
-from peers.update_work import Add, Made, Operation, Settled, UpdateWork
-from protocols.envelope import ENVELOPE_BYTES, Kind, claimed, open_envelope
 from protocols.errors import BadSignature, Malformed, WireError
-from protocols.messages import (
+from protocols.messages.table import (
     Announce,
     AskChain,
     AskIds,
@@ -35,17 +34,18 @@ from protocols.messages import (
     Progress,
     Want,
 )
-from protocols.told_tokens import tokens_in
-from swarmnet import round_events as events
-from swarmnet.branches import START, SettledSet
+from protocols.signed.envelope import ENVELOPE_BYTES, Kind, claimed, open_envelope
+from protocols.signed.told_tokens import tokens_in
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.makers import MakerCounts
-from swarmnet.manifest import Manifest
-from swarmnet.method import ContributionError
-from swarmnet.offers import Offers, Past
-from swarmnet.rates import Rates
-from swarmnet.round_sets import kept_rounds
-from swarmnet.rounds import GroupRounds
+from swarmnet.optimizer.method import ContributionError
+from swarmnet.rounds import events
+from swarmnet.rounds.contribution_sets import kept_rounds
+from swarmnet.rounds.history import START, SettledSet
+from swarmnet.rounds.machine import GroupRounds
+from swarmnet.rounds.makers import MakerCounts
+from swarmnet.rounds.own_contributions import Offers, Past
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.rates import Rates
 
 MOST_OVERSHOOT = 4
 """A round that has to wait gathers more than its target; a liar adds no more than this to the count."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from peers.timer import HasTime, Timer
+from peers.runtime.timer import HasTime, Timer
 from swarmnet.identifiers import ContributionId, PeerId
 
 QUEUE_BYTES = 256 * 1024

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from protocols.messages import Announce, OpenRound, Progress
-from protocols.messages import Reference as WireReference
+from protocols.messages.table import Announce, OpenRound, Progress
+from protocols.messages.table import Reference as WireReference
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.round_events import OpenSet, ProgressArrived, Reference, SendProgress
+from swarmnet.rounds.events import OpenSet, ProgressArrived, Reference, SendProgress
 
 REFERENCES_PER_MESSAGE = 256
 """A reference takes about 90 bytes; a message header holds 64 KiB."""

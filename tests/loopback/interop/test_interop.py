@@ -27,20 +27,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers.demo.peers import DemoPeer, start
-from peers.demo.show import LOOPBACK
+from peers.config.run_file import publish
 from peers.errors import how_to_install
-from peers.run_file import publish
-from protocols.daemon import LOOPBACK as LOOPBACK_ONLY
-from protocols.daemon import Daemon
-from protocols.dht import DhtDirectory
-from protocols.envelope import ENVELOPE_BYTES
-from protocols.frames import FrameWriter
-from protocols.gate import PING
-from protocols.hivemind_parts import dht_pb2
-from protocols.identity import create, load_or_create, public_key_bytes
-from protocols.messages import AnyMessage, PeerRecord, decode
-from protocols.records import manifest_key, open_manifest, open_record, stage_key
+from peers.lab.processes.demo import LOOPBACK
+from peers.lab.processes.processes import DemoPeer, start
+from protocols.daemon.hivemind_imports import dht_pb2
+from protocols.daemon.p2pd import LOOPBACK as LOOPBACK_ONLY
+from protocols.daemon.p2pd import Daemon
+from protocols.dht.directory import DhtDirectory
+from protocols.dht.validator import PING
+from protocols.framing.frames import FrameWriter
+from protocols.messages.table import AnyMessage, PeerRecord, decode
+from protocols.signed.envelope import ENVELOPE_BYTES
+from protocols.signed.identity import create, load_or_create, public_key_bytes
+from protocols.signed.records import manifest_key, open_manifest, open_record, stage_key
 from swarmnet.identifiers import PeerId, RunId
 
 HERE = Path(__file__).parent

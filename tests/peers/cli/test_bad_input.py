@@ -21,18 +21,18 @@ from pathlib import Path
 import pytest
 from swarm import Swarm, shared_rounds, tiny_manifest
 
-from peers import checkpoint
-from peers.run_file import SignedManifest, load_signed, published_text
-from peers.stage_part import real_part
-from peers.virtual_time import run as run_virtual
-from protocols.identity import Identity, load
-from protocols.memory import Conditions
-from protocols.messages import Chunk
-from protocols.orders import seal_order
-from swarmnet import orders
-from swarmnet.branches import START
-from swarmnet.manifest import owner_statement
-from swarmnet.orders import NO_ORDER
+from peers.compute.stage_part import real_part
+from peers.config.run_file import SignedManifest, load_signed, published_text
+from peers.lab.world.virtual_time import run as run_virtual
+from peers.state import checkpoint_file
+from protocols.memory.transport import Conditions
+from protocols.messages.table import Chunk
+from protocols.signed.identity import Identity, load
+from protocols.signed.orders import seal_order
+from swarmnet.rounds.history import START
+from swarmnet.run import owner_orders
+from swarmnet.run.manifest import owner_statement
+from swarmnet.run.owner_orders import NO_ORDER
 
 OWNER = Identity.from_seed(b"the owner of the run")
 LONGEST_SECONDS = 120.0
@@ -62,7 +62,7 @@ def place(tmp_path, monkeypatch):
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "peers.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "peers.cli.main", *map(str, arguments)]
 
 
 def refused(*arguments, says):
@@ -226,7 +226,7 @@ def test_who_may_not_take_part_ends_with_the_reason_and_the_owners_contact(place
     file = peer_file(role=role, run="tiny.run.json", **keys)
     refused("run", file, says=["by invite only", "this peer has none (key `invite`)", "owner@example.org"])
     me = load(Path("here/identity.key")).peer_id
-    order = replace(orders.ban(NO_ORDER, me, "fills disks"), sequence=1)
+    order = replace(owner_orders.ban(NO_ORDER, me, "fills disks"), sequence=1)
     Path("here/order.bin").write_bytes(seal_order(OWNER, signed.run_id, order).data)
     refused("run", file, says=["the run's owner has banned this peer: fills disks", "owner@example.org"])
     assert not Path("archive").exists()
@@ -309,7 +309,7 @@ def write_checkpoints(signed, rounds):
     part = real_part(signed.manifest, 0)
     units = part.first_units()
     return [
-        checkpoint.write(Path("here/checkpoints"), signed.manifest, 0, number, START, units, part.layout)
+        checkpoint_file.write(Path("here/checkpoints"), signed.manifest, 0, number, START, units, part.layout)
         for number in rounds
     ]
 

@@ -11,19 +11,19 @@ from types import SimpleNamespace
 import pytest
 from typed import BOOTSTRAP, files_below, refused, write
 
-from peers import cli
+from peers.cli import main as cli
 from peers.config.peer_file import DemoOptions
-from peers.demo.show import run_demo
+from peers.config.run_file import load_signed
 from peers.errors import UserError
-from peers.run_file import load_signed
+from peers.lab.processes.demo import run_demo
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def test_help_needs_neither_torch_nor_hivemind():
     code = (
-        "import sys, peers.cli\n"
-        "try: peers.cli.main(['--help'])\n"
+        "import sys, peers.cli.main\n"
+        "try: peers.cli.main.main(['--help'])\n"
         "except SystemExit as end: assert end.code == 0, end.code\n"
         "heavy = {'torch', 'hivemind', 'numpy', 'grpc'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
@@ -94,7 +94,7 @@ def test_a_mistake_in_a_peer_file_stops_before_anything_is_written(swarmnet, sta
 def test_run_starts_the_peer_that_was_typed_and_returns_its_exit_code(swarmnet, monkeypatch):
     seen = []
     stand_in = SimpleNamespace(run_peer_file=lambda it, _joined, _others: seen.append(it) or 3)
-    monkeypatch.setitem(sys.modules, "peers.peer", stand_in)
+    monkeypatch.setitem(sys.modules, "peers.process.process", stand_in)
     monkeypatch.setenv("SWARMNET__SLOTS", "9")
     write("p.yaml", "role: bootstrap\nthreads: 2\n")
     assert swarmnet("run", "p.yaml", "--set", "metrics.listen=off", "--set", "threads=3")[0] == 3
@@ -336,7 +336,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback():
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "peers.cli", "config", "explain"],
+        [sys.executable, "-m", "peers.cli.main", "config", "explain"],
         stdout=writer,
         stderr=subprocess.PIPE,
         timeout=60,

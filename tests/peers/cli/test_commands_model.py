@@ -7,11 +7,11 @@ import pytest
 import torch
 from typed import typing
 
-from peers.checkpoint import Model
 from peers.errors import UserError
+from peers.state.checkpoint_file import Model
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Data, Manifest, ModelShape, Source
-from swarmnet.parameters import parameter_shapes
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.run.manifest import Data, Manifest, ModelShape, Source
 
 SHAPE = ModelShape(width=16, layers=2, heads=2, key_value_heads=1, head_width=8, feed_forward=24, context=64)
 MANIFEST = Manifest("tiny", PeerId("owner"), stages=(1, 1), model=SHAPE, data=Data(sequence_tokens=32))
@@ -34,7 +34,7 @@ def swarmnet(monkeypatch, capsys, tmp_path):
             raise UserError(f"{source}: no checkpoint is there")
         return Model(MANIFEST, (random_stage(0), random_stage(1)), 5)
 
-    monkeypatch.setattr("peers.checkpoint.newest", newest)
+    monkeypatch.setattr("peers.state.checkpoint_file.newest", newest)
     text = b"for each in range(10):\n    print(each)\n" * 9
     monkeypatch.setattr("peers.data.documents.held_out_text", lambda: text)
     monkeypatch.chdir(tmp_path)
@@ -57,7 +57,7 @@ def test_an_exported_model_writes_the_same_text_as_its_checkpoint(swarmnet, tmp_
 def test_a_folder_is_replaced_only_when_told_and_that_is_said_before_anything_is_read(swarmnet, monkeypatch):
     assert swarmnet("export", "--hf", "model", "--from", "state")[0] == 0
     with monkeypatch.context() as changed:
-        changed.setattr("peers.checkpoint.newest", lambda source: pytest.fail("read a checkpoint"))
+        changed.setattr("peers.state.checkpoint_file.newest", lambda source: pytest.fail("read a checkpoint"))
         code, _, err = swarmnet("export", "--hf", "model", "--from", "state")
     assert (code, len(err.splitlines())) == (2, 1)
     assert "exists already" in err
@@ -72,7 +72,7 @@ def test_a_tokenizer_is_opened_where_a_person_says_and_never_where_a_manifest_do
     theirs.write_text("no tokenizer, but a secret of this machine")
     manifest = replace(MANIFEST, data=replace(MANIFEST.data, tokenizer=str(theirs)))
     model = Model(manifest, (random_stage(0), random_stage(1)), 5)
-    monkeypatch.setattr("peers.checkpoint.newest", lambda source: model)
+    monkeypatch.setattr("peers.state.checkpoint_file.newest", lambda source: model)
     code, _, err = swarmnet(*command, "--from", "state")
     assert (code, len(err.splitlines())) == (2, 1)
     assert "say where it is on this machine: --tokenizer FILE" in err
@@ -89,7 +89,7 @@ def test_a_run_of_its_own_text_is_scored_only_on_a_text_that_a_person_names(
     sources = tuple(Source(path, path) for path in paths)
     manifest = replace(MANIFEST, data=replace(MANIFEST.data, sources=sources))
     model = Model(manifest, (random_stage(0), random_stage(1)), 5)
-    monkeypatch.setattr("peers.checkpoint.newest", lambda source: model)
+    monkeypatch.setattr("peers.state.checkpoint_file.newest", lambda source: model)
     command = ["export", "--hf", "model", "--from", "state", "--replace"]
     code, out, err = swarmnet(*command)
     assert (code, "score" in out) == (0, False)

@@ -15,19 +15,20 @@ import pytest
 from swarm import OWNER, sign, tiny_manifest
 from typed import BOOTSTRAP, files_below, refused
 
-from peers import fetching, virtual_time
+from peers.compute.memory_budget import all_needs, gib
+from peers.config import run_url
 from peers.config.limits import LimitsFile
 from peers.config.peer_file import load
+from peers.config.run_file import published_text
+from peers.config.run_url import fetch_run
 from peers.errors import UserError
-from peers.fetching import fetch_run
-from peers.fitting import all_needs, gib
-from peers.introduction import machine_line, pace_of, run_line, swarm_line, traffic_line
-from peers.run_file import published_text
-from protocols.identity import load as load_identity
-from protocols.invites import invite_text, seal_invite
-from protocols.messages import PeerRecord
-from protocols.records import SignedRecord
-from swarmnet.traffic import contribution_bytes, traffic_of
+from peers.lab.world import virtual_time
+from peers.worker.startup_summary import machine_line, pace_of, run_line, swarm_line, traffic_line
+from protocols.messages.table import PeerRecord
+from protocols.signed.identity import load as load_identity
+from protocols.signed.invites import invite_text, seal_invite
+from protocols.signed.records import SignedRecord
+from swarmnet.resources.bandwidth_estimate import contribution_bytes, traffic_of
 
 SIGNED = sign(tiny_manifest())
 
@@ -137,7 +138,7 @@ def joined(monkeypatch):
     """Stands in for the peer process; lists what is called when a bootstrap has answered."""
     calls = []
     stand_in = SimpleNamespace(run_peer_file=lambda _, joined, _others: calls.append(joined) or 0)
-    monkeypatch.setitem(sys.modules, "peers.peer", stand_in)
+    monkeypatch.setitem(sys.modules, "peers.process.process", stand_in)
     return calls
 
 
@@ -233,7 +234,7 @@ def test_a_url_that_is_not_what_it_should_be_writes_nothing(
     address, pages = web
     text = published_text(SIGNED)
     signature = SIGNED.signature.hex()
-    pages["/endless.json"] = (200, b" " * (fetching.MOST_BYTES + 1))
+    pages["/endless.json"] = (200, b" " * (run_url.MOST_BYTES + 1))
     pages["/forged.json"] = (200, text.replace(signature, OWNER.sign(b"something else").hex()).encode())
     pages["/html.json"] = (200, b"<html>")
     before = files_below(tmp_path)
@@ -331,7 +332,7 @@ def dripping(start):
     ids=["body", "header"],
 )
 def test_a_server_that_drips_is_given_up(monkeypatch, start):
-    monkeypatch.setattr(fetching, "FETCH_SECONDS", 0.3)
+    monkeypatch.setattr(run_url, "FETCH_SECONDS", 0.3)
     with dripping(start) as (url, finished):
         with pytest.raises(UserError, match="is not there after"):
             fetch_run(url)

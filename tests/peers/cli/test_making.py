@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from peers.data.tokenizer import open_tokenizer
-from protocols.identity import load
+from protocols.signed.identity import load
 
 WORDS = "the quick brown fox jumps over the lazy dog\n" * 40
 
@@ -53,7 +53,7 @@ def test_a_short_text_makes_fewer_tokens_and_that_is_said(swarmnet):
 
 
 def test_a_text_larger_than_memory_should_hold_is_read_a_part_at_a_time(swarmnet, monkeypatch):
-    from peers.data import training
+    from peers.data import train_tokenizer
 
     seen = []
 
@@ -62,7 +62,7 @@ def test_a_text_larger_than_memory_should_hold_is_read_a_part_at_a_time(swarmnet
             seen.append(len(block))
             yield block
 
-    monkeypatch.setattr(training, "pieces_of", pieces_of)
+    monkeypatch.setattr(train_tokenizer, "pieces_of", pieces_of)
     Path("long.txt").write_text(WORDS * 2000)
     assert swarmnet("tokenizer", "long.txt", "--vocabulary", 260)[0] == 0
     assert len(seen) > 1

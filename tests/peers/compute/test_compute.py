@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from peers.compute import FORWARD, ThreadCompute
+from peers.compute.executor import FORWARD, ThreadCompute
 
 
 async def worked(share: float) -> tuple[float, float]:

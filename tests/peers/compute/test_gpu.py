@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from peers.stage_part import real_part
+from peers.compute.stage_part import real_part
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest, ModelShape, Sync
-from swarmnet.replica import Replica
+from swarmnet.optimizer.replica import Replica
+from swarmnet.run.manifest import Manifest, ModelShape, Sync
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 

@@ -10,18 +10,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from peers.compute.limits_watch import LimitsWatch
+from peers.compute.machine_use import NoGpu, Nvidia, gpu_use
 from peers.config.limits import LimitsFile
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
-from peers.doctor import graphics
-from peers.doctor.graphics import Graphics
-from peers.doctor.show import run_doctor
-from peers.limits.machine import NoGpu, Nvidia, gpu_use
-from peers.limits.watch import LimitsWatch
-from peers.metrics import Metrics
-from peers.roles.pausing import Pausing
-from peers.roles.worker import WorkerRole
-from swarmnet.idleness import Idleness, IdleRules
+from peers.telemetry.metrics import Metrics
+from peers.tools.doctor import gpu
+from peers.tools.doctor.gpu import Graphics
+from peers.tools.doctor.show import run_doctor
+from peers.worker.pause.pausing import Pausing
+from peers.worker.role import WorkerRole
+from swarmnet.resources.idleness import Idleness, IdleRules
 
 CPU, GPU, SECOND = torch.device("cpu"), torch.device("cuda"), torch.device("cuda", 1)
 HERE, THERE = "GPU-here", "GPU-there"
@@ -176,7 +176,7 @@ SEEN = Graphics("2.13.0", cuda_build="13.0", devices=(("Some GPU", 9 << 30, 10 <
 
 
 def test_the_doctor_says_when_only_when_idle_cannot_see_the_gpu():
-    line = graphics.unwatched(SEEN, "auto", only_when_idle=True)
+    line = gpu.unwatched(SEEN, "auto", only_when_idle=True)
     assert line is not None
     assert (line.check, line.level) == ("gpu", "warn")
     assert line.fix.endswith("scripts/setup gpu")
@@ -193,11 +193,11 @@ def test_the_doctor_says_when_only_when_idle_cannot_see_the_gpu():
     ],
 )
 def test_and_says_nothing_where_it_can_or_need_not(found, wish, only_when_idle):
-    assert graphics.unwatched(found, wish, only_when_idle) is None
+    assert gpu.unwatched(found, wish, only_when_idle) is None
 
 
 def test_it_is_a_line_of_the_gpu_check(tmp_path, monkeypatch):
-    monkeypatch.setattr(graphics, "look", lambda: SEEN)
+    monkeypatch.setattr(gpu, "look", lambda: SEEN)
     data = {"role": "worker", "run": "ab" * 32, "state": str(tmp_path), "limits": {"only_when_idle": True}}
     config, out = check_typed(Typed("test", data), tmp_path, "test", {}), io.StringIO()
     assert run_doctor(config, must_be_reached=False, swarm=False, only=["gpu"], out=out) == 0

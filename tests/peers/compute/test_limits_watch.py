@@ -10,17 +10,17 @@ import psutil
 import pytest
 import torch
 
+from peers.compute.limits_watch import LimitsWatch
+from peers.compute.machine_use import OtherUse
+from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit
+from peers.compute.power import on_battery
+from peers.compute.process_memory import memory_bytes
 from peers.config.limits import LimitsFile
 from peers.errors import UserError
-from peers.fitting import all_needs, allowed_bytes, graphs_that_fit
-from peers.limits.machine import OtherUse
-from peers.limits.power import on_battery
-from peers.limits.watch import LimitsWatch
-from peers.memory import memory_bytes
-from peers.roles.pausing import Pausing
-from swarmnet.idleness import Idleness, IdleRules
-from swarmnet.manifest import Manifest, ModelShape
-from swarmnet.needs import DAEMON_BYTES
+from peers.worker.pause.pausing import Pausing
+from swarmnet.resources.idleness import Idleness, IdleRules
+from swarmnet.resources.memory_estimate import DAEMON_BYTES
+from swarmnet.run.manifest import Manifest, ModelShape
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -165,8 +165,8 @@ def test_others_use_what_the_machine_does_besides_this_process_and_those_named(m
 
     clock = SimpleNamespace(monotonic=lambda: now, process_time=lambda: own)
     system = SimpleNamespace(cpu_times=lambda: Times(*machine), Process=process, Error=psutil.Error)
-    monkeypatch.setattr("peers.limits.machine.time", clock)
-    monkeypatch.setattr("peers.limits.machine.psutil", system)
+    monkeypatch.setattr("peers.compute.machine_use.time", clock)
+    monkeypatch.setattr("peers.compute.machine_use.psutil", system)
     use = OtherUse()
     assert use.cores([77]) == 0.0, "nothing to compare with"
     now, own, daemon = now + 10.0, own + 9.0, daemon + 4.0

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from peers.peak import FILE_NAME, MachinePeak
+from peers.compute.peak_flops import FILE_NAME, MachinePeak
 
 CPU = torch.device("cpu")
 

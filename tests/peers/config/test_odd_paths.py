@@ -8,10 +8,10 @@ import pytest
 from sharp_weights import LLAMA, stage_weights
 from typed import files_below, refused, write
 
+from peers.config.atomic_files import is_file, is_folder, is_there
 from peers.errors import UserError
-from peers.files import is_file, is_folder, is_there
-from peers.home.export import export
-from peers.state_lock import only_one
+from peers.runtime.state_lock import only_one
+from peers.tools.model.export import export
 
 INVITE = "swarmnet-invite-1." + "A" * 400
 RUN = "ab" * 32
@@ -69,7 +69,7 @@ def test_only_a_peer_that_runs_is_said_to_use_a_state_folder(tmp_path, monkeypat
     def no_locks(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("peers.state_lock.fcntl.flock", no_locks)
+    monkeypatch.setattr("peers.runtime.state_lock.fcntl.flock", no_locks)
     with pytest.raises(UserError, match="cannot be locked: No locks available"), only_one(tmp_path):
         pass
 

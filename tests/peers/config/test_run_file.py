@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers.errors import ConfigError, UserError
-from peers.run_file import (
+from peers.config.run_file import (
     RunFileError,
     SignedManifest,
     from_published,
@@ -20,9 +19,10 @@ from peers.run_file import (
     publish,
     published_text,
 )
-from protocols.identity import Identity
+from peers.errors import ConfigError, UserError
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import (
+from swarmnet.run.manifest import (
     MANIFEST_LIMIT,
     Data,
     Manifest,

@@ -21,7 +21,7 @@ from peers.data.documents import (
     read_text,
 )
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer
-from swarmnet.manifest import STANDARD_LIBRARY
+from swarmnet.run.manifest import STANDARD_LIBRARY
 
 
 def text_of(*places: Path | str, **choices: Any) -> bytes:

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from swarm import sign, tiny_manifest
 
 from peers.config.peer_file import PeerFile, load
+from peers.config.run_file import load_manifest, published_text
 from peers.data.documents import Text, TextError, files_of, joined
-from peers.doctor.stage import judge_text
+from peers.data.local_text import missing_text, never_held, read_text_here, text_here
 from peers.errors import ConfigError, UserError
-from peers.roles.choosing import find_run
-from peers.run_file import load_manifest, published_text
-from peers.text_here import missing_text, never_held, read_text_here, text_here
+from peers.tools.doctor.stage_memory import judge_text
+from peers.worker.find_stage import find_run
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Data, Source
-from swarmnet.moving import MoveRules, View, choose_move, choose_stages
+from swarmnet.placement.policy import MoveRules, View, choose_move, choose_stages
+from swarmnet.run.manifest import Data, Source
 
 
 def unheard(_done, _all):

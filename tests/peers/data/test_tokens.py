@@ -11,9 +11,9 @@ from swarm import tokens_of
 from tokenizers import Tokenizer
 
 from peers.data.documents import BETWEEN_DOCUMENTS, Text, TextError, joined
+from peers.data.local_text import Tokenizing
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer, pieces_of
 from peers.data.tokens import encoded, tokens_on_disk
-from peers.text_here import Tokenizing
 
 
 @pytest.fixture

@@ -12,20 +12,21 @@ from hypothesis import strategies as st
 from needs import without_network
 from processes import times, until
 
-from peers import event_log, lan
 from peers.config.peer_file import check_typed
+from peers.config.run_file import publish
 from peers.config.yaml_lines import Typed
-from peers.demo.peers import start
 from peers.errors import UserError
-from peers.lan import ADDRESSES, SERVICE, heard, local_addresses, mark, neighbours
-from peers.run_file import publish
-from protocols.identity import Identity, load_or_create
+from peers.lab.processes.processes import start
+from peers.network.discovery import mdns
+from peers.network.discovery.mdns import ADDRESSES, SERVICE, heard, local_addresses, mark, neighbours
+from peers.telemetry import event_log
+from protocols.signed.identity import Identity, load_or_create
 
 PEER = Identity.from_seed(b"neighbour").peer_id
 NAME = f"{PEER}.{SERVICE}"
 RUN, OTHER = "ab" * 32, "cd" * 32
 HERE = "/ip4/192.168.1.5/tcp/31331"
-needs_zeroconf = pytest.mark.skipif(not lan.installed(), reason="zeroconf (the extra lan) is not installed")
+needs_zeroconf = pytest.mark.skipif(not mdns.installed(), reason="zeroconf (the extra lan) is not installed")
 
 
 def entries(run=RUN, *addresses):
@@ -88,7 +89,7 @@ async def test_a_peer_of_one_machine_only_is_left_alone_unless_its_file_insists(
 
 
 async def test_without_zeroconf_auto_goes_on_and_true_names_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(lan, "installed", lambda: False)
+    monkeypatch.setattr(mdns, "installed", lambda: False)
     assert await enter(peer_file(tmp_path), [HERE]) == (None, [])
     with pytest.raises(UserError, match="scripts/setup lan"):
         await enter(peer_file(tmp_path, lan=True), [HERE])

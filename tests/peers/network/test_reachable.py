@@ -7,8 +7,9 @@ from random import Random
 import pytest
 from on_p2pd import transports
 
+from peers.lab.world.virtual_time import run as run_virtual
 from peers.network.addresses import Addresses
-from peers.reachable import (
+from peers.network.reachability_probe import (
     AGAIN_SECONDS,
     HELPERS,
     RETRY_SECONDS,
@@ -17,11 +18,10 @@ from peers.reachable import (
     in_order,
     leads_here,
 )
-from peers.virtual_time import run as run_virtual
-from protocols.dial_back import DialBack, ask_dial_back
-from protocols.dialler import Dialled, can_dial
 from protocols.errors import PeerGone
-from protocols.identity import load
+from protocols.reachability.dial_back import DialBack, ask_dial_back
+from protocols.reachability.fresh_dial import Dialled, can_dial
+from protocols.signed.identity import load
 
 SEEN, HERE = "/ip4/8.8.4.4/tcp/40000", "/ip4/8.8.4.4/tcp/31331"
 SLOT = "/ip4/9.9.9.9/tcp/1/p2p/12D3KooWrelay/p2p-circuit"

@@ -7,18 +7,18 @@ import pytest
 from observed import NOON
 from swarm import OWNER, TINY_MODEL, sign, tiny_manifest
 
-from peers.observer.board import SHOWN_SOURCES, Board
 from peers.observer.metrics import SwarmMetrics
-from peers.observer.orders import SHOWN_ENTRIES, Ordered, Orders, Pause
+from peers.observer.owner_orders import SHOWN_ENTRIES, Ordered, Orders, Pause
+from peers.observer.page_json import SHOWN_SOURCES, Board
 from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
 from protocols.errors import Unreachable
-from protocols.identity import Identity
-from protocols.orders import seal_order
-from swarmnet import orders
-from swarmnet.manifest import Data, Source
-from swarmnet.orders import NO_ORDER, Ban, Order, Withdrawal
-from swarmnet.rates import Rate
+from protocols.signed.identity import Identity
+from protocols.signed.orders import seal_order
+from swarmnet.run import owner_orders
+from swarmnet.run.manifest import Data, Source
+from swarmnet.run.owner_orders import NO_ORDER, Ban, Order, Withdrawal
+from swarmnet.run.rates import Rate
 
 SIGNED = sign(tiny_manifest((1, 1, 1)))
 STRANGER = Identity.from_seed(b"stranger")
@@ -59,7 +59,7 @@ class Reading:
         return self.orders.ordered
 
 
-PAUSED = orders.pause(NO_ORDER, WHY)
+PAUSED = owner_orders.pause(NO_ORDER, WHY)
 
 
 async def test_a_pause_is_known_with_its_reason_and_its_time_whatever_is_ordered_after_it():
@@ -68,27 +68,29 @@ async def test_a_pause_is_known_with_its_reason_and_its_time_whatever_is_ordered
     nothing = await reading.of()
     assert (nothing.held, nothing.given_at, nothing.asked_at) == (False, None, NOON + 5)
     assert (await reading.of(PAUSED)).pause == Pause(NOON + 6, WHY)
-    banned = await reading.of(orders.ban(PAUSED, STRANGER.peer_id, "noise"))
+    banned = await reading.of(owner_orders.ban(PAUSED, STRANGER.peer_id, "noise"))
     assert (banned.held, banned.order.reason, banned.pause) == (True, "noise", Pause(NOON + 6, WHY))
-    resumed = await reading.of(orders.resume(banned.order, "on it goes"))
+    resumed = await reading.of(owner_orders.resume(banned.order, "on it goes"))
     assert (resumed.held, resumed.pause, resumed.order.reason) == (False, None, "on it goes")
-    again = await reading.of(orders.pause(resumed.order, "noise again"))
+    again = await reading.of(owner_orders.pause(resumed.order, "noise again"))
     assert again.pause.reason == "noise again"
 
 
 async def test_a_pause_that_was_taken_back_and_given_again_between_two_looks_is_the_new_one():
     reading = Reading()
     await reading.of(PAUSED)
-    twice = await reading.of(orders.resume(PAUSED, "mended"), orders.pause(NO_ORDER, "not mended"))
+    twice = await reading.of(
+        owner_orders.resume(PAUSED, "mended"), owner_orders.pause(NO_ORDER, "not mended")
+    )
     assert twice.pause == Pause(twice.given_at, "not mended")
 
 
 async def test_what_cannot_be_known_of_a_pause_is_not_made_up():
-    came_late = await Reading().of(orders.ban(PAUSED, STRANGER.peer_id, "noise"))
+    came_late = await Reading().of(owner_orders.ban(PAUSED, STRANGER.peer_id, "noise"))
     assert (came_late.held, came_late.pause, came_late.order.reason) == (True, None, "noise")
     reading = Reading()
     await reading.of(Order(reason="a checkpoint", checkpoint=1))
-    both = await reading.of(PAUSED, orders.ban(PAUSED, STRANGER.peer_id, "noise"))
+    both = await reading.of(PAUSED, owner_orders.ban(PAUSED, STRANGER.peer_id, "noise"))
     assert (both.held, both.pause) == (True, None)
 
 
@@ -114,7 +116,7 @@ async def test_only_the_owners_newest_order_counts():
     before = await reading.of(PAUSED)
     paused = reading.directory.order
     assert (await reading.of(Order(), owner=STRANGER)).order == before.order
-    resumed = await reading.of(orders.resume(PAUSED, ""))
+    resumed = await reading.of(owner_orders.resume(PAUSED, ""))
     reading.directory.order = paused
     assert (await reading.of()).order == resumed.order
 

@@ -15,16 +15,16 @@ from swarm import TINY_MODEL, sign, tiny_manifest
 
 from peers.config.peer_file import PeerFile
 from peers.errors import UserError
-from peers.http import MOST_REQUESTS, PageServer
-from peers.observer import board as boards
-from peers.observer.board import Board
+from peers.observer import page_json as boards
 from peers.observer.metrics import SHOWN, SwarmMetrics, document
-from peers.observer.orders import Ordered, Pause
+from peers.observer.owner_orders import Ordered, Pause
+from peers.observer.page_json import Board
 from peers.observer.pages import pages
 from peers.observer.picture import STATES, draw
 from peers.observer.sightings import Sightings
-from swarmnet.manifest import Paths
-from swarmnet.orders import Order
+from peers.runtime.http_server import MOST_REQUESTS, PageServer
+from swarmnet.run.manifest import Paths
+from swarmnet.run.owner_orders import Order
 
 SIGNED = sign(tiny_manifest((1, 1, 1)))
 PAUSED = Ordered(Order(int(NOON * 1e6), "why", paused=True), NOON, Pause(NOON, "why"))

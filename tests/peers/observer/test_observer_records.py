@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import sign, tiny_manifest
 
-from peers.claims import claims_of
+from peers.network.discovery.announcer import Presence
 from peers.network.discovery.claims import Claims, plain_name
-from peers.presence import Presence
-from protocols.envelope import Kind, seal
+from peers.worker.record_fields import claims_of
 from protocols.errors import Malformed
-from protocols.identity import Identity
-from protocols.memory import MemoryNetwork
-from protocols.messages import PeerRecord
-from protocols.records import RECORD_BYTES, open_record, seal_record
+from protocols.memory.transport import MemoryNetwork
+from protocols.messages.table import PeerRecord
+from protocols.signed.envelope import Kind, seal
+from protocols.signed.identity import Identity
+from protocols.signed.records import RECORD_BYTES, open_record, seal_record
 from swarmnet.identifiers import RunId
 
 RUN = RunId("ab" * 32)
@@ -75,7 +75,7 @@ def test_an_older_record_without_these_fields_is_still_read():
 
 
 def test_docs_wire_lists_the_fields_of_a_record_in_their_order():
-    page = (Path(__file__).parent.parent / "docs" / "wire.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "wire.md").read_text()
     (found,) = re.findall(r'`\["peer", (peer, stage,[^\]]*)\]`', page)
     assert found.replace("\n  ", " ").split(", ") == list(PeerRecord.__struct_fields__)
 

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from observed import NOON, Crowd, record
 
+from peers.network.discovery.claimed_tokens import MOST_KEPT, Contributions
 from peers.observer import sightings as rules
-from peers.observer.contributions import MOST_KEPT, Contributions
 from peers.observer.curve import MOST_POINTS, Curve
 from peers.observer.sightings import Sightings
-from peers.reasons import DEPARTURES
-from protocols.records import RECORD_SECONDS
+from peers.telemetry.reasons import DEPARTURES
+from protocols.signed.records import RECORD_SECONDS
 
 
 def seen(*records, at=NOON, stages=3):

@@ -6,18 +6,18 @@ from contextlib import asynccontextmanager
 import pytest
 from swarm import OWNER, Swarm, tiny_manifest
 
+from peers.lab.world.virtual_time import run
+from peers.network.discovery.announcer import Presence
 from peers.network.discovery.claims import Claims
-from peers.observer.orders import Orders
+from peers.observer.crawler import Walk, walk_seconds
+from peers.observer.owner_orders import Orders
 from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
-from peers.observer.walk import Walk, walk_seconds
-from peers.presence import Presence
-from peers.virtual_time import run
-from protocols.identity import Identity
-from protocols.orders import seal_order
-from protocols.peer_record import NO_STAGE
-from protocols.records import RECORD_SECONDS
-from swarmnet.orders import Order
+from protocols.signed.identity import Identity
+from protocols.signed.orders import seal_order
+from protocols.signed.peer_record import NO_STAGE
+from protocols.signed.records import RECORD_SECONDS
+from swarmnet.run.owner_orders import Order
 
 EYE = Identity.from_seed(b"the observer")
 PROMISED_SECONDS = 15.0

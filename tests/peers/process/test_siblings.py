@@ -15,32 +15,32 @@ from hypothesis import strategies as st
 from swarm import TINY_MODEL, tiny_manifest
 from two_peers import two_peers
 
-from peers.compute import FORWARD, UPDATE, InlineCompute, ThreadCompute
+from peers.compute.executor import FORWARD, UPDATE, InlineCompute, ThreadCompute
+from peers.compute.memory_budget import all_needs, graphs_that_fit_together, together
+from peers.compute.shared_executor import SharedCompute
+from peers.compute.siblings import Siblings
 from peers.config.peer_file import ConfigError, check_typed
+from peers.config.run_file import check_wish
 from peers.config.sibling_file import sibling_file
 from peers.config.yaml_lines import Typed
-from peers.control.server import Control
-from peers.control.several import answers_of_all
-from peers.doctor import stage as doctor
 from peers.errors import UserError
-from peers.fitting import all_needs, graphs_that_fit_together, together
-from peers.metrics import Metrics
-from peers.metrics_of_all import text_of_all
-from peers.moving import named
-from peers.roles.siblings import Siblings
-from peers.run_file import check_wish
-from peers.shared_compute import SharedCompute
-from peers.status import JsonReport, LineReport, SiblingReport, Status
-from peers.top.picture import Happened, PeerSeen, Picture
-from peers.top.picture import together as one_picture
-from peers.virtual_time import run
+from peers.lab.world.virtual_time import run
+from peers.runtime.control_server import Control
+from peers.runtime.control_siblings import answers_of_all
+from peers.telemetry.console import JsonReport, LineReport, SiblingReport, Status
+from peers.telemetry.metrics import Metrics
+from peers.telemetry.picture import Happened, PeerSeen, Picture
+from peers.telemetry.picture import together as one_picture
+from peers.telemetry.sibling_metrics import text_of_all
+from peers.tools.doctor import stage_memory as doctor
+from peers.worker.stage_moves import named
 from protocols.errors import PeerGone
-from protocols.links import Ear
-from protocols.messages import Bye, ManifestIs
-from protocols.near import Near
-from protocols.terms import Terms
-from swarmnet.moving import MoveRules, View, choose_stage, choose_stages
-from swarmnet.needs import DAEMON_BYTES
+from protocols.framing.same_process import Near
+from protocols.framing.send_queue import Ear
+from protocols.messages.table import Bye, ManifestIs
+from protocols.messages.terms import Terms
+from swarmnet.placement.policy import MoveRules, View, choose_stage, choose_stages
+from swarmnet.resources.memory_estimate import DAEMON_BYTES
 
 MANIFEST = tiny_manifest((1, 2, 1, 1), model=replace(TINY_MODEL, layers=5))
 GIB = 1 << 30

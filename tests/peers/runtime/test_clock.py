@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers import clock
-from peers.clock import READING_SECONDS, STOOD_SECONDS, Clock, LivedTime
-from peers.simulation.clock import GATE, Gate, GatedLoop
-from peers.simulation.play import small_manifest
-from peers.simulation.world import World
-from peers.timer import Timer
+from peers.lab.faults.play import small_manifest
+from peers.lab.world.gated_clock import GATE, Gate, GatedLoop
+from peers.lab.world.world import World
+from peers.runtime import lived_clock
+from peers.runtime.lived_clock import READING_SECONDS, STOOD_SECONDS, Clock, LivedTime
+from peers.runtime.timer import Timer
 
 steps = st.lists(st.one_of(st.floats(0.0, STOOD_SECONDS), st.floats(STOOD_SECONDS + 0.01, 1e5)), max_size=40)
 
@@ -60,8 +60,8 @@ def test_a_timer_that_became_due_during_a_stop_fires_when_its_time_is_lived():
         assert fired == []
         await asyncio.sleep(20.0)
         own.close()
-        assert fired == [pytest.approx(63.0 + READING_SECONDS, abs=2 * clock.PULSE_SECONDS)]
-        assert stops == [pytest.approx(60.0, abs=clock.PULSE_SECONDS)]
+        assert fired == [pytest.approx(63.0 + READING_SECONDS, abs=2 * lived_clock.PULSE_SECONDS)]
+        assert stops == [pytest.approx(60.0, abs=lived_clock.PULSE_SECONDS)]
 
     gated(story)
 
@@ -103,7 +103,7 @@ def test_a_thawed_peer_takes_nobody_for_silent_gives_no_history_up_and_is_soon_i
 
 
 def test_without_a_clock_of_its_own_it_would_take_everybody_for_silent(tmp_path, monkeypatch):
-    monkeypatch.setattr(clock, "STOOD_SECONDS", float("inf"))
+    monkeypatch.setattr(lived_clock, "STOOD_SECONDS", float("inf"))
     _, events = thawed(tmp_path, 12.0)
     assert ("unlinked", "silent") in [(event, fields.get("reason")) for event, fields in events]
 

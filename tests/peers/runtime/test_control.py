@@ -14,19 +14,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from peers.commands import control as commands
+from peers.cli import control as commands
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
-from peers.control import server
-from peers.control.client import ask
-from peers.control.server import Control
-from peers.control.socket_path import LINE_BYTES, SOCKET_NAME, socket_path
-from peers.control.whom import state_of
 from peers.errors import UserError
-from peers.peer import Peer
-from peers.state_lock import only_one
-from peers.status import counted, open_report
-from protocols.identity import Identity
+from peers.process.process import Peer
+from peers.runtime import control_server
+from peers.runtime.control_client import ask
+from peers.runtime.control_server import Control
+from peers.runtime.control_socket import LINE_BYTES, SOCKET_NAME, socket_path
+from peers.runtime.find_running import state_of
+from peers.runtime.state_lock import only_one
+from peers.telemetry.console import counted, open_report
+from protocols.signed.identity import Identity
 
 
 async def echo(request):
@@ -139,7 +139,7 @@ async def test_a_line_without_an_end_and_too_many_connections_are_cut(control, t
     assert await talk(tmp_path, b"x" * (3 * LINE_BYTES)) == b""
     silent = [await asyncio.open_unix_connection(str(tmp_path / SOCKET_NAME)) for _ in range(40)]
     await asyncio.sleep(0.1)
-    assert len(control._connections) <= server.MOST_CONNECTIONS
+    assert len(control._connections) <= control_server.MOST_CONNECTIONS
     for _, writer in silent:
         writer.close()
     await asyncio.sleep(0.1)
@@ -153,7 +153,7 @@ async def test_an_answer_that_takes_too_long_is_said_on_both_sides(control, tmp_
     control.answers["never"] = never
     with pytest.raises(UserError, match=r"did not answer within 0\.2 s"):
         await asked(tmp_path, {"do": "never"}, 0.2)
-    monkeypatch.setattr(server, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(control_server, "ANSWER_SECONDS", 0.1)
     with pytest.raises(UserError, match="did not finish within"):
         await asked(tmp_path, {"do": "never"})
 

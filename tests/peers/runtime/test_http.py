@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from peers import http
 from peers.config.peer_file import MetricsFile
-from peers.http import (
+from peers.runtime import http_server
+from peers.runtime.http_server import (
     FOR_LOOPBACK,
     LOOPBACK,
     MOST_REQUESTS,
@@ -64,7 +64,7 @@ def test_slow_strangers_cannot_keep_a_probe_from_liveness():
 
 
 def test_a_request_that_drips_is_ended_in_time(monkeypatch):
-    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.5)
     with peer() as server, socket.create_connection(server.address) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\nX-")
         client.settimeout(0.1)
@@ -72,7 +72,7 @@ def test_a_request_that_drips_is_ended_in_time(monkeypatch):
 
 
 def test_an_answer_that_is_read_slowly_is_ended_in_time(monkeypatch):
-    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.5)
     large = Answer(200, "text/plain", bytes(64 << 20))
     with (
         PageServer(("127.0.0.1", 0), {"/": lambda _: large}, "observer.listen") as server,

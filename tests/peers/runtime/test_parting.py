@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from peers.supervision import Left, until_left
-from peers.virtual_time import run
+from peers.lab.world.virtual_time import run
+from peers.runtime.supervision import Left, until_left
 
 
 async def done_after(seconds: float) -> str:

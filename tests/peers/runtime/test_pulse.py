@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from peers.compute import UPDATE, ThreadCompute
-from peers.pulse import STUCK_SECONDS, Pulse
+from peers.compute.executor import UPDATE, ThreadCompute
+from peers.runtime.liveness import STUCK_SECONDS, Pulse
 
 
 async def test_by_how_much_the_loop_was_late_is_told_once_a_second(monkeypatch):
@@ -13,7 +13,7 @@ async def test_by_how_much_the_loop_was_late_is_told_once_a_second(monkeypatch):
         now[0] += seconds + 0.25
 
     now, told = [100.0], []
-    monkeypatch.setattr("peers.observe.asyncio.sleep", late)
+    monkeypatch.setattr("peers.worker.sampler.asyncio.sleep", late)
 
     def hear(seconds):
         told.append(seconds)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.state_lock import is_held, only_one
+from peers.runtime.state_lock import is_held, only_one
 
 
 def mode(folder: Path) -> int:
@@ -42,7 +42,7 @@ def test_the_lock_of_a_peer_ends_with_its_process_and_not_when_it_has_closed_all
     script = """
         import sys
         from pathlib import Path
-        from peers.state_lock import only_one
+        from peers.runtime.state_lock import only_one
         with only_one(Path(sys.argv[1]), to_the_end=True):
             pass
         print("closed", flush=True)

@@ -14,15 +14,23 @@ from pathlib import Path
 import pytest
 from processes import QUIET, p2pd_of, times, until
 
-from peers import event_log
-from peers.demo.peers import DemoPeer, start
+from peers.config.run_file import publish
 from peers.errors import UserError
-from peers.run_file import publish
-from peers.sessions import with_ports
-from peers.supervision import HANG_LOOKS, Fault, Watchdog, is_memory, reason, unless_failed, until_one_ends
-from protocols.identity import load_or_create
+from peers.lab.processes.processes import DemoPeer, start
+from peers.process.sessions import with_ports
+from peers.runtime.supervision import (
+    HANG_LOOKS,
+    Fault,
+    Watchdog,
+    is_memory,
+    reason,
+    unless_failed,
+    until_one_ends,
+)
+from peers.telemetry import event_log
+from protocols.signed.identity import load_or_create
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 
 RUN = """
 name: small
@@ -92,7 +100,7 @@ def run_with(folder: Path, sabotage: str, **more: object) -> subprocess.Complete
     file = folder / "alone.yaml"
     file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items()))
     program = textwrap.dedent(sabotage) + textwrap.dedent(f"""
-        from peers.cli import main
+        from peers.cli.main import main
         main(["run", {str(file)!r}])
     """)
     return subprocess.run(
@@ -113,7 +121,7 @@ def assert_ended_with(done: subprocess.CompletedProcess[str], words: str) -> Non
 @pytest.mark.slow
 def test_a_fault_in_the_compute_thread_ends_the_peer_with_its_reason(run_json):
     done = run_with(run_json, """
-        from swarmnet.stage import StageCompute
+        from swarmnet.model.stage_compute import StageCompute
         original, calls = StageCompute.finish, []
         def finish(self, *arguments):
             calls.append(1)
@@ -132,7 +140,7 @@ def test_a_peer_out_of_memory_ends_with_advice(run_json):
     done = run_with(run_json, """
         import resource, torch
         from pathlib import Path
-        from swarmnet.stage import StageCompute
+        from swarmnet.model.stage_compute import StageCompute
         original, calls = StageCompute.finish, []
         def finish(self, *arguments):
             calls.append(1)
@@ -153,8 +161,8 @@ def test_a_peer_out_of_memory_ends_with_advice(run_json):
 def test_a_blocked_event_loop_ends_the_peer_with_all_stacks(run_json):
     done = run_with(run_json, """
         import time
-        from peers import supervision
-        from peers.pulse import Pulse
+        from peers.runtime import supervision
+        from peers.runtime.liveness import Pulse
         supervision.HANG_LOOKS = 3
         original = Pulse.run
         async def run(self):

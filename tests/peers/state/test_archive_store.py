@@ -9,11 +9,11 @@ import pytest
 from archived import SIGNED, Unreachable, unreachable
 from fsspec.implementations.memory import MemoryFileSystem
 
-from peers.archive.archive import Archive
-from peers.archive.restoring import Restoring
-from peers.archive.store import ArchiveError, FolderStore, StoreUnreachable, open_store, until_reached
-from peers.creator.facts import from_archive
-from peers.virtual_time import run
+from peers.lab.world.virtual_time import run
+from peers.state.archive import Archive
+from peers.state.archive_restore import Restoring
+from peers.state.archive_store import ArchiveError, FolderStore, StoreUnreachable, open_store, until_reached
+from peers.tools.owner.run_facts import from_archive
 
 
 def test_a_folder_with_a_link_to_a_device_in_it_is_said_and_not_read(tmp_path):

@@ -18,15 +18,15 @@ from safetensors import safe_open
 from safetensors.torch import save
 from swarm import tiny_manifest
 
-from peers import checkpoint
-from peers.checkpoint import CheckpointError
-from swarmnet.branches import DIGEST_BYTES, Earlier, SettledSet
+from peers.state import checkpoint_file
+from peers.state.checkpoint_file import CheckpointError
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.layout import Layout, layout_of
-from swarmnet.model import initial_units
-from swarmnet.offers import NOTHING_PAST, Past
-from swarmnet.parameters import parameter_shapes
-from swarmnet.round_events import Reference
+from swarmnet.model.decoder import initial_units
+from swarmnet.model.flat_layout import Layout, layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.rounds.events import Reference
+from swarmnet.rounds.history import DIGEST_BYTES, Earlier, SettledSet
+from swarmnet.rounds.own_contributions import NOTHING_PAST, Past
 
 MANIFEST = tiny_manifest()
 STAGE = 1
@@ -46,15 +46,15 @@ def units(round: int) -> torch.Tensor:
 
 
 def write(folder: Path, round: int) -> Path:
-    return checkpoint.write(folder, MANIFEST, STAGE, round, CHAIN, units(round), layout())
+    return checkpoint_file.write(folder, MANIFEST, STAGE, round, CHAIN, units(round), layout())
 
 
 def usable(folder: Path) -> tuple[int, list[str]]:
     """As a worker restarts: the newest usable round (-1: none), and what was said of the others."""
     said = []
-    for path in checkpoint.files(folder, STAGE):
+    for path in checkpoint_file.files(folder, STAGE):
         try:
-            round, chain, restored = checkpoint.restore(path, MANIFEST.run_id(), STAGE, layout())
+            round, chain, restored = checkpoint_file.restore(path, MANIFEST.run_id(), STAGE, layout())
         except CheckpointError as error:
             said.append(str(error))
             continue
@@ -67,7 +67,7 @@ def usable(folder: Path) -> tuple[int, list[str]]:
 def test_what_was_written_is_read_and_the_newest_two_are_kept(tmp_path):
     for round in (3, 9, 100_000_000 - 1):
         write(tmp_path, round)
-    assert [path.name for path in checkpoint.files(tmp_path, STAGE)] == [
+    assert [path.name for path in checkpoint_file.files(tmp_path, STAGE)] == [
         "stage-1-round-99999999.safetensors", "stage-1-round-00000009.safetensors",
     ]  # fmt: skip
     assert usable(tmp_path) == (99_999_999, [])
@@ -79,16 +79,16 @@ def test_what_is_known_of_the_rounds_before_is_kept_beside_the_weights(tmp_path)
     past = Past(
         sets, Earlier(bytes(DIGEST_BYTES), (SettledSet(2, b"twelve bytes"), SettledSet(0, b"twelve more.")))
     )
-    path = checkpoint.write(tmp_path, MANIFEST, STAGE, 5, CHAIN, units(5), layout(), past=past)
-    assert checkpoint.read(path).past == past
-    assert checkpoint.read(write(tmp_path, 6)).past == NOTHING_PAST
+    path = checkpoint_file.write(tmp_path, MANIFEST, STAGE, 5, CHAIN, units(5), layout(), past=past)
+    assert checkpoint_file.read(path).past == past
+    assert checkpoint_file.read(write(tmp_path, 6)).past == NOTHING_PAST
 
 
 def test_a_file_whose_sets_are_none_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_written", lambda _: '{"3": [["x", 1]]}')
+    monkeypatch.setattr(checkpoint_file, "_written", lambda _: '{"3": [["x", 1]]}')
     path = write(tmp_path, 5)
-    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint that can be used"):
-        checkpoint.read(path)
+    with pytest.raises(checkpoint_file.CheckpointError, match="no checkpoint that can be used"):
+        checkpoint_file.read(path)
 
 
 @pytest.mark.parametrize(
@@ -108,17 +108,17 @@ def test_a_file_that_says_more_than_any_run_has_is_refused_before_it_is_used(tmp
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     del metadata["content"]
     metadata[key] = value
-    metadata["content"] = checkpoint._content(metadata, tensors)  # Whoever forges a file can hash it.
+    metadata["content"] = checkpoint_file._content(metadata, tensors)  # Whoever forges a file can hash it.
     path.write_bytes(save(tensors, metadata))
-    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint that can be used"):
-        checkpoint.restore(path, MANIFEST.run_id(), STAGE, layout())
+    with pytest.raises(checkpoint_file.CheckpointError, match="no checkpoint that can be used"):
+        checkpoint_file.restore(path, MANIFEST.run_id(), STAGE, layout())
 
 
 def test_large_weights_are_kept_exactly(tmp_path):
     large = units(0)
     large[:4] = torch.tensor([2**31 - 1, -(2**31), 2**24 + 1, -(2**24) - 1], dtype=torch.int32)
-    path = checkpoint.write(tmp_path, MANIFEST, STAGE, 5, CHAIN, large, layout())
-    assert torch.equal(checkpoint.restore(path, MANIFEST.run_id(), STAGE, layout())[2], large)
+    path = checkpoint_file.write(tmp_path, MANIFEST, STAGE, 5, CHAIN, large, layout())
+    assert torch.equal(checkpoint_file.restore(path, MANIFEST.run_id(), STAGE, layout())[2], large)
 
 
 @pytest.fixture(scope="module")
@@ -167,25 +167,25 @@ def written_everywhere(folder: Path, round: int) -> list[Path]:
     for stage in range(len(MANIFEST.stages)):
         there = layout_of(parameter_shapes(MANIFEST.model, MANIFEST.span(stage)))
         made = initial_units(MANIFEST.model, MANIFEST.span(stage), there, MANIFEST.seed)
-        paths.append(checkpoint.write(folder, MANIFEST, stage, round, CHAIN, made, there))
+        paths.append(checkpoint_file.write(folder, MANIFEST, stage, round, CHAIN, made, there))
     return paths
 
 
 def test_a_model_is_put_together_from_the_newest_that_can_be_used_and_the_others_are_named(tmp_path):
     written_everywhere(tmp_path, 3)
     damaged = written_everywhere(tmp_path, 4)[STAGE]
-    assert checkpoint.newest(tmp_path).round == 4
+    assert checkpoint_file.newest(tmp_path).round == 4
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
-    model = checkpoint.newest(tmp_path)
+    model = checkpoint_file.newest(tmp_path)
     assert model.round == 3
     (told,) = model.passed_over
     assert str(damaged) in told
     for path in tmp_path.glob(f"stage-{STAGE}-round-00000003*"):
         path.unlink()
     with pytest.raises(CheckpointError, match=damaged.name):
-        checkpoint.newest(tmp_path)
+        checkpoint_file.newest(tmp_path)
 
 
 def test_a_damaged_older_file_and_another_runs_state_beside_it_spoil_no_model(tmp_path):
@@ -194,9 +194,9 @@ def test_a_damaged_older_file_and_another_runs_state_beside_it_spoil_no_model(tm
     other = replace(MANIFEST, seed=99)
     stage = layout_of(parameter_shapes(other.model, other.span(STAGE)))
     made = initial_units(other.model, other.span(STAGE), stage, other.seed)
-    os.utime(checkpoint.write(tmp_path / "other", other, STAGE, 77, CHAIN, made, stage), (1, 1))
+    os.utime(checkpoint_file.write(tmp_path / "other", other, STAGE, 77, CHAIN, made, stage), (1, 1))
     written_everywhere(tmp_path, 4)
-    model = checkpoint.newest(tmp_path)
+    model = checkpoint_file.newest(tmp_path)
     assert (model.round, model.manifest, model.passed_over) == (4, MANIFEST, ())
 
 
@@ -204,9 +204,9 @@ def test_files_of_another_run_or_stage_are_refused_by_name(tmp_path):
     path = write(tmp_path, 4)
     other = tiny_manifest(name="another")
     with pytest.raises(CheckpointError, match="not stage 1 of"):
-        checkpoint.restore(path, other.run_id(), STAGE, layout())
+        checkpoint_file.restore(path, other.run_id(), STAGE, layout())
     with pytest.raises(CheckpointError, match=str(path)):
-        checkpoint.restore(path, MANIFEST.run_id(), 2, layout())
+        checkpoint_file.restore(path, MANIFEST.run_id(), 2, layout())
 
 
 def test_what_a_killed_writer_leaves_is_not_taken_for_a_checkpoint(tmp_path):
@@ -237,7 +237,8 @@ else:
 
 def start(folder: Path, what: str) -> subprocess.Popen[str]:
     place = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": f"{place}:{place.parent}", "OMP_NUM_THREADS": "1"}
+    found = f"{place}:{place.parents[2]}:{place.parents[1] / 'support'}"
+    environment = {**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder), what], env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -258,7 +259,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_usable_checkpoint(tmp_path):
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         wanted = Random(1).randrange(3, 9)
-        while len(checkpoint.files(tmp_path, STAGE)) < 2 or usable(tmp_path)[0] < wanted:
+        while len(checkpoint_file.files(tmp_path, STAGE)) < 2 or usable(tmp_path)[0] < wanted:
             assert process.poll() is None
         process.send_signal(signal.SIGKILL)
     round, said = usable(tmp_path)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from peers import checkpoint
-from peers.disk import Disk
-from peers.snapshots import Weights
-from peers.virtual_time import run
-from swarmnet.branches import START
+from peers.lab.world.virtual_time import run
+from peers.state import checkpoint_file
+from peers.state.checkpoint_writer import Disk
+from peers.state.snapshot_store import Weights
+from swarmnet.rounds.history import START
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def disk(monkeypatch, tmp_path):
 
     def write(*_):
         if not made.room:
-            raise checkpoint.DiskError("stage-0: cannot be written: No space left on device")
+            raise checkpoint_file.DiskError("stage-0: cannot be written: No space left on device")
         path = Path(tmp_path / "stage-0")
         path.touch()
         return path
@@ -34,7 +34,7 @@ def disk(monkeypatch, tmp_path):
         def of_round(self, round):
             return []
 
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(checkpoint_file, "write", write)
     made = Full(
         tmp_path, Nothing(), 0, Nothing(), None, lambda *_, **__: None,
         lambda event, _: said.append((round(asyncio.get_running_loop().time()), event)), Nothing(),

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers import kept_chunks
-from peers.kept_chunks import Download, KeptChunks
-from peers.virtual_time import run
-from protocols.messages import SnapshotRoot
+from peers.lab.world.virtual_time import run
+from peers.state import partial_download
+from peers.state.partial_download import Download, KeptChunks
+from protocols.messages.table import SnapshotRoot
 
 CHUNK = 64
 
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch):
-    monkeypatch.setattr("swarmnet.fetch.SMALLEST_CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr("swarmnet.snapshots.fetch.SMALLEST_CHUNK_BYTES", CHUNK)
 
 
 def at_once(story: Callable) -> Callable:
@@ -285,7 +285,7 @@ async def test_files_are_read_and_written_in_threads_and_what_waits_takes_no_mem
     """A disk that stands still: the event loop goes on, and a close waits for one chunk only."""
     goes_on, here = threading.Event(), threading.get_ident()
     threads: list[int] = []
-    write, sizes = kept_chunks._write, kept_chunks._sizes
+    write, sizes = partial_download._write, partial_download._sizes
 
     def slow(path: Path, chunk: memoryview) -> None:
         threads.append(threading.get_ident())
@@ -296,8 +296,8 @@ async def test_files_are_read_and_written_in_threads_and_what_waits_takes_no_mem
         threads.append(threading.get_ident())
         return sizes(folder)
 
-    monkeypatch.setattr(kept_chunks, "_write", slow)
-    monkeypatch.setattr(kept_chunks, "_sizes", seen)
+    monkeypatch.setattr(partial_download, "_write", slow)
+    monkeypatch.setattr(partial_download, "_sizes", seen)
     kept, _ = kept_in(tmp_path / "download")
     data = state(1)
     download = Download(kept, hashes(data), len(data))

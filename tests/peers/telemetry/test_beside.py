@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.home.beside import Beside
+from peers.telemetry.beside import Beside
 
 COLUMNS = 12
 

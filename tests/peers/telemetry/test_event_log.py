@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from peers import event_log
 from peers.errors import UserError
-from peers.event_log import EventLog
+from peers.telemetry import event_log
+from peers.telemetry.event_log import EventLog
 
 
 class Clock:

@@ -14,15 +14,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from swarm import tiny_manifest
 from watched import Watched, moved
 
-from peers.declaring import Declared
+from peers.compute.gpu import GpuWatch, nvml_of
 from peers.errors import UserError
-from peers.gpu import GpuWatch, nvml_of
-from peers.http import Exporter
-from peers.metrics import KINDS, Metrics
+from peers.lab.world.virtual_time import run
 from peers.observer.metrics import SHOWN
-from peers.reasons import REFUSALS
-from peers.virtual_time import run
-from protocols import errors, messages
+from peers.runtime.http_server import Exporter
+from peers.telemetry.metric_kinds import Declared
+from peers.telemetry.metrics import KINDS, Metrics
+from peers.telemetry.reasons import REFUSALS
+from protocols import errors
+from protocols.messages import table as messages
 
 UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks", "_nodes", "_peers", "_rounds",
          "_celsius", "_watts", "_operations_per_second", "_tokens_per_second",
@@ -83,10 +84,10 @@ def wrong_with(metric):
             yield (
                 f"name ends in no unit: add one ({', '.join(UNITS)}), or, for a gauge that counts things, "
                 "let the name end in them and the help begin with them (credit_tokens: 'Tokens in ...'), or "
-                "list it in UNITLESS of tests/test_metrics.py"
+                "list it in UNITLESS of test_metrics.py"
             )
         elif not re.fullmatch(UNITLESS.get(name, ".*"), metric.help):
-            yield f"help is not {UNITLESS[name]!r}, as UNITLESS of tests/test_metrics.py has it"
+            yield f"help is not {UNITLESS[name]!r}, as UNITLESS of test_metrics.py has it"
     if not metric.help.endswith("."):
         yield "help is no sentence: end it with a full stop"
     for word in ("seconds", "bytes"):
@@ -126,8 +127,8 @@ def test_a_name_that_may_do_without_a_unit_is_one_that_there_is_and_has_none():
 
 
 def test_one_peer_fills_the_metrics_of_all_that_it_counts(tmp_path):
-    """A wrong attribute in peers/observe.py fails here in a second; in tests/test_observe.py all of this, and
-    whatever else is declared, happens to a swarm."""
+    """A wrong attribute in peers/worker/sampler.py fails here in a second; in
+    tests/peers/worker/test_observe.py all of this, and whatever else is declared, happens to a swarm."""
     swarm = Watched(tiny_manifest((3,)))
 
     async def story():

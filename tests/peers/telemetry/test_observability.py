@@ -20,13 +20,13 @@ import pytest
 from ruamel.yaml import YAML
 from swarm_scene import RUN
 
-from peers.demo.peers import DemoPeer, start
-from peers.demo.show import LOOPBACK
-from peers.metrics import Metrics
-from peers.run_file import publish
-from protocols.identity import load_or_create
+from peers.config.run_file import publish
+from peers.lab.processes.demo import LOOPBACK
+from peers.lab.processes.processes import DemoPeer, start
+from peers.telemetry.metrics import Metrics
+from protocols.signed.identity import load_or_create
 
-SHIPPED = Path(__file__).parent.parent / "configs" / "observability"
+SHIPPED = Path(__file__).parents[3] / "configs" / "observability"
 DASHBOARDS = sorted((SHIPPED / "grafana").glob("*.json"))
 PATIENCE_SECONDS = 160.0
 """For everything to have started and every expression to find data; 25 s on an idle machine."""
@@ -288,7 +288,7 @@ async def top_shows_it(watched):
         ["--run", watched.folder / "run.json", "--bootstrap", address],
     ):
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "peers.cli", "top", *map(str, arguments),
+            sys.executable, "-m", "peers.cli.main", "top", *map(str, arguments),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
         )  # fmt: skip

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from peers import reasons, telling
-from peers.event_log import Event
-from peers.metrics import Metrics
-from peers.telling import QUIET_SECONDS, Teller, told
+from peers.telemetry import notices, reasons
+from peers.telemetry.event_log import Event
+from peers.telemetry.metrics import Metrics
+from peers.telemetry.notices import QUIET_SECONDS, Teller, told
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 MODULES = sorted(path for name in ("swarmnet", "protocols", "peers") for path in (ROOT / name).rglob("*.py"))
 LISTED = {code for area in reasons.AREAS for code in area.reasons}
 WHERE = {
@@ -19,7 +19,7 @@ WHERE = {
     "Dropped": 1, "Withdraw": 0, "_rest": 1, "NotArchived": 0, "_refusal": 0,
 }  # fmt: skip
 """Calls of which one argument is a code, and which; an unpacked argument counts as one."""
-QUOTED = {"peers/reasons.py", "peers/telling.py", "peers/metrics.py"}
+QUOTED = {"peers/telemetry/reasons.py", "peers/telemetry/notices.py", "peers/telemetry/metrics.py"}
 """Where codes are listed or translated, not used."""
 
 
@@ -70,7 +70,7 @@ def scopes(tree):
 
 def used_codes():
     """Code -> where it is used: (file:line, the event's name or the empty string)."""
-    shared = constants_of(ast.parse((ROOT / "swarmnet" / "requests.py").read_text()).body)
+    shared = constants_of(ast.parse((ROOT / "swarmnet" / "inference" / "machine.py").read_text()).body)
     used = {}
     for path in MODULES:
         name = str(path.relative_to(ROOT))
@@ -170,7 +170,7 @@ def test_the_page_lists_them_all():
 
 
 def test_every_event_with_codes_has_words():
-    assert {event for area in reasons.AREAS for event in area.events} == set(telling.WHAT)
+    assert {event for area in reasons.AREAS for event in area.events} == set(notices.WHAT)
 
 
 def test_events_are_told_with_what_happened_why_and_what_helps():
@@ -239,8 +239,8 @@ def test_strangers_cannot_fill_the_memory_of_what_was_said():
     teller = Teller(said)
     for number in range(2000):
         teller.heard(Event(0.0, 0.0, "refused", {"peer": f"12D3KooW{number:06}", "code": "malformed"}))
-    assert len(teller._said) <= telling.MOST_REMEMBERED
-    assert len(teller._kept) <= telling.MOST_REMEMBERED
+    assert len(teller._said) <= notices.MOST_REMEMBERED
+    assert len(teller._kept) <= notices.MOST_REMEMBERED
 
 
 @pytest.mark.parametrize("text", ["a\x1b[2J", "b\nc"])

@@ -7,20 +7,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from relayed import ASKER, CIRCUIT, CONNECT, DOOR, HIDDEN, OTHER, RESERVE, Relay, accepts
 from swarm import Swarm
 
-from peers.archive.archive_observer import ArchiveObserver
-from peers.archive.archivist import Policy
-from peers.archive.circle import Surroundings
-from peers.archive.store import FolderStore
-from peers.directory_observer import RelayObserver
+from peers.archivist.archivist import Policy
+from peers.archivist.links import Surroundings
+from peers.archivist.sampler import ArchiveObserver
 from peers.errors import UserError
-from peers.metrics import Metrics
-from peers.reasons import ARCHIVING, RELAYING
-from peers.state_path import NoState, StatePath
-from peers.virtual_time import run
-from protocols import circuits, relay_service
+from peers.lab.world.virtual_time import run
+from peers.network.dht_sampler import RelayObserver
+from peers.state.archive_store import FolderStore
+from peers.state.state_path import NoState, StatePath
+from peers.telemetry.metrics import Metrics
+from peers.telemetry.reasons import ARCHIVING, RELAYING
 from protocols.errors import PeerGone, Unreachable
-from protocols.messages import Beat, Chunk
-from protocols.records import RECORD_SECONDS
+from protocols.messages.table import Beat, Chunk
+from protocols.reachability import circuit_relay, relay_service
+from protocols.signed.records import RECORD_SECONDS
 
 
 def shown(metrics: Metrics, prefix: str) -> dict[str, float]:
@@ -54,23 +54,23 @@ def test_a_relay_counts_what_it_refuses_by_each_of_the_reasons(monkeypatch):
     async def scenario():
         relay = Relay()
         refused = relay.service.refused
-        assert await relay.status(ASKER, CONNECT) == circuits.NO_RESERVATION
-        assert await relay.status(HIDDEN, RESERVE, CIRCUIT) == circuits.REFUSED
-        assert await relay.status(ASKER, {1: 9}) == circuits.MALFORMED
-        assert await relay.status(HIDDEN, RESERVE) == circuits.OK
-        assert await relay.status(ASKER, CONNECT) == circuits.CONNECTION_FAILED
+        assert await relay.status(ASKER, CONNECT) == circuit_relay.NO_RESERVATION
+        assert await relay.status(HIDDEN, RESERVE, CIRCUIT) == circuit_relay.REFUSED
+        assert await relay.status(ASKER, {1: 9}) == circuit_relay.MALFORMED
+        assert await relay.status(HIDDEN, RESERVE) == circuit_relay.OK
+        assert await relay.status(ASKER, CONNECT) == circuit_relay.CONNECTION_FAILED
         expected = ["no_slot", "relayed", "malformed", "not_reached"]
         for limit, code in {"SLOTS_PER_IP": "address_full", "SLOTS": "slots_full"}.items():
             monkeypatch.setattr(relay_service, limit, 1)
-            assert await relay.status(OTHER, RESERVE) == circuits.REFUSED
+            assert await relay.status(OTHER, RESERVE) == circuit_relay.REFUSED
             expected.append(code)
-        assert await relay.status(HIDDEN, RESERVE, DOOR) == circuits.OK, "who has one keeps it"
+        assert await relay.status(HIDDEN, RESERVE, DOOR) == circuit_relay.OK, "who has one keeps it"
         relay.reached[HIDDEN], _ = accepts()
         answer, (_, writer) = await relay.asked(ASKER, CONNECT)
-        assert answer[5] == circuits.OK
+        assert answer[5] == circuit_relay.OK
         for limit, code in {"CIRCUITS_PER_PEER": "peer_full", "CIRCUITS": "circuits_full"}.items():
             monkeypatch.setattr(relay_service, limit, 1)
-            assert await relay.status(ASKER, CONNECT) == circuits.LIMIT_EXCEEDED
+            assert await relay.status(ASKER, CONNECT) == circuit_relay.LIMIT_EXCEEDED
             expected.append(code)
         assert dict(refused) == dict.fromkeys(expected, 1)
         for limit, code in {"STREAMS_PER_PEER": "peer_full", "STREAMS": "streams_full"}.items():
@@ -217,8 +217,8 @@ def test_why_a_stage_was_not_archived_is_counted_by_each_of_the_reasons(tmp_path
             "not_reached": (circle.transport, "open", refusing(PeerGone("not reached"))),
             "no_agreement": (StatePath, "fetch", refusing(NoState("they agree on none"))),
             "not_signed": (Surroundings, "signed", lambda *_: {}),
-            "deadline": ("peers.archive.archivist", "FETCH_SECONDS", 0.0),
-            "index_full": ("peers.archive.archive", "INDEX_LIMIT", 9),
+            "deadline": ("peers.archivist.archivist", "FETCH_SECONDS", 0.0),
+            "index_full": ("peers.state.archive", "INDEX_LIMIT", 9),
             "not_written": (FolderStore, "write", raising(UserError("no room"))),
             "not_given_back": (FolderStore, "read", lambda *_: None),
         }

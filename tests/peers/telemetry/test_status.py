@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.status import JsonReport, LineReport, LogToReport, Status, amount, open_report, printable, shown
+from peers.telemetry.console import (
+    JsonReport,
+    LineReport,
+    LogToReport,
+    Status,
+    amount,
+    open_report,
+    printable,
+    shown,
+)
 
 STATUS = Status(
     "training",

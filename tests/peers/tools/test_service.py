@@ -8,8 +8,8 @@ from typed import refused
 
 from peers.config.peer_file import load
 from peers.errors import UserError
-from peers.service import service_of
-from peers.state_lock import only_one
+from peers.runtime.state_lock import only_one
+from peers.tools.systemd_unit import service_of
 
 PEER = "role: bootstrap\nname: my peer\ndrain_seconds: 30\n"
 

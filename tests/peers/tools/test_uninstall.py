@@ -9,11 +9,11 @@ import pytest
 from swarm import OWNER, sign, tiny_manifest
 from typed import refused
 
-from peers.run_file import published_text
-from peers.service import WRITTEN
-from peers.state_lock import only_one
-from protocols import temporary
-from protocols.identity import Identity, create, load
+from peers.config.run_file import published_text
+from peers.runtime.state_lock import only_one
+from peers.tools.systemd_unit import WRITTEN
+from protocols.daemon import temporary
+from protocols.signed.identity import Identity, create, load
 
 SIGNED = sign(tiny_manifest())
 
@@ -24,7 +24,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("peers.service.user_manager_answers", lambda: False)
+    monkeypatch.setattr("peers.tools.systemd_unit.user_manager_answers", lambda: False)
     home = tmp_path / "home" / ".local" / "state" / "swarmnet"
     make_state(home / "one")
     create(home / "owner.key")

@@ -6,9 +6,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from swarm import Swarm, tiny_manifest
 
-from peers.compute_time import ComputeTime, idle_reason
-from peers.metrics import Metrics
-from peers.virtual_time import run
+from peers.lab.world.virtual_time import run
+from peers.telemetry.metrics import Metrics
+from peers.worker.compute_sampler import ComputeTime, idle_reason
 
 
 class Thread:

@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 from swarm import TINY_MODEL, sign, tiny_manifest
 
-from peers.moving import first_stage
-from peers.presence import MOST_ASKED, Presence
-from peers.run_file import SignedManifest
+from peers.config.run_file import SignedManifest
+from peers.network.discovery.announcer import MOST_ASKED, Presence
+from peers.worker.stage_moves import first_stage
 from protocols.errors import Unreachable
-from protocols.identity import Identity
-from protocols.messages import PeerRecord
-from protocols.records import seal_record
+from protocols.messages.table import PeerRecord
+from protocols.signed.identity import Identity
+from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import Paths
+from swarmnet.run.manifest import Paths
 
 SIGNED = sign(tiny_manifest())
 ROUND = 7

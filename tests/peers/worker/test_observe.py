@@ -7,23 +7,23 @@ import pytest
 from swarm import tiny_manifest
 from watched import Watched, moved, seen
 
-from peers.counted_directory import CountedDirectory
-from peers.directory_observer import DirectoryObserver
-from peers.metrics import Metrics
-from peers.timings import CODED, Growth, by_code
-from peers.virtual_time import run
-from protocols.envelope import ENVELOPE_BYTES
+from peers.lab.world.virtual_time import run
+from peers.network.counted_directory import CountedDirectory
+from peers.network.dht_sampler import DirectoryObserver
+from peers.telemetry.counters import CODED, Growth, by_code
+from peers.telemetry.metrics import Metrics
 from protocols.errors import PeerGone, Unreachable
-from protocols.frames import wire_bytes
-from protocols.messages import Contribution, encode
-from swarmnet.directory_split import MISSED_LOOKS
-from swarmnet.round_sets import NeighbourView
+from protocols.framing.frames import wire_bytes
+from protocols.messages.table import Contribution, encode
+from protocols.signed.envelope import ENVELOPE_BYTES
+from swarmnet.membership.dht_partition import MISSED_LOOKS
+from swarmnet.rounds.contribution_sets import NeighbourView
 
 pytestmark = pytest.mark.swarm
 
 OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total", "stage_moves_total", "paused",
                   "event_loop_lag_seconds", "network_connections"}  # fmt: skip
-"""Set by the peer process itself: tests/test_bad_input.py looks at a real one."""
+"""Set by the peer process itself: tests/peers/cli/test_bad_input.py looks at a real one."""
 OF_FAULTS = {"train_nonfinite_total", "refused_total", "state_chunks_refused_total", "round_lag",
              "network_clock_offset_seconds", "microbatches_dropped_total", "stages_missing",
              "dht_split_suspected"}  # fmt: skip
@@ -35,7 +35,7 @@ OF_OTHER_ROLES = {
     "archive_size_bytes", "archive_checkpoints", "archive_failures_total", "archive_served_bytes_total",
     "archive_interval_seconds", "relay_circuits", "relay_refused_total", "relay_carried_bytes_total",
 }  # fmt: skip
-"""Of archivists and of bootstraps: tests/test_role_metrics.py."""
+"""Of archivists and of bootstraps: tests/peers/telemetry/test_role_metrics.py."""
 OF_VISITORS = {"inference_requests_total", "inference_compute_seconds_total"}
 
 

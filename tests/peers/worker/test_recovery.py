@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from peers.recovery import AGREE_SECONDS, Recovery, newest_wish
-from peers.snapshots import Weights
-from peers.state_path import NoState
-from peers.virtual_time import run
-from swarmnet.branches import START
+from peers.lab.world.virtual_time import run
+from peers.state.snapshot_store import Weights
+from peers.state.state_path import NoState
+from peers.worker.starting_state import AGREE_SECONDS, Recovery, newest_wish
 from swarmnet.identifiers import PeerId
-from swarmnet.membership import Membership
-from swarmnet.round_events import Resynchronise
+from swarmnet.membership.machine import Membership
+from swarmnet.rounds.events import Resynchronise
+from swarmnet.rounds.history import START
 
 LIAR, HONEST = PeerId("liar"), PeerId("honest")
 

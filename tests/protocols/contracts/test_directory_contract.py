@@ -10,16 +10,15 @@ import msgspec
 import pytest
 from swarm import canonical_and_signature
 
-from protocols.daemon import LOOPBACK, Daemon
-from protocols.dht import DhtDirectory, split_multiaddr
-from protocols.envelope import Kind, seal
+from protocols.daemon.p2pd import LOOPBACK, Daemon
+from protocols.dht.directory import DhtDirectory, split_multiaddr
 from protocols.errors import BadSignature, Malformed, TooLarge, Unreachable, WireError, WrongRun
-from protocols.identity import Identity, create
-from protocols.listing import seal_listing
-from protocols.memory import MemoryNetwork
-from protocols.messages import PeerRecord
-from protocols.orders import seal_order
-from protocols.records import (
+from protocols.memory.transport import MemoryNetwork
+from protocols.messages.table import PeerRecord
+from protocols.signed.envelope import Kind, seal
+from protocols.signed.identity import Identity, create
+from protocols.signed.orders import seal_order
+from protocols.signed.records import (
     RECORD_LIMIT,
     RECORD_SECONDS,
     Remembered,
@@ -27,9 +26,10 @@ from protocols.records import (
     open_record,
     seal_record,
 )
+from protocols.signed.registry_entry import seal_listing
 from swarmnet.identifiers import RunId
-from swarmnet.manifest import owner_statement
-from swarmnet.orders import Order
+from swarmnet.run.manifest import owner_statement
+from swarmnet.run.owner_orders import Order
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 DEADLINE = 60.0

@@ -12,16 +12,16 @@ import pytest
 from freezing import frozen
 from on_p2pd import DEADLINE, Listener
 
-from protocols import p2pd
-from protocols.daemon import LOOPBACK
-from protocols.envelope import Kind, open_envelope, seal
+from protocols.daemon.p2pd import LOOPBACK
 from protocols.errors import Backlog, PeerGone, TooLarge
-from protocols.frames import PIECE_BYTES, FrameWriter, wire_bytes
-from protocols.identity import Identity, create
-from protocols.memory import Conditions, MemoryNetwork
-from protocols.messages import Act, Busy, Bye, Chunk, Contribution, encode
-from protocols.p2pd import P2pdTransport
-from protocols.terms import Terms
+from protocols.framing.frames import PIECE_BYTES, FrameWriter, wire_bytes
+from protocols.memory.transport import Conditions, MemoryNetwork
+from protocols.messages.table import Act, Busy, Bye, Chunk, Contribution, encode
+from protocols.messages.terms import Terms
+from protocols.p2pd import transport as p2pd
+from protocols.p2pd.transport import P2pdTransport
+from protocols.signed.envelope import Kind, open_envelope, seal
+from protocols.signed.identity import Identity, create
 from swarmnet.identifiers import RunId
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import OWNER, sign, tiny_manifest
 
-from peers.creator.gatekeeper import Gatekeeper
-from protocols.identity import Identity
-from protocols.invites import seal_invite
-from protocols.swarm_time import MOST_OFFSET_SECONDS, Told, changed, correction, middle, told
+from peers.network.orders.gatekeeper import Gatekeeper
+from protocols.dht.swarm_time import MOST_OFFSET_SECONDS, Told, changed, correction, middle, told
+from protocols.signed.identity import Identity
+from protocols.signed.invites import seal_invite
 
 offsets = st.floats(-1e9, 1e9)
 

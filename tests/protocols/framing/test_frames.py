@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.errors import Malformed, TooLarge, WireError
-from protocols.frames import (
+from protocols.framing.frames import (
     BODY_LIMIT,
     CLOSING,
     KEEPALIVE,
@@ -16,7 +16,7 @@ from protocols.frames import (
     FrameWriter,
     wire_bytes,
 )
-from protocols.messages import Act, Beat, Busy, Bye, Chunk, Contribution, Grad, encode
+from protocols.messages.table import Act, Beat, Busy, Bye, Chunk, Contribution, Grad, encode
 
 ACT = Act("12D3KooW", 3, 1, 2, 4.0, (4, 128, 256))
 GRAD = Grad("12D3KooW", 3, 1, 2.5, 512, 0.1, 0.0, (4, 128, 256))

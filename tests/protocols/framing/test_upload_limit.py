@@ -6,11 +6,11 @@ import time
 import pytest
 from two_peers import two_peers
 
-from peers.virtual_time import run
-from protocols.chunks import PART_BYTES, ChunkService
-from protocols.messages import Act, Bye
-from protocols.speed import measure
-from protocols.upload import Upload
+from peers.lab.world.virtual_time import run
+from protocols.framing.upload_turns import Upload
+from protocols.messages.table import Act, Bye
+from protocols.p2pd.chunk_streams import PART_BYTES, ChunkService
+from protocols.p2pd.speed_test import measure
 
 RATE = 2_000_000
 

@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 
-from peers.virtual_time import run
+from peers.lab.world.virtual_time import run
 from protocols.errors import PeerGone
-from protocols.frames import wire_bytes
-from protocols.identity import Identity
-from protocols.memory import DEAD_PATH_SECONDS, Conditions, MemoryNetwork
-from protocols.messages import Act, Busy, Chunk, encode
+from protocols.framing.frames import wire_bytes
+from protocols.memory.transport import DEAD_PATH_SECONDS, Conditions, MemoryNetwork
+from protocols.messages.table import Act, Busy, Chunk, encode
+from protocols.signed.identity import Identity
 
 ACT = Act("12D3KooW", 3, 1, 2, 4.0, (4, 128, 256))
 CHUNK = Chunk(b"digest", 5)

@@ -6,12 +6,11 @@ import pytest
 import torch
 from swarm import Swarm, tiny_manifest
 
-from peers.inference.forward_work import ForwardWork
-from peers.stage_part import real_part
-from peers.virtual_time import run
-from protocols.body_limits import bodies_for_workers, longest_bodies
-from protocols.envelope import ENVELOPE_BYTES
-from protocols.messages import (
+from peers.compute.stage_part import real_part
+from peers.lab.world.virtual_time import run
+from peers.worker.inference.forward_compute import ForwardWork
+from protocols.messages.body_limits import bodies_for_workers, longest_bodies
+from protocols.messages.table import (
     Act,
     AskForward,
     Chunk,
@@ -20,12 +19,13 @@ from protocols.messages import (
     Grad,
     ManifestIs,
 )
-from protocols.terms import ANYTHING, Terms
-from swarmnet import hidden
-from swarmnet.fetch import chunk_bytes
-from swarmnet.manifest import MANIFEST_LIMIT, Paths, Sync, check
-from swarmnet.method import METHODS
-from swarmnet.requests import MOST_SEQUENCES
+from protocols.messages.terms import ANYTHING, Terms
+from protocols.signed.envelope import ENVELOPE_BYTES
+from swarmnet.inference.machine import MOST_SEQUENCES
+from swarmnet.model import activation_codec
+from swarmnet.optimizer.method import METHODS
+from swarmnet.run.manifest import MANIFEST_LIMIT, Paths, Sync, check
+from swarmnet.snapshots.fetch import chunk_bytes
 
 CODECS = ("bf16", "int8", "fp32")
 
@@ -34,7 +34,7 @@ CODECS = ("bf16", "int8", "fp32")
 def test_activations_and_gradients_of_every_codec_just_fit(codec):
     manifest = tiny_manifest(hidden_codec=codec)
     limits = longest_bodies(manifest)
-    encoded = hidden.encode(torch.randn(manifest.hidden_shape), codec)
+    encoded = activation_codec.encode(torch.randn(manifest.hidden_shape), codec)
     assert limits[Grad] == len(encoded)
     assert limits[Act] == len(encoded) + 4 * manifest.microbatch_tokens == manifest.body_bytes
 
@@ -65,7 +65,7 @@ def test_visitors_and_their_answers_fit_at_every_stage(codec, stages, exact, sco
         for shape in ((sequences, tokens), (1, sequences * tokens), (sequences * tokens, 1)):
             ask = AskForward(1, 1, stage, -1, len(stages), *shape, exact, scores, 5.0)
             assert work.body_bytes(ask) <= limits[AskForward]
-    answer = hidden.encode(torch.zeros(manifest.hidden_shape), "fp32" if exact else codec)
+    answer = activation_codec.encode(torch.zeros(manifest.hidden_shape), "fp32" if exact else codec)
     assert len(answer) <= limits[Forwarded]
     assert 4 * MOST_SEQUENCES * manifest.model.vocabulary <= limits[Forwarded]
 

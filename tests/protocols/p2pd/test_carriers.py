@@ -5,14 +5,14 @@ import tempfile
 
 import pytest
 
-from protocols import carriers, subflow_dialer
-from protocols.carriers import Carriers
-from protocols.chunks import ChunkCarriers
-from protocols.daemon import LOOPBACK
+from protocols.daemon.p2pd import LOOPBACK
 from protocols.errors import CannotStart
-from protocols.identity import Identity
-from protocols.p2pd import P2pdTransport
-from protocols.subflow_dialer import SubflowDialer
+from protocols.p2pd import carriers, multipath_dialer
+from protocols.p2pd.carriers import Carriers
+from protocols.p2pd.chunk_streams import ChunkCarriers
+from protocols.p2pd.multipath_dialer import SubflowDialer
+from protocols.p2pd.transport import P2pdTransport
+from protocols.signed.identity import Identity
 
 
 def no_folder(monkeypatch, tmp_path):
@@ -76,7 +76,7 @@ async def test_a_link_that_gets_no_carrier_asks_for_one_no_sooner_than_a_minute_
     assert dialer.counted["failed"] == 1
     dialer.want(link)
     assert dialer._tasks == {}, "not so soon"
-    link.broke_at -= subflow_dialer.RETRY_SECONDS
+    link.broke_at -= multipath_dialer.RETRY_SECONDS
     dialer.want(link)
     assert dialer._tasks
     await dialer.close()

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from on_p2pd import DEADLINE, transports
 
-from protocols.chunks import ASKED_PER_STREAM, CHUNKS_PROTOCOL, PART_BYTES
-from swarmnet.fetch import Ask, Dropped, SnapshotFetch
+from protocols.p2pd.chunk_streams import ASKED_PER_STREAM, CHUNKS_PROTOCOL, PART_BYTES
 from swarmnet.identifiers import PeerId
+from swarmnet.snapshots.fetch import Ask, Dropped, SnapshotFetch
 
 pytestmark = pytest.mark.loopback
 DIGEST = b"d" * 32

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from relayed import CIRCUIT, DIRECT, HIDDEN, stream_pair
 
-from peers.virtual_time import run as run_virtual
-from protocols import dialling
-from protocols.daemon import Stream
-from protocols.dialling import Dialling
+from peers.lab.world.virtual_time import run as run_virtual
+from protocols.daemon.multiaddr import multiaddr_bytes
+from protocols.daemon.p2pd import Stream
 from protocols.errors import PeerGone, Unreachable
-from protocols.multiaddr import multiaddr_bytes
+from protocols.p2pd import connect as dialling
+from protocols.p2pd.connect import Dialling
 
 
 class Way:

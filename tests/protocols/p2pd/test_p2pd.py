@@ -17,16 +17,17 @@ import pytest
 from freezing import freeze, frozen
 from on_p2pd import DEADLINE, Listener, transports
 
-from protocols import daemon as daemon_module
-from protocols import p2pd, reading, subflows
-from protocols.daemon import LOOPBACK, Daemon, DaemonOptions
+from protocols.daemon import p2pd as daemon_module
+from protocols.daemon.hivemind_imports import PeerID
+from protocols.daemon.multiaddr import is_circuit, multiaddr_bytes
+from protocols.daemon.p2pd import LOOPBACK, Daemon, DaemonOptions
 from protocols.errors import CannotStart, PeerGone
-from protocols.frames import FrameWriter, wire_bytes
-from protocols.hivemind_parts import PeerID
-from protocols.identity import Identity, create
-from protocols.messages import Act, Busy, encode
-from protocols.multiaddr import is_circuit, multiaddr_bytes
-from protocols.p2pd import P2pdTransport
+from protocols.framing.frames import FrameWriter, wire_bytes
+from protocols.messages.table import Act, Busy, encode
+from protocols.p2pd import multipath_link, reading
+from protocols.p2pd import transport as p2pd
+from protocols.p2pd.transport import P2pdTransport
+from protocols.signed.identity import Identity, create
 
 pytestmark = pytest.mark.loopback
 BUSY = Busy("12D3KooW", 3, 1)
@@ -130,7 +131,7 @@ async def test_a_stranger_that_says_nothing_is_cut_off(start, monkeypatch):
 
 async def test_a_link_without_a_sign_of_life_is_lost_and_keep_alives_prevent_it(start, monkeypatch):
     monkeypatch.setattr(reading, "IDLE_SECONDS", 0.5)
-    monkeypatch.setattr(subflows, "KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(multipath_link, "KEEPALIVE_SECONDS", 0.05)
     victim, peer = await start(), await start()
     link = await peer.open(victim.peer, "group", DEADLINE, victim.addresses)
     link.post(BUSY)

@@ -5,19 +5,24 @@ import gc
 import struct
 import weakref
 
-from peers.virtual_time import run
-from protocols import reading
-from protocols.envelope import run_bytes
-from protocols.frames import CLOSING, KEEPALIVE, FrameReader, FrameWriter
-from protocols.identity import Identity, verify
-from protocols.intake import Intake
-from protocols.links import Ear
-from protocols.messages import Act, AskManifest, Beat, Busy, Chunk, Grad, Hello, Statements, encode
-from protocols.reading import FIRST_MESSAGE_SECONDS, HELD_BACK_SECONDS, Reading
-from protocols.terms import Terms
-from swarmnet.allowances import CHECKS_AT_ONCE, CHECKS_PER_SECOND, PACE_SECONDS, SMALLEST_SHARE_BYTES
+from peers.lab.world.virtual_time import run
+from protocols.framing.frames import CLOSING, KEEPALIVE, FrameReader, FrameWriter
+from protocols.framing.intake import Intake
+from protocols.framing.send_queue import Ear
+from protocols.messages.table import Act, AskManifest, Beat, Busy, Chunk, Grad, Hello, Statements, encode
+from protocols.messages.terms import Terms
+from protocols.p2pd import reading
+from protocols.p2pd.reading import FIRST_MESSAGE_SECONDS, HELD_BACK_SECONDS, Reading
+from protocols.signed.envelope import run_bytes
+from protocols.signed.identity import Identity, verify
 from swarmnet.identifiers import RunId
-from swarmnet.manifest import WIRE_VERSION
+from swarmnet.resources.allowances import (
+    CHECKS_AT_ONCE,
+    CHECKS_PER_SECOND,
+    PACE_SECONDS,
+    SMALLEST_SHARE_BYTES,
+)
+from swarmnet.run.manifest import WIRE_VERSION
 
 ACT = Act("x", 1, 1, 1, 1.0, (1, 1, 1))
 GRAD = Grad("x", 1, 1, 1.0, 1, 0.0, 0.0, (1, 1, 1))

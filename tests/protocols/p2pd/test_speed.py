@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from relayed import Stream
 
-from peers.virtual_time import run as run_virtual
-from protocols.speed import (
+from peers.lab.world.virtual_time import run as run_virtual
+from protocols.framing.upload_turns import Upload
+from protocols.p2pd.speed_test import (
     BUSY,
     BYTES_LIMIT,
     DOWN,
@@ -23,7 +24,6 @@ from protocols.speed import (
     WAITING_LIMIT,
     SpeedService,
 )
-from protocols.upload import Upload
 
 
 def request(direction, count):

@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from on_p2pd import DEADLINE, transports
 
-from protocols import p2pd, subflow_dialer, subflows
-from protocols.carriers import INTRODUCTION_BYTES, Carriers, carried_peer, introduction
-from protocols.daemon import LOOPBACK
+from protocols.daemon.p2pd import LOOPBACK
 from protocols.errors import Backlog, BadSignature, Malformed, PeerGone
-from protocols.frames import FrameReader
-from protocols.identity import Identity
-from protocols.messages import Act, Busy
-from protocols.subflow_dialer import MOST_CARRIERS, SUBFLOW_PROTOCOL
-from protocols.subflows import LONG_BYTES, P2pdLink, acknowledgement
+from protocols.framing.frames import FrameReader
+from protocols.messages.table import Act, Busy
+from protocols.p2pd import multipath_dialer, multipath_link
+from protocols.p2pd import transport as p2pd
+from protocols.p2pd.carriers import INTRODUCTION_BYTES, Carriers, carried_peer, introduction
+from protocols.p2pd.multipath_dialer import MOST_CARRIERS, SUBFLOW_PROTOCOL
+from protocols.p2pd.multipath_link import LONG_BYTES, P2pdLink, acknowledgement
+from protocols.signed.identity import Identity
 
 ALICE, BOB, CARRIER = (Identity.from_seed(name) for name in (b"alice", b"bob", b"carrier"))
 
@@ -138,7 +139,7 @@ async def test_a_subflow_that_acknowledges_nothing_for_long_is_given_up(world, m
     link = await world.link(more=1)
     link.post(act(0), bytes(1000))
     link.post(act(1), bytes(1000))
-    monkeypatch.setattr(subflows, "STALLED_SECONDS", -1.0)
+    monkeypatch.setattr(multipath_link, "STALLED_SECONDS", -1.0)
     link.post(act(2), bytes(1000))
     assert sorted(await world.far[0].read(3)) == [0, 1, 2]
     assert link.carriers == []
@@ -185,7 +186,7 @@ async def test_who_closes_takes_acknowledgements_until_the_other_side_has_ended_
 
 
 async def test_who_closes_does_not_wait_for_ever_for_one_that_does_not_end(world, monkeypatch):
-    monkeypatch.setattr(subflows, "PARTING_SECONDS", 0.05)
+    monkeypatch.setattr(multipath_link, "PARTING_SECONDS", 0.05)
     link = await world.link()
     link.close()
     async with asyncio.timeout(DEADLINE):
@@ -233,15 +234,15 @@ async def test_lanes_where_order_matters_take_no_word_back(world):
 
 
 async def test_a_link_whose_long_messages_are_slow_for_two_epochs_asks_for_more(world, monkeypatch):
-    monkeypatch.setattr(subflows, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(multipath_link, "EPOCH_SECONDS", 0.0)
     link = await world.link()
 
     async def epoch(size, slow):
-        monkeypatch.setattr(subflows, "SLOW_SECONDS", 0.0 if slow else 1000.0)
+        monkeypatch.setattr(multipath_link, "SLOW_SECONDS", 0.0 if slow else 1000.0)
         first = len(world.far[0].counters)
-        for counter in range(first, first + subflows.EPOCH_MESSAGES):
+        for counter in range(first, first + multipath_link.EPOCH_MESSAGES):
             link.post(act(counter), bytes(size))
-        await world.far[0].read(first + subflows.EPOCH_MESSAGES)
+        await world.far[0].read(first + multipath_link.EPOCH_MESSAGES)
         world.far[0].acknowledge()
         await until(lambda: link.on_its_way == 0)
 
@@ -341,7 +342,7 @@ async def test_a_killed_carrier_loses_no_message_and_another_one_takes_its_place
     assert not link.closed
     a._dialer.want(link)
     assert a._dialer._tasks == {}, "it just broke: not so soon"
-    monkeypatch.setattr(subflow_dialer, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(multipath_dialer, "RETRY_SECONDS", 0.0)
     # Its stream breaks before its end is seen, and a dead one would dial in vain.
     await until(lambda: not a._dialer.carriers)
     a._dialer.want(link)

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from relayed import Stream
 
-from peers.virtual_time import run as run_virtual
-from protocols.dial_back import PART_LIMIT, Answer, Ask, Greeting, encode, read_part, statement
-from protocols.dial_back_service import STREAMS, DialBackService, may_dial, observed_ip, place_of
-from protocols.dialler import ADDRESSES, Dialled, Outcome
+from peers.lab.world.virtual_time import run as run_virtual
 from protocols.errors import Malformed, PeerGone
-from protocols.identity import Identity
-from swarmnet.address_ranges import ip_of
+from protocols.reachability.dial_back import PART_LIMIT, Answer, Ask, Greeting, encode, read_part, statement
+from protocols.reachability.dial_back_service import STREAMS, DialBackService, may_dial, observed_ip, place_of
+from protocols.reachability.fresh_dial import ADDRESSES, Dialled, Outcome
+from protocols.signed.identity import Identity
+from swarmnet.membership.address_ranges import ip_of
 
 HELPER, ASKER, OTHER = (Identity.from_seed(name) for name in (b"helper", b"asker", b"other"))
 SEEN = "/ip4/8.8.4.4/tcp/40000"

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from peers.listener import Load
-from peers.neighbourhood import Neighbourhood
-from peers.virtual_time import run
-from protocols.envelope import run_bytes
-from protocols.identity import Identity
-from protocols.memory import Conditions, MemoryNetwork
-from protocols.messages import Busy, Bye, Hello, PeerRecord
-from protocols.records import seal_record
+from peers.lab.world.virtual_time import run
+from peers.network.neighbourhood import Neighbourhood
+from peers.network.ports import Load
+from protocols.memory.transport import Conditions, MemoryNetwork
+from protocols.messages.table import Busy, Bye, Hello, PeerRecord
+from protocols.signed.envelope import run_bytes
+from protocols.signed.identity import Identity
+from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.manifest import WIRE_VERSION
-from swarmnet.membership import Membership
+from swarmnet.membership.machine import Membership
+from swarmnet.run.manifest import WIRE_VERSION
 
 RUN = RunId("ab" * 32)
 

@@ -22,19 +22,19 @@ from relayed import (
 )
 
 from peers.config.peer_file import PeerFile
-from peers.sessions import daemon_options, keeps_slots
-from peers.virtual_time import run as run_virtual
-from protocols import circuits, relay_service, relays
-from protocols.circuits import (
+from peers.lab.world.virtual_time import run as run_virtual
+from peers.process.sessions import daemon_options, keeps_slots
+from protocols.daemon.multiaddr import multiaddr_bytes, through_relay
+from protocols.errors import Malformed, PeerGone, TooLarge, Unreachable
+from protocols.reachability import circuit_relay, relay_client, relay_service
+from protocols.reachability.circuit_relay import (
     HOP_PROTOCOL,
     PING_PROTOCOL,
     encode,
     read_fields,
 )
-from protocols.errors import Malformed, PeerGone, TooLarge, Unreachable
-from protocols.identity import Identity
-from protocols.multiaddr import multiaddr_bytes, through_relay
-from protocols.relays import Relays, circuits_through, usable
+from protocols.reachability.relay_client import Relays, circuits_through, usable
+from protocols.signed.identity import Identity
 
 
 def test_what_was_reserved_is_carried_both_ways_until_one_side_ends_it():
@@ -43,9 +43,9 @@ def test_what_was_reserved_is_carried_both_ways_until_one_side_ends_it():
         relay.reached[HIDDEN], ends = accepts()
         reserved, (_, writer) = await relay.asked(HIDDEN, RESERVE)
         writer.close()
-        assert circuits.decode(reserved[3])[1] == 1000 + relay_service.SLOT_SECONDS
+        assert circuit_relay.decode(reserved[3])[1] == 1000 + relay_service.SLOT_SECONDS
         answer, (reader, writer) = await relay.asked(ASKER, CONNECT)
-        assert (answer[5], circuits.decode(answer[4])) == (circuits.OK, circuits.NO_LIMIT)
+        assert (answer[5], circuit_relay.decode(answer[4])) == (circuit_relay.OK, circuit_relay.NO_LIMIT)
         (there, back), _ = ends[0]
         writer.write(b"x" * 300_000)
         assert await there.readexactly(300_000) == b"x" * 300_000
@@ -78,15 +78,15 @@ def test_what_is_carried_waits_for_its_turn_in_the_owners_upload_limit():
 def test_who_has_no_slot_or_one_that_ran_out_or_is_gone_is_not_connected():
     async def scenario():
         relay = Relay()
-        assert await relay.status(ASKER, CONNECT) == circuits.NO_RESERVATION
-        assert await relay.status(HIDDEN, RESERVE) == circuits.OK
-        assert await relay.status(HIDDEN, CONNECT) == circuits.NO_RESERVATION, "to itself"
-        assert await relay.status(ASKER, CONNECT) == circuits.CONNECTION_FAILED
-        relay.reached[HIDDEN], _ = accepts(circuits.REFUSED)
-        assert await relay.status(ASKER, CONNECT) == circuits.CONNECTION_FAILED
+        assert await relay.status(ASKER, CONNECT) == circuit_relay.NO_RESERVATION
+        assert await relay.status(HIDDEN, RESERVE) == circuit_relay.OK
+        assert await relay.status(HIDDEN, CONNECT) == circuit_relay.NO_RESERVATION, "to itself"
+        assert await relay.status(ASKER, CONNECT) == circuit_relay.CONNECTION_FAILED
+        relay.reached[HIDDEN], _ = accepts(circuit_relay.REFUSED)
+        assert await relay.status(ASKER, CONNECT) == circuit_relay.CONNECTION_FAILED
         assert relay.service.circuits == 0
         relay.clock += relay_service.SLOT_SECONDS
-        assert await relay.status(ASKER, CONNECT) == circuits.NO_RESERVATION
+        assert await relay.status(ASKER, CONNECT) == circuit_relay.NO_RESERVATION
         await relay.end()
 
     run_virtual(scenario())
@@ -95,7 +95,7 @@ def test_who_has_no_slot_or_one_that_ran_out_or_is_gone_is_not_connected():
 def test_a_circuit_through_a_circuit_is_refused():
     async def scenario():
         relay = Relay()
-        assert await relay.status(HIDDEN, RESERVE, CIRCUIT) == circuits.REFUSED
+        assert await relay.status(HIDDEN, RESERVE, CIRCUIT) == circuit_relay.REFUSED
         assert relay.service.slots == 0
 
     run_virtual(scenario())
@@ -110,19 +110,19 @@ def test_slots_and_circuits_and_streams_are_bounded_and_free_again(monkeypatch):
         relay = Relay()
         relay.reached[HIDDEN], _ = accepts()
         assert [await relay.status(peer, RESERVE) for peer in (HIDDEN, OTHER, ASKER)] == [100, 100, 200]
-        assert await relay.status(HIDDEN, RESERVE) == circuits.OK, "prolonged"
+        assert await relay.status(HIDDEN, RESERVE) == circuit_relay.OK, "prolonged"
         relay.clock += relay_service.SLOT_SECONDS + 1
-        assert await relay.status(ASKER, RESERVE) == circuits.OK
-        assert await relay.status(HIDDEN, RESERVE) == circuits.OK
+        assert await relay.status(ASKER, RESERVE) == circuit_relay.OK
+        assert await relay.status(HIDDEN, RESERVE) == circuit_relay.OK
         carried = [await relay.asked(ASKER, CONNECT) for _ in range(4)]
-        assert [answer[5] for answer, _ in carried] == [100, 100, 100, circuits.LIMIT_EXCEEDED]
+        assert [answer[5] for answer, _ in carried] == [100, 100, 100, circuit_relay.LIMIT_EXCEEDED]
         silent = [relay.opened(ASKER) for _ in range(3)]
         assert await silent[2][0].read() == b"", "it has five streams open already"
         for _, (_, writer) in carried:
             writer.close()
         await asyncio.sleep(1.0)
         assert relay.service.circuits == 0
-        assert await relay.status(ASKER, CONNECT) == circuits.OK
+        assert await relay.status(ASKER, CONNECT) == circuit_relay.OK
         await relay.end()
 
     run_virtual(scenario())
@@ -145,7 +145,7 @@ def test_who_says_nothing_is_cut_off():
         relay = Relay()
         reader, _ = relay.opened(ASKER)
         assert await reader.read() == b""
-        assert asyncio.get_running_loop().time() == circuits.STEP_SECONDS
+        assert asyncio.get_running_loop().time() == circuit_relay.STEP_SECONDS
 
     run_virtual(scenario())
 
@@ -159,7 +159,7 @@ def test_nothing_that_a_stranger_says_stops_a_relay(data):
         await asyncio.sleep(0.0)
         writer.close()
         await reader.read()
-        assert await relay.status(HIDDEN, RESERVE) == circuits.OK
+        assert await relay.status(HIDDEN, RESERVE) == circuit_relay.OK
         await relay.end()
 
     run_virtual(scenario())
@@ -173,8 +173,8 @@ def test_any_bytes_are_a_message_or_malformed(data):
         reader.feed_eof()
         try:
             fields = await read_fields(reader)
-            circuits.number_in(fields, 1)
-            circuits.peer_in(fields)
+            circuit_relay.number_in(fields, 1)
+            circuit_relay.peer_in(fields)
         except (Malformed, PeerGone):
             pass
 
@@ -204,7 +204,7 @@ def test_a_circuit_is_known_by_its_end():
 class Daemon:
     """p2pd beside a relay that answers as it is told."""
 
-    def __init__(self, status=circuits.OK, most=0):
+    def __init__(self, status=circuit_relay.OK, most=0):
         self.status, self.most = status, most
         self.connected = True
         self.reservations = 0
@@ -220,7 +220,7 @@ class Daemon:
         if protocol == HOP_PROTOCOL:
             self.reservations += 1
             limit = {2: self.most} if self.most else {}
-            theirs[1].write(encode({1: circuits.HOP_STATUS, 3: {1: 5000}, 4: limit, 5: self.status}))
+            theirs[1].write(encode({1: circuit_relay.HOP_STATUS, 3: {1: 5000}, 4: limit, 5: self.status}))
         else:
             assert protocol == PING_PROTOCOL
             self.pings.append(theirs)
@@ -255,7 +255,7 @@ def test_a_slot_is_announced_renewed_and_had_again_when_its_connection_ended():
     async def then(slots, moved):
         assert await slots.first(1.0)
         assert slots.addresses == (CIRCUIT,)
-        await asyncio.sleep(relays.RENEW_SECONDS + 30.0)
+        await asyncio.sleep(relay_client.RENEW_SECONDS + 30.0)
         assert (daemon.reservations, moved) == (2, [(CIRCUIT,)])
         daemon.connected = False
         daemon.pings[-1][1].close()
@@ -275,13 +275,13 @@ def test_a_relay_that_no_longer_answers_pings_is_left_within_half_a_minute():
         await slots.first(1.0)
         daemon.connected = False
         daemon.echoing.cancel()
-        await asyncio.sleep(relays.PING_SECONDS + circuits.STEP_SECONDS + 1.0)
+        await asyncio.sleep(relay_client.PING_SECONDS + circuit_relay.STEP_SECONDS + 1.0)
         assert slots.addresses == ()
 
     assert kept(daemon, then) == ["relayed", "not_relayed"]
 
 
-@pytest.mark.parametrize("daemon", [Daemon(most=131072), Daemon(status=circuits.REFUSED)])
+@pytest.mark.parametrize("daemon", [Daemon(most=131072), Daemon(status=circuit_relay.REFUSED)])
 def test_a_relay_that_cuts_circuits_soon_or_has_no_slot_is_not_announced_and_said_once(daemon):
     async def then(slots, moved):
         assert not await slots.first(3.0)
@@ -300,7 +300,7 @@ def test_relays_are_a_few_peers_that_others_could_dial():
     assert circuits_through([f"{DOOR}/p2p/{RELAY}", here]) == (CIRCUIT,)
     assert usable([f"{DOOR}/p2p/{RELAY}", here, f"{again}/p2p/{RELAY}"]) == {RELAY: (DOOR, again)}
     many = [f"{DOOR}/p2p/{Identity.from_seed(bytes([n])).peer_id}" for n in range(9)]
-    assert len(usable(many)) == relays.MOST_RELAYS
+    assert len(usable(many)) == relay_client.MOST_RELAYS
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
 from protocols.errors import BadSignature, Malformed, TooLarge, WireError, WrongRun
-from protocols.frames import wire_bytes
-from protocols.identity import Identity
-from protocols.messages import Contribution, encode
+from protocols.framing.frames import wire_bytes
+from protocols.messages.table import Contribution, encode
+from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import RunId
 
 ALICE, BOB = Identity.from_seed(b"alice"), Identity.from_seed(b"bob")

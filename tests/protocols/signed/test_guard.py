@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocols.errors import Malformed, TooLarge
-from protocols.guard import DEPTH_LIMIT, check
+from protocols.signed.msgpack_guard import DEPTH_LIMIT, check
 
 LIMIT = 64 * 1024
 HIVEMIND_EXTENSIONS = (0x40, 0x50)

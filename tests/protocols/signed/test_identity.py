@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.identity import (
+from protocols.signed.identity import (
     IDENTITY_BYTES,
     Identity,
     IdentityError,

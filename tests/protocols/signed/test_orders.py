@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import OWNER, sign, tiny_manifest
 
-from peers.creator.issue import give, newest
-from peers.creator.order_book import OrderBook
 from peers.errors import UserError
-from protocols.envelope import Kind, seal
+from peers.network.orders.order_book import OrderBook
+from peers.tools.owner.give_order import give, newest
+from protocols.dht.stored_values import key_id, prove, stored_value
 from protocols.errors import BadSignature, Malformed, TooLarge, WireError, WrongRun
-from protocols.identity import Identity
-from protocols.messages import decode, encode
-from protocols.order_messages import OrderIs
-from protocols.orders import (
+from protocols.messages.orders import OrderIs
+from protocols.messages.table import decode, encode
+from protocols.signed.envelope import Kind, seal
+from protocols.signed.identity import Identity
+from protocols.signed.orders import (
     is_stored_order,
     open_order,
     open_stored_order,
@@ -27,10 +28,9 @@ from protocols.orders import (
     seal_order,
     stored_order,
 )
-from protocols.stored import key_id, prove, stored_value
-from swarmnet import orders
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.orders import NO_ORDER, Order, OrderError
+from swarmnet.run import owner_orders
+from swarmnet.run.owner_orders import NO_ORDER, Order, OrderError
 
 SIGNED = sign(tiny_manifest())
 RUN = SIGNED.run_id
@@ -44,11 +44,11 @@ def numbered(order: Order, sequence: int) -> Order:
 
 
 def everything() -> Order:
-    order = orders.pause(NO_ORDER, "the text was wrong")
-    order = orders.ban(order, PEER, "sent nonsense")
-    order = orders.withdraw(order, DIGEST, "its author asked")
-    order = orders.revoke(order, "cd" * 16, "handed on")
-    return numbered(orders.checkpoint(order, ""), 1_000_000)
+    order = owner_orders.pause(NO_ORDER, "the text was wrong")
+    order = owner_orders.ban(order, PEER, "sent nonsense")
+    order = owner_orders.withdraw(order, DIGEST, "its author asked")
+    order = owner_orders.revoke(order, "cd" * 16, "handed on")
+    return numbered(owner_orders.checkpoint(order, ""), 1_000_000)
 
 
 def test_an_order_is_complete_and_says_what_it_changes():
@@ -56,26 +56,26 @@ def test_an_order_is_complete_and_says_what_it_changes():
     assert order.paused
     assert order.banned(PEER) == "sent nonsense"
     assert order.documents() == {bytes.fromhex(DIGEST)}
-    assert len(orders.told(NO_ORDER, order)) == 5
-    calm = orders.unban(orders.resume(order, ""), PEER, "a mistake")
+    assert len(owner_orders.told(NO_ORDER, order)) == 5
+    calm = owner_orders.unban(owner_orders.resume(order, ""), PEER, "a mistake")
     assert calm.banned(PEER) is None
-    assert orders.told(order, calm) == ["the run goes on", f"{PEER} is no longer banned"]
-    assert orders.told(order, order) == ["nothing changes"]
+    assert owner_orders.told(order, calm) == ["the run goes on", f"{PEER} is no longer banned"]
+    assert owner_orders.told(order, order) == ["nothing changes"]
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda held: orders.pause(held, ""),
-        lambda held: orders.ban(held, PEER, ""),
-        lambda held: orders.withdraw(held, DIGEST, ""),
-        lambda held: orders.withdraw(held, "my file", ""),
-        lambda held: orders.revoke(held, "cd" * 16, ""),
-        lambda held: orders.revoke(held, "x", ""),
-        lambda held: orders.unban(held, OWNER.peer_id, ""),
-        lambda held: orders.resume(NO_ORDER, ""),
-        lambda held: orders.checkpoint(held, "x" * 201),
-        lambda held: orders.checkpoint(held, "two\nlines"),
+        lambda held: owner_orders.pause(held, ""),
+        lambda held: owner_orders.ban(held, PEER, ""),
+        lambda held: owner_orders.withdraw(held, DIGEST, ""),
+        lambda held: owner_orders.withdraw(held, "my file", ""),
+        lambda held: owner_orders.revoke(held, "cd" * 16, ""),
+        lambda held: owner_orders.revoke(held, "x", ""),
+        lambda held: owner_orders.unban(held, OWNER.peer_id, ""),
+        lambda held: owner_orders.resume(NO_ORDER, ""),
+        lambda held: owner_orders.checkpoint(held, "x" * 201),
+        lambda held: owner_orders.checkpoint(held, "two\nlines"),
     ],
 )
 def test_an_order_that_makes_no_sense_is_refused_where_it_is_typed(change):
@@ -84,8 +84,8 @@ def test_an_order_that_makes_no_sense_is_refused_where_it_is_typed(change):
 
 
 def test_the_sequence_grows_though_the_clock_goes_back():
-    assert orders.next_sequence(NO_ORDER, 10.0) == 10_000_000
-    assert orders.next_sequence(Order(sequence=99_000_000), 10.0) == 99_000_001
+    assert owner_orders.next_sequence(NO_ORDER, 10.0) == 10_000_000
+    assert owner_orders.next_sequence(Order(sequence=99_000_000), 10.0) == 99_000_001
 
 
 def test_a_signed_order_comes_back_as_it_was():
@@ -129,7 +129,7 @@ def test_only_the_owner_gives_orders_and_only_for_the_run():
 def test_an_order_that_nobody_would_take_is_not_made():
     order = NO_ORDER
     for number in range(600):
-        order = orders.withdraw(order, f"{number:064x}", "")
+        order = owner_orders.withdraw(order, f"{number:064x}", "")
     with pytest.raises(TooLarge):
         seal_order(OWNER, RUN, numbered(order, 1))
 
@@ -231,10 +231,10 @@ def ordering(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda held: orders.pause(held, "why"),
-        lambda held: orders.ban(held, PEER, "why"),
-        lambda held: orders.withdraw(held, DIGEST, "why"),
-        lambda held: orders.revoke(held, "cd" * 16, "why"),
+        lambda held: owner_orders.pause(held, "why"),
+        lambda held: owner_orders.ban(held, PEER, "why"),
+        lambda held: owner_orders.withdraw(held, DIGEST, "why"),
+        lambda held: owner_orders.revoke(held, "cd" * 16, "why"),
     ],
 )
 async def test_an_order_that_reached_nobody_is_sent_when_it_is_given_again(ordering, change):
@@ -245,26 +245,31 @@ async def test_an_order_that_reached_nobody_is_sent_when_it_is_given_again(order
     again = await ordering(directory, change)
     assert again.stored
     assert again.order == first.order == directory.held[-1]
-    assert len(orders.told(again.before, again.order.order)) == 1, "it is said what it changes for the others"
+    assert len(owner_orders.told(again.before, again.order.order)) == 1, (
+        "it is said what it changes for the others"
+    )
     with pytest.raises(UserError, match="already"):
         await ordering(directory, change)
 
 
 async def test_the_order_after_one_that_reached_nobody_says_both(ordering):
     directory = Directory(there=False)
-    await ordering(directory, lambda held: orders.ban(held, PEER, ""))
+    await ordering(directory, lambda held: owner_orders.ban(held, PEER, ""))
     directory.there = True
-    given = await ordering(directory, lambda held: orders.pause(held, ""))
-    assert orders.told(given.before, directory.held[-1].order) == ["the run is paused", f"{PEER} is banned: "]
+    given = await ordering(directory, lambda held: owner_orders.pause(held, ""))
+    assert owner_orders.told(given.before, directory.held[-1].order) == [
+        "the run is paused",
+        f"{PEER} is banned: ",
+    ]
 
 
 async def test_a_mistake_is_none_the_less_one_where_an_order_was_only_kept(ordering):
     directory = Directory(there=False)
-    await ordering(directory, lambda held: orders.ban(held, PEER, ""))
+    await ordering(directory, lambda held: owner_orders.ban(held, PEER, ""))
     with pytest.raises(UserError, match="is not banned"):
-        await ordering(directory, lambda held: orders.unban(held, OWNER.peer_id, ""))
+        await ordering(directory, lambda held: owner_orders.unban(held, OWNER.peer_id, ""))
     with pytest.raises(UserError, match="one line of at most"):
-        await ordering(directory, lambda held: orders.ban(held, OWNER.peer_id, "two\nlines"))
+        await ordering(directory, lambda held: owner_orders.ban(held, OWNER.peer_id, "two\nlines"))
 
 
 def test_the_message_is_bounded_before_it_is_decoded():

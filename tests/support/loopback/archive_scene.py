@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from peers.demo import report as demo_report
-from peers.demo.peers import DemoPeer, start
-from peers.demo.show import LOOPBACK
+from peers.lab.processes import demo_report
+from peers.lab.processes.demo import LOOPBACK
+from peers.lab.processes.processes import DemoPeer, start
 
 RUN = {
     "name": "archived", "stages": [1, 1], "listed": True, "contact": "owner@example.org",
@@ -50,7 +50,7 @@ class Scene:
 
     async def swarmnet(self, *arguments: object) -> str:
         done = await asyncio.to_thread(
-            subprocess.run, [sys.executable, "-m", "peers.cli", *map(str, arguments)],
+            subprocess.run, [sys.executable, "-m", "peers.cli.main", *map(str, arguments)],
             capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
             env={"PATH": "/usr/bin:/bin", "XDG_STATE_HOME": str(self.folder / "states")},
         )  # fmt: skip

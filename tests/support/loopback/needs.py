@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import wan
 
-from protocols.dialler import can_dial
+from protocols.reachability.fresh_dial import can_dial
 
 needs_libp2p = pytest.mark.skipif(not can_dial(), reason="py-libp2p (the extra libp2p) is not installed")
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from peers import event_log
+from peers.telemetry import event_log
 
 QUIET = {
     "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "metrics": {"listen": "off"},

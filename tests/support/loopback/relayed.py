@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from protocols import circuits
-from protocols.circuits import HOP_CONNECT, HOP_RESERVE, encode, read_fields
+from protocols.daemon.hivemind_imports import PeerID
 from protocols.errors import PeerGone
-from protocols.hivemind_parts import PeerID
-from protocols.identity import Identity
-from protocols.relay_service import RelayService
+from protocols.reachability import circuit_relay
+from protocols.reachability.circuit_relay import HOP_CONNECT, HOP_RESERVE, encode, read_fields
+from protocols.reachability.relay_service import RelayService
+from protocols.signed.identity import Identity
 
 RELAY, HIDDEN, ASKER, OTHER = (
     Identity.from_seed(name).peer_id for name in (b"relay", b"hidden", b"asker", b"other")
@@ -86,18 +86,18 @@ class Relay:
 
 
 RESERVE = {1: HOP_RESERVE}
-CONNECT = {1: HOP_CONNECT, 2: circuits.peer_field(HIDDEN)}
+CONNECT = {1: HOP_CONNECT, 2: circuit_relay.peer_field(HIDDEN)}
 
 
-def accepts(answer=circuits.OK):
+def accepts(answer=circuit_relay.OK):
     """A hidden peer: its ends of the circuits that were brought to it."""
     ends = []
 
     def reached(stream):
         async def answers():
             told = await read_fields(stream[0])
-            assert circuits.peer_in(told) == ASKER
-            stream[1].write(encode({1: circuits.STOP_STATUS, 4: answer}))
+            assert circuit_relay.peer_in(told) == ASKER
+            stream[1].write(encode({1: circuit_relay.STOP_STATUS, 4: answer}))
 
         ends.append((stream, asyncio.create_task(answers())))
 

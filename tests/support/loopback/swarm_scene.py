@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from peers.demo import report as demo_report
-from peers.demo.peers import DemoPeer, start
-from peers.demo.report import PeerStory
-from peers.demo.show import LOOPBACK
-from peers.run_file import publish
-from protocols.identity import load_or_create
+from peers.config.run_file import publish
+from peers.lab.processes import demo_report
+from peers.lab.processes.demo import LOOPBACK
+from peers.lab.processes.demo_report import PeerStory
+from peers.lab.processes.processes import DemoPeer, start
+from protocols.signed.identity import load_or_create
 
 RUN = {
     "name": "loopback", "stages": [1, 1],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 
-from protocols.daemon import LOOPBACK
-from protocols.identity import create
-from protocols.p2pd import P2pdTransport
+from protocols.daemon.p2pd import LOOPBACK
+from protocols.p2pd.transport import P2pdTransport
+from protocols.signed.identity import create
 
 
 class Heard:

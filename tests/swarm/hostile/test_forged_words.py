@@ -4,11 +4,11 @@ import pytest
 from hostile import Liar
 from swarm import Swarm, tiny_manifest
 
-from peers.virtual_time import run
-from protocols.envelope import Kind, seal
-from protocols.identity import Identity
-from protocols.messages import Act, AskState, Chunk, Contribution, Known, PeerRecord, Statements
-from protocols.records import seal_record
+from peers.lab.world.virtual_time import run
+from protocols.messages.table import Act, AskState, Chunk, Contribution, Known, PeerRecord, Statements
+from protocols.signed.envelope import Kind, seal
+from protocols.signed.identity import Identity
+from protocols.signed.records import seal_record
 
 NOBODY = Identity.from_seed(b"nobody")
 

@@ -17,10 +17,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, sign, tiny_manifest
 
-from peers.virtual_time import run
-from protocols.envelope import ENVELOPE_BYTES, Kind, seal
-from protocols.identity import Identity
-from protocols.messages import (
+from peers.lab.world.virtual_time import run
+from protocols.messages.table import (
     Act,
     Announce,
     AskChunk,
@@ -37,11 +35,13 @@ from protocols.messages import (
     SnapshotRoot,
     State,
 )
-from protocols.records import seal_record
-from swarmnet.branches import START
-from swarmnet.pulls import MOST_PULLS
-from swarmnet.round_sets import kept_rounds
-from swarmnet.rounds import GroupRounds
+from protocols.signed.envelope import ENVELOPE_BYTES, Kind, seal
+from protocols.signed.identity import Identity
+from protocols.signed.records import seal_record
+from swarmnet.rounds.contribution_sets import kept_rounds
+from swarmnet.rounds.fetch_scheduler import MOST_PULLS
+from swarmnet.rounds.history import START
+from swarmnet.rounds.machine import GroupRounds
 
 HONEST = {"a": 0, "c": 1, "d": 1, "e": 2}
 MANIFEST = tiny_manifest()

@@ -7,15 +7,15 @@ import torch
 from swarm import Swarm, shared_rounds, tiny_manifest
 from wan_liar import LIES, joins
 
-from peers.snapshots import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Weights
-from peers.state_path import StatePath
-from peers.virtual_time import run
-from protocols.identity import Identity
-from protocols.peer_record import PeerRecord
-from protocols.records import seal_record
+from peers.lab.world.virtual_time import run
+from peers.state.snapshot_store import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Weights
+from peers.state.state_path import StatePath
+from protocols.signed.identity import Identity
+from protocols.signed.peer_record import PeerRecord
+from protocols.signed.records import seal_record
 from swarmnet.identifiers import RunId
-from swarmnet.manifest import Rounds
-from swarmnet.neighbours import choose_neighbours
+from swarmnet.membership.overlay import choose_neighbours
+from swarmnet.run.manifest import Rounds
 
 
 def test_ten_of_ten_joins_against_a_lying_holder_end_with_the_honest_digest():

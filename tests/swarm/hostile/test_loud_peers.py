@@ -11,10 +11,10 @@ import torch
 from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 from torch import Tensor
 
-from peers.microbatch_work import MicrobatchWork
-from peers.virtual_time import run
-from swarmnet.manifest import Paths, Sync
-from swarmnet.router import FIRST_SHUN_SECONDS
+from peers.lab.world.virtual_time import run
+from peers.worker.pipeline.microbatch_compute import MicrobatchWork
+from swarmnet.routing.load_balancer import FIRST_SHUN_SECONDS
+from swarmnet.run.manifest import Paths, Sync
 
 HONEST = {"a": 0, "c": 1, "d": 1, "e": 2}
 Change = Callable[[Tensor], Tensor]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from peers.simulation.invariants import check
-from peers.simulation.play import Options, Seen, play
-from peers.simulation.world import Member, World
-from peers.update_path import UpdatePath
-from protocols.messages import Announce, OpenRound, Progress, Reference
-from swarmnet.round_sets import set_digest
+from peers.lab.faults.invariants import check
+from peers.lab.faults.play import Options, Seen, play
+from peers.lab.world.world import Member, World
+from peers.worker.rounds.update_path import UpdatePath
+from protocols.messages.table import Announce, OpenRound, Progress, Reference
+from swarmnet.rounds.contribution_sets import set_digest
 
 BEGINS, ENDS = 12.0, 42.0
 LIAR = "p0"
@@ -20,7 +20,7 @@ LIAR = "p0"
 
 @dataclass(frozen=True, slots=True)
 class Slander:
-    """A fault as those of peers/simulation/faults.py: all else that this peer does and says is true."""
+    """A fault as those of peers/lab/faults/faults.py: all else that this peer does and says is true."""
 
     at: float
     until: float

@@ -1,6 +1,6 @@
 """An archivist that the run's owner does not let take part ends, as a worker does; a refusal has its code.
 
-The real command is in tests/test_bad_input.py.
+The real command is in tests/peers/cli/test_bad_input.py.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import pytest
 from archived import MANIFEST, SLOW, archived, trained
 from swarm import OWNER, Swarm
 
-from peers.archive.archivist import Policy
-from peers.creator.gatekeeper import INVITE_GRACE_SECONDS
+from peers.archivist.archivist import Policy
+from peers.archivist.role import ArchivistRole
+from peers.config.run_file import published_text
 from peers.errors import UserError
-from peers.metrics import Metrics
-from peers.roles.archivist import ArchivistRole
-from peers.run_file import published_text
-from peers.virtual_time import run
+from peers.lab.world.virtual_time import run
+from peers.network.orders.gatekeeper import INVITE_GRACE_SECONDS
+from peers.telemetry.metrics import Metrics
 from protocols.errors import Unreachable
-from protocols.identity import Identity
-from protocols.invites import seal_invite
-from protocols.messages import Refuse
-from protocols.orders import SignedOrder, seal_order
-from swarmnet import orders
-from swarmnet.orders import NO_ORDER
+from protocols.messages.table import Refuse
+from protocols.signed.identity import Identity
+from protocols.signed.invites import seal_invite
+from protocols.signed.orders import SignedOrder, seal_order
+from swarmnet.run import owner_orders
+from swarmnet.run.owner_orders import NO_ORDER
 
 ARCHIVIST = Identity.from_seed(b"archivist")
 BY_INVITE = replace(MANIFEST, access="invite", contact="owner@example.org")
@@ -40,7 +40,7 @@ def invite(swarm: Swarm, expires_seconds: float = 1e6) -> bytes:
 
 
 def ban(swarm: Swarm) -> SignedOrder:
-    order = replace(orders.ban(NO_ORDER, ARCHIVIST.peer_id, "fills disks"), sequence=1)
+    order = replace(owner_orders.ban(NO_ORDER, ARCHIVIST.peer_id, "fills disks"), sequence=1)
     return seal_order(OWNER, swarm.signed.run_id, order)
 
 

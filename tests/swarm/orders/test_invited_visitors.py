@@ -8,11 +8,11 @@ from random import Random
 import pytest
 from swarm import OWNER, TINY_MODEL, Swarm, sign, text_of, tiny_manifest
 
-from peers.inference.client import Conversation, NoAnswer, SwarmClient
-from peers.inference.visit import not_let_in
-from peers.virtual_time import run
-from protocols.identity import Identity
-from protocols.invites import invite_text, seal_invite
+from peers.lab.world.virtual_time import run
+from peers.tools.model.swarm_client import Conversation, NoAnswer, SwarmClient
+from peers.tools.model.swarm_session import not_let_in
+from protocols.signed.identity import Identity
+from protocols.signed.invites import invite_text, seal_invite
 
 VISITOR = Identity.from_seed(b"visitor").peer_id
 STRANGER = Identity.from_seed(b"stranger")
@@ -99,7 +99,7 @@ def test_what_is_no_invite_ends_the_command_with_one_line(swarmnet, arguments, w
 
 
 def test_an_invite_as_people_hand_it_on_is_read():
-    from peers.commands.visit import invite_of
+    from peers.cli.swarm_model import invite_of
 
     invite = invited(sign(tiny_manifest()))
     assert invite_of(f"  {invite_text(invite)}\n") == invite

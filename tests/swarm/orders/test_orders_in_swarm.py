@@ -7,15 +7,15 @@ from owned_swarm import FOUR, OwnedSwarm, Silent
 from swarm import OWNER, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
 from peers.errors import UserError
-from peers.virtual_time import run
-from protocols.envelope import run_bytes
-from protocols.identity import Identity
-from protocols.invites import seal_invite
-from protocols.messages import Hello
-from protocols.orders import seal_order
-from swarmnet import orders
-from swarmnet.manifest import WIRE_VERSION
-from swarmnet.orders import NO_ORDER, Order
+from peers.lab.world.virtual_time import run
+from protocols.messages.table import Hello
+from protocols.signed.envelope import run_bytes
+from protocols.signed.identity import Identity
+from protocols.signed.invites import seal_invite
+from protocols.signed.orders import seal_order
+from swarmnet.run import owner_orders
+from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.owner_orders import NO_ORDER, Order
 
 pytestmark = pytest.mark.swarm
 
@@ -32,7 +32,7 @@ def test_a_pause_reaches_everybody_and_ends_as_soon_as_the_owner_says():
     async def story():
         swarm = swarm_of(*FOUR)
         await swarm.training()
-        paused = await swarm.give(orders.pause(NO_ORDER, "a look at the data"), "c")
+        paused = await swarm.give(owner_orders.pause(NO_ORDER, "a look at the data"), "c")
         await swarm.until(lambda: swarm.knows(paused), 2.0)
         await swarm.during(8.0)  # What was under way is done, and the open round closes.
         assert {member.worker.state for member in swarm.members.values()} == {"held"}
@@ -41,7 +41,7 @@ def test_a_pause_reaches_everybody_and_ends_as_soon_as_the_owner_says():
         await swarm.until(lambda: late.worker.state == "held", 20.0)
         await swarm.during(5.0)
         assert (swarm.committed(0), swarm.committed(1)) == before
-        resumed = await swarm.give(orders.resume(paused.order, ""), "d")
+        resumed = await swarm.give(owner_orders.resume(paused.order, ""), "d")
         await swarm.until(lambda: swarm.knows(resumed), 2.0)
         await swarm.until(lambda: swarm.committed(0) > before[0] + 10, 20.0)
         assert late.worker.state == "training"
@@ -82,7 +82,7 @@ def test_a_banned_peer_is_left_alone_by_all_and_the_sets_stay_equal():
         swarm = swarm_of(*FOUR, ("e", 1))
         await swarm.training()
         banned = swarm.members["e"]
-        order = orders.ban(NO_ORDER, banned.peer, "sent nonsense")
+        order = owner_orders.ban(NO_ORDER, banned.peer, "sent nonsense")
         # Far from it, in the middle of rounds to which it has contributed.
         await swarm.give(order, "a")
         with pytest.raises(UserError, match="has banned this peer: sent nonsense"):
@@ -110,7 +110,7 @@ def test_a_banned_peer_that_will_not_go_is_refused_by_everybody():
         rebel = swarm.members["e"]
         rebel.worker.orders.gatekeeper.check_self = lambda me: None
         rebel.worker.orders.gatekeeper.refusal = lambda peer, invite: None
-        given = await swarm.give(orders.ban(NO_ORDER, rebel.peer, ""), "d")
+        given = await swarm.give(owner_orders.ban(NO_ORDER, rebel.peer, ""), "d")
         await swarm.until(lambda: swarm.knows(given), 5.0)
         began = swarm.loop.time()
         await swarm.during(6.0)
@@ -135,7 +135,7 @@ def test_everybody_saves_when_a_checkpoint_is_asked_for(tmp_path):
         await swarm.training()
         await swarm.until(lambda: min(settled for _, settled in swarm.rounds().values()) > 2, 30.0)
         assert not list(tmp_path.rglob("*.safetensors"))
-        await swarm.give(orders.checkpoint(NO_ORDER, "before the holidays"), "a")
+        await swarm.give(owner_orders.checkpoint(NO_ORDER, "before the holidays"), "a")
         await swarm.until(lambda: len({p.parent for p in tmp_path.rglob("*.safetensors")}) == 4, 30.0)
         await swarm.close()
 
@@ -153,7 +153,7 @@ def test_withdrawn_documents_are_read_no_more():
 
         swarm.text_without = without
         await swarm.training()
-        await swarm.give(orders.withdraw(NO_ORDER, "ab" * 32, "its author asked"), "c")
+        await swarm.give(owner_orders.withdraw(NO_ORDER, "ab" * 32, "its author asked"), "c")
         await swarm.until(lambda: read == [frozenset({bytes.fromhex("ab" * 32)})], 5.0)
         at = swarm.committed(0)
         await swarm.until(lambda: swarm.committed(0) > at + 10, 20.0)
@@ -197,7 +197,7 @@ def test_a_run_by_invite_takes_in_whom_the_owner_invited_and_nobody_else():
         revoked = next(iter({
             swarm.members["c"].worker.orders.gatekeeper._shown[swarm.members["d"].peer][1].id
         }))  # fmt: skip
-        await swarm.give(orders.revoke(NO_ORDER, revoked, "lost"), "b")
+        await swarm.give(owner_orders.revoke(NO_ORDER, revoked, "lost"), "b")
         with pytest.raises(UserError, match="revoked"):
             await swarm.end_of(swarm.members["d"])
         swarm.members["d"].dead = True

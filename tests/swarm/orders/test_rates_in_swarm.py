@@ -6,10 +6,10 @@ import pytest
 from owned_swarm import SIX, settled, six
 from swarm import shared_rounds
 
-from peers.virtual_time import run
-from swarmnet import orders
-from swarmnet.orders import NO_ORDER
-from swarmnet.rates import WHOLE
+from peers.lab.world.virtual_time import run
+from swarmnet.run import owner_orders
+from swarmnet.run.owner_orders import NO_ORDER
+from swarmnet.run.rates import WHOLE
 
 
 def weights(swarm, stage):
@@ -31,7 +31,7 @@ def halved(factor):
         swarm = six()
         await swarm.until(lambda: settled(swarm) >= 3, 60.0)
         await swarm.leave("f")
-        await swarm.give(orders.rate(NO_ORDER, factor, 12, "the loss stands still"), "a")
+        await swarm.give(owner_orders.rate(NO_ORDER, factor, 12, "the loss stands still"), "a")
         await swarm.until(lambda: settled(swarm) >= 16, 120.0)
         away = swarm.members["f"].worker.transport
         await away.close()
@@ -61,12 +61,12 @@ def test_who_hears_of_it_too_late_settles_nothing_else_and_goes_on_when_it_hears
         await swarm.until(lambda: settled(swarm) >= 3, 60.0)
         deaf = swarm.members["c"].worker.orders
         hears, deaf.message = deaf.message, lambda peer, message: None
-        await swarm.give(orders.rate(NO_ORDER, 500, 8, ""), "a")
+        await swarm.give(owner_orders.rate(NO_ORDER, 500, 8, ""), "a")
         await swarm.until(lambda: settled(swarm, "a", "b") >= 14, 60.0)
         assert settled(swarm, "c") == 7
         deaf.message = hears
-        await swarm.give(orders.pause(swarm.order, "anything"), "c")
-        await swarm.give(orders.resume(swarm.order, "anything"), "c")
+        await swarm.give(owner_orders.pause(swarm.order, "anything"), "c")
+        await swarm.give(owner_orders.resume(swarm.order, "anything"), "c")
         await swarm.until(lambda: settled(swarm) >= 20, 60.0)
         assert factors(swarm, "c") <= {500}
         await swarm.close()
@@ -83,7 +83,7 @@ def test_who_went_on_alone_with_the_old_rate_takes_up_the_history_of_the_others(
         alone = {swarm.members[name].peer for name in ("c", "f")}
         swarm.network.partition(alone, everybody - alone)
         at = settled(swarm)
-        await swarm.give(orders.rate(NO_ORDER, 500, at + 1, ""), "a")
+        await swarm.give(owner_orders.rate(NO_ORDER, 500, at + 1, ""), "a")
         await swarm.until(lambda: settled(swarm) >= at + 6, 120.0)
         assert 500 not in factors(swarm, "c")
         swarm.network.heal()
@@ -106,7 +106,7 @@ def test_an_order_for_rounds_that_are_past_parts_nobody(seed):
         for number in range(8):
             await swarm.during(swarm.network.random.uniform(0.3, 1.5))
             to = swarm.network.random.choice(SIX)[0]
-            await swarm.give(orders.rate(swarm.order, 100 + number, 0, ""), to)
+            await swarm.give(owner_orders.rate(swarm.order, 100 + number, 0, ""), to)
         late = swarm.start("g", 0)
         until = settled(swarm, "a") + 8
         await swarm.until(lambda: late.worker.update and settled(swarm) >= until, 120.0)

@@ -9,17 +9,17 @@ import pytest
 from owned_swarm import OwnedSwarm, settled, six
 from swarm import shared_rounds, tiny_manifest
 
-from peers import checkpoint
 from peers.errors import UserError
-from peers.height import Height
+from peers.lab.world.virtual_time import run
+from peers.network.discovery.announcer import Presence
 from peers.network.discovery.claims import Claims
-from peers.presence import Presence
-from peers.virtual_time import run
-from protocols.identity import Identity
-from protocols.peer_record import NO_STAGE, PeerRecord
-from protocols.records import SignedRecord
-from swarmnet import orders
-from swarmnet.orders import NO_ORDER
+from peers.network.discovery.height import Height
+from peers.state import checkpoint_file
+from protocols.signed.identity import Identity
+from protocols.signed.peer_record import NO_STAGE, PeerRecord
+from protocols.signed.records import SignedRecord
+from swarmnet.run import owner_orders
+from swarmnet.run.owner_orders import NO_ORDER
 
 REMEMBERS = Identity.from_seed(b"the bootstrap")
 
@@ -53,7 +53,7 @@ def test_a_run_ends_at_the_round_that_its_owner_names_and_all_have_saved_it(tmp_
         for name, stage in (("a", 0), ("b", 0), ("c", 0), ("d", 1), ("e", 1)):
             swarm.start(name, stage, checkpoints=tmp_path / name)
         await swarm.until(lambda: settled(swarm) >= 3, 60.0)
-        await swarm.give(orders.end(NO_ORDER, 11, "it is good enough"), "d")
+        await swarm.give(owner_orders.end(NO_ORDER, 11, "it is good enough"), "d")
         first, last = [swarm.members[name] for name in "abc"], [swarm.members[name] for name in "de"]
         await swarm.until(lambda: all(member.worker.ending.round == 11 for member in first), 120.0)
         await swarm.until(lambda: all(member.worker.ending.round for member in last), 60.0)
@@ -66,7 +66,7 @@ def test_a_run_ends_at_the_round_that_its_owner_names_and_all_have_saved_it(tmp_
         assert not swarm.of("resynchronise")
         assert len({member.worker.ending.round for member in last}) == 1
         for name in "abcf":
-            assert checkpoint.read(checkpoint.files(tmp_path / name, 0)[0]).round == 11
+            assert checkpoint_file.read(checkpoint_file.files(tmp_path / name, 0)[0]).round == 11
         swarm.check()
         assert max(round for found in swarm.digests(0).values() for round in found) == 11
         assert shared_rounds(swarm) > 15
@@ -79,7 +79,7 @@ def test_one_forged_record_brings_no_end():
         swarm = six(stub=True)
         await swarm.until(lambda: settled(swarm) >= 3, 60.0)
         remembering = await remembered(swarm, 2**31)
-        await swarm.give(orders.end(NO_ORDER, 10**6, ""), "a")
+        await swarm.give(owner_orders.end(NO_ORDER, 10**6, ""), "a")
         await swarm.until(lambda: settled(swarm) >= 40, 120.0)
         assert not swarm.of("ended")
         remembering.cancel()
@@ -92,7 +92,7 @@ def test_an_end_that_is_past_ends_the_run_where_it_is():
     async def story():
         swarm = six(stub=True)
         await swarm.until(lambda: settled(swarm) >= 6, 60.0)
-        await swarm.give(orders.end(NO_ORDER, 2, ""), "a")
+        await swarm.give(owner_orders.end(NO_ORDER, 2, ""), "a")
         members = swarm.members.values()
         await swarm.until(lambda: all(member.worker.ending.round for member in members), 120.0)
         for stage in (0, 1):
@@ -108,7 +108,7 @@ def test_who_comes_to_a_run_that_has_ended_is_told_so():
         swarm = OwnedSwarm(tiny_manifest((2, 1)), stub=True)
         swarm.open()
         remembering = await remembered(swarm, 13)
-        order = swarm.sealed(orders.end(NO_ORDER, 11, ""))
+        order = swarm.sealed(owner_orders.end(NO_ORDER, 11, ""))
         await swarm.network.directory(REMEMBERS.peer_id).put_order(swarm.signed.run_id, order.data, 5.0)
         late = swarm.start("a", 0)
         with pytest.raises(UserError, match=r"has ended at round 13.* swarmnet export"):

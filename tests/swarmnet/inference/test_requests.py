@@ -1,4 +1,5 @@
-"""The way of a visitor's requests through the stages, decided without peers: swarmnet/requests.py."""
+"""The way of a visitor's requests through the stages, decided without peers:
+swarmnet/inference/machine.py."""
 
 from __future__ import annotations
 
@@ -9,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.paths import Rules
-from swarmnet.requests import (
+from swarmnet.inference.machine import (
     ASKED_AT_ONCE,
     BUSY,
     FIRST_DEADLINE_SECONDS,
@@ -26,6 +26,7 @@ from swarmnet.requests import (
     Pins,
     Requests,
 )
+from swarmnet.run.path_rules import Rules
 
 PEERS = {"a": 0, "b": 1, "c": 1, "d": 2}
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import Swarm, tiny_manifest
 
-from peers.virtual_time import run
-from protocols.identity import Identity
-from protocols.messages import PeerRecord
-from protocols.records import seal_record
-from swarmnet.address_ranges import dialable, range_of
-from swarmnet.dial_budget import ADDRESSES_PER_MINUTE, BURST_ADDRESSES, RANGE_FAILURES, DialBudget
+from peers.lab.world.virtual_time import run
+from protocols.messages.table import PeerRecord
+from protocols.signed.identity import Identity
+from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId
-from swarmnet.membership import MOST_ADJACENT, Membership
+from swarmnet.membership.address_ranges import dialable, range_of
+from swarmnet.membership.dial_budget import ADDRESSES_PER_MINUTE, BURST_ADDRESSES, RANGE_FAILURES, DialBudget
+from swarmnet.membership.machine import MOST_ADJACENT, Membership
 
 PUBLIC, HOME, LAB = "/ip4/203.0.114.5/tcp/1", "/ip4/192.168.1.5/tcp/1", "/ip4/127.0.0.1/tcp/1"
 CIRCUIT = "/p2p/12D3KooW/p2p-circuit"

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import Swarm, tiny_manifest
 
-from peers.presence import LOOK_SECONDS
-from peers.virtual_time import run
+from peers.lab.world.virtual_time import run
+from peers.network.discovery.announcer import LOOK_SECONDS
 from protocols.errors import Unreachable
-from swarmnet.directory_split import MISSED_LOOKS, DirectorySplit
+from swarmnet.membership.dht_partition import MISSED_LOOKS, DirectorySplit
 
 
 def looks(split, linked, found, count=MISSED_LOOKS):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.membership import (
+from swarmnet.membership.machine import (
     FIRST_REDIAL_SECONDS,
     FORGET_SECONDS,
     LONGEST_REDIAL_SECONDS,

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from swarmnet.identifiers import PeerId
-from swarmnet.membership import GONE_FAILURES, MOST_ADJACENT, RELEASE_SECONDS, Membership
-from swarmnet.neighbours import FULL_GROUP, RINGS, choose_neighbours, hops, size_by_neighbours
+from swarmnet.membership.machine import GONE_FAILURES, MOST_ADJACENT, RELEASE_SECONDS, Membership
+from swarmnet.membership.overlay import FULL_GROUP, RINGS, choose_neighbours, hops, size_by_neighbours
 
 ME = PeerId("me")
 
@@ -145,7 +145,7 @@ def test_keys_that_only_greet_displace_nobody():
 @pytest.mark.parametrize("count", [4, 9, 10, 11, 12, 14, 20, 60, 500])
 @pytest.mark.parametrize("false_records", [0, 3000])
 def test_all_of_a_group_count_its_hops_alike_within_one(count: int, false_records: int):
-    """Else levels (swarmnet/agreement.py) never add up, and every round waits for its patience."""
+    """Else levels (swarmnet/rounds/settlement.py) never add up, and every round waits for its patience."""
     peers = [PeerId(f"{Random(count + number).random()}") for number in range(1, 1 + count)]
     counted = []
     for me in peers[:60]:

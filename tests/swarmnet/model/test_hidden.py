@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from swarmnet.bodies import BLOCK, Codec, encoded_bytes
-from swarmnet.hidden import HiddenError, decode, encode
+from swarmnet.model.activation_codec import HiddenError, decode, encode
+from swarmnet.run.activation_sizes import BLOCK, Codec, encoded_bytes
 
 CODECS: list[Codec] = ["fp32", "bf16", "int8"]
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=3, max_side=70)

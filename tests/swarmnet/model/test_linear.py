@@ -3,15 +3,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-import swarmnet.linear
-from swarmnet.linear import linear
+import swarmnet.model.linear
+from swarmnet.model.linear import linear
 
 
 @pytest.fixture(params=[True, False], ids=["onednn", "torch"])
 def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if request.param and not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
-    monkeypatch.setattr(swarmnet.linear, "_onednn_is_faster", lambda: request.param)
+    monkeypatch.setattr(swarmnet.model.linear, "_onednn_is_faster", lambda: request.param)
     return request.param
 
 

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarmnet.fixed_point import UNIT, to_floats
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest, ModelShape, Span
-from swarmnet.model import Cache, forward, initial_units, scaled
-from swarmnet.parameters import branch_share, parameter_shapes, whole
+from swarmnet.model.decoder import Cache, forward, initial_units, scaled
+from swarmnet.model.fixed_point import UNIT, to_floats
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import branch_share, parameter_shapes, whole
+from swarmnet.run.manifest import Manifest, ModelShape, Span
 
 SMALL = ModelShape(
     width=16, layers=3, heads=4, key_value_heads=2, head_width=8, feed_forward=24, context=32, qk_norm=True

@@ -9,17 +9,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from watched import Silent, Watched
 
-from peers.metrics import Metrics
-from peers.observe import Observer
-from peers.peak import measured_peak
-from peers.virtual_time import run
-from swarmnet.fixed_point import to_floats
+from peers.compute.peak_flops import measured_peak
+from peers.lab.world.virtual_time import run
+from peers.telemetry.metrics import Metrics
+from peers.worker.sampler import Observer
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Data, Manifest, ModelShape
-from swarmnet.model import initial_units, parameter_shapes
-from swarmnet.operations import operations_per_token
-from swarmnet.stage import StageCompute
+from swarmnet.model.decoder import initial_units, parameter_shapes
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.flops import operations_per_token
+from swarmnet.model.stage_compute import StageCompute
+from swarmnet.run.manifest import Data, Manifest, ModelShape
 
 SHAPE = ModelShape(
     width=32, layers=4, heads=4, key_value_heads=2, head_width=8, feed_forward=64, vocabulary=128, context=64
@@ -30,7 +30,9 @@ DATA = Data(sequence_tokens=24, microbatch_sequences=2)
 
 @pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, key_value_heads=4, qk_norm=True)])
 def test_they_are_those_of_the_matrix_products_that_torch_makes(monkeypatch, shape):
-    monkeypatch.setattr("swarmnet.linear._onednn_is_faster", lambda: False)  # Which torch does not count.
+    monkeypatch.setattr(
+        "swarmnet.model.linear._onednn_is_faster", lambda: False
+    )  # Which torch does not count.
     manifest = Manifest("m", PeerId("owner"), stages=(1, 2, 1), model=shape, data=DATA)
     counted = []
     for stage in range(3):

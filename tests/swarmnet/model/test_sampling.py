@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.sampling import SamplingError, window_starts, windows
+from swarmnet.model.sampling import SamplingError, window_starts, windows
 
 RUN = RunId("a" * 64)
 

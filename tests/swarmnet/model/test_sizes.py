@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.sizes import (
+from swarmnet.model.sizes import (
     ALONE_LIMIT,
     FEW,
     KEPT_OF_EACH,

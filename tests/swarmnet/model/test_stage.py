@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.fixed_point import to_floats
-from swarmnet.hidden import decode, encode
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import Layout, layout_of
-from swarmnet.manifest import Manifest, ModelShape, Span
-from swarmnet.model import forward, initial_units
-from swarmnet.parameters import parameter_shapes, whole
-from swarmnet.stage import Finished, StageCompute, StageError
+from swarmnet.model.activation_codec import decode, encode
+from swarmnet.model.decoder import forward, initial_units
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.flat_layout import Layout, layout_of
+from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.model.stage_compute import Finished, StageCompute, StageError
+from swarmnet.run.manifest import Manifest, ModelShape, Span
 
 LLAMA = ModelShape(vocabulary=64, width=32, layers=4, heads=4, head_width=8, feed_forward=48, context=64)
 GROUPED = replace(LLAMA, key_value_heads=2)
@@ -317,12 +317,12 @@ def test_weights_of_the_wrong_size_or_type_are_refused() -> None:
 def test_a_peer_pays_for_no_part_of_torch_that_it_does_not_use() -> None:
     program = """
 import sys, torch
-from swarmnet.fixed_point import to_floats
-from swarmnet.layout import layout_of
-from swarmnet.manifest import ModelShape, Span
-from swarmnet.model import initial_units
-from swarmnet.parameters import parameter_shapes
-from swarmnet.stage import StageCompute
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.run.manifest import ModelShape, Span
+from swarmnet.model.decoder import initial_units
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.stage_compute import StageCompute
 shape = ModelShape(layers=2)
 tokens = torch.zeros(1, 4, dtype=torch.int64)
 first, last = Span(0, 1, True, False), Span(1, 2, False, True)

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from swarmnet.concord import Concord, concord
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest, Sync
-from swarmnet.method import METHODS, method_of
-from swarmnet.replica import Replica
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.optimizer.method import METHODS, method_of
+from swarmnet.optimizer.replica import Replica
+from swarmnet.optimizer.vote_agreement import Concord, concord
+from swarmnet.run.manifest import Manifest, Sync
 
 ME, OTHER, THIRD = PeerId("me"), PeerId("other"), PeerId("third")
 LAYOUT = layout_of({"one": (64, 64), "two": (100, 50), "gain": (64,)})

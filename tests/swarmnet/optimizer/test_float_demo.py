@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnet.float_demo import FloatMethod
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest, Sync
-from swarmnet.method import ContributionError, method_of
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.optimizer.float_demo import FloatMethod
+from swarmnet.optimizer.method import ContributionError, method_of
+from swarmnet.run.manifest import Manifest, Sync
 
 PEERS = [PeerId(f"peer {index}") for index in range(3)]
 

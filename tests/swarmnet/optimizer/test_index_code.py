@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.index_code import (
+from swarmnet.optimizer.index_code import (
     ContributionError,
     EliasFano,
     GroupOffsets,

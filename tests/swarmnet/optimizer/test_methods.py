@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_cases import PEERS, SELECTIONS, bent, gradient_of, manifest, shapes_of
 
-from swarmnet.fixed_point import to_floats, to_units
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import layout_of
-from swarmnet.manifest import MethodName, ModelShape
-from swarmnet.method import METHODS, ContributionError, GradientError, method_of
-from swarmnet.parameters import parameter_shapes, whole
+from swarmnet.model.fixed_point import to_floats, to_units
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.optimizer.method import METHODS, ContributionError, GradientError, method_of
+from swarmnet.run.manifest import MethodName, ModelShape
 
 TRANSFORMS = ["hadamard", "dct", "identity"]
 EVERY = list(product(METHODS, SELECTIONS, TRANSFORMS))
@@ -44,8 +44,8 @@ def by_name(layout, flat):
 
 def test_every_name_that_a_manifest_can_say_has_a_class():
     assert set(METHODS) == set(get_args(MethodName)), (
-        "a sync method has its name in MethodName (swarmnet/manifest.py) and its class in METHODS "
-        "(swarmnet/method.py): add the one that is missing"
+        "a sync method has its name in MethodName (swarmnet/run/manifest.py) and its class in METHODS "
+        "(swarmnet/optimizer/method.py): add the one that is missing"
     )
 
 

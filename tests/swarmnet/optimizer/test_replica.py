@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnet.fixed_point import to_floats, to_units
 from swarmnet.identifiers import PeerId
-from swarmnet.index_code import ContributionError
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest, Sync
-from swarmnet.method import METHODS, method_of
-from swarmnet.replica import Replica, ReplicaError
+from swarmnet.model.fixed_point import to_floats, to_units
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.method import METHODS, method_of
+from swarmnet.optimizer.replica import Replica, ReplicaError
+from swarmnet.run.manifest import Manifest, Sync
 
 ROUNDS = 4
 PEERS = [PeerId(f"peer {index}") for index in range(4)]

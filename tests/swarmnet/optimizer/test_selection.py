@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import layout_of
-from swarmnet.momentum import Momentum
-from swarmnet.selection import seed_of, selection_of
-from swarmnet.transform import transform_of
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.optimizer.momentum import Momentum
+from swarmnet.optimizer.sparsify import seed_of, selection_of
+from swarmnet.optimizer.transform import transform_of
 
 CPU = torch.device("cpu")
 PEERS = [PeerId(f"peer {index}") for index in range(5)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnet.transform import DCT_BITS, TransformError, factors, transform_of
+from swarmnet.optimizer.transform import DCT_BITS, TransformError, factors, transform_of
 
 CPU = torch.device("cpu")
 CHUNKS = [64, 128, 256, 512, 1024, 2048, 4096]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from method_cases import PEERS, SELECTIONS, bent, gradient_of, manifest, shapes_of
 
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import layout_of
-from swarmnet.method import ContributionError, method_of
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.optimizer.method import ContributionError, method_of
 
 SIZES = [("top-k", 32, 10), ("top-k", 128, 8), ("group", 128, 6), ("seeded", 1024, 1)]
 

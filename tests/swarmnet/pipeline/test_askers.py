@@ -6,8 +6,7 @@ import pytest
 from microbatches import KEY, UP, UP2, X, Y, machine, waiting
 
 from swarmnet.identifiers import PeerId
-from swarmnet.pipeline import MOST_ASKERS
-from swarmnet.pipeline_events import (
+from swarmnet.pipeline.events import (
     ActArrived,
     BackwardDone,
     CancelArrived,
@@ -24,6 +23,7 @@ from swarmnet.pipeline_events import (
     SendGrad,
     SendNack,
 )
+from swarmnet.pipeline.machine import MOST_ASKERS
 
 
 def test_an_asker_that_gives_up_takes_nothing_from_another():

@@ -7,16 +7,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.answer_times import (
-    DEADLINE_FACTOR,
-    FIRST_DEADLINE_SECONDS,
-    SHORTEST_DEADLINE_SECONDS,
-    SLOWEST_FACTOR,
-)
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.ledger import Ledger
-from swarmnet.pipeline import MOST_ATTEMPTS, Pipeline
-from swarmnet.pipeline_events import (
+from swarmnet.pipeline.events import (
     ActArrived,
     BackwardDone,
     ForwardDone,
@@ -26,7 +18,15 @@ from swarmnet.pipeline_events import (
     Start,
     Tick,
 )
-from swarmnet.router import FIRST_SLOTS, Router
+from swarmnet.pipeline.ledger import Ledger
+from swarmnet.pipeline.machine import MOST_ATTEMPTS, Pipeline
+from swarmnet.pipeline.timeouts import (
+    DEADLINE_FACTOR,
+    FIRST_DEADLINE_SECONDS,
+    SHORTEST_DEADLINE_SECONDS,
+    SLOWEST_FACTOR,
+)
+from swarmnet.routing.load_balancer import FIRST_SLOTS, Router
 
 UP, UP2, X, Y = (PeerId(name) for name in ("up", "up2", "x", "y"))
 

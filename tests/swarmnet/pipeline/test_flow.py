@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm import Swarm, tiny_manifest
 
-from peers.virtual_time import run
-from protocols.memory import Conditions
-from swarmnet.flow import (
+from peers.lab.world.virtual_time import run
+from protocols.memory.transport import Conditions
+from swarmnet.model.decoder import forward
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.pipeline.flow_control import (
     FIRST_WINDOW,
     GRAPH_SHARE,
     LEAST_ANSWERS,
@@ -24,9 +26,7 @@ from swarmnet.flow import (
     graph_bytes,
     graphs_that_fit,
 )
-from swarmnet.manifest import ModelShape
-from swarmnet.model import forward
-from swarmnet.parameters import parameter_shapes
+from swarmnet.run.manifest import ModelShape
 
 
 def play(flow, seconds, network, service=0.1, servers=1, lanes=0, seed=0):

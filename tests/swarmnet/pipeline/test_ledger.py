@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnet import ledger
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.ledger import CommittedTwice, Ledger, RecentLoss
+from swarmnet.pipeline import ledger
+from swarmnet.pipeline.ledger import CommittedTwice, Ledger, RecentLoss
 
 HONEST, LIAR = PeerId("honest"), PeerId("liar")
 

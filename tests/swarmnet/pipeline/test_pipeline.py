@@ -9,11 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microbatches import KEY, UP, UP2, X, Y, machine, waiting
 
-from swarmnet.answer_times import FIRST_DEADLINE_SECONDS
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.ledger import Ledger
-from swarmnet.pipeline import KEEP_SECONDS, MOST_ATTEMPTS, RETRY_SECONDS, Pipeline
-from swarmnet.pipeline_events import (
+from swarmnet.pipeline.events import (
     ActArrived,
     BackwardDone,
     BusyArrived,
@@ -35,7 +32,10 @@ from swarmnet.pipeline_events import (
     Start,
     Tick,
 )
-from swarmnet.router import Router
+from swarmnet.pipeline.ledger import Ledger
+from swarmnet.pipeline.machine import KEEP_SECONDS, MOST_ATTEMPTS, RETRY_SECONDS, Pipeline
+from swarmnet.pipeline.timeouts import FIRST_DEADLINE_SECONDS
+from swarmnet.routing.load_balancer import Router
 
 
 def in_flight(pipeline: Pipeline) -> int:

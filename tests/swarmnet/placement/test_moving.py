@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest
-from swarmnet.mover import (
+from swarmnet.model.parameters import EMBEDDING, parameter_shapes
+from swarmnet.placement.machine import (
     LOOKS_IN_VAIN,
     PATIENT_STARVING_SECONDS,
     STARVING_SECONDS,
@@ -27,7 +27,7 @@ from swarmnet.mover import (
     Tick,
     Withdraw,
 )
-from swarmnet.moving import (
+from swarmnet.placement.policy import (
     FASTEST,
     FRESH_SECONDS,
     Intent,
@@ -42,7 +42,7 @@ from swarmnet.moving import (
     view_of,
     worthwhile,
 )
-from swarmnet.parameters import EMBEDDING, parameter_shapes
+from swarmnet.run.manifest import Manifest
 
 ME, MATE, THIRD = PeerId("me"), PeerId("mate"), PeerId("third")
 EQUAL = MoveRules((1.0, 1.0, 1.0))

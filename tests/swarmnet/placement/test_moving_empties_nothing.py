@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.mover import (
+from swarmnet.placement.machine import (
     AnnounceMove,
     Go,
     GroupBeat,
@@ -20,7 +20,7 @@ from swarmnet.mover import (
     Mover,
     Tick,
 )
-from swarmnet.moving import (
+from swarmnet.placement.policy import (
     MoveRules,
     View,
 )

@@ -8,9 +8,18 @@ from random import Random
 from swarm import TINY_MODEL, tiny_manifest
 
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Paths
-from swarmnet.moving import Intent, MoveRules, Seen, View, choose_move, choose_stage, move_rules, view_of
-from swarmnet.paths import Rules, begin, choices, visit
+from swarmnet.placement.policy import (
+    Intent,
+    MoveRules,
+    Seen,
+    View,
+    choose_move,
+    choose_stage,
+    move_rules,
+    view_of,
+)
+from swarmnet.run.manifest import Paths
+from swarmnet.run.path_rules import Rules, begin, choices, visit
 
 ME = PeerId("me")
 SIX = MoveRules((1.0,) * 6, paths=Rules(6, most_skipped=2, whole_rounds=10))

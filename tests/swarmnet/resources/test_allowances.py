@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.allowances import (
+from swarmnet.membership.overlay import RINGS
+from swarmnet.resources.allowances import (
     CHECKS_AT_ONCE,
     CHECKS_PER_SECOND,
     MOST_BUCKETS,
@@ -16,9 +17,8 @@ from swarmnet.allowances import (
     Pace,
     Unfinished,
 )
-from swarmnet.manifest import Rounds
-from swarmnet.neighbours import RINGS
-from swarmnet.round_sets import kept_rounds
+from swarmnet.rounds.contribution_sets import kept_rounds
+from swarmnet.run.manifest import Rounds
 
 
 def test_nobody_waits_before_the_bucket_is_empty_and_then_for_one_check():

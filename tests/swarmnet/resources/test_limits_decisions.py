@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.hours import DAY_MINUTES, HoursError, parse
-from swarmnet.idleness import Idleness, IdleRules
-from swarmnet.upload_share import BURST_SECONDS, UploadShare
+from swarmnet.resources.idleness import Idleness, IdleRules
+from swarmnet.resources.upload_limiter import BURST_SECONDS, UploadShare
+from swarmnet.resources.working_hours import DAY_MINUTES, HoursError, parse
 
 CONTROL, GRADIENT, ACTIVATION, BULK = range(4)
 

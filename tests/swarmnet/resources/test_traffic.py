@@ -5,8 +5,13 @@ from dataclasses import replace
 import pytest
 from swarm import tiny_manifest
 
-from swarmnet.manifest import Rounds
-from swarmnet.traffic import contribution_bytes, contributions_per_second, rounds_per_second, traffic_of
+from swarmnet.resources.bandwidth_estimate import (
+    contribution_bytes,
+    contributions_per_second,
+    rounds_per_second,
+    traffic_of,
+)
+from swarmnet.run.manifest import Rounds
 
 MANIFEST = tiny_manifest(rounds=Rounds(target_tokens=4 * tiny_manifest().microbatch_tokens))
 MICROBATCH = MANIFEST.microbatch_tokens

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from swarmnet.agreement import Agreement
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.round_events import OpenSet, Reference
-from swarmnet.round_sets import NeighbourView, RoundSet
+from swarmnet.rounds.contribution_sets import NeighbourView, RoundSet
+from swarmnet.rounds.events import OpenSet, Reference
+from swarmnet.rounds.settlement import Agreement
+from swarmnet.run.manifest import Rounds
 
 RULES = Rounds(settle_seconds=3.0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.branches import (
+from swarmnet.rounds.history import (
     KEPT_LINKS,
     REMEMBERED_ROUNDS,
     Chain,

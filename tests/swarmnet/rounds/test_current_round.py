@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from swarmnet.agreement import Agreement
-from swarmnet.current_round import CurrentRound
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.round_sets import NeighbourView
+from swarmnet.rounds.contribution_sets import NeighbourView
+from swarmnet.rounds.open_round import CurrentRound
+from swarmnet.rounds.settlement import Agreement
+from swarmnet.run.manifest import Rounds
 
 RULES = Rounds(target_tokens=100, longest_seconds=5.0, deadline_seconds=1.0)
 

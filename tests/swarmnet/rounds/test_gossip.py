@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from swarmnet.gossip import (
+from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.rounds.events import Reference, SendAnnounce
+from swarmnet.rounds.gossip import (
     CALM_SECONDS,
     QUIET_SECONDS,
     RELAY_SECONDS,
@@ -10,8 +12,6 @@ from swarmnet.gossip import (
     URGENT_SECONDS,
     Gossip,
 )
-from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.round_events import Reference, SendAnnounce
 
 A, B = PeerId("a"), PeerId("b")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from swarmnet.branches import Chain, SettledSet
-from swarmnet.histories import LISTEN_SECONDS, Histories
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.round_events import AskChain, Effect, OpenSet, ProgressArrived, Resynchronise
-from swarmnet.round_sets import NeighbourView
+from swarmnet.rounds.contribution_sets import NeighbourView
+from swarmnet.rounds.events import AskChain, Effect, OpenSet, ProgressArrived, Resynchronise
+from swarmnet.rounds.fork_choice import LISTEN_SECONDS, Histories
+from swarmnet.rounds.history import Chain, SettledSet
+from swarmnet.run.manifest import Rounds
 
 OLD, NEW, THIRD = PeerId("old"), PeerId("new"), PeerId("third")
 RULES = Rounds(window=2, snapshot_rounds=4)

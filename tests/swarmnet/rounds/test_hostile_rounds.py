@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnet.branches import START, SettledSet
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.round_events import (
+from swarmnet.rounds.contribution_sets import set_digest
+from swarmnet.rounds.events import (
     AddContribution,
     Announced,
     ApplyRound,
@@ -36,8 +35,9 @@ from swarmnet.round_events import (
     SettleRound,
     Tick,
 )
-from swarmnet.round_sets import set_digest
-from swarmnet.rounds import GroupRounds
+from swarmnet.rounds.history import START, SettledSet
+from swarmnet.rounds.machine import GroupRounds
+from swarmnet.run.manifest import Rounds
 
 RULES = Rounds(target_tokens=100, longest_seconds=5.0, deadline_seconds=1.0, window=2, snapshot_rounds=4)
 ME, *OTHERS = (PeerId(name) for name in ("me", "a", "b", "c", "d"))

@@ -12,28 +12,16 @@ from owned_swarm import FOUR, OwnedSwarm
 from round_group import RULES, Group, partitioned
 from swarm import OWNER, Swarm, shared_rounds, tiny_manifest
 
-from peers.virtual_time import run
-from protocols.envelope import Kind, seal
-from protocols.identity import Identity
-from protocols.invites import seal_invite
-from protocols.messages import Announce, Contribution, PeerRecord, encode
-from protocols.messages import Reference as WireReference
-from protocols.records import RECORD_BYTES, open_record, seal_record
-from swarmnet import orders
-from swarmnet.branches import START
+from peers.lab.world.virtual_time import run
+from protocols.messages.table import Announce, Contribution, PeerRecord, encode
+from protocols.messages.table import Reference as WireReference
+from protocols.signed.envelope import Kind, seal
+from protocols.signed.identity import Identity
+from protocols.signed.invites import seal_invite
+from protocols.signed.records import RECORD_BYTES, open_record, seal_record
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.makers import (
-    FEWEST_MAKERS,
-    MOST_MAKERS,
-    MOST_OF_ONE,
-    MOST_WAITING,
-    Makers,
-    Waiting,
-    most_makers,
-)
-from swarmnet.membership import FORGET_SECONDS, Membership
-from swarmnet.orders import NO_ORDER
-from swarmnet.round_events import (
+from swarmnet.membership.machine import FORGET_SECONDS, Membership
+from swarmnet.rounds.events import (
     Announced,
     ContributionArrived,
     NeighbourJoined,
@@ -42,7 +30,19 @@ from swarmnet.round_events import (
     Reference,
     Tick,
 )
-from swarmnet.rounds import GroupRounds
+from swarmnet.rounds.history import START
+from swarmnet.rounds.machine import GroupRounds
+from swarmnet.rounds.makers import (
+    FEWEST_MAKERS,
+    MOST_MAKERS,
+    MOST_OF_ONE,
+    MOST_WAITING,
+    Makers,
+    Waiting,
+    most_makers,
+)
+from swarmnet.run import owner_orders
+from swarmnet.run.owner_orders import NO_ORDER
 
 ME, A, B, C, X = (PeerId(name) for name in ("me", "a", "b", "c", "x"))
 
@@ -100,7 +100,7 @@ def test_of_a_banned_peer_nothing_is_taken_soon_after_though_a_friend_hands_it_o
             swarm.start(name, stage)
         await swarm.training()
         banned = swarm.members["e"]
-        given = await swarm.give(orders.ban(NO_ORDER, banned.peer, "sent nonsense"), "a")
+        given = await swarm.give(owner_orders.ban(NO_ORDER, banned.peer, "sent nonsense"), "a")
         rounds = swarm.members["c"].worker.update.rounds
         heard_at, rules = rounds.current, swarm.signed.manifest.rounds
         await swarm.crash("e")  # Its friend speaks for it.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from swarmnet.branches import Chain, SettledSet
-from swarmnet.histories import Histories
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.manifest import Rounds
-from swarmnet.offers import (
+from swarmnet.rounds.events import AskIds, GiveBack, Reference, Resynchronise
+from swarmnet.rounds.fork_choice import Histories
+from swarmnet.rounds.history import Chain, SettledSet
+from swarmnet.rounds.own_contributions import (
     ASK_SECONDS,
     AWAY_SECONDS,
     HEARD_SECONDS,
@@ -16,7 +16,7 @@ from swarmnet.offers import (
     MOST_ASKS,
     Offers,
 )
-from swarmnet.round_events import AskIds, GiveBack, Reference, Resynchronise
+from swarmnet.run.manifest import Rounds
 
 RULES = Rounds(window=2)
 DELAY = 4

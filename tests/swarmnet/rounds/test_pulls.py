@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.pulls import MOST_ASKS, MOST_OF_ONE, MOST_PULLS, PULL_SECONDS, Pulls
-from swarmnet.round_events import Reference, Want
+from swarmnet.rounds.events import Reference, Want
+from swarmnet.rounds.fetch_scheduler import MOST_ASKS, MOST_OF_ONE, MOST_PULLS, PULL_SECONDS, Pulls
 
 A, B, MAKER = PeerId("a"), PeerId("b"), PeerId("maker")
 

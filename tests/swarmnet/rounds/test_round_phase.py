@@ -4,11 +4,11 @@ from typing import get_args
 
 from round_group import RULES, Group
 
-from peers.metrics import PHASES
+from peers.telemetry.metrics import PHASES
 from swarmnet.identifiers import PeerId
-from swarmnet.round_events import Committed
-from swarmnet.round_phase import Phase, phase_of
-from swarmnet.round_sets import kept_rounds
+from swarmnet.rounds.contribution_sets import kept_rounds
+from swarmnet.rounds.events import Committed
+from swarmnet.rounds.phase import Phase, phase_of
 
 ONE, OTHER = PeerId("peer0"), PeerId("peer1")
 

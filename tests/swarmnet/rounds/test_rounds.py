@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from round_group import RULES, Group, partitioned
 
-from swarmnet.branches import START
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.round_events import (
+from swarmnet.rounds.contribution_sets import set_digest
+from swarmnet.rounds.events import (
     AddContribution,
     Announced,
     ContributionArrived,
@@ -21,8 +21,8 @@ from swarmnet.round_events import (
     RemoveContribution,
     Want,
 )
-from swarmnet.round_sets import set_digest
-from swarmnet.rounds import GroupRounds
+from swarmnet.rounds.history import START
+from swarmnet.rounds.machine import GroupRounds
 
 
 def test_a_peer_alone_contributes_applies_and_settles() -> None:

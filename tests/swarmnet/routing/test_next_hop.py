@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.next_hop import Straight
-from swarmnet.paths import Header, IllegalPath, Rules, begin, check, choices, visit
-from swarmnet.skipping import Skipping
+from swarmnet.routing.next_hop import Straight
+from swarmnet.routing.skipping import Skipping
+from swarmnet.run.path_rules import Header, IllegalPath, Rules, begin, check, choices, visit
 
 KEY = MicrobatchId(PeerId("origin"), 1)
 RULES = Rules.of(6, 1 / 3, 1)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.bookings import Booking, Load, earliest_start
-from swarmnet.pathfinder import NEVER, Neighbour, cheapest, costs_to_go, onward
-from swarmnet.paths import Header, Rules, begin, choices, shorten, visit
+from swarmnet.routing.capacity import Booking, Load, earliest_start
+from swarmnet.routing.cheapest_path import NEVER, Neighbour, cheapest, costs_to_go, onward
+from swarmnet.run.path_rules import Header, Rules, begin, choices, shorten, visit
 
 IDLE = Load(memory=2, forward_seconds=1.0, backward_seconds=2.0)
 SIX = Rules.of(6, 1 / 3, 2)

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from swarmnet.bookings import Booking, Load, earliest_start, that_counts
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.paths import Rules, begin, visit
-from swarmnet.places import FIRST_SHUN_SECONDS, LATE_SECONDS, LONGEST_SECONDS, Places
+from swarmnet.routing.capacity import Booking, Load, earliest_start, that_counts
+from swarmnet.routing.reservations import FIRST_SHUN_SECONDS, LATE_SECONDS, LONGEST_SECONDS, Places
+from swarmnet.run.path_rules import Rules, begin, visit
 
 RULES = Rules.of(6, 1 / 3, 0)
 HEADER = visit(begin(RULES), 2, RULES)

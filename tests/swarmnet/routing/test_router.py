@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.router import (
+from swarmnet.routing.load_balancer import (
     BUSY_SECONDS,
     CATCH_UP,
     FIRST_BACK_OFF_SECONDS,

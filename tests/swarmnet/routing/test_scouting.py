@@ -6,10 +6,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.bookings import Booking, Load
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.paths import Rules, begin, check
-from swarmnet.scouting import (
+from swarmnet.routing.capacity import Booking, Load
+from swarmnet.routing.reservation_requests import (
     ANSWER_SECONDS,
     DEAR,
     GIVE_UP_QUESTIONS,
@@ -19,6 +18,7 @@ from swarmnet.scouting import (
     Quest,
     Scouting,
 )
+from swarmnet.run.path_rules import Rules, begin, check
 
 RULES = Rules.of(4, 0.25, 0)
 B, C, C2, D = (PeerId(name) for name in ("b", "c", "c2", "d"))

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from peers.config.run_file import load_manifest
 from peers.errors import ConfigError
-from peers.run_file import load_manifest
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest, ManifestError, ModelShape, Paths, check
-from swarmnet.paths import Rules
+from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Paths, check
+from swarmnet.run.path_rules import Rules
 
 SIX = Manifest("run", PeerId("owner"), stages=(1,) * 6, model=ModelShape(layers=6))
 

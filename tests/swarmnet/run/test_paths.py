@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.paths import (
+from swarmnet.run.path_rules import (
     LONGEST_JUMP,
     Header,
     IllegalPath,

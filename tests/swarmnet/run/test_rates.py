@@ -9,15 +9,15 @@ import torch
 from swarm import OWNER, tiny_manifest
 
 from protocols.errors import Malformed
-from protocols.orders import open_order, seal_order
-from swarmnet import orders
-from swarmnet.branches import SettledSet, link
+from protocols.signed.orders import open_order, seal_order
 from swarmnet.identifiers import ContributionId
-from swarmnet.layout import layout_of
-from swarmnet.orders import NO_ORDER, Order, OrderError
-from swarmnet.rates import LARGEST_FACTOR, MOST_RATES, WHOLE, Rate, factor_of, factors, scaled
-from swarmnet.round_sets import set_digest
-from swarmnet.step import signed_step
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.optimizer.sign_step import signed_step
+from swarmnet.rounds.contribution_sets import set_digest
+from swarmnet.rounds.history import SettledSet, link
+from swarmnet.run import owner_orders
+from swarmnet.run.owner_orders import NO_ORDER, Order, OrderError
+from swarmnet.run.rates import LARGEST_FACTOR, MOST_RATES, WHOLE, Rate, factor_of, factors, scaled
 
 HALF = WHOLE // 2
 RUN_ID = tiny_manifest().run_id()
@@ -59,18 +59,18 @@ def test_the_factor_is_part_of_what_a_set_is_called_and_no_factor_changes_nothin
 
 
 def test_an_order_of_a_rate_says_what_makes_no_sense():
-    half = orders.rate(NO_ORDER, HALF, 40, "the loss stands still")
+    half = owner_orders.rate(NO_ORDER, HALF, 40, "the loss stands still")
     assert half.rates == (Rate(40, HALF),)
     with pytest.raises(OrderError, match=r"0\.5 times the manifest's from round 40 on already"):
-        orders.rate(half, HALF, 40, "")
+        owner_orders.rate(half, HALF, 40, "")
     for factor in (0, LARGEST_FACTOR + 1):
         with pytest.raises(OrderError, match=r"between 0\.001 and 100"):
-            orders.rate(NO_ORDER, factor, 40, "")
+            owner_orders.rate(NO_ORDER, factor, 40, "")
     many = NO_ORDER
     for round in range(MOST_RATES + 5):
-        many = orders.rate(many, HALF, round, "")
+        many = owner_orders.rate(many, HALF, round, "")
     assert [rate.from_round for rate in many.rates] == list(range(5, MOST_RATES + 5))
-    assert orders.told(half, orders.rate(half, 250, 90, "")) == [
+    assert owner_orders.told(half, owner_orders.rate(half, 250, 90, "")) == [
         "the learning rate is 0.25 times the manifest's from round 90 on"
     ]
 

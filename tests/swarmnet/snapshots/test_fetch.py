@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers.snapshots import SNAPSHOTS_KEPT
-from protocols.envelope import ENVELOPE_BYTES
-from protocols.messages import HEADER_LIMIT, SnapshotRoot, State, encode
-from swarmnet.branches import DIGEST_BYTES
-from swarmnet.fetch import (
+from peers.state.snapshot_store import SNAPSHOTS_KEPT
+from protocols.messages.table import HEADER_LIMIT, SnapshotRoot, State, encode
+from protocols.signed.envelope import ENVELOPE_BYTES
+from swarmnet.identifiers import PeerId
+from swarmnet.rounds.history import DIGEST_BYTES
+from swarmnet.snapshots.fetch import (
     ASKED_AT_ONCE,
     MOST_CHUNKS,
     SMALLEST_CHUNK_BYTES,
@@ -26,7 +27,6 @@ from swarmnet.fetch import (
     chunk_bytes,
     worth_resuming,
 )
-from swarmnet.identifiers import PeerId
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 WRONG = hashlib.sha256(b"wrong").digest()

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from peers.bench.learning.ground import Ground, read_texts
-from peers.bench.learning.recipes import recipes
-from peers.bench.learning.report import Report, activation_bytes, row
-from peers.bench.learning.trials import Bench, Kept, Trial, fingerprint
+from peers.config.run_file import load_manifest
 from peers.errors import UserError
-from peers.run_file import load_manifest
-from swarmnet.bodies import Codec
+from peers.lab.bench.learning.ground import Ground, read_texts
+from peers.lab.bench.learning.recipes import recipes
+from peers.lab.bench.learning.report import Report, activation_bytes, row
+from peers.lab.bench.learning.trials import Bench, Kept, Trial, fingerprint
 from swarmnet.identifiers import PeerId
+from swarmnet.run.activation_sizes import Codec
 
 TOKENS_PER_PARAMETER = 20
 """What a model of its size is trained with for the least compute (arXiv:2203.15556)."""

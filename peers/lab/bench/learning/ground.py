@@ -18,21 +18,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from peers.config.run_file import beside
 from peers.data.documents import Text, TextError, excerpt, held_out_text, read_text
 from peers.data.tokenizer import open_tokenizer
 from peers.data.tokens import encoded
-from peers.home.evaluate import Windows, cut
-from peers.run_file import beside
-from swarmnet.bodies import Codec
-from swarmnet.fixed_point import to_floats
-from swarmnet.hidden import decode, encode
+from peers.tools.model.evaluate import Windows, cut
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.layout import Layout, layout_of
-from swarmnet.manifest import BYTES, STANDARD_LIBRARY, Manifest
-from swarmnet.model import forward, initial_units
-from swarmnet.parameters import parameter_shapes, whole
-from swarmnet.sampling import window_starts, windows
-from swarmnet.stage import StageCompute
+from swarmnet.model.activation_codec import decode, encode
+from swarmnet.model.decoder import forward, initial_units
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.flat_layout import Layout, layout_of
+from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.model.sampling import window_starts, windows
+from swarmnet.model.stage_compute import StageCompute
+from swarmnet.run.activation_sizes import Codec
+from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest
 
 RUN = RunId("00" * 32)
 """Draws the text, whatever the method: what a peer reads as its n-th microbatch is the same for all."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
 
-from peers.bench.learning.ground import Ground, Parameter
-from swarmnet.parameters import EMBEDDING, HEAD
+from peers.lab.bench.learning.ground import Ground, Parameter
+from swarmnet.model.parameters import EMBEDDING, HEAD
 
 WARMUP_SHARE = 0.02
 """Of the steps: linear to the peak, for every method."""

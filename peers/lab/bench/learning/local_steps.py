@@ -16,9 +16,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from peers.bench.learning.ground import Ground
-from peers.bench.learning.learner import FLOAT_BYTES, Inner, InnerName, Rate
-from swarmnet.layout import CHUNK
+from peers.lab.bench.learning.ground import Ground
+from peers.lab.bench.learning.learner import FLOAT_BYTES, Inner, InnerName, Rate
+from swarmnet.model.flat_layout import CHUNK
 
 EXPONENT_BITS = 5
 """Of a power of two: 2**-31 to 1 reaches from the grid of the weights to any step."""

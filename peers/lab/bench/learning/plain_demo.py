@@ -15,8 +15,8 @@ from math import cos, pi, sqrt
 import torch
 from torch import Tensor
 
-from peers.bench.learning.ground import Ground, Parameter
-from peers.bench.learning.learner import CLIP, Rate
+from peers.lab.bench.learning.ground import Ground, Parameter
+from peers.lab.bench.learning.learner import CLIP, Rate
 
 TILE = 64
 DECAY = 0.999

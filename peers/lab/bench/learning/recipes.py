@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from peers.bench.learning.ground import Ground
-from peers.bench.learning.learner import InnerName, Learner, MeanGradient, schedule
-from peers.bench.learning.local_steps import (
+from peers.lab.bench.learning.ground import Ground
+from peers.lab.bench.learning.learner import InnerName, Learner, MeanGradient, schedule
+from peers.lab.bench.learning.local_steps import (
     Exchange,
     LocalSteps,
     Nesterov,
@@ -15,9 +15,9 @@ from peers.bench.learning.local_steps import (
     Signs,
     TwoMagnitudes,
 )
-from peers.bench.learning.plain_demo import PlainDemo
-from peers.bench.learning.rounds import Rounds
-from swarmnet.manifest import Sync
+from peers.lab.bench.learning.plain_demo import PlainDemo
+from peers.lab.bench.learning.rounds import Rounds
+from swarmnet.run.manifest import Sync
 
 LOCAL_STEPS = 8
 """H: where HOME lines make exchanges worth saving, and the loss is still near that of H = 1."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from peers.bench.learning.trials import Outcome, mean_and_spread
 from peers.errors import UserError
-from swarmnet.bodies import encoded_bytes
-from swarmnet.manifest import Manifest
+from peers.lab.bench.learning.trials import Outcome, mean_and_spread
+from swarmnet.run.activation_sizes import encoded_bytes
+from swarmnet.run.manifest import Manifest
 
 BASELINE = "adamw"
 

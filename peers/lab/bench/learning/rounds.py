@@ -13,13 +13,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from peers.bench.learning.ground import Ground
-from peers.bench.learning.learner import WARMUP_SHARE
-from swarmnet.fixed_point import to_floats
+from peers.lab.bench.learning.ground import Ground
+from peers.lab.bench.learning.learner import WARMUP_SHARE
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Sync
-from swarmnet.method import Method, method_of
-from swarmnet.replica import Replica
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.optimizer.method import Method, method_of
+from swarmnet.optimizer.replica import Replica
+from swarmnet.run.manifest import Sync
 
 
 class Rounds:

@@ -12,9 +12,9 @@ from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
 
-from peers.bench.learning.ground import Ground, Texts
-from peers.bench.learning.recipes import Recipe, Setting
-from swarmnet.stage import StageError
+from peers.lab.bench.learning.ground import Ground, Texts
+from peers.lab.bench.learning.recipes import Recipe, Setting
+from swarmnet.model.stage_compute import StageError
 
 FACTOR = 2.0
 """Between the rates of the search; the same grid for every method."""

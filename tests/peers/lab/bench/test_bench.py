@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from peers import cli
-from peers.bench import transfer as bench_transfer
-from peers.bench.transfer import Arrivals, Report, Row, TcpCarrier, render
-from protocols.envelope import ENVELOPE_BYTES
-from protocols.frames import FrameWriter
-from protocols.messages import Contribution
+from peers.cli import main as cli
+from peers.lab.bench import transfer as bench_transfer
+from peers.lab.bench.transfer import Arrivals, Report, Row, TcpCarrier, render
+from protocols.framing.frames import FrameWriter
+from protocols.messages.table import Contribution
+from protocols.signed.envelope import ENVELOPE_BYTES
 
 
 def printed(capsys, *arguments):

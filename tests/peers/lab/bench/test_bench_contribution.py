@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from peers.bench.contribution import BANDS, CASES, FloatDemo, bench, model_shapes, render
+from peers.lab.bench.contribution import BANDS, CASES, FloatDemo, bench, model_shapes, render
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest, Sync
-from swarmnet.method import method_of
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.optimizer.method import method_of
+from swarmnet.run.manifest import Manifest, Sync
 
 OVERHEAD = 200
 """Bytes of envelope and headers that the targets leave room for."""

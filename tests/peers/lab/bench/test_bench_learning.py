@@ -9,18 +9,18 @@ import torch
 from swarm import TINY_MODEL, corpus
 from typed import typing
 
-from peers.bench.learning import trials
-from peers.bench.learning.ground import Ground, Texts
-from peers.bench.learning.learner import MeanGradient, schedule
-from peers.bench.learning.local_steps import Exchange, LocalSteps, Nesterov, Powers, Signs, TwoMagnitudes
-from peers.bench.learning.plain_demo import PlainDemo, _Tiles
-from peers.bench.learning.recipes import Recipe, Setting, recipes
-from peers.bench.learning.report import activation_bytes, render, row
-from peers.bench.learning.rounds import Rounds
-from peers.bench.learning.trials import Bench, Kept, Outcome
-from peers.home.evaluate import cut
-from swarmnet.layout import CHUNK
-from swarmnet.manifest import Data, Manifest
+from peers.lab.bench.learning import trials
+from peers.lab.bench.learning.ground import Ground, Texts
+from peers.lab.bench.learning.learner import MeanGradient, schedule
+from peers.lab.bench.learning.local_steps import Exchange, LocalSteps, Nesterov, Powers, Signs, TwoMagnitudes
+from peers.lab.bench.learning.plain_demo import PlainDemo, _Tiles
+from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
+from peers.lab.bench.learning.report import activation_bytes, render, row
+from peers.lab.bench.learning.rounds import Rounds
+from peers.lab.bench.learning.trials import Bench, Kept, Outcome
+from peers.tools.model.evaluate import cut
+from swarmnet.model.flat_layout import CHUNK
+from swarmnet.run.manifest import Data, Manifest
 
 STEPS = 6
 
@@ -223,7 +223,7 @@ def test_the_table_names_what_each_method_costs_beside_adamw(tmp_path, monkeypat
         )
         for name, rate in (("adamw", 0.0), ("ours", 0.2))
     ]
-    from peers.bench.learning.report import Report
+    from peers.lab.bench.learning.report import Report
 
     told = render(Report("tiny", 100, 1000, 2, 0, 2, activation_bytes(ground().manifest), tuple(rows)))
     assert "+10.0%" in told

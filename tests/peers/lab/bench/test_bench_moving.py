@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
-from peers import cli
-from peers.preemption.bench import policies
-from peers.preemption.simulation import Setting, World
-from peers.preemption.trace import HOUR, Climate, preemptions
-from swarmnet.moving import MoveRules
+from peers.cli import main as cli
+from peers.lab.bench.moving import policies
+from peers.lab.bench.moving_play import Setting, World
+from peers.lab.bench.preemption_trace import HOUR, Climate, preemptions
+from swarmnet.placement.policy import MoveRules
 
 STAGES = 8
 EIGHT_HOURS = Climate(hours=8.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peers.skipping import topologies
-from peers.skipping.topologies import SITES, draw, hop_seconds, latency_seconds
+from peers.lab.bench import topologies
+from peers.lab.bench.topologies import SITES, draw, hop_seconds, latency_seconds
 
 
 def test_hops_follow_from_the_map():

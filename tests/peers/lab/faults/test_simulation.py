@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from peers.simulation.clock import GATE, Gate, GatedLoop, Spinning
-from peers.simulation.faults import Partition
-from peers.simulation.invariants import check
-from peers.simulation.moves import LostStage, Move
-from peers.simulation.play import Options, Seen, play
-from peers.simulation.report import log_digest
-from peers.simulation.schedules import KINDS, schedule
-from peers.simulation.trees import makers, read, stages_of
-from peers.simulation.world import Note
+from peers.lab.faults.faults import Partition
+from peers.lab.faults.invariants import check
+from peers.lab.faults.moves import LostStage, Move
+from peers.lab.faults.play import Options, Seen, play
+from peers.lab.faults.report import log_digest
+from peers.lab.faults.schedules import KINDS, schedule
+from peers.lab.faults.trees import makers, read, stages_of
+from peers.lab.world.gated_clock import GATE, Gate, GatedLoop, Spinning
+from peers.lab.world.world import Note
 
 MOVED_SEED = 4
 FIRST_SEED, SCHEDULES = 3000, 4
@@ -28,8 +28,9 @@ FIRST_SEED, SCHEDULES = 3000, 4
 played by `scripts/test` and `scripts/soak simulate`; those that fail belong into failing_seeds.txt."""
 WITH_MOVES = (14, 15, 205)
 """Cheap ones. In the first a stage is lost, and peers come to it by their own decision."""
-SWARMNET = (sys.executable, "-m", "peers.cli", "simulate")
+SWARMNET = (sys.executable, "-m", "peers.cli.main", "simulate")
 PLACE = Path(__file__).parent
+ROOT = PLACE.parents[3]
 
 
 def failed_before() -> list[Options]:
@@ -49,7 +50,7 @@ def again(options: Options) -> str:
 def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*SWARMNET, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        cwd=PLACE.parent, capture_output=True, text=True, timeout=600,
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
 
 
@@ -73,14 +74,14 @@ def test_schedules_in_which_peers_move_violate_nothing(seed):
 @pytest.mark.timeout(300)
 def test_a_seed_replays_the_same_run_whatever_the_order_of_sets():
     program = (
-        "from peers.simulation.play import Options, play\n"
-        "from peers.simulation.report import log_digest\n"
+        "from peers.lab.faults.play import Options, play\n"
+        "from peers.lab.faults.report import log_digest\n"
         "print(log_digest(play(Options(6, peers=8, stages=2, rounds=20))))"
     )
     found = set()
     for hash_seed in ("1", "2"):
         done = subprocess.run(
-            [sys.executable, "-c", program], cwd=PLACE.parent, capture_output=True, text=True, timeout=200,
+            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200,
             env={**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.capacity import bound
-from peers.capacity.layout import Layout, PeerSpec, Work
-from peers.capacity.routing import HEADER, RULES, bench, draw, play
-from peers.capacity.routing import render as row
-from peers.capacity.swarm import Events, Swarm
+from peers.lab.bench.routing import HEADER, RULES, bench, draw, play
+from peers.lab.bench.routing import render as row
+from peers.lab.planner import max_flow
+from peers.lab.planner.layout import Layout, PeerSpec, Work
+from peers.lab.planner.simulator import Events, Swarm
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest, ModelShape
-from swarmnet.router import Router
+from swarmnet.routing.load_balancer import Router
+from swarmnet.run.manifest import Manifest, ModelShape
 
 OURS, REFERENCE, RANDOM = RULES
 MANIFEST = Manifest("run", PeerId("owner"), stages=(2, 1, 1), model=ModelShape())
@@ -52,16 +52,16 @@ def test_the_flow_through_full_stages_is_that_of_the_thinnest(rates):
     capacity = [rate for stage in rates for rate in stage]
     below = [stages[s + 1] if s + 1 < len(stages) else [] for s, stage in enumerate(stages) for _ in stage]
     thinnest = min(map(sum, rates))
-    assert bound.most(stages, capacity) == pytest.approx(thinnest)
-    assert bound.most(stages, capacity, below) == pytest.approx(thinnest)
+    assert max_flow.most(stages, capacity) == pytest.approx(thinnest)
+    assert max_flow.most(stages, capacity, below) == pytest.approx(thinnest)
 
 
 def test_the_flow_counts_who_knows_whom_and_what_links_carry():
     stages, capacity = [[0, 1], [2, 3]], [5.0, 5.0, 5.0, 5.0]
-    assert bound.most(stages, capacity, below=[[2], [2], [], []]) == pytest.approx(5.0)
-    assert bound.most(stages, capacity, below=[[2], [2, 3], [], []]) == pytest.approx(10.0)
+    assert max_flow.most(stages, capacity, below=[[2], [2], [], []]) == pytest.approx(5.0)
+    assert max_flow.most(stages, capacity, below=[[2], [2, 3], [], []]) == pytest.approx(10.0)
     link = [[0.0, 0.0, 1.0, 0.5], [0.0, 0.0, 2.0, 9.0], [0.0] * 4, [0.0] * 4]
-    assert bound.most(stages, capacity, link=link) == pytest.approx(1.5 + 5.0)
+    assert max_flow.most(stages, capacity, link=link) == pytest.approx(1.5 + 5.0)
 
 
 def test_a_chain_runs_at_the_speed_of_its_slowest_peer():

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from peers.capacity import measure
 from peers.errors import UserError
-from peers.virtual_time import run
+from peers.lab.planner import measure
+from peers.lab.world.virtual_time import run
 
 
 def peer(name: str, tokens: int = 0, alive: bool = True) -> SimpleNamespace:

@@ -7,25 +7,25 @@ from statistics import fmean
 import pytest
 from typed import refused
 
-from peers.capacity import links
-from peers.capacity.churn import JOIN_SECONDS, Play, Turnover, thinnest_share
-from peers.capacity.layout import Layout, PeerSpec, Work
-from peers.capacity.placing import placed
-from peers.capacity.plan import plan
-from peers.capacity.playing import course, play, playable
-from peers.capacity.question import BACKWARD_RATIO, Question
-from peers.capacity.report import render
-from peers.capacity.speeds import MEGABIT, peer_classes
-from peers.capacity.swarm import Swarm
-from peers.demo.report import contribution_bytes
 from peers.errors import ConfigError, UserError
+from peers.lab.planner import links
+from peers.lab.planner.churn import JOIN_SECONDS, Play, Turnover, thinnest_share
+from peers.lab.planner.layout import Layout, PeerSpec, Work
+from peers.lab.planner.placing import placed
+from peers.lab.planner.plan import plan
+from peers.lab.planner.playing import course, play, playable
+from peers.lab.planner.question import BACKWARD_RATIO, Question
+from peers.lab.planner.report import render
+from peers.lab.planner.simulator import Swarm
+from peers.lab.planner.speeds import MEGABIT, peer_classes
+from peers.lab.processes.demo_report import contribution_bytes
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Manifest, ModelShape, Paths
-from swarmnet.paths import Rules
-from swarmnet.router import Router
+from swarmnet.routing.load_balancer import Router
+from swarmnet.run.manifest import Manifest, ModelShape, Paths
+from swarmnet.run.path_rules import Rules
 
 DAY = 86400.0
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[4] / "configs"
 MANIFEST = Manifest("run", PeerId("owner"), stages=(2, 1, 1), model=ModelShape())
 SIX = Manifest("run", PeerId("owner"), stages=(1,) * 6, model=ModelShape(layers=6))
 SKIPPING = replace(SIX, paths=Paths(skip_ratio=1 / 3))

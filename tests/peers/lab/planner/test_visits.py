@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.capacity.visits import mixed_shares, most_mixed, most_skipping, visit_shares
+from peers.lab.planner.visits import mixed_shares, most_mixed, most_skipping, visit_shares
 
 
 @given(st.lists(st.floats(0.1, 9.0), min_size=3, max_size=9), st.data())

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from peers.chaos import report as chaos_report
-from peers.chaos.report import Fault
-from peers.chaos.swarm import ChaosOptions, ChaosSwarm, plan
-from peers.disk import aligned
+from peers.lab.processes import chaos_report
+from peers.lab.processes.chaos import ChaosOptions, ChaosSwarm, plan
+from peers.lab.processes.chaos_report import Fault
+from peers.state.checkpoint_writer import aligned
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[4]
 
 
 class Log:
@@ -174,10 +174,10 @@ def test_neighbouring_intervals_of_checkpoints_share_rounds():
 KILLS = """
 import os, random, signal, sys, time, torch
 from pathlib import Path
-from peers import checkpoint
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Manifest, ModelShape
-from swarmnet.parameters import parameter_shapes
+from peers.state import checkpoint_file as checkpoint
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.run.manifest import Manifest, ModelShape
+from swarmnet.model.parameters import parameter_shapes
 
 torch.set_num_threads(1)
 folder, chance = Path(sys.argv[1]), random.Random(7)

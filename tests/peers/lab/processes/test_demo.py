@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from peers.config.peer_file import DemoOptions
-from peers.demo.show import Demo
+from peers.lab.processes.demo import Demo
 
 
 class Process:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PROGRAM = """
 import os, time
-from peers.parallel import pool
+from peers.lab.world.parallel import pool
 
 if __name__ == "__main__":
     with pool(2) as processes:
@@ -22,7 +22,7 @@ SECONDS = 30.0
 def test_a_process_that_works_or_waits_for_work_ends_with_one_that_is_killed(tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())

@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from peers.looking import met
+from peers.network.discovery.discovery import met
 from swarmnet.identifiers import PeerId
-from swarmnet.membership import Membership
+from swarmnet.membership.machine import Membership
 
 
 def membership(**peers):

@@ -13,22 +13,22 @@ import torch
 from examined import command
 from swarm import tiny_manifest
 
+from peers.compute.memory_budget import all_needs
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
 from peers.data.documents import Reading
 from peers.data.tokens import Tokens
-from peers.doctor import graphics, machine, stage
-from peers.doctor.graphics import AMD, NVIDIA, Graphics
-from peers.doctor.line import Line
-from peers.doctor.reachability import judge, no_bootstrap
-from peers.doctor.show import CHECKS, Report, run_doctor, wanted_checks
-from peers.doctor.stage import Memory
-from peers.doctor.swarm import verdicts
 from peers.errors import UserError
-from peers.fitting import all_needs
 from peers.network.addresses import Addresses
-from peers.state_lock import is_held
-from protocols.dialler import ADDRESSES, Dialled
+from peers.runtime.state_lock import is_held
+from peers.tools.doctor import gpu, machine, stage_memory
+from peers.tools.doctor.gpu import AMD, NVIDIA, Graphics
+from peers.tools.doctor.line import Line
+from peers.tools.doctor.reachability import judge, no_bootstrap
+from peers.tools.doctor.show import CHECKS, Report, run_doctor, wanted_checks
+from peers.tools.doctor.stage_memory import Memory
+from peers.tools.doctor.swarm import verdicts
+from protocols.reachability.fresh_dial import ADDRESSES, Dialled
 
 SEEN = "/ip4/8.8.4.4/tcp/40000"
 DOOR = "/ip4/8.8.4.4/tcp/31331"
@@ -135,12 +135,12 @@ CPU = replace(CUDA, cuda_build=None)
 
 
 def test_a_gpu_that_torch_sees_is_named_with_its_memory():
-    line = graphics.judge(replace(CUDA, devices=(("RTX 3080", 9 * GIB, 10 * GIB),)), "auto")
+    line = gpu.judge(replace(CUDA, devices=(("RTX 3080", 9 * GIB, 10 * GIB),)), "auto")
     assert (line.level, line.text) == ("ok", "torch sees RTX 3080, 9.0 GiB of 10.0 GiB free")
 
 
 def test_a_gpu_that_another_program_has_is_a_warning():
-    line = graphics.judge(replace(CUDA, devices=(("RTX 3080", GIB, 10 * GIB),)), "auto")
+    line = gpu.judge(replace(CUDA, devices=(("RTX 3080", GIB, 10 * GIB),)), "auto")
     assert line.level == "warn"
 
 
@@ -155,18 +155,18 @@ def test_a_gpu_that_another_program_has_is_a_warning():
     ],
 )
 def test_a_gpu_that_torch_does_not_see_is_explained(found, why, fix):
-    line = graphics.judge(found, "auto")
+    line = gpu.judge(found, "auto")
     assert line.level == "warn"
     assert why in line.text
     assert fix in line.fix
-    assert graphics.judge(found, "cuda").level == "fail"
-    assert graphics.judge(found, "cpu").level == "ok"
+    assert gpu.judge(found, "cuda").level == "fail"
+    assert gpu.judge(found, "cpu").level == "ok"
 
 
 def test_a_machine_without_a_gpu_is_well_unless_one_is_asked_for():
     none = Graphics("2.13.0")
-    assert graphics.judge(none, "auto").level == "ok"
-    line = graphics.judge(none, "cuda")
+    assert gpu.judge(none, "auto").level == "ok"
+    line = gpu.judge(none, "cuda")
     assert (line.level, line.fix) == ("fail", "set device: cpu in the peer file")
 
 
@@ -176,16 +176,16 @@ def test_what_pci_and_the_driver_say_is_read(tmp_path):
     (card / "class").write_text("0x030000\n")
     (card / "vendor").write_text("0x10de\n")
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb\n")
-    found = graphics.look(tmp_path / "pci", tmp_path / "version")
+    found = gpu.look(tmp_path / "pci", tmp_path / "version")
     assert (found.vendors, found.driver) == ({NVIDIA}, "550.54.14")
 
 
 def test_another_torch_than_the_tested_one_is_a_warning():
-    assert graphics.torch_line(Graphics("2.13.0+cpu")).level == "ok"
-    line = graphics.torch_line(Graphics("2.9.1"))
+    assert gpu.torch_line(Graphics("2.13.0+cpu")).level == "ok"
+    line = gpu.torch_line(Graphics("2.9.1"))
     assert line.level == "warn"
     assert f"{sys.executable} -m pip install" in line.fix
-    assert graphics.torch_line(Graphics("", "libgomp.so.1: cannot open")).level == "fail"
+    assert gpu.torch_line(Graphics("", "libgomp.so.1: cannot open")).level == "fail"
 
 
 # -- the machine ------------------------------------------------------------
@@ -252,31 +252,31 @@ def test_a_held_lock_means_that_the_peer_runs_and_nothing_is_made(tmp_path):
 
 def test_a_stage_that_fits_nowhere_fails_and_the_one_that_fits_is_named():
     manifest = tiny_manifest()
-    needs = [one.least for one in all_needs(manifest, stage.CPU, TEXT)]
-    assert stage.judge(manifest, None, Memory(max(needs)), TEXT).level == "ok"
-    assert stage.judge(manifest, None, Memory(min(needs) - 1), TEXT).level == "fail"
-    assert stage.judge(manifest, 99, Memory(max(needs)), TEXT).level == "fail"
-    between = stage.judge(manifest, None, Memory(max(needs) - 1), TEXT)
+    needs = [one.least for one in all_needs(manifest, stage_memory.CPU, TEXT)]
+    assert stage_memory.judge(manifest, None, Memory(max(needs)), TEXT).level == "ok"
+    assert stage_memory.judge(manifest, None, Memory(min(needs) - 1), TEXT).level == "fail"
+    assert stage_memory.judge(manifest, 99, Memory(max(needs)), TEXT).level == "fail"
+    between = stage_memory.judge(manifest, None, Memory(max(needs) - 1), TEXT)
     assert between.level == "warn"
     assert between.fix == f"stage: {needs.index(min(needs))} in the peer file"
 
 
 def test_the_limit_of_the_peer_file_counts_as_it_does_for_the_peer_itself():
     manifest, plenty = tiny_manifest(), 1 << 50
-    every = all_needs(manifest, stage.CPU, TEXT)
+    every = all_needs(manifest, stage_memory.CPU, TEXT)
     for limit in (min(one.least for one in every) - 1, max(one.least for one in every)):
-        line = stage.judge(manifest, None, Memory(plenty, None, limit), TEXT)
+        line = stage_memory.judge(manifest, None, Memory(plenty, None, limit), TEXT)
         refused = [one.stage for one in every if not one.graphs_within(limit)]
         assert line.level == ("fail" if refused else "ok")
 
 
 def test_on_a_gpu_the_weights_lie_there_and_programs_and_text_beside_it():
     manifest = tiny_manifest()
-    on_gpu = max(one.least for one in all_needs(manifest, stage.GPU, TEXT))
-    beside = max(one.process for one in all_needs(manifest, stage.CPU, TEXT))
-    assert stage.judge(manifest, None, Memory(beside, on_gpu), TEXT).level == "ok"
-    assert stage.judge(manifest, None, Memory(beside, 1), TEXT).level == "fail"
-    assert stage.judge(manifest, None, Memory(1, on_gpu), TEXT).level == "fail"
+    on_gpu = max(one.least for one in all_needs(manifest, stage_memory.GPU, TEXT))
+    beside = max(one.process for one in all_needs(manifest, stage_memory.CPU, TEXT))
+    assert stage_memory.judge(manifest, None, Memory(beside, on_gpu), TEXT).level == "ok"
+    assert stage_memory.judge(manifest, None, Memory(beside, 1), TEXT).level == "fail"
+    assert stage_memory.judge(manifest, None, Memory(1, on_gpu), TEXT).level == "fail"
 
 
 # -- bootstraps -------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_a_check_that_does_not_exist_is_named_with_those_that_do():
 
 
 def test_every_check_is_in_the_documentation():
-    text = (Path(__file__).parent.parent / "docs" / "doctor.md").read_text()
+    text = (Path(__file__).parents[4] / "docs" / "doctor.md").read_text()
     assert [check for check in CHECKS if f"| {check} |" not in text] == []
 
 
@@ -383,15 +383,15 @@ def read_of(tokens, **what):
 
 
 def test_the_text_is_judged_by_what_a_peer_would_read_of_it():
-    fine = stage.judge_text(None, "", read_of(5000, files=3, documents=40, bytes=12_300_000), 129)
+    fine = stage_memory.judge_text(None, "", read_of(5000, files=3, documents=40, bytes=12_300_000), 129)
     assert (fine.level, fine.text) == ("ok", "5,000 tokens: 40 documents in 3 files, 12.3 MB")
     assert fine.data["tokens"] == 5000
-    odd = stage.judge_text(
+    odd = stage_memory.judge_text(
         0, "", read_of(5000, files=1, documents=1, left_out=2, first_left_out="b.txt: is no text"), 129
     )
     assert odd.level == "warn"
     assert "left out of the text: b.txt: is no text, and 1 more" in odd.text
-    short = stage.judge_text(0, "", read_of(128, files=1, documents=1), 129)
+    short = stage_memory.judge_text(0, "", read_of(128, files=1, documents=1), 129)
     assert (short.level, short.fix) == ("fail", "add text")
 
 

@@ -8,11 +8,11 @@ import pytest
 from examined import command, config, event
 from swarm import sign, tiny_manifest
 
-from peers.doctor.swarm import Examination, logged_addresses
-from peers.event_log import EventLog, parts, read
+from peers.config.run_file import published_text
 from peers.network.addresses import tcp_port
-from peers.run_file import published_text
-from peers.state_lock import only_one
+from peers.runtime.state_lock import only_one
+from peers.telemetry.event_log import EventLog, parts, read
+from peers.tools.doctor.swarm import Examination, logged_addresses
 
 
 def test_relays_of_a_running_peer_are_those_that_it_has_not_lost(tmp_path):

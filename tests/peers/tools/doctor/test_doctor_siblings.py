@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from examined import config, event
 
 from peers.config.sibling_file import sibling_file
-from peers.doctor import siblings
-from peers.doctor.line import Line
+from peers.tools.doctor import siblings
+from peers.tools.doctor.line import Line
 
 
 def of_stages(tmp_path, port, **keys):

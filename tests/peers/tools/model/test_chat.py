@@ -12,13 +12,13 @@ from sharp_weights import sharp_weights
 from swarm import tiny_manifest
 from torch import Tensor
 
-from peers.home.chat import Chat, Here, Lines, Turns
-from peers.home.generate import Continuation, LocalModel, Readable
-from peers.inference.visit import SwarmModel, begin
-from peers.virtual_time import run
-from swarmnet.manifest import ModelShape
-from swarmnet.model import forward
-from swarmnet.parameters import whole
+from peers.lab.world.virtual_time import run
+from peers.tools.model.chat import Chat, Here, Lines, Turns
+from peers.tools.model.generate import Continuation, LocalModel, Readable
+from peers.tools.model.swarm_session import SwarmModel, begin
+from swarmnet.model.decoder import forward
+from swarmnet.model.parameters import whole
+from swarmnet.run.manifest import ModelShape
 
 SHAPE = ModelShape(width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=64)
 PATIENCE_SECONDS = 120.0

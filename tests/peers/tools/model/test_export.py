@@ -10,10 +10,10 @@ from sharp_weights import LLAMA, stage_weights
 from torch import Tensor
 from torch.nn import functional
 
-from peers.home.export import ExportError, export, load_end, load_shape, load_weights
-from swarmnet.manifest import ModelShape
-from swarmnet.model import forward
-from swarmnet.parameters import whole
+from peers.tools.model.export import ExportError, export, load_end, load_shape, load_weights
+from swarmnet.model.decoder import forward
+from swarmnet.model.parameters import whole
+from swarmnet.run.manifest import ModelShape
 
 QWEN = replace(LLAMA, qk_norm=True, norm_epsilon=1e-6)
 
@@ -153,7 +153,7 @@ def test_an_export_that_fails_half_way_leaves_nothing_behind(
         written.append(file)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("peers.home.export.save_file", full_disk)
+    monkeypatch.setattr("peers.tools.model.export.save_file", full_disk)
     with pytest.raises(ExportError, match="No space left on device"):
         export(tmp_path / "model", LLAMA, stage_weights(LLAMA, (3,)))
     assert written

@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from peers.data.documents import TextError
 from peers.data.tokenizer import ByteTokenizer, Ending
-from peers.home.evaluate import bits_per_byte, score_weights
-from peers.home.generate import Continuation, generate
-from swarmnet.manifest import ModelShape
-from swarmnet.model import forward
-from swarmnet.parameters import HEAD, whole
+from peers.tools.model.evaluate import bits_per_byte, score_weights
+from peers.tools.model.generate import Continuation, generate
+from swarmnet.model.decoder import forward
+from swarmnet.model.parameters import HEAD, whole
+from swarmnet.run.manifest import ModelShape
 
 SHAPE = ModelShape(width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=24)
 

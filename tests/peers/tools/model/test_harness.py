@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from peers.data.tokenizer import ByteTokenizer
 from peers.errors import UserError, how_to_install
-from peers.home.likelihood import Reader
-from swarmnet.manifest import ModelShape
-from swarmnet.model import forward
-from swarmnet.parameters import whole
+from peers.tools.model.likelihood import Reader
+from swarmnet.model.decoder import forward
+from swarmnet.model.parameters import whole
+from swarmnet.run.manifest import ModelShape
 
 SHAPE = ModelShape(width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=64)
 
@@ -70,8 +70,8 @@ def alphabet(reader, monkeypatch) -> Reader:
             cache.length += tokens_BT.shape[1]
         return 100.0 * functional.one_hot((tokens_BT + 1) % 256, 256)
 
-    monkeypatch.setattr("peers.home.likelihood.forward", successor)
-    monkeypatch.setattr("peers.home.generate.forward", successor)
+    monkeypatch.setattr("peers.tools.model.likelihood.forward", successor)
+    monkeypatch.setattr("peers.tools.model.generate.forward", successor)
     return reader
 
 
@@ -99,7 +99,7 @@ class StandIn:
         package.simple_evaluate = self.simple_evaluate
         for module in (package, api, model, tasks):
             monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.delitem(sys.modules, "peers.home.harness", raising=False)
+        monkeypatch.delitem(sys.modules, "peers.tools.model.lm_eval", raising=False)
 
     def simple_evaluate(self, **options: object) -> dict[str, object]:
         self.asked = options
@@ -121,17 +121,17 @@ class StandIn:
 def stand_in(monkeypatch):
     """In place of the harness, whether that is installed or not."""
     yield StandIn(monkeypatch)
-    sys.modules.pop("peers.home.harness", None)
+    sys.modules.pop("peers.tools.model.lm_eval", None)
 
 
 def test_the_adapter_answers_what_the_harness_asks(stand_in, reader):
-    harness = importlib.import_module("peers.home.harness")
+    harness = importlib.import_module("peers.tools.model.lm_eval")
     assert harness.run_tasks(reader, ["capitals"], None, 5) == {"capitals": {"acc": 0.5, "em,strict": 1.0}}
     assert stand_in.asked["limit"] == 5
 
 
 def test_an_unknown_task_and_one_that_fails_are_one_line_each(stand_in, reader):
-    harness = importlib.import_module("peers.home.harness")
+    harness = importlib.import_module("peers.tools.model.lm_eval")
     with pytest.raises(UserError, match="knows no task capitels"):
         harness.run_tasks(reader, ["capitals", "capitels"], None, None)
     with pytest.raises(UserError, match="stops: ConnectionError: no text to be had"):
@@ -153,7 +153,7 @@ metric_list: [{{metric: acc}}]
 
 def test_the_real_harness_runs_a_task_from_a_folder(reader, weights, tmp_path, monkeypatch):
     pytest.importorskip("lm_eval", reason=f"lm-eval is not installed: {how_to_install('eval')}")
-    from peers.home.harness import run_tasks
+    from peers.tools.model.lm_eval import run_tasks
 
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     rows = tmp_path / "capitals.jsonl"

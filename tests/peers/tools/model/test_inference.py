@@ -12,23 +12,23 @@ import torch
 from holders import COMPUTE_SECONDS, Holders, Pushy, until
 from swarm import FOUR, TEXT, TINY_MODEL, tiny_manifest
 
-from peers import cli
-from peers.compute import FORWARD
+from peers.cli import main as cli
+from peers.compute.executor import FORWARD
 from peers.errors import NoAnswer
-from peers.home.evaluate import bits_per_byte
-from peers.home.generate import generate
-from peers.inference import visitors
-from peers.inference.client import Conversation, SwarmClient
-from peers.inference.server import FORGET_SECONDS, MOST_WAITING
-from peers.inference.visit import Progress, score, stream, told
-from peers.inference.visitors import IDLE_SECONDS, LOOK_SECONDS, MOST_VISITORS
-from peers.microbatch_work import Trouble
-from peers.virtual_time import run
-from protocols.memory import Conditions
-from swarmnet.manifest import Manifest, Paths
-from swarmnet.model import forward
-from swarmnet.parameters import whole
-from swarmnet.requests import ASKED_AT_ONCE, BUSY, LEAVE_OUT_SECONDS
+from peers.lab.world.virtual_time import run
+from peers.tools.model.evaluate import bits_per_byte
+from peers.tools.model.generate import generate
+from peers.tools.model.swarm_client import Conversation, SwarmClient
+from peers.tools.model.swarm_session import Progress, score, stream, told
+from peers.worker.inference import visitor_links
+from peers.worker.inference.server import FORGET_SECONDS, MOST_WAITING
+from peers.worker.inference.visitor_links import IDLE_SECONDS, LOOK_SECONDS, MOST_VISITORS
+from peers.worker.pipeline.microbatch_compute import Trouble
+from protocols.memory.transport import Conditions
+from swarmnet.inference.machine import ASKED_AT_ONCE, BUSY, LEAVE_OUT_SECONDS
+from swarmnet.model.decoder import forward
+from swarmnet.model.parameters import whole
+from swarmnet.run.manifest import Manifest, Paths
 
 SKIPPING = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4), paths=Paths(skip_ratio=1 / 4))
 PROMPTS = [b"def f", b"class ", b"import ", b"", b"x" * 40, b"return", b"\x00\x01", b"for i in"]
@@ -270,7 +270,7 @@ def test_a_visitor_is_served_a_few_requests_at_once_and_the_rest_are_refused_wit
         await pushy.ask("a", 200)
         await asyncio.sleep(5.0)
         # While the link back opened, so many words for it were kept; its deadlines tell it the rest.
-        assert pushy.codes() == {"done": ASKED_AT_ONCE + 1, "busy": visitors.MOST_WAITING}
+        assert pushy.codes() == {"done": ASKED_AT_ONCE + 1, "busy": visitor_links.MOST_WAITING}
         crowd = [Pushy(holders, f"crowd {number}") for number in range(MOST_VISITORS + 8)]
         for each in crowd:
             await each.ask("a", ASKED_AT_ONCE)

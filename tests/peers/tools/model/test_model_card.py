@@ -16,22 +16,22 @@ import torch
 from ruamel.yaml import YAML
 from typed import typing
 
-from peers import checkpoint
 from peers.data.documents import held_out_text
 from peers.errors import how_to_install
-from peers.event_log import EventLog
-from peers.home import export as exporting
-from peers.home.card import card, plain
-from peers.home.facts import Facts, facts
-from protocols.envelope import Kind, seal
-from protocols.identity import Identity
-from protocols.receipts import seal_receipt
+from peers.state import checkpoint_file
+from peers.telemetry.event_log import EventLog
+from peers.tools.model import export as exporting
+from peers.tools.model.model_card import card, plain
+from peers.tools.model.provenance import Facts, facts
+from protocols.signed.envelope import Kind, seal
+from protocols.signed.identity import Identity
+from protocols.signed.receipts import seal_receipt
 from swarmnet.identifiers import PeerId
-from swarmnet.layout import layout_of
-from swarmnet.manifest import Data, Manifest, ModelShape, Paths, Source
-from swarmnet.model import initial_units
-from swarmnet.parameters import parameter_shapes
-from swarmnet.receipts import Receipt
+from swarmnet.model.decoder import initial_units
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.rounds.receipts import Receipt
+from swarmnet.run.manifest import Data, Manifest, ModelShape, Paths, Source
 
 SHAPE = ModelShape(
     width=16, layers=2, heads=2, key_value_heads=1, head_width=8, feed_forward=24, context=64, rope_theta=5e5
@@ -54,7 +54,7 @@ def leave_checkpoint(
     layout = layout_of(parameter_shapes(SHAPE, span))
     units = initial_units(SHAPE, span, layout, seed=1)
     statements = [seal(each, manifest.run_id(), Kind.SETTLED, stage, round, 1, bytes(40)) for each in signers]
-    return checkpoint.write(
+    return checkpoint_file.write(
         folder / "checkpoints", manifest, stage, round, bytes(8), units, layout, statements
     )
 
@@ -364,7 +364,7 @@ def test_a_disk_that_gives_back_other_bytes_is_noticed(states, swarmnet, tmp_pat
 
 
 def test_an_exported_folder_knows_how_far_it_was_trained(states, swarmnet, without_transformers):
-    from peers.home.held import held
+    from peers.tools.model.local_model import held
 
     assert swarmnet("export", "--hf", "model", "--from", states, "--no-score")[0] == 0
     assert held(Path("model"), pytest.fail).window == 32

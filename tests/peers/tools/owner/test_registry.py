@@ -8,18 +8,18 @@ from random import Random
 import pytest
 from swarm import OWNER, sign, tiny_manifest
 
-from peers import reaching
-from peers.creator.order_book import OrderBook
-from peers.creator.registry import runs
-from peers.creator.upkeep import keep
 from peers.errors import NoAnswer
-from peers.joining import PeerCache
-from peers.virtual_time import run
-from protocols.identity import Identity
-from protocols.listing import seal_listing
-from protocols.memory import MemoryNetwork
-from protocols.orders import seal_order
-from swarmnet.orders import Order
+from peers.lab.world.virtual_time import run
+from peers.network.discovery import visitor_session
+from peers.network.discovery.bootstrap import PeerCache
+from peers.network.orders.order_book import OrderBook
+from peers.network.orders.republish import keep
+from peers.tools.owner.registry import runs
+from protocols.memory.transport import MemoryNetwork
+from protocols.signed.identity import Identity
+from protocols.signed.orders import seal_order
+from protocols.signed.registry_entry import seal_listing
+from swarmnet.run.owner_orders import Order
 
 
 def member(network: MemoryNetwork, name: str):
@@ -92,11 +92,13 @@ async def test_where_nobody_answers_the_next_step_is_named(monkeypatch, tmp_path
         pass
 
     for name in ("join_directory", "find_manifest"):
-        monkeypatch.setattr(reaching, name, never if name == silent else at_once)
+        monkeypatch.setattr(visitor_session, name, never if name == silent else at_once)
     for name in ("P2pdTransport", "DhtDirectory"):
-        monkeypatch.setattr(reaching, name, Nobody)
-    monkeypatch.setattr(reaching, "FIND_SECONDS", 0.05)
+        monkeypatch.setattr(visitor_session, name, Nobody)
+    monkeypatch.setattr(visitor_session, "FIND_SECONDS", 0.05)
     told = rf"{said} within 0.05 s; is the address right\? swarmnet doctor --run RUN --bootstrap ADDRESS"
     with pytest.raises(NoAnswer, match=told):
-        async with reaching.reaching("ab" * 32, [], PeerCache(tmp_path / "peers.json"), lambda *_: None):
+        async with visitor_session.reaching(
+            "ab" * 32, [], PeerCache(tmp_path / "peers.json"), lambda *_: None
+        ):
             pass

@@ -11,20 +11,20 @@ from types import SimpleNamespace
 import pytest
 from swarm import OWNER, sign, tiny_manifest
 
-from peers.cli import main
-from peers.creator.facts import Contributor, Facts, from_directory, from_manifest
-from peers.creator.report import KINDS, as_json, as_markdown
-from peers.run_file import published_text
-from peers.virtual_time import run
+from peers.cli.main import main
+from peers.config.run_file import published_text
+from peers.lab.world.virtual_time import run
+from peers.tools.owner.run_facts import Contributor, Facts, from_directory, from_manifest
+from peers.tools.owner.training_report import KINDS, as_json, as_markdown
 from protocols.errors import Unreachable
-from protocols.identity import Identity
-from protocols.memory import MemoryNetwork
-from protocols.messages import PeerRecord
-from protocols.orders import seal_order
-from protocols.peer_record import NO_STAGE
-from protocols.records import seal_record
-from swarmnet.manifest import Data, Source
-from swarmnet.orders import Order, Withdrawal
+from protocols.memory.transport import MemoryNetwork
+from protocols.messages.table import PeerRecord
+from protocols.signed.identity import Identity
+from protocols.signed.orders import seal_order
+from protocols.signed.peer_record import NO_STAGE
+from protocols.signed.records import seal_record
+from swarmnet.run.manifest import Data, Source
+from swarmnet.run.owner_orders import Order, Withdrawal
 
 SOURCES = tuple(
     Source(f"text {kind}", "x", "CC0-1.0", "https://example.org", kind, "2023 to 2024", "English", 1000, "",
@@ -249,7 +249,7 @@ def reached(monkeypatch, tmp_path):
         await a_live_run(network)
         yield found
 
-    monkeypatch.setattr("peers.reaching.reaching", reaching)
+    monkeypatch.setattr("peers.network.discovery.visitor_session.reaching", reaching)
     return found
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from swarm import tiny_manifest
 
-from peers.commands.course import _thousandths
-from peers.creator.round_ahead import Seen, chosen, seen
+from peers.cli.course import _thousandths
 from peers.errors import UserError
-from protocols.peer_record import PeerRecord
+from peers.tools.owner.round_ahead import Seen, chosen, seen
+from protocols.signed.peer_record import PeerRecord
 
 
 def record(stage, round, speed=0.0, state="training"):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from peers.run_check import HIGHEST_RATE, LOWEST_RATE, unusual
+from peers.tools.owner.run_check import HIGHEST_RATE, LOWEST_RATE, unusual
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Data, Manifest, Paths, Rounds, Sync
+from swarmnet.run.manifest import Data, Manifest, Paths, Rounds, Sync
 
 RUN = """
 name: tiny

@@ -6,11 +6,11 @@ import random
 import pytest
 
 from peers.errors import UserError
-from peers.event_log import Event, EventLog
-from peers.top import show
-from peers.top.picture import Picture
-from peers.top.replay import FASTEST, Player, Replay, logs_of
-from peers.top.story import MOST_POINTS, SILENT_SECONDS, Curve, Story
+from peers.telemetry.event_fold import MOST_POINTS, SILENT_SECONDS, Curve, Story
+from peers.telemetry.event_log import Event, EventLog
+from peers.telemetry.picture import Picture
+from peers.tools.top import show
+from peers.tools.top.replay import FASTEST, Player, Replay, logs_of
 
 EPOCH = 1_700_000_000.0
 A, B, C = "12D3KooWaaaaaa", "12D3KooWbbbbbb", "12D3KooWcccccc"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from peers.errors import UserError
-from peers.top import screen
-from peers.top.keys import split
-from peers.top.picture import Happened, PeerSeen, Picture, as_json, curve, from_json
+from peers.telemetry.picture import Happened, PeerSeen, Picture, as_json, curve, from_json
+from peers.tools.top import screen
+from peers.tools.top.keys import split
 
 EPOCH = 1_700_000_000.0
 PEERS = tuple(

@@ -4,13 +4,13 @@ import asyncio
 
 from swarm import Swarm, tiny_manifest
 
-from peers.metrics import PAUSES
+from peers.lab.world.virtual_time import run
+from peers.network.discovery.announcer import LOOK_SECONDS
 from peers.network.discovery.claims import Claims
-from peers.presence import LOOK_SECONDS
-from peers.roles.pausing import REASONS, Pausing
-from peers.virtual_time import run
-from protocols.peer_record import NO_STAGE
-from protocols.records import open_record
+from peers.telemetry.metrics import PAUSES
+from peers.worker.pause.pausing import REASONS, Pausing
+from protocols.signed.peer_record import NO_STAGE
+from protocols.signed.records import open_record
 
 
 def test_a_peer_is_paused_while_any_reason_stands():

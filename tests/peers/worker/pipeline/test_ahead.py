@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, tiny_manifest
 
-from peers.skipping.in_peers import Finding, Row, measure, render
-from peers.skipping.topologies import draw
-from peers.virtual_time import run
-from protocols.identity import Identity
-from protocols.memory_ways import Conditions
-from protocols.messages import Ask, AskState, Beat, Lane, Message, Path, Place, Prospect
-from protocols.scouting_messages import Booked, Cost
+from peers.lab.bench.paths_in_peers import Finding, Row, measure, render
+from peers.lab.bench.topologies import draw
+from peers.lab.world.virtual_time import run
+from protocols.memory.conditions import Conditions
+from protocols.messages.reservations import Booked, Cost
+from protocols.messages.table import Ask, AskState, Beat, Lane, Message, Path, Place, Prospect
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
-from swarmnet.manifest import Paths
-from swarmnet.paths import begin, visit
+from swarmnet.run.manifest import Paths
+from swarmnet.run.path_rules import begin, visit
 
 Kind = TypeVar("Kind", bound=Swarm)
 PEERS = {"a": 0, "a2": 0, "b": 1, "b2": 1, "c": 2, "c2": 2, "d": 3}

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import Swarm, tiny_manifest
 
-from peers.act_checks import unfit_way
-from peers.microbatch_work import Bodies, Computed, MicrobatchWork
-from peers.virtual_time import run
-from protocols.messages import Act
-from swarmnet import hidden
-from swarmnet.answer_times import FIRST_DEADLINE_SECONDS
-from swarmnet.bodies import encoded_bytes
+from peers.lab.world.virtual_time import run
+from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork
+from peers.worker.pipeline.validate_act import unfit_way
+from protocols.messages.table import Act
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.manifest import MOST_BODY_BYTES, Data, Manifest, ManifestError, ModelShape, check
-from swarmnet.membership import Membership
-from swarmnet.paths import begin, visit
-from swarmnet.skipping import Skipping
+from swarmnet.membership.machine import Membership
+from swarmnet.model import activation_codec
+from swarmnet.pipeline.timeouts import FIRST_DEADLINE_SECONDS
+from swarmnet.routing.skipping import Skipping
+from swarmnet.run.activation_sizes import encoded_bytes
+from swarmnet.run.manifest import MOST_BODY_BYTES, Data, Manifest, ManifestError, ModelShape, check
+from swarmnet.run.path_rules import begin, visit
 
 KEY = MicrobatchId(PeerId("origin"), 1)
 
@@ -33,10 +33,10 @@ def test_a_gradient_beyond_the_codecs_end_is_sent_as_the_largest_there_is(codec)
     gradient = torch.tensor([[[1.0, -largest, largest, 0.0]]])
     stage = SimpleNamespace(backward=lambda key, below: gradient)
     work = MicrobatchWork(tiny_manifest(hidden_codec=codec), 1, stage)
-    below = hidden.encode(torch.zeros(1, 1, 4), codec)
+    below = activation_codec.encode(torch.zeros(1, 1, 4), codec)
     done = work.backward(KEY, Bodies(labels=None, output=b"", shape=(1, 1, 4), gradient=below, tokens=1))
     assert isinstance(done, Computed), "it is added here already"
-    sent = hidden.decode(done.encoded, (1, 1, 4), codec)
+    sent = activation_codec.decode(done.encoded, (1, 1, 4), codec)
     assert torch.isfinite(sent).all()
     assert sent[0, 0, 2] == pytest.approx(largest, rel=0.01)
     assert sent[0, 0, 1] == -sent[0, 0, 2]

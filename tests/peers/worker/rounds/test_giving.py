@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from peers.giving import LOOK_SECONDS, QUEUE_BYTES, Giving
-from peers.virtual_time import run
+from peers.lab.world.virtual_time import run
+from peers.worker.rounds.upload_scheduler import LOOK_SECONDS, QUEUE_BYTES, Giving
 from swarmnet.identifiers import ContributionId, PeerId
 
 A, B = PeerId("a"), PeerId("b")

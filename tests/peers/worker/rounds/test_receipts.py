@@ -15,19 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import Swarm, sign, tiny_manifest
 
-from peers import receipts as shell
-from peers.contributed import lines
-from peers.receipts import EARLY_SIGNERS, MOST_UNDUE, RECEIPTS_OWED, Receipts, read, summary
-from peers.update_work import Settled
-from peers.virtual_time import run
-from protocols import envelope
+from peers.lab.world.virtual_time import run
+from peers.tools.credit import lines
+from peers.worker.rounds import receipts as shell
+from peers.worker.rounds.receipts import EARLY_SIGNERS, MOST_UNDUE, RECEIPTS_OWED, Receipts, read, summary
+from peers.worker.rounds.update_compute import Settled
 from protocols.errors import Backlog, WireError
-from protocols.identity import Identity
-from protocols.messages import ReceiptIs, decode, encode
-from protocols.receipts import open_receipt, seal_receipt
-from swarmnet import receipts as core
+from protocols.messages.table import ReceiptIs, decode, encode
+from protocols.signed import envelope
+from protocols.signed.identity import Identity
+from protocols.signed.receipts import open_receipt, seal_receipt
 from swarmnet.identifiers import ContributionId
-from swarmnet.receipts import (
+from swarmnet.rounds import receipts as core
+from swarmnet.rounds.events import Reference
+from swarmnet.rounds.receipts import (
     BLOCKS_BACK,
     BLOCKS_KEPT,
     CHECKS_OF_A_BLOCK,
@@ -41,7 +42,6 @@ from swarmnet.receipts import (
     accepted,
     check,
 )
-from swarmnet.round_events import Reference
 
 SIGNED = sign(tiny_manifest())  # snapshot_rounds: 4
 ME, A, B = (Identity.from_seed(name.encode() * 8) for name in ("mine", "aaaa", "bbbb"))

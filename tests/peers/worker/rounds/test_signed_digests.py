@@ -3,18 +3,18 @@
 import pytest
 from swarm import Swarm, shared_rounds, sign, tiny_manifest
 
-from peers import checkpoint
-from peers.checkpoint import state_digest
-from peers.signed_digests import SignedDigests
-from peers.stage_part import real_part
-from peers.virtual_time import run
-from protocols.envelope import Kind, seal
+from peers.compute.stage_part import real_part
+from peers.lab.world.virtual_time import run
+from peers.state import checkpoint_file
+from peers.state.checkpoint_file import state_digest
+from peers.worker.rounds.digest_gossip import SignedDigests
 from protocols.errors import BadSignature
-from protocols.identity import Identity
-from protocols.messages import Statements
-from swarmnet.fetch import choose_restart, choose_root
+from protocols.messages.table import Statements
+from protocols.signed.envelope import Kind, seal
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
-from swarmnet.settled_digests import ROUNDS_KEPT, SettledDigests, Statement
+from swarmnet.snapshots.digest_votes import ROUNDS_KEPT, SettledDigests, Statement
+from swarmnet.snapshots.fetch import choose_restart, choose_root
 
 ME, A, B, C, D = (PeerId(name) for name in ("me", "a", "b", "c", "d"))
 CHAIN = b"one chain"
@@ -153,8 +153,8 @@ def test_a_restarted_group_goes_on_from_what_it_had_agreed_on_not_from_what_one_
     names = {name: Identity.from_seed(name.encode()) for name in "abc"}
     words = [statement(identity, run_id, 7, agreed) for identity in names.values()]
     lonely = [statement(names["c"], run_id, 63, alone)]
-    checkpoint.write(tmp_path / "a", manifest, 0, 7, b"twelve bytes", agreed, layout, words)
-    checkpoint.write(tmp_path / "c", manifest, 0, 63, b"twelve bytes", alone, layout, lonely)
+    checkpoint_file.write(tmp_path / "a", manifest, 0, 7, b"twelve bytes", agreed, layout, words)
+    checkpoint_file.write(tmp_path / "c", manifest, 0, 63, b"twelve bytes", alone, layout, lonely)
 
     async def story(swarm):
         for name in "abc":
@@ -171,8 +171,10 @@ def test_words_are_kept_beside_the_checkpoint(tmp_path):
     manifest = tiny_manifest((3,))
     part, run_id = real_part(manifest, 0), sign(manifest).run_id
     words = [statement(Identity.from_seed(name), run_id, 3, part.first_units()) for name in (b"a", b"b")]
-    path = checkpoint.write(tmp_path, manifest, 0, 3, b"twelve bytes", part.first_units(), part.layout, words)
-    assert checkpoint.restore_signed(path, run_id, 0, part.layout)[0].signed == tuple(words)
+    path = checkpoint_file.write(
+        tmp_path, manifest, 0, 3, b"twelve bytes", part.first_units(), part.layout, words
+    )
+    assert checkpoint_file.restore_signed(path, run_id, 0, part.layout)[0].signed == tuple(words)
 
 
 def test_forged_and_foreign_words_are_refused_or_ignored():

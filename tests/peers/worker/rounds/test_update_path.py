@@ -9,18 +9,18 @@ from types import SimpleNamespace
 import pytest
 from swarm import tiny_manifest
 
-from peers import update_work
-from peers.snapshots import Weights
-from peers.update_path import UpdatePath
-from peers.update_work import UpdateWork
-from peers.virtual_time import run
-from protocols.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
-from protocols.identity import Identity
-from protocols.messages import Announce, AskIds, Contribution, Progress
-from protocols.messages import Reference as WireReference
-from swarmnet.branches import START
+from peers.lab.world.virtual_time import run
+from peers.state.snapshot_store import Weights
+from peers.worker.rounds import update_compute
+from peers.worker.rounds.update_compute import UpdateWork
+from peers.worker.rounds.update_path import UpdatePath
+from protocols.messages.table import Announce, AskIds, Contribution, Progress
+from protocols.messages.table import Reference as WireReference
+from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId, PeerId, RunId
-from swarmnet.offers import Offers
+from swarmnet.rounds.history import START
+from swarmnet.rounds.own_contributions import Offers
 
 RUN, ME, MAKER = RunId("ab" * 32), Identity.from_seed(b"me"), Identity.from_seed(b"maker")
 PAYLOAD = b"vote"
@@ -102,7 +102,7 @@ def test_who_asks_for_one_round_many_times_is_told_once():
 
 
 def test_of_own_contributions_only_those_of_which_all_is_known_are_forgotten(monkeypatch):
-    monkeypatch.setattr(update_work, "OWN_BYTES_KEPT", 40)
+    monkeypatch.setattr(update_compute, "OWN_BYTES_KEPT", 40)
     undecided = OrderedDict.fromkeys(ContributionId(bytes([n]) * 16) for n in (0, 3))
     work = UpdateWork(RUN, 0, ME, None, None, None, None, False, None, None, undecided)
     for number in range(8):
@@ -116,7 +116,7 @@ def test_what_takes_up_another_history_signs_nothing_of_the_old_one():
     async def story() -> None:
         world, told = World(), []
         world.path.settled = told.append
-        settled = update_work.Settled(0, b"d" * 32, START, ())
+        settled = update_compute.Settled(0, b"d" * 32, START, ())
         world.path._worked([settled], 0.0)
         world.path.close()
         world.path._worked([settled], 0.0)

@@ -1,0 +1,1 @@
+"""A worker: one stage, held and trained."""

@@ -1,0 +1,1 @@
+"""A worker that rests: until when, and what stays of it meanwhile."""

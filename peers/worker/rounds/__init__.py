@@ -1,0 +1,1 @@
+"""A worker's rounds: the shell of the machine in swarmnet/rounds."""

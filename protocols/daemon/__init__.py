@@ -1,0 +1,1 @@
+"""One p2pd process, and the only file that imports hivemind."""

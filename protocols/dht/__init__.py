@@ -1,0 +1,1 @@
+"""The directory on hivemind's Kademlia; nothing enters it unverified."""

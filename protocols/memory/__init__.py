@@ -1,0 +1,1 @@
+"""Transport and directory without a network."""

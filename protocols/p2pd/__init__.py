@@ -1,0 +1,1 @@
+"""The transport on p2pd: connect, multipath links, chunk streams, speed test."""

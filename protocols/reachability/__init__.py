@@ -1,0 +1,1 @@
+"""How peers that nobody can dial are reached: relays, dial-back, fresh dials."""

@@ -1,0 +1,1 @@
+"""Identities, envelopes, and every signed document."""

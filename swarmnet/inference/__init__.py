@@ -1,0 +1,1 @@
+"""A visitor's requests, through the stages."""

@@ -1,0 +1,1 @@
+"""The decoder, a stage's forward and backward, its flat layout, sampling, and what it costs."""

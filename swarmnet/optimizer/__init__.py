@@ -1,0 +1,1 @@
+"""Contributions: momentum, transform, sparse values, votes; and the replica that applies them."""

@@ -1,0 +1,1 @@
+"""A group's rounds: whose contributions count, when a set is settled, and what forks come to."""

@@ -1,0 +1,1 @@
+"""Which chunk of whom, which root to believe, and who signed which digest."""
