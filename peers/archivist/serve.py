@@ -48,7 +48,7 @@ from swarmnet.model.flat_layout import Layout
 from swarmnet.run.manifest import WIRE_VERSION
 
 OPEN_SECONDS = 8.0
-"""As for any link (lanes.DIAL_SECONDS)."""
+"""As for any link (channels.DIAL_SECONDS)."""
 IDLE_SECONDS = 10.0
 """Who has asked for nothing for so long is let go: a newcomer that waits asks again every few seconds, and
 while it is spoken to it is not asked for its own weights, which it may have by now."""

@@ -21,7 +21,7 @@ from swarmnet.identifiers import PeerId
 CONNECTIONS_EVERY = 10
 """Looks: p2pd is asked, and names every peer that is connected."""
 ANSWER_SECONDS = 2.5
-"""For p2pd; it watches itself by as much (daemon.CHECK_DEADLINE_SECONDS)."""
+"""For p2pd; it watches itself by as much (CHECK_DEADLINE_SECONDS in protocols/daemon/p2pd.py)."""
 
 Connections = Callable[[float], Awaitable[Sequence[tuple[PeerId, str]]]]
 """The peer and the other end of each, within so many seconds; PeerGone if p2pd does not say."""

@@ -14,7 +14,7 @@ from swarmnet.pipeline.ledger import RecentLoss
 SPEED_SECONDS = 10.0
 """Tokens per second are an average over so long (as in worker/sampler.py)."""
 SILENT_SECONDS = 12.0
-"""A running peer writes its ledger every 5 s (observe.NOTE_EVERY): after two that are missing it was killed,
+"""A running peer writes its ledger every 5 s (sampler.NOTE_EVERY): after two that are missing it was killed,
 or froze."""
 MOST_POINTS = 512
 MOST_EVENTS = 200

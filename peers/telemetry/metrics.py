@@ -31,7 +31,7 @@ WAYS = ("direct", "relayed", "none", "unknown")
 """How others get to a peer (`reachable.Way`)."""
 
 PHASES = ("none", "catching_up", "gathering", "contributing", "waiting", "settling")
-"""What rounds can be at (`round_phase.Phase`); none: this peer has no rounds now."""
+"""What rounds can be at (`rounds.phase.Phase`); none: this peer has no rounds now."""
 
 STATES = ("connecting", "joining", "training", "held", "paused", "leaving")
 """What a worker can be at (`Worker.state`)."""

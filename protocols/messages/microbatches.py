@@ -76,7 +76,7 @@ class Cancel(Message, frozen=True, tag=14):
     origin: Name
     counter: Number
     attempt: Number
-    """The newest that is not wanted; NO_ATTEMPT: the place that was booked for it (scouting_messages)."""
+    """The newest that is not wanted; NO_ATTEMPT: the place that was booked for it (reservations.py)."""
 
 
 class Credit(Message, frozen=True, tag=15):

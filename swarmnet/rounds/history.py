@@ -34,7 +34,7 @@ START = b"\0" * DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class SettledSet:
-    """One settled round: how many contributions, and the digest of their set (round_sets.set_digest)."""
+    """One settled round: how many contributions, and its digest (contribution_sets.set_digest)."""
 
     count: int
     digest: bytes

@@ -28,7 +28,7 @@ TIE = 0.1
 began together would go on sending to the same peer at the same time."""
 OVERDUE = 0.4
 """Share of a missed deadline that is taken as the time an answer takes: five times that, the next deadline
-(answer_times.DEADLINE_FACTOR), is twice as long."""
+(timeouts.DEADLINE_FACTOR), is twice as long."""
 CATCH_UP = 4.0
 """A peer that was left out for a while gets at most so many microbatches at once afterwards."""
 FIRST_SLOTS = 1

@@ -3,7 +3,7 @@
 A body takes seconds for a hop, a question milliseconds. When a microbatch's forward begins on its origin, the
 next peer is asked whether it can begin then and then (reservations.py); that one books it or says no, and
 having said yes it asks on in turn. What a peer knows: its own bookings, what its neighbours told of theirs
-and of their costs to go, and the hops as it measured them. The choice is `pathfinder.cheapest`.
+and of their costs to go, and the hops as it measured them. The choice is `cheapest_path.cheapest`.
 
 Swaps are never asked for: nobody may wait for them (cheapest_path.py), and they gain nothing online.
 

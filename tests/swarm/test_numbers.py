@@ -1,6 +1,7 @@
 """One run, its numbers side by side: `top`, /metrics, records, the observer and the report say the same.
 
-Run by itself (`python tests/swarm/test_numbers.py`) it prints the table that docs/watching.md shows.
+Run by itself (`PYTHONPATH=tests/support python tests/swarm/test_numbers.py`) it prints the table that
+docs/watching.md shows.
 """
 
 from __future__ import annotations

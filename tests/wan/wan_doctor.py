@@ -38,7 +38,7 @@ async def main():
     await node.shutdown()
 asyncio.run(main())
 """
-"""A node of hivemind's DHT, nothing of ours in it (hivemind_parts only leaves out what it does not need)."""
+"""A node of hivemind's DHT, nothing of ours in it (hivemind_imports leaves out what it does not need)."""
 CHECK = """
 import asyncio, sys
 from protocols.daemon.hivemind_imports import P2P, DHTNode, PeerID

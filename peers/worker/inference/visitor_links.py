@@ -23,7 +23,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import WIRE_VERSION
 
 OPEN_SECONDS = 8.0
-"""As for any link (lanes.DIAL_SECONDS)."""
+"""As for any link (channels.DIAL_SECONDS)."""
 IDLE_SECONDS = 60.0
 MOST_VISITORS = 16
 """At once. Others are answered one by one over links that are closed again (network/one_off_replies.py)."""
