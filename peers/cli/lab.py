@@ -15,6 +15,9 @@ from peers.config.atomic_files import require_free, write_atomically
 from peers.errors import UserError
 
 if TYPE_CHECKING:
+    from peers.lab.bench.learning.bench import Question
+    from peers.lab.bench.learning.report import Report as Learned
+    from peers.lab.bench.learning.trials import Trial
     from peers.lab.faults.play import Options
     from peers.lab.faults.report import Result
     from swarmnet.run.manifest import Rounds
@@ -143,32 +146,38 @@ def learning(
 ) -> None:
     """What a run learns by each method, beside AdamW, Muon and DeMo at equal tokens. Interrupted, it goes on
     where it was."""
+    from peers.lab.bench.learning.bench import Question
+    from peers.lab.bench.learning.report import as_json, draw, render
+
+    for run_file in run_files:
+        folder = out / run_file.stem
+        report = _learned(
+            Question(
+                run_file, method or (), tokens, seeds, peers, delay, folder, eval_text, tokenizer, rate
+            )
+        )  # fmt: skip
+        (folder / "report.json").write_text(as_json(report))
+        typer.echo(render(report) + "\n")
+        for file in draw(report, folder) if pictures else ():
+            typer.echo(f"wrote  {file}")
+
+
+def _learned(question: Question) -> Learned:
+    """With a bar for the trial that is played."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from peers.lab.bench.learning.bench import Question, bench
-    from peers.lab.bench.learning.report import as_json, draw, render
-    from peers.lab.bench.learning.trials import Trial
+    from peers.lab.bench.learning.bench import bench
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    for run_file in run_files:
-        with Progress(*columns, transient=True) as progress:
-            task = progress.add_task("")
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), transient=True
+    ) as progress:
+        task = progress.add_task("")
 
-            def said(trial: Trial, done: int) -> None:
-                words = f"{trial.method} at {trial.rate:.2g}, seed {trial.seed}"
-                progress.update(task, description=words, completed=done, total=trial.steps)  # noqa: B023
+        def said(trial: Trial, done: int) -> None:
+            words = f"{trial.method} at {trial.rate:.2g}, seed {trial.seed}"
+            progress.update(task, description=words, completed=done, total=trial.steps)
 
-            report = bench(
-                Question(
-                    run_file, method or (), tokens, seeds, peers, delay, out / run_file.stem, eval_text,
-                    tokenizer, rate,
-                ),
-                said,
-            )  # fmt: skip
-        (out / run_file.stem / "report.json").write_text(as_json(report))
-        typer.echo(render(report) + "\n")
-        for file in draw(report, out / run_file.stem) if pictures else ():
-            typer.echo(f"wrote  {file}")
+        return bench(question, said)
 
 
 MOST_PEERS = 64

@@ -30,6 +30,7 @@ from swarmnet.run.manifest import (
     WIRE_VERSION,
     Manifest,
     ManifestError,
+    Source,
     check,
     owner_statement,
 )
@@ -118,6 +119,14 @@ def beside(folder: Path, name: str) -> Path | None:
     """Where what a run calls so lies on its creator's machine, absolute; None: not in that folder."""
     path = (folder / name).absolute()
     return path if is_there(path) else None
+
+
+def source_beside(folder: Path, source: Source) -> str | None:
+    """Where a source's text lies on its creator's machine, as `Text` takes it; None: not in that folder."""
+    if source.path == STANDARD_LIBRARY:
+        return STANDARD_LIBRARY
+    path = beside(folder, source.path)
+    return None if path is None else str(path)
 
 
 def text_settings(manifest: Manifest, folder: Path, tokenizer: Path | None = None) -> str:

@@ -6,7 +6,7 @@ and from itself. The text starts after a line end, which is not scored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
@@ -41,26 +41,35 @@ class Score:
     """Nats per token."""
 
 
+Pair = tuple[Tensor, Tensor]
+LogitsOf = Callable[[Tensor], Tensor]
+"""tokens_BT -> logits_BTV."""
+
+
 @dataclass(frozen=True, slots=True)
 class Windows:
     """A text cut for scoring."""
 
     scored: bytes
     window: int
-    pairs: tuple[tuple[Tensor, Tensor], ...]
+    pairs: tuple[Pair, ...]
     """inputs_BT and labels_BT, int64."""
+
+    @property
+    def tokens(self) -> int:
+        """Labels of all windows."""
+        return labels_of(self.pairs)
 
     def score(self, nats: float) -> Score:
         """By the loss summed over all labels."""
-        tokens = sum(labels_BT.numel() for _, labels_BT in self.pairs)
         bits = nats / log(2) / len(self.scored)
-        mean = nats / tokens
+        mean = nats / self.tokens
         perplexity = exp(mean) if mean < OVERFLOW_NATS else float("inf")
         return Score(bits, len(self.scored), fingerprint(self.scored), self.window, perplexity, mean)
 
 
 def bits_per_byte(
-    logits_of: Callable[[Tensor], Tensor],
+    logits_of: LogitsOf,
     text: bytes,
     tokenizer: Tokenizer | None = None,
     *,
@@ -73,14 +82,24 @@ def bits_per_byte(
     Raises TextError if there is no text.
     """
     windows = cut(text, tokenizer, window=window, batch=batch, limit=limit)
+    return windows.score(nats_of(logits_of, windows.pairs))
+
+
+def nats_of(logits_of: LogitsOf, pairs: Sequence[Pair]) -> float:
+    """The loss summed over all labels."""
     nats = 0.0
     with torch.no_grad():
-        for inputs_BT, labels_BT in windows.pairs:
+        for inputs_BT, labels_BT in pairs:
             logits_BTV = logits_of(inputs_BT)
             nats += functional.cross_entropy(
                 logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum"
             ).item()
-    return windows.score(nats)
+    return nats
+
+
+def labels_of(pairs: Sequence[Pair]) -> int:
+    """How many labels they have."""
+    return sum(labels_BT.numel() for _, labels_BT in pairs)
 
 
 def cut(

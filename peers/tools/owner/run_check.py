@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from peers.config.explain import is_run_file
 from peers.config.peer_file import load
-from peers.config.run_file import beside, load_manifest, load_signed
+from peers.config.run_file import beside, load_manifest, load_signed, source_beside
 from peers.data.documents import Text, TextError
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest
+from swarmnet.run.manifest import BYTES, Manifest
 
 if TYPE_CHECKING:
     from peers.data.tokenizer import Tokenizer
@@ -62,14 +62,15 @@ def check_run(
     if not opened:
         return ["text and tokenizer were not opened, as you said", *unusual(manifest)]
     try:
-        reads = _tokenizer(manifest, run_file.parent, tokenizer)
+        reads = tokenizer_beside(manifest, run_file.parent, tokenizer)
         return [*_text(manifest, run_file.parent, reads), *unusual(manifest)]
     except TextError as error:
         raise ConfigError([f"{run_file}: {error}"]) from None
 
 
-def _tokenizer(manifest: Manifest, folder: Path, given: Path | None) -> Tokenizer | None:
-    """None: the text is read as bytes, and nothing else is to be known of them. Raises TextError."""
+def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> Tokenizer | None:
+    """The tokenizer of a run file in `folder`, or the `given` one. None: the text is read as bytes, and
+    nothing else is to be known of them. Raises TextError."""
     data = manifest.data
     if data.tokenizer == BYTES and given is None and not data.end_of_text:
         return None  # Without torch, which takes seconds to load.
@@ -88,15 +89,15 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
     """Raises TextError."""
     places: dict[str, str] = {}
     for source in manifest.data.sources:
-        place = source.path if source.path == STANDARD_LIBRARY else beside(folder, source.path)
+        place = source_beside(folder, source)
         if place is None:
             yield (
                 f"data.sources: the text `{source.name}` was not looked at: {source.path} is not beside the "
                 f"run file, in {folder.absolute()}"
             )
             continue
-        places[source.name] = str(place)
-        text = Text([str(place)])
+        places[source.name] = place
+        text = Text([place])
         next(text.blocks())  # Raises TextError where there is nothing in it.
         yield from (f"data.sources: {source.name}: {told}" for told in text.reading.warnings())
     if len(places) == len(manifest.data.sources):

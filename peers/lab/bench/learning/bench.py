@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from peers.config.run_file import load_manifest
+from peers.data.documents import fingerprint
 from peers.errors import UserError
 from peers.lab.bench.learning.ground import Ground, read_texts
 from peers.lab.bench.learning.recipes import recipes
 from peers.lab.bench.learning.report import Report, activation_bytes, row
-from peers.lab.bench.learning.trials import Bench, Kept, Trial, fingerprint
+from peers.lab.bench.learning.trials import Bench, Kept, Trial
 from swarmnet.identifiers import PeerId
-from swarmnet.run.activation_sizes import Codec
 
 TOKENS_PER_PARAMETER = 20
 """What a model of its size is trained with for the least compute (arXiv:2203.15556)."""
@@ -39,14 +39,11 @@ class Question:
     tokenizer: Path | None = None
     rate: float | None = None
     """None: each method's is searched for."""
-    codec: Codec | None = None
 
 
 def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
     """Play what is not kept in the folder `out`, and put everything together. Raises UserError, TextError."""
     manifest = load_manifest(question.run_file, PeerId(""), {})
-    if question.codec is not None:
-        manifest = replace(manifest, hidden_codec=question.codec)
     known = recipes(manifest.sync)
     unknown = [name for name in question.methods if name not in known]
     if unknown:
@@ -59,8 +56,8 @@ def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
     steps = max(1, (question.tokens or TOKENS_PER_PARAMETER * count) // tokens_of_a_step)
     question.out.mkdir(parents=True, exist_ok=True)
     trials = Bench(
-        ground_of, Kept(question.out / "trials.jsonl"), manifest.run_id(), fingerprint(texts), question.peers,
-        steps, question.delay, said,
+        ground_of, Kept(question.out / "trials.jsonl"), manifest.run_id(),
+        fingerprint(texts.held_out.scored), question.peers, steps, question.delay, said,
     )  # fmt: skip
     rows = []
     for name in question.methods or known:

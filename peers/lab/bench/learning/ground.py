@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import log
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from peers.config.run_file import beside
-from peers.data.documents import Text, TextError, excerpt, held_out_text, read_text
-from peers.data.tokenizer import open_tokenizer
+from peers.config.run_file import source_beside
+from peers.data.documents import Text, TextError, held_out_text, read_text
+from peers.data.tokenizer import ByteTokenizer
 from peers.data.tokens import encoded
-from peers.tools.model.evaluate import Windows, cut
+from peers.tools.model.evaluate import Windows, cut, labels_of, nats_of
+from peers.tools.owner.run_check import tokenizer_beside
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.activation_codec import decode, encode
 from swarmnet.model.decoder import forward, initial_units
@@ -31,8 +30,7 @@ from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.sampling import window_starts, windows
 from swarmnet.model.stage_compute import StageCompute
-from swarmnet.run.activation_sizes import Codec
-from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest
+from swarmnet.run.manifest import STANDARD_LIBRARY, Manifest
 
 RUN = RunId("00" * 32)
 """Draws the text, whatever the method: what a peer reads as its n-th microbatch is the same for all."""
@@ -42,12 +40,20 @@ SCORED_BYTES = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter: `flat_P[offset : offset + size].view(shape)`."""
+    """One parameter, and where it lies in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
     offset: int
     size: int
+
+    @property
+    def place(self) -> slice:
+        return slice(self.offset, self.offset + self.size)
+
+    def view(self, flat_P: Tensor) -> Tensor:
+        """Of its shape; it shares memory with the flat vector."""
+        return flat_P[self.place].view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +79,9 @@ class Texts:
 class Ground:
     """One model, one text, one seed."""
 
-    def __init__(self, manifest: Manifest, texts: Texts, seed: int, codec: Codec | None = None) -> None:
-        """`codec`: between stages; None: the run's."""
+    def __init__(self, manifest: Manifest, texts: Texts, seed: int) -> None:
         self.manifest, self.seed = manifest, seed
         self._texts = texts
-        self._codec = codec or manifest.hidden_codec
         stages = range(len(manifest.stages))
         self.layouts = [layout_of(parameter_shapes(manifest.model, manifest.span(stage))) for stage in stages]
         self._computes = [
@@ -128,41 +132,25 @@ class Ground:
 
     def held_out_loss(self, weights_P: Tensor, every: int = 1) -> float:
         """Nats per token of the held-out text, or of each so many-th batch of its windows."""
-        views = {
-            each.name: weights_P[each.offset : each.offset + each.size].view(each.shape)
-            for each in self.parameters
-        }
-        nats, tokens = 0.0, 0
-        with torch.no_grad():
-            for inputs_BT, labels_BT in self._texts.held_out.pairs[::every]:
-                logits_BTV = forward(views, self.manifest.model, whole(self.manifest.model), inputs_BT)
-                nats += functional.cross_entropy(
-                    logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum"
-                ).item()
-                tokens += labels_BT.numel()
-        return nats / tokens
+        views = {each.name: each.view(weights_P) for each in self.parameters}
+        model, pairs = self.manifest.model, self._texts.held_out.pairs[::every]
+        nats = nats_of(lambda tokens_BT: forward(views, model, whole(model), tokens_BT), pairs)
+        return nats / labels_of(pairs)
 
     def bits_per_byte(self, loss: float) -> float:
         """What a loss in nats per token is, whatever the tokenizer."""
         held_out = self._texts.held_out
-        tokens = sum(labels_BT.numel() for _, labels_BT in held_out.pairs)
-        return loss * tokens / log(2) / len(held_out.scored)
+        return held_out.score(loss * held_out.tokens).bits_per_byte
 
     def _carried(self, tensor: Tensor) -> Tensor:
-        return decode(encode(tensor, self._codec), tuple(tensor.shape), self._codec)
+        codec = self.manifest.hidden_codec
+        return decode(encode(tensor, codec), tuple(tensor.shape), codec)
 
 
 def read_texts(run_file: Path, manifest: Manifest, eval_text: Path | None, tokenizer: Path | None) -> Texts:
     """The run's own text, from where it lies beside the run file. Raises TextError."""
     data, folder = manifest.data, run_file.parent
-    file = None
-    if data.tokenizer != BYTES:
-        file = tokenizer or beside(folder, data.tokenizer)
-        if file is None:
-            raise TextError(
-                f"data.tokenizer: {data.tokenizer} is not beside {run_file}: give --tokenizer FILE"
-            )
-    reads = open_tokenizer(file, manifest.model.vocabulary, data.end_of_text)
+    reads = tokenizer_beside(manifest, folder, tokenizer) or ByteTokenizer()
     tokens = torch.cat(list(encoded(Text(_places(folder, manifest)), reads, lambda done, total: None)))
     if eval_text is not None:
         held_out = read_text(str(eval_text), lambda told: None)
@@ -171,16 +159,15 @@ def read_texts(run_file: Path, manifest: Manifest, eval_text: Path | None, token
     else:
         raise TextError(f"{run_file}: a text to judge by, which nobody trains on: --eval-text FILE")
     window = min(data.sequence_tokens, manifest.model.context)
-    scored = excerpt(held_out, SCORED_BYTES)
-    return Texts(tokens, cut(scored, reads, window=window, batch=8, limit=SCORED_BYTES))
+    return Texts(tokens, cut(held_out, reads, window=window, batch=8, limit=SCORED_BYTES))
 
 
 def _places(folder: Path, manifest: Manifest) -> Iterable[str]:
     for source in manifest.data.sources:
-        place = source.path if source.path == STANDARD_LIBRARY else beside(folder, source.path)
+        place = source_beside(folder, source)
         if place is None:
             raise TextError(f"data.sources: {source.path} is not beside the run file, in {folder.absolute()}")
-        yield str(place)
+        yield place
 
 
 def _parameters(layouts: Iterable[Layout], starts: Iterable[int]) -> Iterator[Parameter]:

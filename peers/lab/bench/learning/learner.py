@@ -6,7 +6,8 @@ Shape suffixes: P numbers of the flat vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import cos, pi
+from dataclasses import replace
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from peers.lab.bench.learning.ground import Ground, Parameter
 from swarmnet.model.parameters import EMBEDDING, HEAD
+from swarmnet.run.manifest import Sync, learning_rate
 
 WARMUP_SHARE = 0.02
 """Of the steps: linear to the peak, for every method."""
@@ -44,16 +46,16 @@ class Learner(Protocol):
 
 
 def schedule(peak: float, steps: int) -> Rate:
-    """Linear warm-up, then a cosine."""
-    warmup = max(1, round(WARMUP_SHARE * steps))
+    """Linear warm-up, then a cosine: the product's own."""
+    return partial(learning_rate, scheduled(Sync(), peak, steps))
 
-    def rate(step: int) -> float:
-        if step < warmup:
-            return peak * (step + 1) / warmup
-        passed = (step - warmup) / max(1, steps - warmup)
-        return peak * (FINAL_RATIO + (1 - FINAL_RATIO) * 0.5 * (1 + cos(pi * min(1.0, passed))))
 
-    return rate
+def scheduled(sync: Sync, peak: float, steps: int) -> Sync:
+    """A method with the schedule that all methods have here."""
+    return replace(
+        sync, learning_rate=peak, warmup_rounds=max(1, round(WARMUP_SHARE * steps)), decay_rounds=steps,
+        final_ratio=FINAL_RATIO,
+    )  # fmt: skip
 
 
 class Inner:
@@ -68,8 +70,7 @@ class Inner:
         matrices: list[Tensor] = []
         others: list[Tensor] = []
         for each in parameters:
-            view = flat_P[each.offset : each.offset + each.size].view(each.shape)
-            leaf = view.detach().requires_grad_()  # Shares its memory with the flat vector.
+            leaf = each.view(flat_P).detach().requires_grad_()
             self._pairs.append((leaf, each))
             is_muons = name == "muon" and len(each.shape) == 2 and each.name not in (EMBEDDING, HEAD)
             (matrices if is_muons else others).append(leaf)
@@ -82,7 +83,7 @@ class Inner:
         norm = float(torch.linalg.vector_norm(gradient_P))
         scale = min(1.0, CLIP / norm) if norm > 0 else 1.0
         for leaf, each in self._pairs:
-            leaf.grad = gradient_P[each.offset : each.offset + each.size].view(each.shape) * scale
+            leaf.grad = each.view(gradient_P) * scale
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -99,7 +100,8 @@ class MeanGradient:
         self.sent_bytes = 0
 
     def step(self, number: int) -> float:
-        found = [self._ground.gradient(self._weights_P.clone(), peer, number) for peer in range(self._peers)]
+        published_P = self.weights()  # Of their own: the next step writes to the others.
+        found = [self._ground.gradient(published_P, peer, number) for peer in range(self._peers)]
         tokens = sum(each.tokens for each in found)
         self._inner.step(torch.stack([each.summed for each in found]).sum(0) / tokens, self._rate(number))
         self.sent_bytes += FLOAT_BYTES * self._ground.count

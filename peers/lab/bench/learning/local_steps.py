@@ -9,14 +9,16 @@ Shape suffixes: P numbers of the flat vector, N of the part that is exchanged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from peers.lab.bench.learning.ground import Ground
+from peers.lab.bench.learning.ground import Ground, Parameter
 from peers.lab.bench.learning.learner import FLOAT_BYTES, Inner, InnerName, Rate
 from swarmnet.model.flat_layout import CHUNK
 
@@ -60,10 +62,9 @@ class Signs:
     """One bit each, and one power of two for each CHUNK numbers: the one nearest to their mean magnitude."""
 
     def carried(self, delta_N: Tensor) -> Tensor:
-        padding = -len(delta_N) % CHUNK
-        chunks_CN = torch.nn.functional.pad(delta_N, (0, padding)).view(-1, CHUNK)
+        chunks_CN = _chunks(delta_N)
         counts_C1 = torch.full((len(chunks_CN), 1), float(CHUNK))
-        counts_C1[-1] -= padding
+        counts_C1[-1] -= chunks_CN.numel() - len(delta_N)
         size_C1 = _power_of_two(chunks_CN.abs().sum(1, keepdim=True) / counts_C1)
         return (torch.sign(chunks_CN) * size_C1).flatten()[: len(delta_N)]
 
@@ -78,8 +79,7 @@ class Powers:
     bits: int = 4
 
     def carried(self, delta_N: Tensor) -> Tensor:
-        padding = -len(delta_N) % CHUNK
-        chunks_CN = torch.nn.functional.pad(delta_N, (0, padding)).view(-1, CHUNK)
+        chunks_CN = _chunks(delta_N)
         largest_C1 = _power_of_two(chunks_CN.abs().amax(1, keepdim=True))
         powers_CN = _power_of_two(chunks_CN.abs())
         smallest_C1 = largest_C1 * 2.0 ** -(2 ** (self.bits - 1) - 2)
@@ -163,7 +163,7 @@ class LocalSteps:
         self._waiting = [torch.zeros_like(self._settled_P) for _ in range(peers)]
         """With error feedback: what of each peer was not sent."""
         self._inner = [Inner(inner, live_P, ground.parameters) for live_P in self._live]
-        self._numbers_P = _real_numbers(ground)
+        self._numbers_P = _numbers_of(ground.parameters)
         self.sent_bytes = 0
 
     def step(self, number: int) -> float:
@@ -206,8 +206,7 @@ class LocalSteps:
             return self._numbers_P
         cycle, index = divmod(number, parts)
         if self._exchange.by_layer:
-            mine = self._ground.parameters[index::parts]
-            return torch.cat([torch.arange(each.offset, each.offset + each.size) for each in mine])
+            return _numbers_of(self._ground.parameters[index::parts])
         generator = torch.Generator().manual_seed(self._ground.seed * SEED_STRIDE + cycle)
         order = torch.randperm(len(self._numbers_P), generator=generator)
         return self._numbers_P[torch.tensor_split(order, parts)[index].sort().values]
@@ -216,7 +215,7 @@ class LocalSteps:
         kept = self._exchange.kept
         if kept == CHUNK:
             return self._exchange.quantizer.carried(delta_N)
-        chunks_CN = torch.nn.functional.pad(delta_N, (0, -len(delta_N) % CHUNK)).view(-1, CHUNK)
+        chunks_CN = _chunks(delta_N)
         indices_CK = chunks_CN.abs().topk(kept, dim=1).indices
         values_CK = chunks_CN.gather(1, indices_CK)
         sent_CK = self._exchange.quantizer.carried(values_CK.flatten()).view(values_CK.shape)
@@ -231,9 +230,14 @@ class LocalSteps:
         return indices + self._exchange.quantizer.bytes(chunks * kept)
 
 
-def _real_numbers(ground: Ground) -> Tensor:
-    """int64: where the flat vector is no padding."""
-    return torch.cat([torch.arange(each.offset, each.offset + each.size) for each in ground.parameters])
+def _numbers_of(parameters: Sequence[Parameter]) -> Tensor:
+    """int64: where these lie in the flat vector."""
+    return torch.cat([torch.arange(each.offset, each.offset + each.size) for each in parameters])
+
+
+def _chunks(delta_N: Tensor) -> Tensor:
+    """float32 [C, CHUNK]: zeros at the end of the last one."""
+    return functional.pad(delta_N, (0, -len(delta_N) % CHUNK)).view(-1, CHUNK)
 
 
 def _power_of_two(values: Tensor) -> Tensor:

@@ -62,10 +62,10 @@ class PlainDemo:
         self.sent_bytes = 0
 
     def step(self, number: int) -> float:
-        rate, losses = self._rate(number), []
+        rate, losses, published_P = self._rate(number), [], self.weights()
         sent: list[list[tuple[Tensor, Tensor]]] = []
         for peer, momentum_P in enumerate(self._momenta):
-            found = self._ground.gradient(self._weights_P.clone(), peer, number)
+            found = self._ground.gradient(published_P, peer, number)
             losses.append(found.loss)
             gradient_P = found.summed / found.tokens
             norm = float(torch.linalg.vector_norm(gradient_P))
@@ -76,8 +76,7 @@ class PlainDemo:
             values_RK = torch.cat([each[index][1] for each in sent], dim=1)
             mean = torch.zeros(tiles.tiles, tiles.parameter.size // tiles.tiles)
             mean.scatter_reduce_(1, indices_RK, values_RK, reduce="mean", include_self=False)
-            place = slice(tiles.parameter.offset, tiles.parameter.offset + tiles.parameter.size)
-            self._weights_P[place] -= rate * torch.sign(tiles.backward(mean))
+            self._weights_P[tiles.parameter.place] -= rate * torch.sign(tiles.backward(mean))
         self.sent_bytes += sum(each.tiles * each.kept for each in self._tiles) * (VALUE_BYTES + INDEX_BYTES)
         return sum(losses) / len(losses)
 
@@ -86,7 +85,7 @@ class PlainDemo:
 
     def _taken(self, tiles: _Tiles, momentum_P: Tensor) -> tuple[Tensor, Tensor]:
         """The largest coefficients, int64 and float32 [tiles, K], which leave the momentum."""
-        place = slice(tiles.parameter.offset, tiles.parameter.offset + tiles.parameter.size)
+        place = tiles.parameter.place
         coefficients = tiles.forward(momentum_P[place])
         indices_RK = coefficients.abs().topk(tiles.kept, dim=1, sorted=False).indices
         values_RK = coefficients.gather(1, indices_RK)

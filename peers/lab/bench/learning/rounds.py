@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from peers.lab.bench.learning.ground import Ground
-from peers.lab.bench.learning.learner import WARMUP_SHARE
+from peers.lab.bench.learning.learner import scheduled
 from swarmnet.identifiers import PeerId
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.optimizer.method import Method, method_of
@@ -29,9 +29,7 @@ class Rounds:
         self, ground: Ground, peers: int, sync: Sync, peak: float, steps: int, delay: int = 0
     ) -> None:
         self._ground, self._delay = ground, delay
-        self._sync = replace(
-            sync, learning_rate=peak, decay_rounds=steps, warmup_rounds=max(1, round(WARMUP_SHARE * steps))
-        )
+        self._sync = scheduled(sync, peak, steps)
         manifest = replace(ground.manifest, sync=self._sync)
         self._names = [PeerId(f"peer {peer}") for peer in range(peers)]
         self._methods = [[method_of(manifest, layout) for layout in ground.layouts] for _ in self._names]

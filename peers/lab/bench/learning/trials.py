@@ -12,7 +12,7 @@ from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
 
-from peers.lab.bench.learning.ground import Ground, Texts
+from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.recipes import Recipe, Setting
 from swarmnet.model.stage_compute import StageError
 
@@ -134,7 +134,7 @@ def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], Non
     """Compute a trial from its beginning to its end, or to where it diverges."""
     learner = recipe.make(ground, Setting(trial.peers, trial.steps, trial.delay), trial.rate)
     tokens_of_a_step = trial.peers * ground.manifest.microbatch_tokens
-    began, curve, loss = perf_counter(), [], inf
+    began, curve = perf_counter(), []
     points = {round(trial.steps * number / POINTS) for number in range(1, POINTS + 1)}
     for step in range(trial.steps):
         try:
@@ -144,8 +144,8 @@ def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], Non
             break
         said(step + 1)
         if step + 1 in points:
-            loss = ground.held_out_loss(learner.weights(), CURVE_EVERY)
-            curve.append(Point((step + 1) * tokens_of_a_step, loss, learner.sent_bytes))
+            seen = ground.held_out_loss(learner.weights(), CURVE_EVERY)
+            curve.append(Point((step + 1) * tokens_of_a_step, seen, learner.sent_bytes))
     else:
         loss = ground.held_out_loss(learner.weights())
     loss = loss if isfinite(loss) else inf
@@ -153,11 +153,6 @@ def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], Non
         trial, loss, ground.bits_per_byte(loss), learner.sent_bytes, trial.steps * tokens_of_a_step,
         perf_counter() - began, tuple(curve),
     )  # fmt: skip
-
-
-def fingerprint(texts: Texts) -> str:
-    """Of what is judged on."""
-    return texts.held_out.score(0.0).sha256
 
 
 def mean_and_spread(values: Iterable[float]) -> tuple[float, float]:

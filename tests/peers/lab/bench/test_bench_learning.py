@@ -103,6 +103,18 @@ def test_what_was_not_sent_stays_in_the_live_weights(quantizer):
         assert not torch.equal(learner._live[0], learner._live[1]), "each has a residual of its own"
 
 
+@pytest.mark.parametrize("quantizer", [Signs(), Powers(), TwoMagnitudes(64)])
+def test_the_live_weights_are_the_settled_ones_and_what_was_not_sent(quantizer):
+    learner = LocalSteps(ground(), 2, "adamw", schedule(4e-3, 2), Exchange(2, kept=64, quantizer=quantizer))
+    learner.step(0)
+    part_N = learner._numbers_P
+    deltas = [(live_P - learner.weights())[part_N] for live_P in learner._live]
+    learner._meet(0)
+    for delta_N, live_P in zip(deltas, learner._live, strict=True):
+        rest_N = (live_P - learner.weights())[part_N]
+        torch.testing.assert_close(rest_N, delta_N - learner._carried(delta_N), rtol=1e-3, atol=1e-6)
+
+
 def test_the_parts_of_a_cycle_are_all_numbers_once():
     here = ground()
     for by_layer in (False, True):
