@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+from peers.config.run_file import publish
 from peers.lab.processes import demo_report
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.processes import DemoPeer, start
+from protocols.signed.identity import load_or_create
 
 RUN = {
     "name": "archived", "stages": [1, 1], "listed": True, "contact": "owner@example.org",
@@ -60,3 +65,31 @@ class Scene:
 
 def tokens(scene):
     return [peer.status.get("tokens", 0) for peer in scene.peers[1:]]
+
+
+@asynccontextmanager
+async def owned(folder: Path, name: str) -> AsyncIterator[tuple[Scene, dict[str, object]]]:
+    """A scene with a published run of one text, its owner's key and a bootstrap, and the keys of its workers;
+    whoever is in the scene at the end is stopped."""
+    (folder / "first.txt").write_text("the first text. " * 3000)
+    run = {**RUN, "name": name, "listed": False}
+    run["data"] = {**RUN["data"], "sources": RUN["data"]["sources"][:1]}
+    file = folder / "run.yaml"
+    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
+    publish(file, load_or_create(folder / "owner.key"), folder / "run.json")
+    scene = Scene(folder)
+    try:
+        boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
+        await boot.until_listening()
+        keys = {"run": "run.json", "bootstrap": boot.addresses, "text": {"first": "first.txt"}}
+        yield scene, {**keys, "in_flight": 2, "slots": 8}
+    finally:
+        await asyncio.gather(*(peer.stop(60.0) for peer in scene.peers))
+
+
+async def order(scene: Scene, what: str, *arguments: object) -> str:
+    """What the owner of such a scene's run types, and what it says."""
+    return await scene.swarmnet(
+        "order", what, scene.folder / "run.json", *arguments, "--key", scene.folder / "owner.key",
+        "--bootstrap", scene.peers[0].addresses[0],
+    )  # fmt: skip
