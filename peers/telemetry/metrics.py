@@ -117,8 +117,9 @@ class Training:
         self.step_seconds = declare.histograms(
             "train_step_duration_seconds",
             "Computing by phase, seconds; last: forward, loss and backward at once, as the last stage does; "
-            "encode: making a contribution; apply: what rounds do to the weights.", FAST,
-            Label("phase", ("forward", "backward", "last", "encode", "apply")),
+            "step: a step of its own between rounds; encode: making a contribution; apply: what rounds do to "
+            "the weights.", FAST,
+            Label("phase", ("forward", "backward", "last", "step", "encode", "apply")),
         )  # fmt: skip
         self.last_step = declare.gauge(
             "train_last_step_timestamp_seconds", "When the newest round was applied, Unix time in seconds."

@@ -85,7 +85,7 @@ class Observer:
         self._inference_seconds = 0.0
         step, microbatch = metrics.training.step_seconds, metrics.microbatches.duration
         self._durations = {
-            **{phase: step(phase) for phase in ("forward", "backward", "last", "encode", "apply")},
+            **{phase: step(phase) for phase in ("forward", "backward", "last", "step", "encode", "apply")},
             "answered": microbatch("forward"),
             "handed up": microbatch("backward"),
             "round": metrics.rounds.duration,

@@ -268,7 +268,9 @@ class Worker(Parts):
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
             replica, self.data.work, self.manifest.sync.lookahead, partial(self._settled, replica),
             RoundCounts(), offers.open,
+            self.manifest.sync.shadow_steps if old is None and weights.settled_round >= 0 else 0,
         )  # fmt: skip
+        self.data.work.gathered = work.step_if_due
         if old is not None:
             old.close()
             work.own = old.work.own

@@ -96,6 +96,10 @@ class FloatMethod:
         )
 
     @property
+    def own(self) -> None:
+        return None
+
+    @property
     def gradient_norm(self) -> float | None:
         return self._momentum.gradient_norm
 

@@ -16,13 +16,14 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.float_demo import FloatMethod
 from swarmnet.optimizer.index_code import ContributionError
-from swarmnet.optimizer.momentum import GradientError
+from swarmnet.optimizer.local_steps import LocalSteps
+from swarmnet.optimizer.mean_gradient import GradientError
 from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.vote_agreement import Concord
 from swarmnet.run.manifest import Manifest, MethodName
 from swarmnet.run.rates import WHOLE
 
-__all__ = ["METHODS", "ContributionError", "GradientError", "Method", "Tally", "method_of"]
+__all__ = ["METHODS", "ContributionError", "GradientError", "Method", "OwnSteps", "Tally", "method_of"]
 
 
 class Tally(Protocol):
@@ -42,8 +43,31 @@ class Tally(Protocol):
         """What became of this peer's own votes; None: it has none in it, or not remembered any more."""
 
 
+class OwnSteps(Protocol):
+    """What a method whose peers step by themselves, between rounds, does besides."""
+
+    tokens: int
+    """A peer steps each time it has gathered the gradients of so many."""
+
+    def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
+        """Step by a gradient (float32 [layout.size], summed over `tokens` tokens) at the learning
+        rate of `round` times `factor` thousandths; 0: only the moments take it in. GradientError:
+        nothing was changed."""
+
+    def tell(self, round: int, peer: PeerId) -> bytes:
+        """This round's payload, of what was moved by now; Method.contribute is a step and this."""
+
+    def add_to(self, weights: Tensor, applied_round: int) -> None:
+        """Add to the group's weights after `applied_round` (float32 [layout.size]) what this peer moved by
+        itself and they do not hold."""
+
+
 class Method(Protocol):
     """How one peer of one stage takes part in rounds."""
+
+    @property
+    def own(self) -> OwnSteps | None:
+        """None: this peer's weights are the group's, between rounds too."""
 
     @property
     def payload_bytes(self) -> int:
@@ -88,6 +112,7 @@ class Method(Protocol):
 METHODS: Mapping[MethodName, Callable[[Manifest, Layout, torch.device], Method]] = {
     "demo-votes": VoteMethod,
     "demo-float": FloatMethod,
+    "local-steps": LocalSteps,
 }
 """What makes each method that a manifest can name; tests/swarmnet/optimizer/test_methods.py takes every one
 of them through all that a method must fulfil."""

@@ -12,22 +12,18 @@ Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor
 
 from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.sparsify import Selection
-from swarmnet.optimizer.tiling import blocks_of, plane_of, tiles_of
+from swarmnet.optimizer.tiling import plane_of, tiles_of
 from swarmnet.optimizer.transform import Transform
 
 LEAST_STRENGTH = 1e-8
 """What a vote given back to an empty momentum weighs: nothing beside any gradient, but not lost."""
-
-
-class GradientError(ValueError):
-    """The gradient cannot be used; nothing was changed. The message names the block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +41,14 @@ class Momentum:
         self, layout: Layout, transforms: list[Transform], decay: float, clip: float, device: torch.device
     ) -> None:
         self._layout, self._transforms = layout, transforms
-        self._decay, self._clip = decay, clip
+        self._decay, self._clip = decay, BlockClip(layout, clip, device)
         self._flat = torch.zeros(layout.size, device=device)
-        self._blocks, self._block_of_chunk = blocks_of(layout, device)
         self._last: tuple[int, list[Sent]] | None = None
-        self.gradient_norm: float | None = None
+
+    @property
+    def gradient_norm(self) -> float | None:
         """2-norm of the newest mean gradient, all blocks together, before it is clipped."""
+        return self._clip.norm
 
     def norm(self) -> float:
         """2-norm of all that was not sent yet."""
@@ -67,13 +65,12 @@ class Momentum:
     def accumulate(self, gradient: Tensor, tokens: int, weight: float = 1.0) -> None:
         """Take in a gradient: float32 [layout.size], summed over `tokens` tokens, zero in the padding.
 
-        The mean gradient of each block is clipped to the 2-norm `clip`; blocks and not the whole, because
-        a stage does not see the whole; then it counts `weight` times, at most once. GradientError if it is
-        not finite or `tokens` is not positive.
+        The mean gradient of each block is clipped to the 2-norm `clip`; then it counts `weight` times, at
+        most once. GradientError if it is not finite or `tokens` is not positive.
         """
-        gains = self._gains(gradient, tokens) * min(1.0, weight)
+        gains = self._clip.chunk_gains(gradient, tokens, 1 - self._decay)
         for index, (plane, momentum_CN) in enumerate(zip(self._layout.planes, self.planes(), strict=True)):
-            gains_C1 = gains[self._block_of_chunk[index]][:, None]
+            gains_C1 = gains[index] * min(1.0, weight)
             tiles = zip(
                 tiles_of(momentum_CN), tiles_of(plane_of(gradient, plane)), tiles_of(gains_C1), strict=True
             )
@@ -113,22 +110,3 @@ class Momentum:
             for target_CN, tile_CN in zip(targets, tiles_of(momentum_CN), strict=True):
                 target_CN.copy_(torch.sign(self._transforms[index].inverse(tile_CN)))
         return signs
-
-    def _gains(self, gradient: Tensor, tokens: int) -> Tensor:
-        """float32 [blocks]: what to multiply summed gradients by: mean, clip and (1 - beta) in one."""
-        if tokens < 1:
-            raise GradientError(f"a gradient over {tokens} tokens: only a peer with tokens can contribute")
-        if gradient.shape != (self._layout.size,):
-            raise GradientError(f"gradient of shape {tuple(gradient.shape)}, not ({self._layout.size},)")
-        squares = torch.zeros(len(self._blocks), dtype=torch.float64, device=gradient.device)
-        for plane, block_of_chunk in zip(self._layout.planes, self._block_of_chunk, strict=True):
-            norms_C = torch.linalg.vector_norm(plane_of(gradient, plane), dim=1).to(torch.float64)
-            squares.index_add_(0, block_of_chunk, norms_C.square())
-        norms = squares.sqrt() / tokens
-        if not bool(norms.isfinite().all()):
-            pairs = zip(self._blocks, norms.tolist(), strict=True)
-            bad = ", ".join(name for name, norm in pairs if not isfinite(norm))
-            raise GradientError(f"the gradient of {bad} is not finite; drop it and go on")
-        self.gradient_norm = float(norms.square().sum().sqrt())
-        shrink = (self._clip / norms.clamp(min=1e-30)).clamp(max=1)
-        return (shrink * ((1 - self._decay) / tokens)).to(torch.float32)

@@ -49,6 +49,11 @@ class Replica:
         self.applied_round = settled_round
         """The newest round in the live weights."""
 
+    @property
+    def size(self) -> int:
+        """Numbers of the flat vector."""
+        return self._settled.numel()
+
     def add(self, round: int, peer: PeerId, payload: bytes) -> None:
         """Take in a contribution, before or after its round is applied. ContributionError if it is none."""
         open_round = self._opened(round)
@@ -104,13 +109,19 @@ class Replica:
         return self._settled.clone()
 
     def live_floats(self, ahead: bool) -> Tensor:
-        """float32 [layout.size] to compute with. `ahead`: where the next round is expected to take them;
-        meant for the time between this peer's contribution and the application of its round."""
-        if not ahead:
-            return to_floats(self._live)
+        """float32 [layout.size] to compute with, and what this peer moved by itself in them. `ahead`: where
+        the next round is expected to take them; meant for the time between this peer's contribution and the
+        application of its round."""
         next_round = self.applied_round + 1
-        factor = self._open[next_round].factor if next_round in self._open else WHOLE
-        return to_floats(self._live + self._method.lookahead(next_round, factor))
+        lead = self._method.lookahead(next_round, self.factor(next_round)) if ahead else None
+        weights = to_floats(self._live if lead is None else self._live + lead)
+        if self._method.own is not None:
+            self._method.own.add_to(weights, self.applied_round)
+        return weights
+
+    def factor(self, round: int) -> int:
+        """Of the learning rate of a round that is not settled."""
+        return self._open[round].factor if round in self._open else WHOLE
 
     def _opened(self, round: int) -> _OpenRound:
         if round <= self.settled_round:

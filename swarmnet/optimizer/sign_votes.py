@@ -51,6 +51,10 @@ class VoteMethod:
         )
 
     @property
+    def own(self) -> None:
+        return None
+
+    @property
     def gradient_norm(self) -> float | None:
         return self._momentum.gradient_norm
 

@@ -154,7 +154,7 @@ class Paths:
     whole model, and the less time skipping saves."""
 
 
-MethodName = Literal["demo-votes", "demo-float"]
+MethodName = Literal["demo-votes", "demo-float", "local-steps"]
 """Every sync method that a run can name; swarmnet/optimizer/method.py says which class each one is."""
 
 
@@ -163,7 +163,8 @@ class Sync:
     """How contributions are made and applied."""
 
     method: MethodName = "demo-votes"
-    """demo-votes: exact one-bit votes, bit-identical everywhere; demo-float: values as DeMo sends them."""
+    """demo-votes: exact one-bit votes, bit-identical everywhere; demo-float: values as DeMo sends them;
+    local-steps: every peer steps by itself and tells in each round what it moved of a part of the weights."""
     selection: Literal["top-k", "group", "seeded"] = "group"
     """Which coefficients are sent: the largest of each chunk, the largest of each group, or those drawn from
     a seed that all know."""
@@ -185,6 +186,17 @@ class Sync:
     """Largest 2-norm of a block's mean gradient before it enters the momentum."""
     lookahead: bool = True
     """While a round is open, compute at weights moved ahead by the own momentum."""
+    inner: Literal["muon", "adamw"] = field(default="muon", metadata={ADDED: True})
+    """Of local-steps: what a peer steps by itself with; Muon is for the matrices of layers, AdamW for the
+    rest then, too."""
+    step_tokens: int = field(default=0, metadata={ADDED: True})
+    """Of local-steps: a peer steps each time it has gathered the gradients of so many tokens; 0: of a
+    microbatch. So between two rounds it takes its share of `rounds.target_tokens` over this many steps."""
+    parts: int = field(default=4, metadata={ADDED: True})
+    """Of local-steps: a round is about one of so many parts of the weights, in turn; a power of two."""
+    shadow_steps: int = field(default=8, metadata={ADDED: True})
+    """Of local-steps: a newcomer warms its optimizer up with so many steps that move nothing, before it is
+    counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +331,10 @@ def check(manifest: Manifest) -> None:
         (not 0 < sync.kept <= 4096 or sync.kept & (sync.kept - 1) != 0,
          f"sync.kept is {sync.kept}; it must be a power of two up to 4096"),
         (not 0 <= sync.momentum < 1, "sync.momentum must lie in [0, 1)"),
+        (sync.step_tokens < 0 or sync.shadow_steps < 0,
+         "sync: step_tokens and shadow_steps cannot be negative"),
+        (not 0 < sync.parts <= 64 or sync.parts & (sync.parts - 1) != 0,
+         f"sync.parts is {sync.parts}; it must be a power of two up to 64"),
         (not 0.0 <= manifest.model.branch_share <= 1.0,
          f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
         (sync.learning_rate <= 0, "sync.learning_rate must be positive"),

@@ -76,6 +76,7 @@ class StubMethod:
     payload_bytes = _PAYLOAD.size
     votes = 1
     foresight = 0.0
+    own = None
     gradient_norm = momentum_norm = None
 
     def __init__(self, note: Callable[..., None], serial: int) -> None:

@@ -5,6 +5,7 @@ A microbatch that cannot be computed (wrong shape, not finite) is an ordinary ou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
@@ -105,6 +106,8 @@ class MicrobatchWork:
         self.stage_compute = stage_compute
         self.gathered_tokens = 0
         """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
+        self.gathered: Callable[[], None] = lambda: None
+        """Called when gradients were added, in the compute thread."""
         self.applied_rounds = 0
         """Rounds that have entered the weights here since the start; likewise."""
         self.hidden_sizes, self.gradient_sizes = Sizes(), Sizes(weighed=True)
@@ -173,6 +176,7 @@ class MicrobatchWork:
     def _gathered(self, kept: Bodies, tokens: int) -> None:
         self.gathered_tokens += tokens
         self.timings.add("staleness", self.applied_rounds - kept.weights_at)
+        self.gathered()
 
     def _encode(self, kind: Coded, tensor: Tensor) -> bytes:
         began = perf_counter()

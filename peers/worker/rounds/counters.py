@@ -24,7 +24,7 @@ class RoundCounts:
         self.corrections = 0
         """Late contributions that changed an applied round. Counted in the compute thread."""
         self.not_finite = 0
-        """Own contributions that were not made."""
+        """Own contributions and own steps that were not made. Counted in the compute thread."""
         self.votes = Concord(0, 0, 0)
         """The own ones in applied rounds. Counted in the compute thread."""
         self.norms: tuple[float | None, float | None] = (None, None)

@@ -15,7 +15,7 @@ from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
 from protocols.signed.identity import Identity
 from protocols.signed.told_tokens import told
 from swarmnet.identifiers import ContributionId, PeerId, RunId
-from swarmnet.optimizer.method import GradientError, Method
+from swarmnet.optimizer.method import GradientError, Method, OwnSteps
 from swarmnet.optimizer.replica import Replica
 from swarmnet.rounds.events import (
     ApplyRound,
@@ -48,7 +48,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A contribution; empty if the gradient was not finite."""
+    """A contribution; empty if no gradient was finite."""
 
     round: int
     data: bytes
@@ -84,9 +84,11 @@ class UpdateWork:
         settled: Callable[[Settled], None],
         counts: RoundCounts,
         undecided: Container[ContributionId],
+        shadow_steps: int = 0,
     ) -> None:
         """`settled` is called right after a round settled, before anything else changes the weights.
-        `undecided`: own contributions of which it is open what becomes of them."""
+        `undecided`: own contributions of which it is open what becomes of them. `shadow_steps`: so many own
+        steps move nothing at first, where the method has any."""
         self.run_id = run_id
         self.stage = stage
         self.identity = identity
@@ -94,7 +96,7 @@ class UpdateWork:
         self.method = method
         self.replica = replica
         self.gathered = gathered
-        self.lookahead = lookahead
+        self.lookahead = lookahead and method.own is None
         self.settled = settled
         self.counts = counts
         self.undecided = undecided
@@ -104,8 +106,12 @@ class UpdateWork:
         """In all rounds that are settled in the replica; None: not known."""
         self.closed = False
         """The state is fetched anew: what is still queued is of a history that was given up."""
+        self.shadow_steps = shadow_steps if method.own is not None else 0
+        """Left; while there are, what this peer commits is counted by nobody."""
         self._ahead = False
         """Weights are published moved ahead by the own momentum."""
+        self._stepped_tokens = 0
+        """In own steps since the last contribution."""
 
     def run(self, operations: Sequence[Operation]) -> list[Made | Settled]:
         """Do them in order and publish the weights if they changed."""
@@ -152,6 +158,30 @@ class UpdateWork:
         self.counts.timings.add("apply", perf_counter() - began - encoding)
         return results
 
+    def step_if_due(self) -> None:
+        """Where peers step by themselves: step by what was gathered, if that is enough, and publish."""
+        own = self.method.own
+        if own is None or self.closed or self.gathered.gathered_tokens < own.tokens:
+            return
+        self._step(own)
+        self.stage_compute.publish(self.replica.live_floats(self._ahead))
+
+    def _step(self, own: OwnSteps) -> None:
+        began, gradient = perf_counter(), self.stage_compute.take_gradient()
+        tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
+        round = self.replica.applied_round + 1
+        factor = 0 if self.shadow_steps else self.replica.factor(round)
+        try:
+            own.step(gradient, max(1, tokens), round, factor)
+        except GradientError:
+            self.counts.not_finite += 1
+            return
+        if self.shadow_steps:
+            self.shadow_steps -= 1
+        else:
+            self._stepped_tokens += tokens
+        self.counts.timings.add("step", perf_counter() - began)
+
     def give_back(self, round: int, identity: ContributionId) -> None:
         """Return the votes of an own contribution to the momentum, if they are still kept."""
         payload = self.own.pop(identity, None)
@@ -166,14 +196,15 @@ class UpdateWork:
             del self.own[name]
 
     def _make(self, round: int) -> Made:
-        gradient = self.stage_compute.take_gradient()
-        tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
-        at = perf_counter()
-        try:
-            payload = self.method.contribute(gradient, max(1, tokens), round, self.identity.peer_id)
-        except GradientError:
+        own, at = self.method.own, perf_counter()
+        if own is None:
+            payload, tokens = self._by_gradient(round)
+        else:
+            payload, tokens = self._by_moves(round, own)
+        if payload is None:
+            self.counts.not_finite += 1
             return Made(round, b"", tokens, None)
-        self.counts.codings.encoded("contribution", at, gradient.numel(), len(payload))
+        self.counts.codings.encoded("contribution", at, self.replica.size, len(payload))
         self.counts.norms = self.method.gradient_norm, self.method.momentum_norm
         stands_for = told(tokens, round)
         data = seal(self.identity, self.run_id, Kind.CONTRIBUTION, self.stage, round, stands_for, payload)
@@ -182,3 +213,21 @@ class UpdateWork:
         self.own[envelope.id] = payload
         self._forget_oldest(len(payload), envelope.id)
         return Made(round, data, tokens, envelope.id)
+
+    def _by_gradient(self, round: int) -> tuple[bytes | None, int]:
+        """The payload, None if the gradient is not finite, and the tokens it stands for."""
+        gradient = self.stage_compute.take_gradient()
+        tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
+        try:
+            return self.method.contribute(gradient, max(1, tokens), round, self.identity.peer_id), tokens
+        except GradientError:
+            return None, tokens
+
+    def _by_moves(self, round: int, own: OwnSteps) -> tuple[bytes | None, int]:
+        """Likewise, of own steps. What is too little for a step yet waits for the next round, unless it is
+        all that there is."""
+        gathered = self.gathered.gathered_tokens
+        if gathered and (not self._stepped_tokens or 2 * gathered >= own.tokens):
+            self._step(own)
+        tokens, self._stepped_tokens = self._stepped_tokens, 0
+        return (own.tell(round, self.identity.peer_id) if tokens else None), tokens

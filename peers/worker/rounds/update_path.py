@@ -213,7 +213,6 @@ class UpdatePath:
                     self.note("made", round=result.round, id=reference.id, tokens=result.tokens)
                     self.made(result.round, result.tokens)
                 else:
-                    self.counts.not_finite += 1
                     self.note("not_finite", code="not_finite", round=result.round, tokens=result.tokens)
                 self.feed(events.Contributed(result.round, reference))
             else:
@@ -262,7 +261,8 @@ class UpdatePath:
         self.feed(events.ChainArrived(peer, message.first, message.before, sets))
 
     def committed(self, tokens: int) -> None:
-        self.feed(events.Committed(tokens))
+        if not self.work.shadow_steps:
+            self.feed(events.Committed(tokens))
 
     def ordered(self, rates: Rates) -> None:
         """The run's owner has the learning rate changed."""

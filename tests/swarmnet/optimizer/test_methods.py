@@ -18,7 +18,9 @@ from swarmnet.optimizer.method import METHODS, ContributionError, GradientError,
 from swarmnet.run.manifest import MethodName, ModelShape
 
 TRANSFORMS = ["hadamard", "dct", "identity"]
-EVERY = list(product(METHODS, SELECTIONS, TRANSFORMS))
+SIGNED = ["demo-votes", "demo-float"]
+"""Methods that step by a learning rate in a direction; they alone select and transform."""
+EVERY = [*product(SIGNED, SELECTIONS, TRANSFORMS), ("local-steps", "group", "hadamard")]
 
 
 def contributions(method_manifest, layout, rounds=1):
@@ -49,7 +51,11 @@ def test_every_name_that_a_manifest_can_say_has_a_class():
     )
 
 
-@pytest.mark.parametrize("method_name", METHODS)
+def test_every_method_goes_through_this():
+    assert {name for name, _, _ in EVERY} == set(METHODS), "a new method: add it to SIGNED, or to EVERY"
+
+
+@pytest.mark.parametrize("method_name", SIGNED)
 def test_what_ends_a_branch_is_stepped_by_its_share_of_the_learning_rate(method_name):
     shape = ModelShape(width=32, layers=8, heads=2, key_value_heads=2, head_width=16, feed_forward=64)
     layout = layout_of(parameter_shapes(shape, whole(shape)))
@@ -174,7 +180,7 @@ def test_a_peer_counts_once(method_name):
         tally.remove(PeerId("stranger"))
 
 
-@pytest.mark.parametrize(("method_name", "transform"), list(product(METHODS, TRANSFORMS)))
+@pytest.mark.parametrize(("method_name", "transform"), list(product(SIGNED, TRANSFORMS)))
 def test_lookahead_is_the_step_of_a_swarm_of_equals_while_the_round_is_open(method_name, transform):
     layout = layout_of({"lm_head.weight": (64, 64)})
     settings_ = manifest(method=method_name, transform=transform, selection="top-k", kept=4096)
@@ -204,6 +210,13 @@ def test_every_selection_and_transform_descends(method_name, selection, transfor
     target = gradient_of(layout, 5) * 0.3
     weights = torch.zeros(layout.size, dtype=torch.int32)
     methods = {peer: method_of(settings_, layout) for peer in PEERS[:3]}
+
+    def where(method, applied):
+        """The weights that this peer computes with."""
+        floats = to_floats(weights)
+        if method.own is not None:
+            method.own.add_to(floats, applied)
+        return floats
     first = float(((to_floats(weights) - target) ** 2).sum())
     for round in range(120):
         tally = methods[PEERS[0]].tally(round)
@@ -211,7 +224,8 @@ def test_every_selection_and_transform_descends(method_name, selection, transfor
             noise = 0.1 * torch.randn(layout.size, generator=generator)
             for start, stop in layout.padding:
                 noise[start:stop] = 0
-            tally.add(peer, method.contribute(4 * (to_floats(weights) - target + noise), 4, round, peer))
+            gradient = 4 * (where(method, round - 1) - target + noise)
+            tally.add(peer, method.contribute(gradient, 4, round, peer))
         weights += tally.step()
     assert float(((to_floats(weights) - target) ** 2).sum()) < 0.1 * first
     assert torch.equal(to_units(to_floats(weights)), weights)

@@ -1,0 +1,228 @@
+"""Sync method `local-steps`: each peer goes its own way by an optimizer of its own, and tells what it moved.
+
+    weights of a peer = those of the group + what it sent and nobody has applied yet + what it did not send
+    yet
+
+What was not sent stays in the peer's own weights and works on there (a live residual, where DeMo's and
+SparseLoCo's error feedback waits outside of them). A contribution speaks of one of `parts` parts of the
+weights, the same for all peers, all in turn: so no index is sent. It is one bit a number, and for each chunk
+the power of two that is nearest to the mean size of what was moved there. A round's step is the mean of its
+set: integers, so it is the same to the bit for all who hold the set.
+
+One peer cannot be louder than the others let it: an exponent counts at most twice the median of the set's.
+
+Shapes: C chunks of a plane, N numbers in a chunk, M = N / parts of them in a part, S contributions of a set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarmnet.identifiers import PeerId
+from swarmnet.model.fixed_point import UNIT
+from swarmnet.model.flat_layout import Layout, Plane
+from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
+from swarmnet.optimizer.inner_step import InnerStep
+from swarmnet.optimizer.mean_gradient import BlockClip
+from swarmnet.optimizer.sparsify import coin_flips, seed_of
+from swarmnet.optimizer.tiling import plane_of
+from swarmnet.run.manifest import Manifest, learning_rate
+from swarmnet.run.rates import WHOLE
+
+LARGEST_EXPONENT = 20
+"""Of a power of two, in units of 2**-22: a quarter, more than any weight moves in a round; and a thousand of
+them add up within 31 bits."""
+LOUDER = 1
+"""So much above the median of a set's exponents one counts at most."""
+
+
+class LocalSteps:
+    """One peer of one stage."""
+
+    foresight = 0.0
+    """A peer's own moves say little of the others'; they are in its weights already."""
+
+    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
+        sync = manifest.sync
+        self._sync, self._run_id = sync, manifest.run_id()
+        self._layout, self._device = layout, device
+        self._clip = BlockClip(layout, sync.clip, device)
+        self._inner = InnerStep(sync.inner, layout, sync.momentum)
+        self._unsent = torch.zeros(layout.size, device=device)
+        self._sent: dict[int, list[Tensor]] = {}
+        """Of rounds that may not be applied yet: of each plane int32 [C, M] in units."""
+        self.tokens = sync.step_tokens or manifest.microbatch_tokens
+        self.payload_bytes = sum(self._bytes(plane) for plane in layout.planes)
+        self.votes = sum(plane.chunks * self._part_width(plane) for plane in layout.planes)
+
+    @property
+    def gradient_norm(self) -> float | None:
+        return self._clip.norm
+
+    @property
+    def momentum_norm(self) -> float | None:
+        return float(torch.linalg.vector_norm(self._unsent))
+
+    @property
+    def own(self) -> LocalSteps:
+        return self
+
+    def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
+        gains = self._clip.block_gains(gradient, tokens)
+        rate = learning_rate(self._sync, round) * factor / WHOLE
+        self._inner.step(self._unsent, gradient, gains, rate)
+
+    def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
+        self.step(gradient, tokens, round)
+        return self.tell(round, peer)
+
+    def tell(self, round: int, peer: PeerId) -> bytes:
+        seed, parts, sent = seed_of(self._run_id, round, peer), [], []
+        for plane in self._layout.planes:
+            part_CM = self._part(plane_of(self._unsent, plane), round)
+            exponents_C1 = _exponents(part_CM)
+            negative_CM = (part_CM < 0).cpu().numpy()
+            zero_CM = (part_CM == 0).cpu().numpy()
+            if zero_CM.any():
+                flips_M = coin_flips(seed, plane.chunk, part_CM.shape[1])
+                negative_CM = np.where(zero_CM, flips_M, negative_CM)
+            parts += [exponents_C1.to(torch.uint8).cpu().numpy().tobytes(), pack(negative_CM.view(np.uint8))]
+            sent.append(_moves(torch.from_numpy(negative_CM).to(self._device), exponents_C1))
+            part_CM -= sent[-1] * UNIT
+        self._sent[round] = sent
+        return b"".join(parts)
+
+    def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
+        self._sent.pop(round, None)
+        for plane, moved in zip(self._layout.planes, self.moves_of(payload), strict=True):
+            self._part(plane_of(self._unsent, plane), round).add_(moved.units() * UNIT)
+
+    def check(self, payload: bytes) -> None:
+        for _ in self.moves_of(payload):
+            pass
+
+    def tally(self, round: int) -> MovesTally:
+        return MovesTally(self, self._layout, self._device, round)
+
+    def lookahead(self, round: int, factor: int = WHOLE) -> Tensor:
+        """Nothing: `add_to` says all that this peer knows of it."""
+        return torch.zeros(self._layout.size, dtype=torch.int32, device=self._device)
+
+    def add_to(self, weights: Tensor, applied_round: int) -> None:
+        for round in [round for round in self._sent if round <= applied_round]:
+            del self._sent[round]
+        weights += self._unsent
+        for round, sent in self._sent.items():
+            for plane, moves_CM in zip(self._layout.planes, sent, strict=True):
+                self._part(plane_of(weights, plane), round).add_(moves_CM * UNIT)
+
+    def moves_of(self, payload: bytes) -> Iterator[Moves]:
+        """Of each plane; ContributionError where the payload is not one of this method's."""
+        if len(payload) != self.payload_bytes:
+            raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
+        start = 0
+        for plane in self._layout.planes:
+            middle, stop = start + plane.chunks, start + self._bytes(plane)
+            exponents_C = np.frombuffer(payload, np.uint8, plane.chunks, start)
+            if exponents_C.max(initial=0) > LARGEST_EXPONENT:
+                raise ContributionError(f"an exponent of {exponents_C.max()}, above {LARGEST_EXPONENT}")
+            bits_CM = unpack(memoryview(payload)[middle:stop], plane.chunks, self._part_width(plane))
+            exponents = torch.from_numpy(exponents_C.astype(np.int32))[:, None].to(self._device)
+            yield Moves(torch.from_numpy(bits_CM.view(np.bool_)).to(self._device), exponents)
+            start = stop
+
+    def part(self, flat: Tensor, plane: Plane, round: int) -> Tensor:
+        """View [C, M]: what `round` speaks of, in a vector [layout.size]."""
+        return self._part(plane_of(flat, plane), round)
+
+    def _part(self, plane_CN: Tensor, round: int) -> Tensor:
+        """Every `parts`-th number of each chunk; all in turn, in an order that is drawn for each cycle."""
+        parts = plane_CN.shape[1] // self._part_width_of(plane_CN.shape[1])
+        cycle, place = divmod(round, parts)
+        draw = [hashlib.sha256(f"{self._run_id}\n{cycle}\n{part}".encode()).digest() for part in range(parts)]
+        return plane_CN[:, sorted(range(parts), key=draw.__getitem__)[place] :: parts]
+
+    def _part_width(self, plane: Plane) -> int:
+        return self._part_width_of(plane.chunk)
+
+    def _part_width_of(self, chunk: int) -> int:
+        return max(1, chunk // self._sync.parts)
+
+    def _bytes(self, plane: Plane) -> int:
+        return plane.chunks + packed_bytes(plane.chunks, self._part_width(plane))
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What one contribution says of one plane."""
+
+    negative: Tensor
+    """bool [C, M]."""
+    exponents: Tensor
+    """int32 [C, 1]: of 2, in units."""
+
+    def units(self) -> Tensor:
+        """int32 [C, M]."""
+        return _moves(self.negative, self.exponents)
+
+
+class MovesTally:
+    """One round's contributions as they came; they are summed when a step is asked for."""
+
+    def __init__(self, method: LocalSteps, layout: Layout, device: torch.device, round: int) -> None:
+        self._method, self._layout, self._device, self._round = method, layout, device, round
+        self._payloads: dict[PeerId, bytes] = {}
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        if peer in self._payloads:
+            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+        self._method.check(payload)
+        self._payloads[peer] = payload
+
+    def remove(self, peer: PeerId) -> None:
+        del self._payloads[peer]
+
+    def step(self, factor: int = WHOLE) -> Tensor:
+        """The mean; `factor` had its say when the peers stepped."""
+        step = torch.zeros(self._layout.size, dtype=torch.int32, device=self._device)
+        contributions = [list(self._method.moves_of(payload)) for payload in self._payloads.values()]
+        if not contributions:
+            return step
+        for index, plane in enumerate(self._layout.planes):
+            of_plane = [moves[index] for moves in contributions]
+            self._method.part(step, plane, self._round).copy_(_mean(of_plane))
+        for start, stop in self._layout.padding:
+            step[start:stop] = 0
+        return step
+
+    def concord(self, me: PeerId) -> None:
+        """Sizes are no votes."""
+
+
+def _exponents(part_CM: Tensor) -> Tensor:
+    """int32 [C, 1]: of the power of two nearest, in the logarithm, to the mean size, in units."""
+    sizes_C1 = part_CM.abs().mean(dim=1, keepdim=True) / UNIT
+    return sizes_C1.clamp(min=1.0).log2().round().to(torch.int32).clamp(max=LARGEST_EXPONENT)
+
+
+def _moves(negative_CM: Tensor, exponents_C1: Tensor) -> Tensor:
+    """int32 [C, M] in units."""
+    sizes_C1 = torch.ones_like(exponents_C1) << exponents_C1
+    return torch.where(negative_CM, -sizes_C1, sizes_C1)
+
+
+def _mean(contributions: list[Moves]) -> Tensor:
+    """int32 [C, M]: the mean, halves upwards, of moves no louder than twice their median."""
+    count = len(contributions)
+    exponents_SC1 = torch.stack([moves.exponents for moves in contributions])
+    most_C1 = exponents_SC1.sort(dim=0).values[(count - 1) // 2] + LOUDER
+    sum_CM = torch.zeros_like(contributions[0].negative, dtype=torch.int32)
+    for moves in contributions:
+        sum_CM += _moves(moves.negative, torch.minimum(moves.exponents, most_C1))
+    return torch.div(2 * sum_CM + count, 2 * count, rounding_mode="floor")
