@@ -58,6 +58,8 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
         "votes-group": _rounds(replace(votes, selection="group", kept=128), "votes, the largest of each 32"),
         "votes-seeded": _rounds(replace(votes, selection="seeded", kept=1024), "votes, a seeded quarter"),
         "float-demo": _rounds(replace(sync, method="demo-float"), "DeMo's values, exact"),
+        "local-steps": _product_steps(sync, 4),
+        "local-steps-2": _product_steps(sync, 2),
         "average-adamw": _local(
             "adamw", Exchange(LOCAL_STEPS), f"mean of weights, every {LOCAL_STEPS} steps"
         ),
@@ -107,10 +109,17 @@ def _plain_demo(ground: Ground, setting: Setting, rate: float) -> Learner:
 
 
 def _rounds(sync: Sync, told: str) -> Recipe:
+    every = LOCAL_STEPS if sync.method == "local-steps" else 1
+
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
-        return Rounds(ground, setting.peers, sync, rate, setting.steps, setting.delay)
+        return Rounds(ground, setting.peers, sync, rate, setting.steps, setting.delay, every)
 
     return Recipe(make, sync.learning_rate, told)
+
+
+def _product_steps(sync: Sync, parts: int) -> Recipe:
+    method = replace(sync, method="local-steps", parts=parts, learning_rate=8e-3)
+    return _rounds(method, f"the product's local steps, signs of 1/{parts} every {LOCAL_STEPS} steps, Muon")
 
 
 def _local(inner: InnerName, exchange: Exchange, told: str) -> Recipe:

@@ -1,7 +1,8 @@
 """The product's own methods in the bench: real `Method`, `Tally` and `Replica`, one of each a peer and stage.
 
-All peers of a stage hold equal weights, so one `Replica` stands for those of all; each peer computes where
-its own momentum says that the next round will take it, as in the product.
+The group's weights are the same for all peers of a stage, so one `Replica` stands for those of all; each peer
+computes where its own momentum says that the next round will take it, or, of a method whose peers step by
+themselves, with what it moved by itself besides, as in the product.
 
 Shape suffixes: P numbers of the flat vector.
 """
@@ -23,13 +24,13 @@ from swarmnet.run.manifest import Sync
 
 
 class Rounds:
-    """A round is one microbatch of each peer; `delay` rounds later it is applied."""
+    """A round is `every` microbatches of each peer; `delay` rounds later it is applied."""
 
     def __init__(
-        self, ground: Ground, peers: int, sync: Sync, peak: float, steps: int, delay: int = 0
-    ) -> None:
-        self._ground, self._delay = ground, delay
-        self._sync = scheduled(sync, peak, steps)
+        self, ground: Ground, peers: int, sync: Sync, peak: float, steps: int, delay: int = 0, every: int = 1
+    ) -> None:  # fmt: skip
+        self._ground, self._delay, self._every = ground, delay, every
+        self._sync = scheduled(sync, peak, max(1, steps // every))
         manifest = replace(ground.manifest, sync=self._sync)
         self._names = [PeerId(f"peer {peer}") for peer in range(peers)]
         self._methods = [[method_of(manifest, layout) for layout in ground.layouts] for _ in self._names]
@@ -44,19 +45,28 @@ class Rounds:
     def step(self, number: int) -> float:
         losses: list[float] = []
         live = [replica.live_floats(ahead=False) for replica in self._replicas]
+        round, ends = number // self._every, (number + 1) % self._every == 0
         for peer, methods in zip(self._names, self._methods, strict=True):
             found = self._ground.gradient(self._where(live, methods), len(losses), number)
             losses.append(found.loss)
             for method, replica, part in zip(methods, self._replicas, self._ground.slices, strict=True):
-                replica.add(number, peer, method.contribute(found.summed[part], found.tokens, number, peer))
-        self._begun = number
+                gradient = found.summed[part]
+                if ends:
+                    replica.add(round, peer, method.contribute(gradient, found.tokens, round, peer))
+                elif method.own is not None:
+                    method.own.step(gradient, found.tokens, round)
+        if ends:
+            self._end(round)
+        return sum(losses) / len(losses)
+
+    def _end(self, round: int) -> None:
+        self._begun = round
         self.sent_bytes += sum(method.payload_bytes for method in self._methods[0])
-        due = number - self._delay
+        due = round - self._delay
         if due >= 0:
             for replica in self._replicas:
                 replica.apply(due)
                 replica.settle(due)
-        return sum(losses) / len(losses)
 
     def weights(self) -> Tensor:
         return torch.cat([replica.live_floats(ahead=False) for replica in self._replicas])
@@ -64,6 +74,12 @@ class Rounds:
     def _where(self, live: list[Tensor], methods: list[Method]) -> Tensor:
         """float32 [P]: where a peer computes. While rounds are open, ahead by its own momentum."""
         settled = self._replicas[0].settled_round
+        if all(method.own is not None for method in methods):
+            found_P = torch.cat(live)
+            for method, part in zip(methods, self._ground.slices, strict=True):
+                assert method.own is not None, "all of a run's stages have one method"
+                method.own.add_to(found_P[part], settled)
+            return found_P
         if not (self._delay and self._sync.lookahead and self._begun > settled):
             return torch.cat(live)
         ahead = [to_floats(method.lookahead(settled + 1)) for method in methods]
