@@ -13,6 +13,7 @@ import typer
 from peers.config.peer_file import DemoOptions, PeerFile, check_typed, default_state, load
 from peers.config.yaml_lines import Typed
 from peers.errors import ConfigError, UserError, as_user_errors
+from swarmnet.run.manifest import MethodName
 
 if TYPE_CHECKING:
     from peers.role import Process, Role
@@ -117,6 +118,7 @@ def demo(
     report: Annotated[Path | None, typer.Option(help="Write the JSON report here.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Chooses weights, text and who is killed.")] = 0,
     keep: Annotated[Path | None, typer.Option(help="Keep the peers' folders here.")] = None,
+    method: Annotated[MethodName, typer.Option(help="How its peers learn together.")] = "demo-votes",
 ) -> None:
     """Several peers train a model on this machine: one is killed, one joins, and the model writes text."""
     if peers < stages:
@@ -125,4 +127,4 @@ def demo(
         raise UserError(f"--report {report}: its folder does not exist")
     from peers.lab.processes.demo import run_demo
 
-    raise typer.Exit(run_demo(DemoOptions(peers, stages, seconds, report, seed, keep)))
+    raise typer.Exit(run_demo(DemoOptions(peers, stages, seconds, report, seed, keep, method)))

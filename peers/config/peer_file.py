@@ -37,6 +37,7 @@ from peers.config.validation import validate
 from peers.config.yaml_lines import Typed, overlay, read
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import RunId
+from swarmnet.run.manifest import MethodName
 
 __all__ = ["ConfigError", "DemoOptions", "MetricsFile", "PeerFile", "UserError", "default_state", "load"]
 
@@ -332,6 +333,8 @@ class DemoOptions:
     seed: int = 0
     keep: Path | None = None
     """Folder for the peers' state, kept afterwards; None: a temporary one."""
+    method: MethodName = "demo-votes"
+    """The run's sync.method."""
 
 
 def is_run_id(text: str) -> bool:

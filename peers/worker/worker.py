@@ -107,6 +107,7 @@ class Worker(Parts):
         self._drain_seconds, self._goodbye = settings.drain_seconds, "leaving"
         self._behind = asyncio.Event()
         self._given_up: Resynchronise | None = None
+        self._in_step_before = False
         """Why the state is fetched again, while it is."""
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -268,7 +269,6 @@ class Worker(Parts):
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
             replica, self.data.work, self.manifest.sync.lookahead, partial(self._settled, replica),
             RoundCounts(), offers.open,
-            self.manifest.sync.shadow_steps if old is None and weights.settled_round >= 0 else 0,
         )  # fmt: skip
         self.data.work.gathered = work.step_if_due
         if old is not None:
@@ -317,6 +317,9 @@ class Worker(Parts):
             self.note("resynchronise", code="not_in_step", peers=list(group), reason=reason, fork_round=None)
             self._resynchronise(Resynchronise(group, reason))
         if not (self._behind.is_set() or self._leaving.is_set()):
+            if self.part.method.own is not None and not self._in_step_before and rounds.applied >= 0:
+                update.work.shadow_steps = self.manifest.sync.shadow_steps
+            self._in_step_before = True
             self.data.serving = True
             self.note("in_step", round=rounds.current, settled=rounds.settled)
             self.say("trains", f"in step with its stage, at round {rounds.current}: takes part from now on")

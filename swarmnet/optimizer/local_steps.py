@@ -95,6 +95,7 @@ class LocalSteps:
             parts += [exponents_C1.to(torch.uint8).cpu().numpy().tobytes(), pack(negative_CM.view(np.uint8))]
             sent.append(_moves(torch.from_numpy(negative_CM).to(self._device), exponents_C1))
             part_CM -= sent[-1] * UNIT
+        self.empty_padding(self._unsent)
         self._sent[round] = sent
         return b"".join(parts)
 
@@ -102,6 +103,7 @@ class LocalSteps:
         self._sent.pop(round, None)
         for plane, moved in zip(self._layout.planes, self.moves_of(payload), strict=True):
             self._part(plane_of(self._unsent, plane), round).add_(moved.units() * UNIT)
+        self.empty_padding(self._unsent)
 
     def check(self, payload: bytes) -> None:
         for _ in self.moves_of(payload):
@@ -121,6 +123,7 @@ class LocalSteps:
         for round, sent in self._sent.items():
             for plane, moves_CM in zip(self._layout.planes, sent, strict=True):
                 self._part(plane_of(weights, plane), round).add_(moves_CM * UNIT)
+        self.empty_padding(weights)
 
     def moves_of(self, payload: bytes) -> Iterator[Moves]:
         """Of each plane; ContributionError where the payload is not one of this method's."""
@@ -136,6 +139,11 @@ class LocalSteps:
             exponents = torch.from_numpy(exponents_C.astype(np.int32))[:, None].to(self._device)
             yield Moves(torch.from_numpy(bits_CM.view(np.bool_)).to(self._device), exponents)
             start = stop
+
+    def empty_padding(self, flat: Tensor) -> None:
+        """A bit is never nothing: what was said of numbers that belong to no parameter is taken back."""
+        for start, stop in self._layout.padding:
+            flat[start:stop] = 0
 
     def part(self, flat: Tensor, plane: Plane, round: int) -> Tensor:
         """View [C, M]: what `round` speaks of, in a vector [layout.size]."""
@@ -197,8 +205,7 @@ class MovesTally:
         for index, plane in enumerate(self._layout.planes):
             of_plane = [moves[index] for moves in contributions]
             self._method.part(step, plane, self._round).copy_(_mean(of_plane))
-        for start, stop in self._layout.padding:
-            step[start:stop] = 0
+        self._method.empty_padding(step)
         return step
 
     def concord(self, me: PeerId) -> None:

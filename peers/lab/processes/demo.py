@@ -11,7 +11,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -31,6 +31,7 @@ from peers.tools.model.evaluate import score_weights
 from peers.tools.model.export import export
 from peers.tools.model.generate import generate
 from protocols.signed.identity import load_or_create
+from swarmnet.run.manifest import MethodName
 
 KILL_AT, JOIN_AT = 0.4, 0.5
 """Shares of the time at which a peer is killed and a fresh one started."""
@@ -40,6 +41,15 @@ DRAIN_SECONDS = 8.0
 LOOK_SECONDS = 0.25
 SAMPLE_TOKENS = 240
 PROMPT = "def "
+SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
+    "demo-votes": {},
+    "demo-float": {"sync": {"method": "demo-float"}},
+    "local-steps": {
+        "sync": {"method": "local-steps", "learning_rate": 8e-3, "warmup_rounds": 5, "decay_rounds": 500},
+        "rounds": {"target_tokens": 8192},
+    },
+}
+"""What a run by each method says besides. Own steps: eight between two rounds, where two peers share them."""
 LOOPBACK = {
     "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "metrics": {"listen": "127.0.0.1:0"},
     "log": "json", "drain_seconds": DRAIN_SECONDS, "moves": False,
@@ -107,7 +117,7 @@ class Demo:
         layers = stage_layers(self.options.stages)
         run = {
             "name": "demo", "seed": self.options.seed, "stages": layers, "model": {"layers": sum(layers)},
-            "intended_use": "to see a swarm work",
+            "intended_use": "to see a swarm work", **SHAPES[self.options.method],
         }  # fmt: skip
         file = self.folder / "run.yaml"
         file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))

@@ -84,11 +84,9 @@ class UpdateWork:
         settled: Callable[[Settled], None],
         counts: RoundCounts,
         undecided: Container[ContributionId],
-        shadow_steps: int = 0,
     ) -> None:
         """`settled` is called right after a round settled, before anything else changes the weights.
-        `undecided`: own contributions of which it is open what becomes of them. `shadow_steps`: so many own
-        steps move nothing at first, where the method has any."""
+        `undecided`: own contributions of which it is open what becomes of them."""
         self.run_id = run_id
         self.stage = stage
         self.identity = identity
@@ -106,8 +104,9 @@ class UpdateWork:
         """In all rounds that are settled in the replica; None: not known."""
         self.closed = False
         """The state is fetched anew: what is still queued is of a history that was given up."""
-        self.shadow_steps = shadow_steps if method.own is not None else 0
-        """Left; while there are, what this peer commits is counted by nobody."""
+        self.shadow_steps = 0
+        """So many own steps move nothing yet; while there are any, nobody counts what this peer commits. Set
+        by a newcomer before it serves, then counted down in the compute thread."""
         self._ahead = False
         """Weights are published moved ahead by the own momentum."""
         self._stepped_tokens = 0

@@ -1,0 +1,74 @@
+"""Six workers whose peers step by themselves: replicas stay equal, newcomers work in the shadow at first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
+
+from peers.lab.world.virtual_time import run
+from swarmnet.run.manifest import Sync
+
+SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
+STEP_TOKENS = 64
+"""Two microbatches: a round of 512 tokens is four steps of each of two peers."""
+SHADOW_STEPS = 5
+
+
+def local_manifest():
+    manifest = tiny_manifest()
+    sync = Sync(
+        method="local-steps", learning_rate=1e-2, warmup_rounds=1, decay_rounds=1000,
+        step_tokens=STEP_TOKENS, shadow_steps=SHADOW_STEPS,
+    )  # fmt: skip
+    return replace(manifest, sync=sync, rounds=replace(manifest.rounds, target_tokens=512))
+
+
+def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_warm():
+    swarm = Swarm(local_manifest())
+    warm: dict[str, int] = {}
+
+    def look(note):
+        if note.name == "g" and note.event == "made" and not warm:
+            warm["left"] = swarm.members["g"].worker.update.work.shadow_steps
+
+    swarm.on_note = look
+
+    async def story():
+        swarm.open()
+        for name, stage in SIX.items():
+            swarm.start(name, stage, in_flight=2)
+        await swarm.until(lambda: swarm.committed(0) >= 200, 60.0)
+        await swarm.crash("c")
+        newcomer = swarm.start("g")
+        await swarm.until(lambda: swarm.of("in_step", "g"), 15.0)
+        assert newcomer.worker.update.work.shadow_steps == SHADOW_STEPS
+        await swarm.until(lambda: swarm.of("made", "g"), 30.0)
+        first = swarm.of("made", "g")[0].fields["round"]
+        settled = swarm.rounds
+        await swarm.until(lambda: min(round for _, round in settled().values()) > first + 8, 60.0)
+        await swarm.close()
+
+    run(story())
+    nothing_is_committed_twice(swarm)
+    assert warm == {"left": 0}, "nothing of a newcomer is counted before it is warm"
+    assert shared_rounds(swarm) > 30
+    taken = {note.fields["id"].hex() for note in swarm.of("made", "g")}
+    counted = {identity for note in swarm.of("settled", "d") for identity in note.fields["ids"]}
+    assert taken & counted, "what the newcomer made counts"
+    losses = swarm.losses(0)
+    assert sum(losses[:20]) / 20 > 5.2
+    assert sum(losses[-20:]) / 20 < 4.6
+
+
+def test_from_the_seed_nobody_works_in_the_shadow():
+    swarm = Swarm(local_manifest())
+
+    async def story():
+        swarm.open()
+        members = [swarm.start(name, stage, in_flight=2) for name, stage in SIX.items()]
+        await swarm.until(lambda: len(swarm.of("in_step")) == len(members), 15.0)
+        assert [member.worker.update.work.shadow_steps for member in members] == [0] * 6
+        await swarm.close()
+
+    run(story())
