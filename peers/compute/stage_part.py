@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,12 +20,14 @@ from swarmnet.model.stage_compute import Finished, StageCompute
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.run.manifest import Manifest
 
+Used = TypeVar("Used")
+
 
 class Computes(Protocol):
     """Forward and backward of a stage (swarmnet/model/stage_compute.py has the real one and the meaning of
     each)."""
 
-    def publish(self, weights: Tensor) -> None: ...
+    def publish(self, write: Callable[[Tensor], None]) -> None: ...
 
     def forward(self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0) -> Tensor: ...
 
@@ -35,7 +37,7 @@ class Computes(Protocol):
 
     def drop(self, key: Hashable) -> None: ...
 
-    def take_gradient(self) -> Tensor: ...
+    def use_gradient(self, use: Callable[[Tensor], Used]) -> Used: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def real_part(manifest: Manifest, stage: int, device: torch.device | str = "cpu"
     layout = layout_of(parameter_shapes(manifest.model, span))
     return StagePart(
         layout,
-        StageCompute(manifest.model, span, layout),
+        StageCompute(manifest.model, span, layout, device=torch.device(device)),
         method_of(manifest, layout, device),
         lambda: initial_units(manifest.model, span, layout, manifest.seed),
         torch.device(device),

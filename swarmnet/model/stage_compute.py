@@ -1,7 +1,8 @@
 """Forward and backward of one stage, one microbatch at a time, on weights that change between them.
 
-A version of the weights is a set of leaf tensors that are views of one flat vector. Publishing makes a
-new version; a graph keeps the version it was built on, so a step never disturbs a microbatch under way.
+A version of the weights is a set of leaf tensors that are views of one flat vector. A graph keeps the version
+it was built on, so a step never disturbs a microbatch under way; where there is none, as in a run of one
+stage always, a new version takes the place of the old one in memory.
 Gradients are of the *summed* loss and add up in one flat vector of the same layout.
 
 One thread at a time may use a StageCompute. Shape suffixes as in swarmnet/model/decoder.py.
@@ -9,10 +10,10 @@ One thread at a time may use a StageCompute. Shape suffixes as in swarmnet/model
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from math import hypot, isfinite
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from swarmnet.model.flat_layout import Layout
 from swarmnet.model.sizes import MOST_NORM
 from swarmnet.run.manifest import ModelShape, Span
 
+Used = TypeVar("Used")
 Recompute = Literal["none", "stage"]
 """What backward computes again: nothing, or the stage's forward (only inputs are kept; 4/3 the compute)."""
 
@@ -55,28 +57,35 @@ class _Graph:
 class StageCompute:
     """The model's slice `span`, with its open graphs and the gradient it has gathered."""
 
-    def __init__(self, shape: ModelShape, span: Span, layout: Layout, recompute: Recompute = "none") -> None:
+    def __init__(
+        self, shape: ModelShape, span: Span, layout: Layout, recompute: Recompute = "none",
+        device: torch.device | None = None,
+    ) -> None:  # fmt: skip
         self._shape, self._span, self._layout = shape, span, layout
         self._recompute = recompute == "stage"
+        self._device = device or torch.device("cpu")
+        self._flat: Tensor | None = None
+        """The newest version of the weights, of which those in `_version` are views."""
         self._version: dict[str, Tensor] = {}
         self._graphs: dict[Hashable, _Graph] = {}
-        self._gradient: Tensor | None = None
-        self._gradients: list[Tensor] = []
+        self._gradient = torch.zeros(layout.size, device=self._device)
+        self._gradients = list(_views(self._gradient, layout).values())
 
     @property
     def open(self) -> int:
         """Graphs that wait for their backward pass."""
         return len(self._graphs)
 
-    def publish(self, weights: Tensor) -> None:
-        """Use `weights` (float32 [layout.size]) from the next forward on. Nobody may write to it any more."""
-        if weights.shape != (self._layout.size,) or weights.dtype != torch.float32:
-            raise ValueError(f"weights are {_kind(weights)}, the layout needs float32 [{self._layout.size}]")
+    def publish(self, write: Callable[[Tensor], None]) -> None:
+        """Use what is written into float32 [layout.size] from the next forward on: over the version before,
+        where no graph needs that any more."""
+        if self._flat is None or any(graph.version is self._version for graph in self._graphs.values()):
+            self._flat = torch.empty(self._layout.size, device=self._device)
+        write(self._flat)
+        # Leaves of their own: those of the version before may lie in a graph.
         self._version = {
-            name: view.detach().requires_grad_() for name, view in _views(weights, self._layout).items()
+            name: view.detach().requires_grad_() for name, view in _views(self._flat, self._layout).items()
         }
-        if self._gradient is None:
-            self._empty(weights.device)
 
     def forward(self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0) -> Tensor:
         """Compute the stage's hidden_BTD from tokens_BT (first stage) or hidden_BTD; keep the graph as `key`.
@@ -141,17 +150,13 @@ class StageCompute:
         """Forget the graph of `key`, if it is open."""
         self._graphs.pop(key, None)
 
-    def take_gradient(self) -> Tensor:
-        """The sum since the last call: float32 [layout.size], zero in the padding. The caller owns it."""
-        if self._gradient is None:
-            raise ValueError("publish weights first")
-        taken = self._gradient
-        self._empty(taken.device)
-        return taken
-
-    def _empty(self, device: torch.device) -> None:
-        self._gradient = torch.zeros(self._layout.size, device=device)
-        self._gradients = list(_views(self._gradient, self._layout).values())
+    def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
+        """What `use` makes of the sum since the last call: float32 [layout.size], zero in the padding, and
+        zero again afterwards, whatever comes of it."""
+        try:
+            return use(self._gradient)
+        finally:
+            self._gradient.zero_()
 
     def _accumulate(
         self, key: Hashable, version: dict[str, Tensor], loss: Tensor, inputs: Tensor
@@ -199,6 +204,15 @@ class StageCompute:
                 f"microbatch {key}: {what} hold token {least if least < 0 else most}, "
                 f"the vocabulary is 0 to {self._shape.vocabulary - 1}"
             )
+
+
+def copied(weights: Tensor) -> Callable[[Tensor], None]:
+    """What `StageCompute.publish` takes, of weights that lie elsewhere."""
+
+    def write(flat: Tensor) -> None:
+        flat.copy_(weights)
+
+    return write
 
 
 def _views(flat: Tensor, layout: Layout) -> dict[str, Tensor]:

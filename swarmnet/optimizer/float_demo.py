@@ -25,8 +25,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.momentum import Momentum
-from swarmnet.optimizer.sign_step import signed_step
 from swarmnet.optimizer.sparsify import seed_of, selection_of
+from swarmnet.optimizer.step import SignStep, sign_step
 from swarmnet.optimizer.tiling import TILE_CHUNKS, plane_of
 from swarmnet.optimizer.transform import transform_of
 from swarmnet.run.manifest import Manifest
@@ -129,7 +129,7 @@ class FloatMethod:
     def tally(self, round: int) -> FloatTally:
         return FloatTally(self, self._layout, self._device, round)
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> Tensor:
+    def lookahead(self, round: int, factor: int = WHOLE) -> SignStep:
         return self.step_of(self._momentum.signs(round), round, factor)
 
     def seed(self, round: int, peer: PeerId) -> bytes:
@@ -155,16 +155,16 @@ class FloatMethod:
             start = stop
 
     def signs_of(self, plane: int, sums_CN: Tensor, senders_CN: Tensor) -> Tensor:
-        """int32 [C, N]: the signs of the inverse of the mean over the senders of each coefficient."""
+        """int8 [C, N]: the signs of the inverse of the mean over the senders of each coefficient."""
         mean_CN = sums_CN / senders_CN.clamp(min=1)
         largest_C1 = mean_CN.abs().amax(dim=1, keepdim=True)
         scale_C1 = torch.where(largest_C1 > 0, 2.0**MEAN_BITS / largest_C1, torch.zeros_like(largest_C1))
         rounded_CN = torch.round(mean_CN * scale_C1).to(torch.int64)
         inverse_CN = self._transforms[plane].exact_inverse(rounded_CN, rounded_CN.shape[1] * 2**MEAN_BITS)
-        return torch.sign(inverse_CN).to(torch.int32)
+        return torch.sign(inverse_CN).to(torch.int8)
 
-    def step_of(self, signs: Tensor, round: int, factor: int) -> Tensor:
-        return signed_step(signs, self._layout, self._manifest, round, factor)
+    def step_of(self, signs: Tensor, round: int, factor: int) -> SignStep:
+        return sign_step(signs, self._layout, self._manifest, round, factor)
 
 
 class FloatTally:
@@ -185,8 +185,11 @@ class FloatTally:
     def remove(self, peer: PeerId) -> None:
         del self._contributions[peer]
 
-    def step(self, factor: int = WHOLE) -> Tensor:
-        signs = torch.empty(self._layout.size, dtype=torch.int32, device=self._device)
+    def rest(self) -> None:
+        """Nothing is kept but the set."""
+
+    def step(self, factor: int = WHOLE) -> SignStep:
+        signs = torch.empty(self._layout.size, dtype=torch.int8, device=self._device)
         for index, plane in enumerate(self._layout.planes):
             signs_CN = plane_of(signs, plane)
             for start in range(0, plane.chunks, TILE_CHUNKS):

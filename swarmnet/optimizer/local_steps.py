@@ -51,7 +51,7 @@ class LocalSteps:
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
         self._sync, self._run_id = sync, manifest.run_id()
-        self._layout, self._device = layout, device
+        self.layout, self._device = layout, device
         self._clip = BlockClip(layout, sync.clip, device)
         self._inner = InnerStep(sync.inner, layout, sync.momentum)
         self._unsent = torch.zeros(layout.size, device=device)
@@ -84,7 +84,7 @@ class LocalSteps:
 
     def tell(self, round: int, peer: PeerId) -> bytes:
         seed, parts, sent = seed_of(self._run_id, round, peer), [], []
-        for plane in self._layout.planes:
+        for plane in self.layout.planes:
             part_CM = self._part(plane_of(self._unsent, plane), round)
             exponents_C1 = _exponents(part_CM)
             negative_CM = (part_CM < 0).cpu().numpy()
@@ -101,7 +101,7 @@ class LocalSteps:
 
     def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
         self._sent.pop(round, None)
-        for plane, moved in zip(self._layout.planes, self.moves_of(payload), strict=True):
+        for plane, moved in zip(self.layout.planes, self.moves_of(payload), strict=True):
             self._part(plane_of(self._unsent, plane), round).add_(moved.units() * UNIT)
         self.empty_padding(self._unsent)
 
@@ -110,18 +110,17 @@ class LocalSteps:
             pass
 
     def tally(self, round: int) -> MovesTally:
-        return MovesTally(self, self._layout, self._device, round)
+        return MovesTally(self, self.layout, self._device, round)
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> Tensor:
-        """Nothing: `add_to` says all that this peer knows of it."""
-        return torch.zeros(self._layout.size, dtype=torch.int32, device=self._device)
+    def lookahead(self, round: int, factor: int = WHOLE) -> None:
+        """`add_to` says all that this peer knows of it."""
 
     def add_to(self, weights: Tensor, applied_round: int) -> None:
         for round in [round for round in self._sent if round <= applied_round]:
             del self._sent[round]
         weights += self._unsent
         for round, sent in self._sent.items():
-            for plane, moves_CM in zip(self._layout.planes, sent, strict=True):
+            for plane, moves_CM in zip(self.layout.planes, sent, strict=True):
                 self._part(plane_of(weights, plane), round).add_(moves_CM * UNIT)
         self.empty_padding(weights)
 
@@ -130,7 +129,7 @@ class LocalSteps:
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
         start = 0
-        for plane in self._layout.planes:
+        for plane in self.layout.planes:
             middle, stop = start + plane.chunks, start + self._bytes(plane)
             exponents_C = np.frombuffer(payload, np.uint8, plane.chunks, start)
             if exponents_C.max(initial=0) > LARGEST_EXPONENT:
@@ -142,7 +141,7 @@ class LocalSteps:
 
     def empty_padding(self, flat: Tensor) -> None:
         """A bit is never nothing: what was said of numbers that belong to no parameter is taken back."""
-        for start, stop in self._layout.padding:
+        for start, stop in self.layout.padding:
             flat[start:stop] = 0
 
     def part(self, flat: Tensor, plane: Plane, round: int) -> Tensor:
@@ -180,6 +179,21 @@ class Moves:
         return _moves(self.negative, self.exponents)
 
 
+@dataclass(frozen=True, slots=True)
+class PartStep:
+    """What a round does to its part of the weights."""
+
+    method: LocalSteps
+    round: int
+    means: tuple[Tensor, ...]
+    """Of each plane int32 [C, M]; none: it does nothing."""
+
+    def add_to(self, units: Tensor) -> None:
+        for plane, mean_CM in zip(self.method.layout.planes, self.means, strict=bool(self.means)):
+            self.method.part(units, plane, self.round).add_(mean_CM)
+        self.method.empty_padding(units)
+
+
 class MovesTally:
     """One round's contributions as they came; they are summed when a step is asked for."""
 
@@ -196,17 +210,15 @@ class MovesTally:
     def remove(self, peer: PeerId) -> None:
         del self._payloads[peer]
 
-    def step(self, factor: int = WHOLE) -> Tensor:
+    def rest(self) -> None:
+        """Nothing is kept but the set."""
+
+    def step(self, factor: int = WHOLE) -> PartStep:
         """The mean; `factor` had its say when the peers stepped."""
-        step = torch.zeros(self._layout.size, dtype=torch.int32, device=self._device)
         contributions = [list(self._method.moves_of(payload)) for payload in self._payloads.values()]
-        if not contributions:
-            return step
-        for index, plane in enumerate(self._layout.planes):
-            of_plane = [moves[index] for moves in contributions]
-            self._method.part(step, plane, self._round).copy_(_mean(of_plane))
-        self._method.empty_padding(step)
-        return step
+        planes = range(len(self._layout.planes) if contributions else 0)
+        means = tuple(_mean([moves[plane] for moves in contributions]) for plane in planes)
+        return PartStep(self._method, self._round, means)
 
     def concord(self, me: PeerId) -> None:
         """Sizes are no votes."""

@@ -19,6 +19,7 @@ from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps import LocalSteps
 from swarmnet.optimizer.mean_gradient import GradientError
 from swarmnet.optimizer.sign_votes import VoteMethod
+from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.vote_agreement import Concord
 from swarmnet.run.manifest import Manifest, MethodName
 from swarmnet.run.rates import WHOLE
@@ -35,9 +36,12 @@ class Tally(Protocol):
     def remove(self, peer: PeerId) -> None:
         """KeyError if `peer` is not in."""
 
-    def step(self, factor: int = WHOLE) -> Tensor:
-        """int32 [layout.size], units of fixed_point.UNIT to add to the weights. Bit-equal for equal sets and
-        factors (run/rates.py)."""
+    def step(self, factor: int = WHOLE) -> Step:
+        """In units of fixed_point.UNIT. Bit-equal for equal sets and factors (run/rates.py)."""
+
+    def rest(self) -> None:
+        """The round is applied, so the set will hardly change any more: what is kept only to be fast may
+        go."""
 
     def concord(self, me: PeerId) -> Concord | None:
         """What became of this peer's own votes; None: it has none in it, or not remembered any more."""
@@ -104,9 +108,9 @@ class Method(Protocol):
     def tally(self, round: int) -> Tally:
         """An empty tally, to be filled with the contributions of `round`."""
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> Tensor:
-        """int32 [layout.size]: the step of `round` if all peers' momentum were this peer's own. Between
-        `contribute(round)` and the round's application it includes what was just sent."""
+    def lookahead(self, round: int, factor: int = WHOLE) -> Step | None:
+        """The step of `round` if all peers' momentum were this peer's own. Between `contribute(round)` and
+        the round's application it includes what was just sent. None: nothing that `own` does not say."""
 
 
 METHODS: Mapping[MethodName, Callable[[Manifest, Layout, torch.device], Method]] = {

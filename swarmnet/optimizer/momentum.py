@@ -98,11 +98,11 @@ class Momentum:
         self.planes()[plane].scatter_add_(1, indices_CK, values_CK)
 
     def signs(self, round: int) -> Tensor:
-        """int32 [layout.size]: the signs of the whole momentum, back in the weights' domain.
+        """int8 [layout.size]: the signs of the whole momentum, back in the weights' domain.
 
         If `round`'s contribution is the last one taken, what it took counts in: it is still on its way.
         """
-        signs, taken = torch.empty_like(self._flat, dtype=torch.int32), self.sent(round)
+        signs, taken = torch.empty_like(self._flat, dtype=torch.int8), self.sent(round)
         for index, (plane, momentum_CN) in enumerate(zip(self._layout.planes, self.planes(), strict=True)):
             if taken is not None:
                 momentum_CN = momentum_CN.scatter(1, taken[index].indices, taken[index].values)

@@ -1,6 +1,6 @@
 """The weights of one stage on one peer, as a function of the rounds that were applied and settled.
 
-    live = settled + the steps of the open rounds that were applied
+    live = settled + the steps of the open rounds that were applied (+ what a peer moved by itself)
 
 in integers, so a contribution that comes late corrects the live weights to exactly what they would have
 been had it come in time, and settled weights depend on the sets of contributions alone.
@@ -18,8 +18,12 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.method import Method, Tally
+from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.vote_agreement import Concord
 from swarmnet.run.rates import WHOLE
+
+TILE_NUMBERS = 1 << 20
+"""Of units that become floats at a time: 4 MiB beside the vector."""
 
 
 class ReplicaError(RuntimeError):
@@ -29,8 +33,8 @@ class ReplicaError(RuntimeError):
 @dataclass(slots=True)
 class _OpenRound:
     tally: Tally
-    applied: Tensor | None = None
-    """int32 [layout.size]: what the live weights hold of this round."""
+    applied: Step | None = None
+    """What the live weights hold of this round."""
     factor: int = WHOLE
     """Of its learning rate (run/rates.py)."""
 
@@ -43,7 +47,7 @@ class Replica:
         if units.shape != (layout.size,) or units.dtype != torch.int32:
             raise ReplicaError(f"weights are {units.dtype} {tuple(units.shape)}, not int32 ({layout.size},)")
         self._method = method
-        self._settled, self._live = units.clone(), units.clone()
+        self._settled = units.clone()
         self._open: dict[int, _OpenRound] = {}
         self.settled_round = settled_round
         self.applied_round = settled_round
@@ -78,13 +82,17 @@ class Replica:
         if open_round.applied is not None:
             raise ReplicaError(f"round {round} is applied already")
         open_round.applied = open_round.tally.step(open_round.factor)
-        self._live += open_round.applied
         self.applied_round = max(self.applied_round, round)
 
     def concord(self, round: int, me: PeerId) -> Concord | None:
-        """What the others' votes of an open round say of this peer's own; None where nothing can be said."""
+        """What the others' votes of a round that was just applied say of this peer's own; None where nothing
+        can be said. Asked once: the tally rests then."""
         open_round = self._open.get(round)
-        return open_round.tally.concord(me) if open_round is not None else None
+        if open_round is None:
+            return None
+        found = open_round.tally.concord(me)
+        open_round.tally.rest()
+        return found
 
     def settle(self, round: int) -> bytes:
         """Close the oldest open round for ever; its step enters the settled weights. Their digest."""
@@ -93,7 +101,7 @@ class Replica:
         open_round = self._open.get(round)
         if open_round is None or open_round.applied is None:
             raise ReplicaError(f"round {round} cannot settle before it is applied")
-        self._settled += open_round.applied
+        open_round.applied.add_to(self._settled)
         del self._open[round]
         self.settled_round = round
         return self.digest()
@@ -108,16 +116,34 @@ class Replica:
         """A copy, int32 [layout.size]."""
         return self._settled.clone()
 
+    def settled_now(self) -> Tensor:
+        """No copy: whoever reads it is done before the next round settles, and writes nothing to it."""
+        return self._settled
+
     def live_floats(self, ahead: bool) -> Tensor:
-        """float32 [layout.size] to compute with, and what this peer moved by itself in them. `ahead`: where
-        the next round is expected to take them; meant for the time between this peer's contribution and the
-        application of its round."""
+        """float32 [layout.size]: `write_live` of a new vector."""
+        weights = torch.empty_like(self._settled, dtype=torch.float32)
+        self.write_live(weights, ahead)
+        return weights
+
+    def write_live(self, weights: Tensor, ahead: bool) -> None:
+        """Into float32 [layout.size]: what to compute with, and what this peer moved by itself in it.
+        `ahead`: where the next round is expected to take the weights; meant for the time between this peer's
+        contribution and the application of its round."""
+        units = weights.view(torch.int32)  # The sum is made where its floats will be.
+        units.copy_(self._settled)
+        for open_round in self._open.values():
+            if open_round.applied is not None:
+                open_round.applied.add_to(units)
         next_round = self.applied_round + 1
         lead = self._method.lookahead(next_round, self.factor(next_round)) if ahead else None
-        weights = to_floats(self._live if lead is None else self._live + lead)
+        if lead is not None:
+            lead.add_to(units)
+        for start in range(0, len(weights), TILE_NUMBERS):
+            tile = slice(start, start + TILE_NUMBERS)
+            weights[tile] = to_floats(units[tile])
         if self._method.own is not None:
             self._method.own.add_to(weights, self.applied_round)
-        return weights
 
     def factor(self, round: int) -> int:
         """Of the learning rate of a round that is not settled."""
@@ -131,8 +157,5 @@ class Replica:
         return self._open[round]
 
     def _correct(self, open_round: _OpenRound) -> None:
-        if open_round.applied is None:
-            return
-        step = open_round.tally.step(open_round.factor)
-        self._live += step - open_round.applied
-        open_round.applied = step
+        if open_round.applied is not None:
+            open_round.applied = open_round.tally.step(open_round.factor)

@@ -9,7 +9,7 @@ Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them, B bits o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.momentum import Momentum, Sent
-from swarmnet.optimizer.sign_step import signed_step
 from swarmnet.optimizer.sparsify import coin_flips, seed_of, selection_of
+from swarmnet.optimizer.step import SignStep, sign_step
 from swarmnet.optimizer.tiling import plane_of, tiles_of
 from swarmnet.optimizer.transform import transform_of
 from swarmnet.optimizer.vote_agreement import Concord, concord
@@ -91,7 +91,7 @@ class VoteMethod:
     def tally(self, round: int) -> VoteTally:
         return VoteTally(self, self._layout, self._device, round)
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> Tensor:
+    def lookahead(self, round: int, factor: int = WHOLE) -> SignStep:
         return self.step_of(self._momentum.signs(round), round, factor)
 
     def votes_of(self, payload: bytes, seed: bytes) -> Iterator[Votes]:
@@ -119,8 +119,8 @@ class VoteMethod:
         """The exact inverse of the vote sums of so many voters."""
         return self._transforms[plane].exact_inverse(sums_CN, max(1, voters) * self._selections[plane].kept)
 
-    def step_of(self, signs: Tensor, round: int, factor: int) -> Tensor:
-        return signed_step(signs, self._layout, self._manifest, round, factor)
+    def step_of(self, signs: Tensor, round: int, factor: int) -> SignStep:
+        return sign_step(signs, self._layout, self._manifest, round, factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,28 +132,32 @@ class Votes:
 
 
 class VoteTally:
-    """The sums of one round's votes; int16, since no group has 32768 peers."""
+    """One round's votes, and until it is applied their sums; int16, since no group has 32768 peers."""
 
     def __init__(self, method: VoteMethod, layout: Layout, device: torch.device, round: int) -> None:
         self._method, self._layout, self._device, self._round = method, layout, device, round
         self._payloads: dict[PeerId, bytes] = {}
-        self._sums = torch.zeros(layout.size, dtype=torch.int16, device=device)
+        self._sums: Tensor | None = None
 
     def add(self, peer: PeerId, payload: bytes) -> None:
         if peer in self._payloads:
             raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
-        votes = list(self._method.votes_of(payload, self._method.seed(self._round, peer)))
-        self._count(votes, 1)
+        votes = list(self._votes_of(peer, payload))
+        self._count(votes, 1, self._summed())
         self._payloads[peer] = payload
 
     def remove(self, peer: PeerId) -> None:
-        payload = self._payloads.pop(peer)
-        self._count(self._method.votes_of(payload, self._method.seed(self._round, peer)), -1)
+        payload = self._payloads[peer]
+        self._count(self._votes_of(peer, payload), -1, self._summed())
+        del self._payloads[peer]
 
-    def step(self, factor: int = WHOLE) -> Tensor:
-        signs = torch.empty(self._layout.size, dtype=torch.int32, device=self._device)
+    def rest(self) -> None:
+        self._sums = None
+
+    def step(self, factor: int = WHOLE) -> SignStep:
+        signs = torch.empty(self._layout.size, dtype=torch.int8, device=self._device)
         for index, plane in enumerate(self._layout.planes):
-            targets, sums = tiles_of(plane_of(signs, plane)), tiles_of(plane_of(self._sums, plane))
+            targets, sums = tiles_of(plane_of(signs, plane)), tiles_of(plane_of(self._summed(), plane))
             for target_CN, sums_CN in zip(targets, sums, strict=True):
                 inverse_CN = self._method.invert(index, sums_CN, len(self._payloads))
                 target_CN.copy_(torch.sign(inverse_CN))
@@ -166,12 +170,23 @@ class VoteTally:
             return None
         found = Concord(0, 0, 0)
         for plane, own in zip(self._layout.planes, sent, strict=True):
-            sums_CK = plane_of(self._sums, plane).gather(1, own.indices)
+            sums_CK = plane_of(self._summed(), plane).gather(1, own.indices)
             found += concord(torch.sign(own.values).to(torch.int16), sums_CK)
         return found
 
-    def _count(self, votes: Iterator[Votes] | list[Votes], weight: int) -> None:
+    def _votes_of(self, peer: PeerId, payload: bytes) -> Iterator[Votes]:
+        return self._method.votes_of(payload, self._method.seed(self._round, peer))
+
+    def _summed(self) -> Tensor:
+        """int16 [layout.size]: of the whole set."""
+        if self._sums is None:
+            self._sums = torch.zeros(self._layout.size, dtype=torch.int16, device=self._device)
+            for peer, payload in self._payloads.items():
+                self._count(self._votes_of(peer, payload), 1, self._sums)
+        return self._sums
+
+    def _count(self, votes: Iterable[Votes], weight: int, sums: Tensor) -> None:
         for plane, found in zip(self._layout.planes, votes, strict=True):
-            sums_CN = plane_of(self._sums, plane)
+            sums_CN = plane_of(sums, plane)
             votes_CK = found.signs.to(self._device, torch.int16) * weight
             sums_CN.scatter_add_(1, found.indices.to(self._device), votes_CK)

@@ -38,6 +38,7 @@ from peers.state.checkpoint_file import Model
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.sampling import window_starts, windows
+from swarmnet.model.stage_compute import copied
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Paths, Rounds, Sync
 from swarmnet.run.path_rules import Rules
 
@@ -90,7 +91,7 @@ class Stage:
         self.target = manifest.rounds.target_tokens
         self.units = self.part.first_units()
         self.round = self.tokens = self.visits = 0
-        self.part.compute.publish(to_floats(self.units))
+        self.part.compute.publish(copied(to_floats(self.units)))
 
     def visited(self, tokens: int) -> None:
         self.visits += 1
@@ -98,12 +99,12 @@ class Stage:
         if self.tokens < self.target:
             return
         compute, method = self.part.compute, self.part.method
-        payload = method.contribute(compute.take_gradient(), self.tokens, self.round, self.peer)
+        payload = method.contribute(compute.use_gradient(torch.clone), self.tokens, self.round, self.peer)
         tally = method.tally(self.round)
         tally.add(self.peer, payload)
-        self.units = self.units + tally.step()
+        tally.step().add_to(self.units)
         self.round, self.tokens = self.round + 1, 0
-        compute.publish(to_floats(self.units))
+        compute.publish(copied(to_floats(self.units)))
 
     def weights(self) -> dict[str, torch.Tensor]:
         flat = to_floats(self.units)

@@ -45,13 +45,13 @@ def finish(stage, key, inputs, labels_BT):
     return Finished(5.0 * labels_BT.numel(), labels_BT.numel(), like(hidden_shape(stage, inputs)))
 
 
-def take_gradient(stage):
-    return like((stage._layout.size,)).clone()
+def use_gradient(stage, use):
+    return use(like((stage._layout.size,)).clone())
 
 
 if __name__ == "__main__":
     seconds = float(sys.argv[1])
-    for function in (forward, backward, finish, take_gradient):
+    for function in (forward, backward, finish, use_gradient):
         setattr(StageCompute, function.__name__, function)
     multipath_dialer.MOST_CARRIERS = int(sys.argv[2])
     sys.argv = ["swarmnet", *sys.argv[6:]]

@@ -19,6 +19,7 @@ from torch import Tensor
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import CHUNK, Layout, layout_of
 from swarmnet.optimizer.method import Method, method_of
+from swarmnet.optimizer.step import Step
 from swarmnet.run.manifest import Manifest, ModelShape, Sync
 
 PEERS = 4
@@ -197,7 +198,7 @@ def _measure(layout: Layout, sync: Sync, overhead_bytes: int, repeats: int) -> R
     )  # fmt: skip
 
 
-def _decode(method: Method, payloads: list[bytes]) -> Tensor:
+def _decode(method: Method, payloads: list[bytes]) -> Step:
     tally = method.tally(0)
     for index, payload in enumerate(payloads):
         tally.add(PeerId(f"peer {index}"), payload)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +29,8 @@ SIZE = 64
 """Elements of a stage: the smallest chunk of a layout."""
 _PAYLOAD = struct.Struct(">8sIIQ")
 """Maker, round, serial number, microbatches."""
+
+Used = TypeVar("Used")
 
 
 def payload_of(peer: PeerId, round: int, serial: int, microbatches: int) -> bytes:
@@ -60,14 +64,27 @@ class StubTally:
     def remove(self, peer: PeerId) -> None:
         del self._payloads[peer]
 
-    def step(self, factor: int = WHOLE) -> Tensor:
+    def step(self, factor: int = WHOLE) -> StubStep:
         step = np.zeros(SIZE, np.int32)
         for payload in self._payloads.values():
             step += fingerprint(payload)
-        return torch.from_numpy(step if factor == WHOLE else step * np.int32(factor))
+        return StubStep(torch.from_numpy(step if factor == WHOLE else step * np.int32(factor)))
+
+    def rest(self) -> None:
+        """Nothing is kept but the set."""
 
     def concord(self, me: PeerId) -> None:
         """Counts are no votes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StubStep:
+    """int32 [SIZE]."""
+
+    moves: Tensor
+
+    def add_to(self, units: Tensor) -> None:
+        units += self.moves
 
 
 class StubMethod:
@@ -105,8 +122,8 @@ class StubMethod:
     def tally(self, round: int) -> StubTally:
         return StubTally()
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> Tensor:
-        return torch.zeros(SIZE, dtype=torch.int32)
+    def lookahead(self, round: int, factor: int = WHOLE) -> None:
+        """Counts say nothing of what comes."""
 
 
 class StubCompute:
@@ -118,7 +135,8 @@ class StubCompute:
         self._open: set[Hashable] = set()
         self._gathered = 0
 
-    def publish(self, weights: Tensor) -> None: ...
+    def publish(self, write: Callable[[Tensor], None]) -> None:
+        write(torch.empty(SIZE))
 
     def forward(self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0) -> Tensor:
         self._open.add(key)
@@ -136,10 +154,10 @@ class StubCompute:
     def drop(self, key: Hashable) -> None:
         self._open.discard(key)
 
-    def take_gradient(self) -> Tensor:
-        taken = torch.zeros(SIZE)
-        taken[0], self._gathered = float(self._gathered), 0
-        return taken
+    def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
+        gathered = torch.zeros(SIZE)
+        gathered[0], self._gathered = float(self._gathered), 0
+        return use(gathered)
 
 
 def stub_part(manifest: Manifest, note: Callable[..., None], serial: int) -> StagePart:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from time import perf_counter
 from typing import Protocol
@@ -151,7 +152,7 @@ class UpdateWork:
                 case GiveBack(round, identity):
                     self.give_back(round, identity)
         if stale:
-            self.stage_compute.publish(self.replica.live_floats(self._ahead))
+            self.publish()
         if encoding:
             self.counts.timings.add("encode", encoding)
         self.counts.timings.add("apply", perf_counter() - began - encoding)
@@ -163,15 +164,21 @@ class UpdateWork:
         if own is None or self.closed or self.gathered.gathered_tokens < own.tokens:
             return
         self._step(own)
-        self.stage_compute.publish(self.replica.live_floats(self._ahead))
+        self.publish()
+
+    def publish(self) -> None:
+        """Compute with the live weights as they are now."""
+        self.stage_compute.publish(partial(self.replica.write_live, ahead=self._ahead))
 
     def _step(self, own: OwnSteps) -> None:
-        began, gradient = perf_counter(), self.stage_compute.take_gradient()
+        began = perf_counter()
         tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
         round = self.replica.applied_round + 1
         factor = 0 if self.shadow_steps else self.replica.factor(round)
         try:
-            own.step(gradient, max(1, tokens), round, factor)
+            self.stage_compute.use_gradient(
+                lambda gradient: own.step(gradient, max(1, tokens), round, factor)
+            )
         except GradientError:
             self.counts.not_finite += 1
             return
@@ -215,10 +222,13 @@ class UpdateWork:
 
     def _by_gradient(self, round: int) -> tuple[bytes | None, int]:
         """The payload, None if the gradient is not finite, and the tokens it stands for."""
-        gradient = self.stage_compute.take_gradient()
         tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
+        me, contribute = self.identity.peer_id, self.method.contribute
         try:
-            return self.method.contribute(gradient, max(1, tokens), round, self.identity.peer_id), tokens
+            payload = self.stage_compute.use_gradient(
+                lambda gradient: contribute(gradient, max(1, tokens), round, me)
+            )
+            return payload, tokens
         except GradientError:
             return None, tokens
 

@@ -119,7 +119,7 @@ class UpdatePath:
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
     def start(self) -> None:
-        self.work.stage_compute.publish(self.work.replica.live_floats(ahead=False))
+        self.work.publish()
         self.feed(events.Tick())
 
     def settled_weights(self) -> Weights:

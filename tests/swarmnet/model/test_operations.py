@@ -18,7 +18,7 @@ from swarmnet.model.decoder import initial_units, parameter_shapes
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.flops import operations_per_token
-from swarmnet.model.stage_compute import StageCompute
+from swarmnet.model.stage_compute import StageCompute, copied
 from swarmnet.run.manifest import Data, Manifest, ModelShape
 
 SHAPE = ModelShape(
@@ -39,7 +39,7 @@ def test_they_are_those_of_the_matrix_products_that_torch_makes(monkeypatch, sha
         span = manifest.span(stage)
         layout = layout_of(parameter_shapes(shape, span))
         compute = StageCompute(shape, span, layout)
-        compute.publish(to_floats(initial_units(shape, span, layout, 0)))
+        compute.publish(copied(to_floats(initial_units(shape, span, layout, 0))))
         tokens_BT = torch.zeros(DATA.microbatch_sequences, DATA.sequence_tokens, dtype=torch.int64)
         inputs = tokens_BT if stage == 0 else torch.randn(*tokens_BT.shape, shape.width)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):

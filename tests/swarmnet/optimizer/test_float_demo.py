@@ -8,6 +8,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.float_demo import FloatMethod
 from swarmnet.optimizer.method import ContributionError, method_of
+from swarmnet.optimizer.step import dense
 from swarmnet.run.manifest import Manifest, Sync
 
 PEERS = [PeerId(f"peer {index}") for index in range(3)]
@@ -35,7 +36,7 @@ def test_the_float_mean_is_over_the_senders_of_a_coefficient():
     for peer, value in zip(PEERS, (0.01, -0.002, -0.003), strict=False):
         gradient = torch.full((layout.size,), value)
         tally.add(peer, method_of(settings_, layout).contribute(gradient, 1, 0, peer))
-    assert (tally.step() < 0).all()
+    assert (dense(tally.step(), layout) < 0).all()
 
 
 @pytest.mark.parametrize("tokens", [(600, 200, 200), (100, 100, 100)])
@@ -47,7 +48,7 @@ def test_values_weigh_by_the_tokens_that_they_are_of(tokens):
     for peer, sign, count in zip(PEERS, (1.0, -1.0, -1.0), tokens, strict=True):
         gradient = torch.full((layout.size,), sign * count)
         tally.add(peer, method_of(settings_, layout).contribute(gradient, count, 0, peer))
-    assert (torch.sign(tally.step()) == (-1 if tokens[0] > sum(tokens[1:]) else 1)).all()
+    assert (torch.sign(dense(tally.step(), layout)) == (-1 if tokens[0] > sum(tokens[1:]) else 1)).all()
 
 
 def test_a_round_that_was_thin_weighs_little_in_what_is_sent_later():
@@ -94,7 +95,7 @@ def test_another_codec_of_values_is_a_method_of_fewer_bytes_with_the_same_step()
     for method in (plain, short):
         tally = method.tally(0)
         tally.add(PEERS[0], method.contribute(gradient, tokens, 0, PEERS[0]))
-        steps.append(tally.step())
+        steps.append(dense(tally.step(), layout))
     assert plain.payload_bytes - short.payload_bytes == 2 * plain.votes
     assert short.foresight == 0.9
     assert torch.equal(*steps)
@@ -126,4 +127,4 @@ def test_values_are_added_in_the_order_of_peer_ids():
         tally = method.tally(0)
         for peer in order:
             tally.add(peer, payloads[peer])
-        assert not tally.step().any()
+        assert not dense(tally.step(), layout).any()

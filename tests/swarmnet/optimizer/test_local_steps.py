@@ -13,6 +13,7 @@ from swarmnet.optimizer.inner_step import InnerStep, orthogonal
 from swarmnet.optimizer.local_steps import LARGEST_EXPONENT, LocalSteps
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.replica import Replica
+from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import plane_of
 
 RATE = 2.0**-7
@@ -44,7 +45,7 @@ def spoken_of(method, payload, round):
     """bool [layout.size]: which numbers the payload of `round` is about."""
     tally = method.tally(round)
     tally.add(PEERS[0], payload)
-    return tally.step() != 0
+    return dense(tally.step(), LAYOUT) != 0
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -141,9 +142,9 @@ def test_a_step_is_the_mean_of_what_was_told():
         tally.add(peer, payload)
         single = methods[peer].tally(0)
         single.add(peer, payload)
-        alone.append(single.step())
+        alone.append(dense(single.step(), LAYOUT))
     mean = torch.stack(alone).double().mean(dim=0)
-    assert float((tally.step() - mean).abs().max()) <= 0.5
+    assert float((dense(tally.step(), LAYOUT) - mean).abs().max()) <= 0.5
 
 
 def test_what_a_peer_tells_points_where_it_moved():
@@ -151,7 +152,7 @@ def test_what_a_peer_tells_points_where_it_moved():
     moved = moved_by(method)
     tally = method.tally(0)
     tally.add(PEERS[0], method.own.tell(0, PEERS[0]))
-    told = to_floats(tally.step())
+    told = to_floats(dense(tally.step(), LAYOUT))
     spoken = told != 0
     assert (torch.sign(told[spoken]) == torch.sign(moved[spoken])).float().mean() > 0.999
     assert 0.5 < float(told.abs().sum() / moved[spoken].abs().sum()) < 2.0
@@ -164,9 +165,9 @@ def test_nobody_is_much_louder_than_the_others():
     honest = methods[PEERS[0]].tally(0)
     for peer in PEERS[:4]:
         honest.add(peer, payloads[peer])
-    largest = int(honest.step().abs().max())
+    largest = int(dense(honest.step(), LAYOUT).abs().max())
     honest.add(PEERS[4], loud(payloads[PEERS[4]]))
-    assert int(honest.step().abs().max()) <= 2 * largest
+    assert int(dense(honest.step(), LAYOUT).abs().max()) <= 2 * largest
 
 
 def loud(payload):
@@ -217,7 +218,7 @@ def test_the_owners_rate_scales_own_steps_and_not_the_sum():
     assert torch.allclose(moved_by(half), 0.5 * moved_by(whole))
     tally = whole.tally(0)
     tally.add(PEERS[0], whole.own.tell(0, PEERS[0]))
-    assert torch.equal(tally.step(factor=500), tally.step())
+    assert torch.equal(dense(tally.step(factor=500), LAYOUT), dense(tally.step(), LAYOUT))
 
 
 def test_a_payload_is_one_bit_a_number_and_one_byte_a_chunk():

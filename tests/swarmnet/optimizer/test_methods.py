@@ -15,6 +15,7 @@ from swarmnet.model.fixed_point import to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.optimizer.method import METHODS, ContributionError, GradientError, method_of
+from swarmnet.optimizer.step import dense
 from swarmnet.run.manifest import MethodName, ModelShape
 
 TRANSFORMS = ["hadamard", "dct", "identity"]
@@ -63,7 +64,7 @@ def test_what_ends_a_branch_is_stepped_by_its_share_of_the_learning_rate(method_
     method = method_of(small, layout)
     tally = method.tally(0)
     tally.add(PEERS[0], method.contribute(gradient_of(layout, 1), 7, 0, PEERS[0]))
-    step = to_floats(tally.step())
+    step = to_floats(dense(tally.step(), layout))
     for entry in layout.entries:
         share = 0.25 if entry.name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
         sizes = set(step[entry.offset : entry.offset + entry.size].abs().tolist())
@@ -78,24 +79,26 @@ def test_the_step_is_a_function_of_the_set_alone(method_name, selection, transfo
     settings_ = manifest(method=method_name, selection=selection, transform=transform)
     method = method_of(settings_, layout)
     payloads = contributions(settings_, layout)
-    step = tally_of(method, payloads).step()
+    step = dense(tally_of(method, payloads).step(), layout)
     assert step.dtype == torch.int32
     assert step.shape == (layout.size,)
     for order in list(permutations(PEERS))[7::29]:
-        assert torch.equal(tally_of(method, {peer: payloads[peer] for peer in order}).step(), step)
+        ordered = tally_of(method, {peer: payloads[peer] for peer in order})
+        assert torch.equal(dense(ordered.step(), layout), step)
     threads = torch.get_num_threads()
     torch.set_num_threads(2 if threads == 1 else 1)
     try:
-        assert torch.equal(tally_of(method, payloads).step(), step)
+        assert torch.equal(dense(tally_of(method, payloads).step(), layout), step)
     finally:
         torch.set_num_threads(threads)
     tally = tally_of(method, payloads)
     tally.remove(PEERS[2])
-    fewer = tally.step()
+    fewer = dense(tally.step(), layout)
     assert not torch.equal(fewer, step)
-    assert torch.equal(fewer, tally_of(method, {p: payloads[p] for p in PEERS if p != PEERS[2]}).step())
+    without = tally_of(method, {peer: payloads[peer] for peer in PEERS if peer != PEERS[2]})
+    assert torch.equal(fewer, dense(without.step(), layout))
     tally.add(PEERS[2], payloads[PEERS[2]])
-    assert torch.equal(tally.step(), step)
+    assert torch.equal(dense(tally.step(), layout), step)
 
 
 @pytest.mark.parametrize(("method_name", "selection", "transform"), EVERY)
@@ -103,15 +106,16 @@ def test_any_cut_of_the_layers_in_stages_gives_the_same_votes(method_name, selec
     settings_ = manifest(method=method_name, selection=selection, transform=transform)
     unsplit = layout_of(shapes_of(5))
     payloads = contributions(settings_, unsplit, 3)
-    whole = by_name(unsplit, tally_of(method_of(settings_, unsplit), payloads, 2).step())
+    whole = by_name(unsplit, dense(tally_of(method_of(settings_, unsplit), payloads, 2).step(), unsplit))
     for cut in [(1, 1, 3), (4, 1)]:
         start = 0
         for stage, layers in enumerate(cut):
             layout = layout_of(shapes_of(layers, first=stage == 0, last=stage == len(cut) - 1, start=start))
             start += layers
-            step = tally_of(method_of(settings_, layout), contributions(settings_, layout, 3), 2).step()
+            own = tally_of(method_of(settings_, layout), contributions(settings_, layout, 3), 2)
+            step = dense(own.step(), layout)
             for name, part in by_name(layout, step).items():
-                assert torch.equal(part, whole[name]), name
+             assert torch.equal(part, whole[name]), name
 
 
 @pytest.mark.parametrize(("method_name", "selection"), list(product(METHODS, SELECTIONS)))
@@ -124,7 +128,7 @@ def test_payloads_have_the_promised_length_and_the_padding_stays(method_name, se
     for payload in payloads.values():
         assert len(payload) == method.payload_bytes
         method.check(payload)
-    step = tally_of(method, payloads).step()
+    step = dense(tally_of(method, payloads).step(), layout)
     for start, stop in layout.padding:
         assert not step[start:stop].any()
 
@@ -159,10 +163,10 @@ def test_bent_payloads_are_refused_by_the_check_and_by_the_tally_alike(method_na
     except ContributionError:
         with pytest.raises(ContributionError):
             tally.add(PEERS[0], payload)
-        assert not tally.step().any()
+        assert not dense(tally.step(), layout).any()
         return
     tally.add(PEERS[0], payload)
-    tally.step()
+    dense(tally.step(), layout)
 
 
 @pytest.mark.parametrize("method_name", METHODS)
@@ -172,10 +176,10 @@ def test_a_peer_counts_once(method_name):
     method = method_of(settings_, layout)
     payloads = contributions(settings_, layout)
     tally = tally_of(method, payloads)
-    step = tally.step()
+    step = dense(tally.step(), layout)
     with pytest.raises(ValueError, match="already"):
         tally.add(PEERS[0], payloads[PEERS[1]])
-    assert torch.equal(tally.step(), step)
+    assert torch.equal(dense(tally.step(), layout), step)
     with pytest.raises(KeyError):
         tally.remove(PeerId("stranger"))
 
@@ -187,15 +191,15 @@ def test_lookahead_is_the_step_of_a_swarm_of_equals_while_the_round_is_open(meth
     method = method_of(settings_, layout)
     gradient = gradient_of(layout, 0)
     payload = method.contribute(gradient, 1, 0, PEERS[0])
-    ahead = method.lookahead(0)
-    step = tally_of(method, {PEERS[0]: payload}).step()
+    ahead = dense(method.lookahead(0), layout)
+    step = dense(tally_of(method, {PEERS[0]: payload}).step(), layout)
     agreement = float((ahead == step).float().mean())
     assert agreement >= method.foresight > 0.5, (
         f"lookahead tells {agreement:.3f} of the step, and `foresight` of the method {method.foresight}: "
         "say there what its payloads round away, or mend lookahead"
     )
     # All was sent, so nothing is left that would point anywhere after the round.
-    assert not method.lookahead(1).any()
+    assert not dense(method.lookahead(1), layout).any()
 
 
 @pytest.mark.parametrize(("method_name", "selection", "transform"), EVERY)
@@ -226,6 +230,6 @@ def test_every_selection_and_transform_descends(method_name, selection, transfor
                 noise[start:stop] = 0
             gradient = 4 * (where(method, round - 1) - target + noise)
             tally.add(peer, method.contribute(gradient, 4, round, peer))
-        weights += tally.step()
+        weights += dense(tally.step(), layout)
     assert float(((to_floats(weights) - target) ** 2).sum()) < 0.1 * first
     assert torch.equal(to_units(to_floats(weights)), weights)

@@ -15,6 +15,7 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.method import METHODS, method_of
 from swarmnet.optimizer.replica import Replica, ReplicaError
+from swarmnet.optimizer.step import dense
 from swarmnet.run.manifest import Manifest, Sync
 
 ROUNDS = 4
@@ -207,11 +208,11 @@ def test_ahead_moves_the_live_weights_by_the_own_momentum_until_the_round_is_app
     payload = method.contribute(gradient, 1, 0, PEERS[0])
     assert not replica.live_floats(False).any()
     ahead = replica.live_floats(True)
-    assert torch.equal(ahead, to_floats(method.lookahead(0)))
+    assert torch.equal(ahead, to_floats(dense(method.lookahead(0), LAYOUT)))
     moved = ahead[: 40 * 64]
     assert float((torch.sign(moved) == -torch.sign(gradient[: 40 * 64])).float().mean()) > 0.99
     replica.add(0, PEERS[0], payload)
     replica.apply(0)
     live = to_units(replica.live_floats(False))
     assert live.any()
-    assert torch.equal(replica.live_floats(True), to_floats(live + method.lookahead(1)))
+    assert torch.equal(replica.live_floats(True), to_floats(live + dense(method.lookahead(1), LAYOUT)))

@@ -12,7 +12,7 @@ from protocols.errors import Malformed
 from protocols.signed.orders import open_order, seal_order
 from swarmnet.identifiers import ContributionId
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.optimizer.sign_step import signed_step
+from swarmnet.optimizer.step import dense, sign_step
 from swarmnet.rounds.contribution_sets import set_digest
 from swarmnet.rounds.history import SettledSet, link
 from swarmnet.run import owner_orders
@@ -44,9 +44,9 @@ def test_a_factor_scales_whole_units_and_never_to_nothing():
 
 def test_a_step_is_scaled_by_the_factor_in_whole_units():
     manifest, layout = tiny_manifest(), layout_of({"weight": (64,)})
-    whole = signed_step(torch.ones(layout.size, dtype=torch.int32), layout, manifest, 5)
-    half = signed_step(torch.ones(layout.size, dtype=torch.int32), layout, manifest, 5, HALF)
-    assert half.dtype == torch.int32
+    signs = torch.ones(layout.size, dtype=torch.int8)
+    whole = dense(sign_step(signs, layout, manifest, 5), layout)
+    half = dense(sign_step(signs, layout, manifest, 5, HALF), layout)
     assert set(half.tolist()) == {-scaled(-int(whole[0]), HALF)}
 
 

@@ -29,7 +29,7 @@ from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.sampling import window_starts, windows
-from swarmnet.model.stage_compute import StageCompute
+from swarmnet.model.stage_compute import StageCompute, copied
 from swarmnet.run.manifest import STANDARD_LIBRARY, Manifest
 
 RUN = RunId("00" * 32)
@@ -111,7 +111,7 @@ class Ground:
     def gradient(self, weights_P: Tensor, peer: int, counter: int) -> Gradient:
         """Of the microbatch that this peer reads as its `counter`-th."""
         for compute, part in zip(self._computes, self.slices, strict=True):
-            compute.publish(weights_P[part])
+            compute.publish(copied(weights_P[part]))
         data = self.manifest.data
         microbatch = MicrobatchId(PeerId(f"peer {peer}"), counter)
         starts = window_starts(
@@ -127,7 +127,7 @@ class Ground:
         for compute in reversed(self._computes[:-1]):
             assert back is not None, "only the first stage has tokens for inputs"
             back = compute.backward(0, self._carried(back))
-        summed_P = torch.cat([compute.take_gradient() for compute in self._computes])
+        summed_P = torch.cat([compute.use_gradient(torch.clone) for compute in self._computes])
         return Gradient(summed_P, finished.loss_sum / finished.tokens, finished.tokens)
 
     def held_out_loss(self, weights_P: Tensor, every: int = 1) -> float:

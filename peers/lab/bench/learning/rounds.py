@@ -20,6 +20,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.optimizer.replica import Replica
+from swarmnet.optimizer.step import dense
 from swarmnet.run.manifest import Sync
 
 
@@ -82,5 +83,9 @@ class Rounds:
             return found_P
         if not (self._delay and self._sync.lookahead and self._begun > settled):
             return torch.cat(live)
-        ahead = [to_floats(method.lookahead(settled + 1)) for method in methods]
-        return torch.cat([here + step for here, step in zip(live, ahead, strict=True)])
+        found_P = torch.cat(live)
+        for method, layout, part in zip(methods, self._ground.layouts, self._ground.slices, strict=True):
+            ahead = method.lookahead(settled + 1)
+            if ahead is not None:
+                found_P[part] += to_floats(dense(ahead, layout))
+        return found_P
