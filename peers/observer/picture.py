@@ -10,10 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from statistics import median, median_high
+from statistics import median
 
 from peers.config.run_file import SignedManifest
-from peers.network.discovery.record_reader import IN_STEP, eval_loss, settled_tokens
+from peers.network.discovery.record_reader import (
+    IN_STEP,
+    eval_loss,
+    settled_round,
+    settled_tokens,
+    usual_loss,
+    usual_round,
+)
 from peers.observer.owner_orders import UNASKED, Ordered
 from peers.observer.sightings import Departure, Sighting, Sightings
 from peers.telemetry.console import printable
@@ -94,6 +101,7 @@ class Picture:
     """(role, state) -> peers."""
     round: int | None = None
     settled: int | None = None
+    """Of the first stage, as `settled_tokens`."""
     loss: float | None = None
     eval_loss: float | None = None
     """On held-out text, as evaluators say; nats per token."""
@@ -124,10 +132,9 @@ class Picture:
 def draw(sightings: Sightings, signed: SignedManifest, now: float, ordered: Ordered = UNASKED) -> Picture:
     manifest = signed.manifest
     here = list(sightings.here())
-    training = [known for known in here if state_of(known) in IN_STEP and known.record.stage >= 0]
-    current = median_high(known.record.round for known in training) if training else None
+    training = [known.record for known in here if state_of(known) in IN_STEP and known.record.stage >= 0]
+    current = usual_round(training)
     most = 2 * ((current or 0) + 2) * manifest.rounds.target_tokens  # Rounds overshoot, by less than that.
-    losses = [known.record.loss for known in training if known.record.loss is not None]
     contributions, stages = sightings.contributions, range(len(manifest.stages))
     flow = [_capped_sum(known.tokens_per_second for known in here if known.record.stage == s) for s in stages]
     states = Counter((_role(known), state_of(known)) for known in sightings.peers.values())
@@ -138,10 +145,10 @@ def draw(sightings: Sightings, signed: SignedManifest, now: float, ordered: Orde
         weakest=_weakest(here, signed, now),
         states={(role, state): states[role, state] for role in ROLES for state in STATES},
         round=current,
-        settled=median_high(known.record.settled for known in training) if training else None,
-        loss=median(losses) if losses else None,
+        settled=settled_round(training, 0),
+        loss=usual_loss(training),
         eval_loss=eval_loss(known.record for known in here),
-        settled_tokens=settled_tokens((known.record for known in training), 0),
+        settled_tokens=settled_tokens(training, 0),
         tokens=max(contributions.of_stage(stage, most) for stage in stages),
         tokens_per_second=max(flow),
         sent_bytes_per_second=_capped_sum(known.sent_bytes_per_second for known in here),

@@ -95,6 +95,8 @@ class Picture:
     """Of the last seconds, how much of the time it had nothing to compute, 0 to 1."""
     utilization: float | None = None
     """Of the operations that its device can do at most, 0 to 1, over the last seconds."""
+    memory_bytes: int | None = None
+    """Of the peer's process, resident, as /metrics has it: p2pd beside it is not in it."""
     gradient_norm: float | None = None
     """Of its newest contribution, before it was clipped."""
     waits_for: tuple[int, ...] = ()

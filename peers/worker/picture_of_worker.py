@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from peers.compute.process_memory import resident_bytes
 from peers.network.neighbourhood import Neighbourhood
 from peers.telemetry.event_fold import Story, counts_of
 from peers.telemetry.notices import short
@@ -32,7 +33,8 @@ def picture_of(
     source = f"peer {name or short(story.peer)}"
     if worker is None or worker.neighbourhood is None or worker.data is None:
         state = worker.state if worker is not None else state or story.state
-        return Picture(source, now, story.run, state, loss=story.recent.mean, losses=losses, events=events)
+        return Picture(source, now, story.run, state, loss=story.recent.mean, losses=losses, events=events,
+                       memory_bytes=resident_bytes())  # fmt: skip
     data, update, traffic = worker.data, worker.update, worker.neighbourhood.traffic
     own = PeerSeen(
         peer=worker.identity.peer_id,
@@ -71,6 +73,7 @@ def picture_of(
         rounds=dict(update.counts.ended.items()) if update is not None else {},
         idle_share=idle,
         utilization=utilization,
+        memory_bytes=resident_bytes(),
         gradient_norm=update.counts.norms[0] if update is not None else None,
         events=events,
         waits_for=data.missing,

@@ -256,7 +256,7 @@ def test_help_answers_at_once_and_installs_nothing(clone):
     done = run(clone, "test", "exit 1", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) <= 6
-    assert "scripts/test tests/test_x.py" in done.stdout
+    assert "scripts/test tests/house " in done.stdout
     assert "docs/contributing.md" in done.stdout
     assert not (clone / ".venv").exists()
 

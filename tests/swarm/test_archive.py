@@ -184,7 +184,7 @@ def test_a_swarm_whose_peers_are_all_gone_goes_on_from_the_archive_alone(tmp_pat
     told = summary(facts)
     assert {source["name"] for source in told["sources"]} == {s.name for s in MANIFEST.data.sources}
     assert facts.order == ordered
-    assert told["compute"]["settled_rounds"] == min(at.values()) + 1
+    assert told["compute"]["settled_rounds"] == at[0] + 1
     assert [one["signed"] for one in told["contributors"]] == [2, 2, 2, 2]
 
 

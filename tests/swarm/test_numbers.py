@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from prometheus_client.parser import text_string_to_metric_families
-from swarm import tiny_manifest
+from swarm import sign, tiny_manifest
 from watched import Watched
 
 from peers.lab.world.virtual_time import run
@@ -21,11 +21,13 @@ from peers.state.checkpoint_file import files, read
 from peers.telemetry.event_fold import Story
 from peers.telemetry.picture import Picture
 from peers.tools.owner.run_facts import from_directory
-from peers.tools.owner.training_report import summary
+from peers.tools.owner.training_report import as_markdown, summary
 from peers.tools.top.from_directory import Watch
 from peers.worker.picture_of_worker import picture_of
 from protocols.memory.transport import MemoryNetwork
-from protocols.signed.records import open_record
+from protocols.signed.identity import Identity
+from protocols.signed.peer_record import PeerRecord
+from protocols.signed.records import open_record, seal_record
 from swarmnet.run.manifest import Rounds
 
 PEERS = {"a": 0, "b": 0, "c": 1, "d": 2}
@@ -115,11 +117,48 @@ def test_every_place_says_the_same_tokens_loss_rounds_and_utilisation(tmp_path):
             min(seen.tops["a"].settled_tokens, seen.tops["b"].settled_tokens),
         }  # fmt: skip
         assert len(told) == 1, told
+        assert seen.directory.settled == seen.observer.settled == report["settled_rounds"] - 1
+        assert seen.directory.loss == seen.observer.loss
+        assert seen.directory.tokens == seen.observer.tokens
         await swarm.stop_watching()
         await swarm.close()
 
     swarm = Watched(tiny_manifest())
     run(story())
+
+
+def test_of_stages_that_are_apart_every_place_names_the_first_ones_round_and_one_loss():
+    """Each stage closes its own rounds, and records are of different moments."""
+    signed = sign(tiny_manifest())
+    claims = [(0, 600, 1.0, 4_000), (0, 604, 2.0, 3_000), (1, 590, 6.0, 6_900), (2, 700, 7.0, 7_100)]
+
+    async def told():
+        network, found, sightings = MemoryNetwork(), {}, Sightings(len(signed.manifest.stages))
+        now = network.directory("reader").now()
+        for stage, settled, loss, tokens in claims:
+            identity = Identity.generate()
+            record = PeerRecord(
+                identity.peer_id, stage, "worker", [], settled + 5, 900.0, "1", state="training", loss=loss,
+                settled=settled, tokens=tokens, settled_tokens=settled * 100,
+            )  # fmt: skip
+            data = seal_record(identity, signed.run_id, record, now)
+            found[identity.peer_id] = open_record(data, signed.run_id)
+            sightings.recorded(found[identity.peer_id], now)
+            network.transport(identity.peer_id)
+            await network.directory(identity.peer_id).announce(signed.run_id, stage, data, 1.0)
+        top, observer = Watch(signed.manifest).take(found, now), draw(sightings, signed, now)
+        facts = await from_directory(signed, network.directory("reader"))
+        report = summary(facts)["compute"]
+        assert top.settled == observer.settled == report["settled_rounds"] - 1 == 600
+        assert top.settled_tokens == observer.settled_tokens == report["tokens"] == 60_000
+        assert top.loss == observer.loss == 4.0
+        assert top.round == observer.round == 609
+        assert top.tokens == observer.tokens == 7_100
+        text = as_markdown(facts)
+        assert "settled by all stages up to round 590" in text
+        assert "- Tokens: 60,000 in 601 settled rounds of the first stage" in text
+
+    run(told())
 
 
 def test_tokens_in_all_go_on_over_a_crash_of_everybody_and_a_newcomer_has_them(tmp_path):

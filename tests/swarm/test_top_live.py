@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client import ProcessCollector
 from rich.console import Console
 from swarm import OWNER, TINY_MODEL, Swarm, sign, tiny_manifest
 
@@ -87,6 +88,11 @@ def test_a_worker_shows_itself_its_neighbours_its_loss_and_what_it_counts(lived)
     assert picture.lag == 0
     assert picture.idle_share == 0.25
     assert picture.gradient_norm > 0
+    resident = next(
+        sample.value for family in ProcessCollector(registry=None).collect() for sample in family.samples
+        if sample.name == "process_resident_memory_bytes"
+    )  # fmt: skip
+    assert picture.memory_bytes == pytest.approx(resident, rel=0.5), "what /metrics calls resident"
 
 
 def test_a_peer_that_is_lost_is_seen_as_gone_with_its_code(lived):

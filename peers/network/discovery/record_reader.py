@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from statistics import median_low
+from statistics import median, median_high, median_low
 
 from protocols.errors import WireError
 from protocols.ports import Directory
@@ -57,6 +57,26 @@ def settled_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:
     told = [record.settled_tokens for record in records
             if record.stage == stage and record.state in IN_STEP and record.settled_tokens >= 0]  # fmt: skip
     return median_low(told) if told else None
+
+
+def settled_round(records: Iterable[PeerRecord], stage: int) -> int | None:
+    """Newest settled round of a stage, by the middle one of those who are in step (of two the lower), as
+    `settled_tokens`; -1: they say none; None: nobody is in step."""
+    told = [record.settled for record in records if record.stage == stage and record.state in IN_STEP]
+    return median_low(told) if told else None
+
+
+def usual_round(records: Iterable[PeerRecord]) -> int | None:
+    """Of the middle one of those who are in step, of any stage (of two the higher); None: nobody is."""
+    told = [record.round for record in records if record.stage >= 0 and record.state in IN_STEP]
+    return median_high(told) if told else None
+
+
+def usual_loss(records: Iterable[PeerRecord]) -> float | None:
+    """Of those who are in step, the median; None: nobody says one."""
+    told = [record.loss for record in records
+            if record.stage >= 0 and record.state in IN_STEP and record.loss is not None]  # fmt: skip
+    return median(told) if told else None
 
 
 def eval_loss(records: Iterable[PeerRecord]) -> float | None:

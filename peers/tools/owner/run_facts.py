@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import prod
-from statistics import median_low
 from typing import Any
 
 from peers.config.run_file import SignedManifest
-from peers.network.discovery.record_reader import IN_STEP, LOOK_UP_SECONDS, look, settled_tokens
+from peers.network.discovery.record_reader import LOOK_UP_SECONDS, look, settled_round, settled_tokens
 from peers.network.orders.order_book import OrderBook
 from peers.state.archive import Archive
 from peers.state.archive_store import ArchiveError
@@ -20,7 +19,7 @@ from peers.telemetry.console import counted
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.orders import open_order
-from protocols.signed.peer_record import NO_STAGE, PeerRecord
+from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import RECORD_SECONDS
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.run.manifest import Manifest
@@ -80,7 +79,7 @@ class Facts:
 
     @property
     def round(self) -> int:
-        """Of the stage that is furthest behind; -1: not every stage has one."""
+        """That all stages have settled: of the one that is furthest behind; -1: not every stage has one."""
         return min(self.rounds)
 
     @property
@@ -165,7 +164,8 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
     await book.look_up(directory, LOOK_UP_SECONDS)
     now = directory.now()
     told = [one.record for one in records.values()]
-    rounds = tuple(_settled(told, stage) for stage in range(len(signed.manifest.stages)))
+    said = [settled_round(told, stage) for stage in range(len(signed.manifest.stages))]
+    rounds = tuple(-1 if round is None else round for round in said)
     contributors = [
         Contributor(record.peer, record.name, record.tokens, None, record.device)
         for record in told if record.tokens > 0
@@ -175,12 +175,6 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
     at = datetime.fromtimestamp(now, UTC)
     tokens = tuple(settled_tokens(told, stage) for stage in range(len(rounds)))
     return Facts(signed, book.order, at, rounds, tuple(contributors), origin, tokens, OF_RECORDS)
-
-
-def _settled(records: Iterable[PeerRecord], stage: int) -> int:
-    """Newest settled round of a stage by the middle one of those who are in step; -1: nobody says one."""
-    said = [record.settled for record in records if record.stage == stage and record.state in IN_STEP]
-    return median_low(said) if said else -1
 
 
 def _origin(peers: Mapping[int, int], stages: int, order: Order, now_seconds: float) -> str:

@@ -43,7 +43,8 @@ def summary(facts: Facts) -> dict[str, Any]:
         "general": {
             "model": manifest.name,
             "version": f"run {facts.signed.run_id}, " + (
-                f"settled round {facts.round}" if facts.round >= 0 else "no settled round known"
+                f"settled by all stages up to round {facts.round}" if facts.round >= 0
+                else "no settled round known"
             ),
             "provider": manifest.contact or NOT_STATED,
             "owner_key": manifest.owner,
@@ -80,7 +81,7 @@ def _trained(facts: Facts) -> dict[str, float | None]:
     """None: not known. The manifest alone does not say how long the run has trained."""
     known = facts.round >= 0
     return {
-        "settled_rounds": facts.round + 1 if known else None,
+        "settled_rounds": facts.rounds[0] + 1 if known else None,
         "tokens": facts.tokens if known else None,
         "floating_point_operations": facts.flops if known else None,
         "energy_kilowatt_hours": facts.kilowatt_hours if known else None,
@@ -174,7 +175,8 @@ def _cost(facts: Facts, compute: dict[str, Any]) -> list[str]:
         return [f"- {what}: not known" for what in ("Tokens", "Operations", "Energy")]
     most = "" if facts.is_counted else "at most "
     return [
-        f"- Tokens: {most}{compute['tokens']:,} in {compute['settled_rounds']:,} settled rounds",
+        f"- Tokens: {most}{compute['tokens']:,} in {compute['settled_rounds']:,} settled rounds "
+        "of the first stage",
         f"- Operations: {compute['floating_point_operations']:.3g}",
         f"- Energy: about {compute['energy_kilowatt_hours']:.3g} kWh",
     ]

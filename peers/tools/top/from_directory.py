@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 
-from peers.network.discovery.record_reader import QUIET_SECONDS, eval_loss, settled_tokens
+from peers.network.discovery.record_reader import (
+    QUIET_SECONDS,
+    eval_loss,
+    settled_round,
+    settled_tokens,
+    usual_loss,
+    usual_round,
+)
 from peers.telemetry.event_fold import MOST_EVENTS, Curve
 from peers.telemetry.picture import Happened, PeerSeen, Picture, curve, lag_of
+from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest
@@ -40,13 +48,10 @@ class Watch:
             self.events.append(Happened(now, "record_gone", text, "warning"))
             self._speeds.pop(peer, None)
         self._before = dict(records)
-        losses = [
-            signed.record.loss for signed in records.values()
-            if signed.record.loss is not None and signed.record.stage >= 0
-        ]  # fmt: skip
-        if losses:
-            self.losses.add(now, sum(losses) / len(losses))
-        return self._picture(records, now, sum(losses) / len(losses) if losses else None)
+        loss = usual_loss(signed.record for signed in records.values())
+        if loss is not None:
+            self.losses.add(now, loss)
+        return self._picture(records, now, loss)
 
     def _hear(self, order: Order, now: float, first: bool) -> None:
         """In the words in which a peer tells it."""
@@ -98,13 +103,13 @@ class Watch:
             state="held" if self._order.paused else "",
             stages=len(self.manifest.stages),
             peers=tuple(peers),
-            round=max((round for _, round in steps), default=None),
-            settled=max((record.settled for record in workers), default=None),
+            round=usual_round(workers),
+            settled=settled_round(workers, 0),
             lag=lag_of(steps),
             loss=loss,
             eval_loss=eval_loss(signed.record for signed in records.values()),
             losses=curve(self.losses.points),
-            tokens=sum(record.tokens for record in workers if record.stage == 0),
+            tokens=_largest_stage(workers),
             settled_tokens=settled_tokens(workers, 0),
             tokens_per_second=sum(speeds) if speeds else None,
             sent={"all": sum(record.sent_bytes for record in workers)},
@@ -128,6 +133,14 @@ class Watch:
             sent_bytes=record.sent_bytes,
             received_bytes=record.received_bytes,
         )
+
+
+def _largest_stage(workers: Iterable[PeerRecord]) -> int:
+    """Tokens since the starts of a stage's peers, of the stage that has most."""
+    tokens: Counter[int] = Counter()
+    for record in workers:
+        tokens[record.stage] += record.tokens
+    return max(tokens.values(), default=0)
 
 
 def _name(name: str, peer: PeerId) -> str:

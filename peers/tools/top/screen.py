@@ -44,6 +44,7 @@ def frame(picture: Picture, console: Console, foot: str = "", rows: int | None =
         _counts("microbatches", picture.microbatches),
         _counts("rounds", picture.rounds),
         _computing(picture),
+        _memory(picture),
     )
     tail = [line for line in known if line is not None]
     shown_peers, shown_events = _room(picture, rows, len(head) + len(tail) + 5 + bool(foot))
@@ -208,6 +209,12 @@ def _computing(picture: Picture) -> Text | None:
     if picture.gradient_norm is not None:
         parts.append(f"gradient norm {picture.gradient_norm:.3g}")
     return Text(f"{'computing':<13}{'  '.join(parts)}") if parts else None
+
+
+def _memory(picture: Picture) -> Text | None:
+    if picture.memory_bytes is None:
+        return None
+    return Text(f"{'memory':<13}{amount(picture.memory_bytes)} resident, without p2pd")
 
 
 def _events(events: Sequence[Happened], most: int) -> list[Text]:

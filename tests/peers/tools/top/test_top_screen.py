@@ -91,6 +91,12 @@ def test_idle_time_and_the_gradients_norm_have_a_line_where_they_are_known():
     assert "computing" not in drawn(PICTURE)
 
 
+def test_the_memory_has_a_line_where_it_is_known():
+    seen = replace(PICTURE, memory_bytes=464_728_064)
+    assert "memory       465 MB resident, without p2pd" in drawn(seen).splitlines()
+    assert "memory" not in drawn(PICTURE)
+
+
 def test_a_frame_is_as_wide_as_the_terminal_and_loses_columns_first():
     for width in (40, 57, 80, 132, 200):
         lines = drawn(PICTURE, width).splitlines()
