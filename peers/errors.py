@@ -20,6 +20,10 @@ class ConfigError(UserError):
         super().__init__(self.problems[0] + more)
 
 
+class UnknownRun(UserError):
+    """A run whose manifest nobody has: most likely its id is not right."""
+
+
 class NoAnswer(Exception):
     """The swarm did not answer; the message says for whom it was waited."""
 

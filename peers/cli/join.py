@@ -16,7 +16,7 @@ from peers.config.atomic_files import is_file, is_there, write_atomically
 from peers.config.peer_file import PeerFile, check_typed, default_state, load, run_id_of
 from peers.config.rewriting import set_private
 from peers.config.yaml_lines import Typed, overlay
-from peers.errors import UserError, as_user_errors
+from peers.errors import UnknownRun, UserError, as_user_errors
 from swarmnet.identifiers import RunId
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def join(
     config = check_typed(typed, folder, run_id[:16], os.environ)
     if signed is not None:
         _require_possible(config, signed)
+    is_new = not is_there(folder)
     make_private(folder)
     if not named:
         typed.data["name"] = _own_name(config)
@@ -97,8 +98,22 @@ def join(
     if not typed.data.get("bootstrap") and from_archive is None:
         typer.echo("alone  no --bootstrap was given: this peer waits for others to come to it", err=True)
     typer.echo("start  Ctrl+C leaves politely (again: at once); `swarmnet top` shows more", err=True)
+    _start_first(file, is_new)
+
+
+def _start_first(file: Path, is_new: bool) -> None:
+    """As it was just written. A folder that was made for a run that nobody knows is removed again: it would
+    be found as a second peer's by all commands that look for the only one."""
     config = load(file, os.environ)
-    start(config, _keeping(file, config.bootstrap))
+    try:
+        start(config, _keeping(file, config.bootstrap))
+    except UnknownRun as error:
+        if not is_new:
+            raise
+        from peers.tools.leftovers import remove_state
+
+        remove_state(file.parent)
+        raise UserError(f"{error} (nothing is kept of this try)") from None
 
 
 def _keeping(file: Path, tried: Sequence[str]) -> Callable[[], str]:

@@ -53,6 +53,7 @@ def _lines(found: Leftovers) -> list[str]:
     for state in found.states:
         runs = "   a peer runs there" if state.running else ""
         lines.append(f"  state    {state.folder}   {state.bytes / 1e6:,.2f} MB{runs}")
+    lines += [f"  shared   {path}" for path in found.shared]
     lines += [f"  unit     {path}" for path in found.units]
     lines += [f"  temp     {path}" for path in found.temporary]
     lines += [f"  key      {path}   an owner's, as it was named" for path in found.keys]

@@ -289,10 +289,12 @@ def _require_version(canonical: bytes) -> None:
         return  # What is wrong with it is said by who reads it whole.
     version = content.get("wire_version") if isinstance(content, dict) else None
     if type(version) is int and version != WIRE_VERSION:
-        who = "this machine's swarmnet is too old" if version > WIRE_VERSION else "the run is of an older one"
+        who = "the run is of an older one; ask"
+        if version > WIRE_VERSION:
+            who = "this machine's swarmnet is too old; update it (git pull && scripts/setup), or ask"
         raise OtherVersion(
-            f"the run speaks wire version {version}, this program {WIRE_VERSION}: {who}; update it "
-            "(git pull && scripts/setup), or ask the run's owner which version to take"
+            f"the run speaks wire version {version}, this program {WIRE_VERSION}: {who} the run's owner "
+            "which version to take"
         )
 
 

@@ -24,7 +24,7 @@ IDENTITY = "identity.key"
 OF_A_STATE = {
     IDENTITY: "", ".identity.key.*": "", "peer.yaml": "", "run.json": "", "peers.json": "",
     "bootstraps.json": "", "receipts.jsonl": "", "events.jsonl": "", "events.jsonl.old": "", "order.bin": "",
-    "lock": "", "control.sock": "", ".*.part": "",
+    "height.json": "", "lock": "", "control.sock": "", ".*.part": "",
     "checkpoints": "checkpoints", "text": "text", "sibling-[0-9]*": "state",
 }  # fmt: skip
 """Names in a state folder that peers write; behind those of folders, what is in them."""
@@ -36,6 +36,8 @@ IN = {
     "text": {"*.tokens": "", "*.part": "", ".*.part": "", "newest.json": ""},
 }  # fmt: skip
 """By kind of folder."""
+OF_ALL_STATES = ("peaks.json", "peaks.lock", ".peaks.json.*.part")
+"""Files beside the state folders, which the peers of a machine share (peers/compute/peak_flops.py)."""
 SHOWS_A_STATE = (IDENTITY, "peer.yaml", "events.jsonl", "lock")
 
 
@@ -57,6 +59,8 @@ class Leftovers:
     """All that was found."""
 
     states: list[State] = field(default_factory=list)
+    shared: list[Path] = field(default_factory=list)
+    """Files that all peers of this machine write."""
     units: list[Path] = field(default_factory=list)
     temporary: list[Path] = field(default_factory=list)
     keys: list[Path] = field(default_factory=list)
@@ -66,7 +70,8 @@ class Leftovers:
 
     @property
     def empty(self) -> bool:
-        return not (any(state.ours for state in self.states) or self.units or self.temporary or self.keys)
+        others = self.shared or self.units or self.temporary or self.keys
+        return not (any(state.ours for state in self.states) or others)
 
 
 def find(home: Path, units: Path, more: Sequence[Path], keys: Sequence[Path]) -> Leftovers:
@@ -100,9 +105,13 @@ def _below(home: Path, found: Leftovers) -> Iterator[Path]:
             found.stays.append((path, "a link: what it leads to is named with --state"))
         elif path.is_dir() and _is_state(path):
             yield path
+        elif path.name == "orders":
+            found.stays.append((path, "what an owner has ordered from here"))
         elif path.suffix == ".key":
             why = "an owner's key: without it nobody gives orders in its runs; --owner-key FILE removes it"
             found.stays.append((path, why))
+        elif path.is_file() and any(fnmatch.fnmatch(path.name, name) for name in OF_ALL_STATES):
+            found.shared.append(path)
         else:
             found.stays.append((path, "no peer made it"))
 
@@ -200,9 +209,9 @@ def remove(found: Leftovers) -> list[str]:
     refuses."""
     require_rest(found)
     told = []
-    for key in found.keys:
-        key.unlink(missing_ok=True)
-        told.append(_told(key))
+    for file in (*found.keys, *found.shared):
+        file.unlink(missing_ok=True)
+        told.append(_told(file))
     for unit in found.units:
         told += systemd_unit.remove(unit).lines
     for state in found.states:
@@ -212,6 +221,14 @@ def remove(found: Leftovers) -> list[str]:
         shutil.rmtree(folder, ignore_errors=True)  # It does not follow links.
         told.append(_told(folder))
     return told
+
+
+def remove_state(folder: Path) -> None:
+    """What a peer wrote into a folder that this process made, and the folder. UserError where the disk
+    refuses."""
+    state = State(folder, running=False)
+    _sort(folder, "state", state, (), Leftovers())
+    _removed(state)
 
 
 def _removed(state: State) -> list[str]:

@@ -17,7 +17,7 @@ from peers.config.run_file import (
     load_signed,
     published_text,
 )
-from peers.errors import UserError
+from peers.errors import UnknownRun
 from peers.network.counted_directory import Joinable
 from protocols.dht.directory import split_multiaddr
 from protocols.errors import Unreachable, WireError
@@ -127,7 +127,7 @@ async def find_manifest(
     run: str, directory: Directory, kept: Path, say: Say
 ) -> SignedManifest:
     """As `manifest_here`, or from the directory, which is asked for a minute. Raises OtherVersion, and
-    UserError for a run that nobody knows."""
+    UnknownRun for a run that nobody knows."""
     here = await asyncio.to_thread(manifest_here, run, kept)
     if here is not None:
         return here
@@ -148,7 +148,7 @@ async def find_manifest(
             reason = str(error)
         left = until - clock()
         if left <= 0:
-            raise UserError(
+            raise UnknownRun(
                 f"{reason}; asked for {UNKNOWN_SECONDS:.0f} s: compare the id with what the run's owner "
                 "published, and ask for a bootstrap of that run"
             )

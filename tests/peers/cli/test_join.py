@@ -21,7 +21,7 @@ from peers.config.limits import LimitsFile
 from peers.config.peer_file import load
 from peers.config.run_file import published_text
 from peers.config.run_url import fetch_run
-from peers.errors import UserError
+from peers.errors import UnknownRun, UserError
 from peers.lab.world import virtual_time
 from peers.worker.startup_summary import machine_line, pace_of, run_line, swarm_line, traffic_line
 from protocols.messages.table import PeerRecord
@@ -209,6 +209,25 @@ def test_a_peer_without_a_name_is_called_by_the_end_of_its_own_id(swarmnet, star
     for options in (["--name", "attic"], ["--set", "name=attic"]):
         assert swarmnet("join", tmp_path / "a.json", "--state", options[0][2:], *options)[0] == 0
         assert started[-1].name == "attic"
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_of_a_run_that_nobody_knows_nothing_stays_but_in_a_folder_that_was_there(
+    swarmnet, monkeypatch, was_there
+):
+    def asks(config, *_):
+        for name in ("events.jsonl", "lock", "bootstraps.json"):
+            (config.state / name).write_text("")
+        raise UnknownRun("no peer knows the run")
+
+    monkeypatch.setitem(sys.modules, "peers.process.process", SimpleNamespace(run_peer_file=asks))
+    if was_there:
+        Path("here").mkdir()
+    code, _, err = swarmnet("join", "ab" * 32, "--bootstrap", BOOTSTRAP, "--state", "here")
+    assert code == 2
+    assert "error: no peer knows the run" in err
+    assert ("nothing is kept of this try" in err) == (not was_there)
+    assert Path("here").exists() == Path("here/peer.yaml").exists() == was_there
 
 
 def test_a_file_url_is_joined_too(swarmnet, started, tmp_path):

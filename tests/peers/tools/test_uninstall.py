@@ -63,6 +63,24 @@ def test_a_state_goes_whole_and_an_owners_key_stays(swarmnet, home):
     assert all_files(home) == {"owner.key"}
 
 
+def test_what_a_bootstrap_keeps_and_what_all_peers_share_goes_too(swarmnet, home):
+    (home / "one" / "height.json").write_text("{}")
+    for shared in ("peaks.json", "peaks.lock", ".peaks.json.77.part"):
+        (home / shared).write_text("{}")
+    code, out, _ = swarmnet("uninstall", "--yes")
+    assert (code, all_files(home)) == (0, {"owner.key"})
+    assert f"  shared   {home / 'peaks.json'}" in out
+    assert "no peer made it" not in out
+
+
+def test_what_an_owner_ordered_stays_and_is_named(swarmnet, home):
+    (home / "orders").mkdir()
+    (home / "orders" / "run").write_bytes(b"1")
+    code, out, _ = swarmnet("uninstall", "--yes")
+    assert (code, all_files(home)) == (0, {"owner.key", "orders", "orders/run"})
+    assert f"{home / 'orders'}   what an owner has ordered from here" in out
+
+
 def test_an_owners_key_goes_only_when_it_is_named(swarmnet, home, tmp_path):
     refused(swarmnet("uninstall", "--yes", "--owner-key", home / "one" / "peer.yaml"), "nothing was removed")
     assert (home / "one" / "peer.yaml").is_file()

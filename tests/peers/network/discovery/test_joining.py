@@ -164,6 +164,14 @@ def test_a_run_of_another_version_is_not_asked_for_again(tmp_path):
     assert directory.asked == 1
 
 
+def test_updating_is_no_advice_where_the_run_is_the_older_one(tmp_path):
+    canonical = signed_run().manifest.canonical().replace(b'"wire_version":1', b'"wire_version":0')
+    run, directory = hashlib.sha256(canonical).hexdigest(), Knowing(canonical + bytes(64))
+    with pytest.raises(OtherVersion, match=r"the run is of an older one; ask the") as refusal:
+        found(directory, run, tmp_path / "run.json")
+    assert "update" not in str(refusal.value)
+
+
 def test_a_stranger_cannot_end_a_peer_by_a_made_up_version(tmp_path):
     signed = signed_run()
     liar = signed.manifest.canonical().replace(b'"wire_version":', b'"wire_version":9') + bytes(64)
