@@ -49,6 +49,21 @@ def transfer(
     typer.echo(render(bench(repeats)))
 
 
+def memory(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")],
+    stage: Annotated[int, typer.Option(min=0, help="Which of its stages.")] = 0,
+) -> None:
+    """Bytes per parameter that a stage takes in this machine's memory, beside what peers say before."""
+    from peers.config.run_file import load_manifest
+    from peers.lab.bench.memory import bench, render
+    from swarmnet.identifiers import PeerId
+
+    manifest = load_manifest(run_file, PeerId(""), {})
+    if stage >= len(manifest.stages):
+        raise UserError(f"--stage {stage}: {run_file} has stages 0 to {len(manifest.stages) - 1}")
+    typer.echo(render(bench(manifest, stage)))
+
+
 def group(
     peers: Annotated[
         list[int] | None, typer.Option(min=2, max=2048, help="Size of a group; may be repeated.")

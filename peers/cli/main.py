@@ -149,6 +149,7 @@ def _add_groups(app: typer.Typer) -> None:
     measure: dict[str, Callable[..., None]] = {
         "contribution": lab.contribution,
         "transfer": lab.transfer,
+        "memory": lab.memory,
         "group": lab.group,
         "moving": lab.moving,
         "routing": lab.routing,

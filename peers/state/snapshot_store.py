@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import msgspec
 import numpy as np
@@ -30,8 +33,8 @@ besides: four holders on home lines need 25 s for 103 MB, and had forgotten it b
 class Snapshot:
     root: SnapshotRoot
     signed: bytes
-    data: bytes
-    """Little-endian int32 settled weights."""
+    data: bytes | memoryview
+    """Little-endian int32 settled weights, in memory or on the disk."""
     tokens: int | None = None
     """In all settled rounds up to it; None: not known."""
 
@@ -57,7 +60,7 @@ class Weights:
     """In all settled rounds up to there, of all peers; None: nobody says it."""
 
 
-def units_of(data: bytes) -> Tensor:
+def units_of(data: bytes | memoryview) -> Tensor:
     """int32 [size] from little-endian bytes."""
     return torch.from_numpy(np.frombuffer(data, "<i4").astype(np.int32))
 
@@ -80,7 +83,11 @@ NOT_BEGUN = Standing(-1, -1, b"", -1)
 class Snapshots:
     """What this peer keeps for newcomers. `keep` runs in the compute thread, the rest on the event loop."""
 
-    def __init__(self, identity: Identity, run_id: RunId, stage: int, rules: Rounds) -> None:
+    def __init__(
+        self, identity: Identity, run_id: RunId, stage: int, rules: Rounds, folder: Path | None = None
+    ) -> None:
+        """`folder`: where snapshots lie instead of in memory, in files that nobody else sees."""
+        self._folder = folder
         self.identity = identity
         self.run_id = run_id
         self.stage = stage
@@ -104,11 +111,11 @@ class Snapshots:
             self._hold(weights.settled_round, weights.units, digest, weights.chain, weights.tokens)
 
     def _hold(self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None) -> None:
-        data = units.cpu().numpy().astype("<i4", copy=False).tobytes()
-        size = chunk_bytes(len(data))
-        view = memoryview(data)
-        hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(data), size)]
-        root = SnapshotRoot(round, self.stage, len(data), digest, chain, hashes)
+        view = units.cpu().numpy().astype("<i4", copy=False).data.cast("B")
+        size = chunk_bytes(len(view))
+        hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(view), size)]
+        root = SnapshotRoot(round, self.stage, len(view), digest, chain, hashes)
+        data = _stored(view, self._folder)
         signed = seal(
             self.identity, self.run_id, Kind.SNAPSHOT, self.stage, round, told(tokens, round),
             msgspec.msgpack.encode(root),
@@ -131,3 +138,16 @@ class Snapshots:
         if found is not None:
             self.asked = digest
         return found
+
+
+def _stored(data: memoryview, folder: Path | None) -> bytes | memoryview:
+    """A copy: in a file without a name, which goes with the last who reads it, else in memory."""
+    if folder is None:
+        return bytes(data)
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(data)
+            file.flush()
+            return memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+    except OSError:  # The disk is full, which whoever writes checkpoints says.
+        return bytes(data)

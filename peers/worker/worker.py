@@ -107,8 +107,8 @@ class Worker(Parts):
         self._drain_seconds, self._goodbye = settings.drain_seconds, "leaving"
         self._behind = asyncio.Event()
         self._given_up: Resynchronise | None = None
-        self._in_step_before = False
         """Why the state is fetched again, while it is."""
+        self._in_step_before = False
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -195,7 +195,9 @@ class Worker(Parts):
             self.settings.checkpoints, self.signed, self.stage, self.part, self.compute, self.note, self.say,
             self.digests, self._past,
         )  # fmt: skip
-        self.snapshots = Snapshots(self.identity, self.signed.run_id, self.stage, manifest.rounds)
+        self.snapshots = Snapshots(
+            self.identity, self.signed.run_id, self.stage, manifest.rounds, self.settings.checkpoints
+        )
         self.states = StatePath(
             self.snapshots, self.neighbourhood, self.part.layout.size * 4, self.note, self.say
         )
@@ -421,7 +423,7 @@ class Worker(Parts):
     def _settled(self, replica: Replica, settled: Settled) -> None:
         """In the compute thread, right after a round settled: of these weights, be others taken up by now."""
         self.snapshots.keep(
-            settled.round, replica.settled_units, settled.digest, settled.chain, settled.tokens
+            settled.round, replica.settled_now, settled.digest, settled.chain, settled.tokens
         )
 
     def _resynchronise(self, wish: Resynchronise) -> None:

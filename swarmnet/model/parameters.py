@@ -16,6 +16,11 @@ BRANCH_ENDS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 """The last matrices of attention and feed-forward, which are linear: scaled, they scale what a layer adds."""
 
 
+def is_muons(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether Muon steps a parameter where it is the optimizer: a matrix of a layer."""
+    return len(shape) == 2 and name not in (EMBEDDING, HEAD)
+
+
 def whole(shape: ModelShape) -> Span:
     """The span of the unsplit model."""
     return Span(0, shape.layers, has_embedding=True, has_head=True)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import sqrt
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from swarmnet.model.flat_layout import Entry, Layout
-from swarmnet.model.parameters import EMBEDDING, HEAD
+from swarmnet.model.parameters import is_muons
+from swarmnet.run.manifest import InnerName
 
-InnerName = Literal["muon", "adamw"]
 ADAM_DECAYS = (0.9, 0.95)
 """Of gradient and square, as language models are trained (arXiv:2005.14165, appendix B)."""
 ADAM_EPSILON = 1e-8
@@ -46,7 +46,7 @@ class InnerStep:
 
     def __init__(self, name: InnerName, layout: Layout, momentum: float) -> None:
         self._rules: list[tuple[Entry, _Rule]] = [
-            (entry, _Muon(momentum) if name == "muon" and _is_muons(entry) else _AdamW())
+            (entry, _Muon(momentum) if name == "muon" and is_muons(entry.name, entry.shape) else _AdamW())
             for entry in layout.entries
         ]
 
@@ -105,7 +105,3 @@ def orthogonal(matrix_RC: Tensor) -> Tensor:
         gram = found @ found.T
         found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
     return (found.T if is_tall else found).to(matrix_RC.dtype)
-
-
-def _is_muons(entry: Entry) -> bool:
-    return len(entry.shape) == 2 and entry.name not in (EMBEDDING, HEAD)

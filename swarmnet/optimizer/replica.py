@@ -109,7 +109,7 @@ class Replica:
     def digest(self) -> bytes:
         """SHA-256 over the settled round (8 bytes, signed) and the settled int32 weights, little-endian."""
         digest = hashlib.sha256(self.settled_round.to_bytes(8, "little", signed=True))
-        digest.update(self._settled.cpu().numpy().astype("<i4", copy=False).tobytes())
+        digest.update(self._settled.cpu().numpy().astype("<i4", copy=False).data)
         return digest.digest()
 
     def settled_units(self) -> Tensor:

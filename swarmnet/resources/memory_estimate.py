@@ -1,24 +1,32 @@
 """How much memory a stage takes, from the manifest alone: said before anything is fetched.
 
-The terms are the tensors that a worker holds (swarmnet/optimizer/replica.py, model/stage_compute.py,
-optimizer/momentum.py, optimizer/sign_votes.py and peers/state/snapshot_store.py), in bytes per parameter; the
-sum lies above what a process was seen to take at its highest (docs/volunteer.md has the figures). No IO.
+The terms are the tensors that a worker holds (swarmnet/optimizer/replica.py, model/stage_compute.py and the
+methods), in bytes per parameter; `swarmnet bench memory` measures them (docs/benchmarks/memory.md). Snapshots
+for newcomers lie on the disk. No IO.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
-from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.flat_layout import Layout, layout_of
+from swarmnet.model.parameters import is_muons, parameter_shapes
 from swarmnet.pipeline.flow_control import graph_bytes
-from swarmnet.run.manifest import Manifest
+from swarmnet.run.manifest import InnerName, Manifest
 
-HELD_BYTES = 44
-"""Per parameter: settled and live weights 8, published floats of two versions 8, gradients gathered and
-handed over 8, momentum 4, gradients of the microbatch at hand 4, two snapshots 8, a step being made 4."""
-OPEN_ROUND_BYTES = 6
-"""Per parameter and open round: the tally's sums 2, the step that was applied 4."""
+FLOAT_BYTES = 4
+HELD_BYTES = 4 * FLOAT_BYTES
+"""Per parameter: settled weights, those that are computed with, the gradient, momentum or what was not
+sent."""
+AT_WORK_BYTES = 6
+"""Per parameter, more at times: gradients of the microbatch at hand 4, or a step being made 5 to 6."""
+COPY_BYTES = FLOAT_BYTES
+"""Per parameter: a checkpoint on its way to the disk."""
+OLD_VERSION_BYTES = FLOAT_BYTES
+"""Per parameter: weights that a microbatch under way was begun with, where it waits for other stages."""
+SIGN_BYTES = 1
+"""Per parameter and open round that was applied: what it did, a sign each."""
 ROUNDS_BESIDES = 2
 """Rounds open besides the window's: the one under way and the one that settles next."""
 PROCESS_BYTES = 330_000_000
@@ -51,7 +59,20 @@ class Needs:
 
 def needs_of(manifest: Manifest, stage: int, process_bytes: int) -> Needs:
     """`process_bytes`: what everything else takes out of the same memory."""
-    parameters = layout_of(parameter_shapes(manifest.model, manifest.span(stage))).size
-    rounds = manifest.rounds.window + ROUNDS_BESIDES
-    weights = parameters * (HELD_BYTES + OPEN_ROUND_BYTES * rounds)
+    layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
+    each = HELD_BYTES + AT_WORK_BYTES + COPY_BYTES
+    each += OLD_VERSION_BYTES if len(manifest.stages) > 1 else 0
+    rounds, sync = manifest.rounds.window + ROUNDS_BESIDES, manifest.sync
+    if sync.method != "local-steps":
+        weights = layout.size * (each + SIGN_BYTES * rounds)
+    else:
+        weights = layout.size * each + ceil(layout.size * FLOAT_BYTES * rounds / sync.parts)
+        weights += _moments(sync.inner, layout)
     return Needs(stage, weights, graph_bytes(manifest, stage), process_bytes)
+
+
+def _moments(inner: InnerName, layout: Layout) -> int:
+    """Bytes of an optimizer of a peer's own: Muon's one, AdamW's two."""
+    matrices = sum(entry.size for entry in layout.entries if is_muons(entry.name, entry.shape))
+    muons = matrices if inner == "muon" else 0
+    return FLOAT_BYTES * (muons + 2 * (layout.parameters - muons))

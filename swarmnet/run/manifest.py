@@ -158,6 +158,10 @@ MethodName = Literal["demo-votes", "demo-float", "local-steps"]
 """Every sync method that a run can name; swarmnet/optimizer/method.py says which class each one is."""
 
 
+InnerName = Literal["muon", "adamw"]
+"""Optimizers that a peer can step by itself with (swarmnet/optimizer/inner_step.py)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sync:
     """How contributions are made and applied."""
@@ -186,7 +190,7 @@ class Sync:
     """Largest 2-norm of a block's mean gradient before it enters the momentum."""
     lookahead: bool = True
     """While a round is open, compute at weights moved ahead by the own momentum."""
-    inner: Literal["muon", "adamw"] = field(default="muon", metadata={ADDED: True})
+    inner: InnerName = field(default="muon", metadata={ADDED: True})
     """Of local-steps: what a peer steps by itself with; Muon is for the matrices of layers, AdamW for the
     rest then, too."""
     step_tokens: int = field(default=0, metadata={ADDED: True})
