@@ -13,6 +13,7 @@ import torch
 from peers.cli import main as cli
 from protocols.p2pd import multipath_dialer
 from swarmnet.model.stage_compute import Finished, StageCompute
+from swarmnet.optimizer.inner_step import InnerStep
 
 seconds = 0.0
 noise = {}
@@ -46,13 +47,19 @@ def finish(stage, key, inputs, labels_BT):
 
 
 def use_gradient(stage, use):
-    return use(like((stage._layout.size,)).clone())
+    return use(like((stage._layout.size,)))
+
+
+def step(inner, moved_P, gradient_P, gains, rate):
+    """A peer's own step: its time is in that of the microbatches."""
+    moved_P.add_(gradient_P, alpha=-rate)
 
 
 if __name__ == "__main__":
     seconds = float(sys.argv[1])
     for function in (forward, backward, finish, use_gradient):
         setattr(StageCompute, function.__name__, function)
+    InnerStep.step = step
     multipath_dialer.MOST_CARRIERS = int(sys.argv[2])
     sys.argv = ["swarmnet", *sys.argv[6:]]
     cli.main()

@@ -38,6 +38,9 @@ def main():
     parser.add_argument("--warm-seconds", type=float, default=20.0)
     parser.add_argument("--in-flight", type=int, default=0, help="tokens: at most; 0: the default")
     parser.add_argument("--target-tokens", type=int, default=8192)
+    parser.add_argument("--peers", type=int, default=6, help="tokens")
+    parser.add_argument("--stages", type=int, default=2, help="tokens: 1: the whole model on each peer")
+    parser.add_argument("--parts", type=int, default=4, help="tokens --stages 1: sync.parts")
     parser.add_argument("--quic", action="store_true", help="tokens: QUIC instead of TCP on the WAN")
     parser.add_argument("--paced", type=float, default=0.0, help="tokens: tests/wan/wan_paced.py")
     parser.add_argument(

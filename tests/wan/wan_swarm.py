@@ -33,8 +33,9 @@ class WanSwarm(ChaosSwarm):
     def run_keys(self):
         shape = MODELS[self.model]
         half = shape["layers"] // 2
+        stages = [shape["layers"]] if self.options.stages == 1 else [half, shape["layers"] - half]
         return {
-            "name": f"wan-{self.model}", "seed": 0, "stages": [half, shape["layers"] - half], "model": shape,
+            "name": f"wan-{self.model}", "seed": 0, "stages": stages, "model": shape,
             "hidden_codec": "int8", **self.run,
         }  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""`scripts/soak wan tokens`: tokens/s of 6 peers in 2 stages on the WAN, right after the same on loopback."""
+"""`scripts/soak wan tokens`: tokens/s of 6 peers in 2 stages on the WAN, right after the same on loopback.
+
+`whole`: 8 peers that hold the whole model each and step by themselves; only contributions travel.
+"""
 
 import asyncio
 import json
@@ -15,10 +18,13 @@ from peers.lab.processes.chaos import ChaosOptions
 
 
 async def measure_tokens(folder, net, arguments):
-    options = ChaosOptions(peers=6, stages=2)
+    options = ChaosOptions(peers=arguments.peers, stages=arguments.stages)
     defaults = {name: PeerFile.model_fields[name].default for name in ("in_flight", "slots")}
     keys = {"in_flight": arguments.in_flight or defaults["in_flight"], "slots": defaults["slots"]}
     run = {"rounds": {"target_tokens": arguments.target_tokens}}
+    if arguments.stages == 1:  # A stage is a whole model: peers step by themselves between rounds.
+        run["sync"] = {"method": "local-steps", "parts": arguments.parts}
+        run["rounds"] |= {"longest_seconds": 120.0, "deadline_seconds": 60.0, "settle_seconds": 60.0}
     swarm = WanSwarm(options, folder, net, arguments.model, keys, run)
     swarm.quic, swarm.paced, swarm.subflows = arguments.quic, arguments.paced, arguments.subflows
     try:
@@ -32,23 +38,14 @@ async def measure_tokens(folder, net, arguments):
     finally:
         await swarm.stop()
     committed = [event for _, event in events(folder, "committed") if began < event.time <= ended]
-    first = [event for event in committed if "answered" in event.fields]
+    first = [event for event in committed if arguments.stages == 1 or "answered" in event.fields]
     applied = [event for _, event in events(folder, "applied") if began < event.time <= ended]
-    mean = {name: fmean(event.fields[name] for event in first)
-            for name in ("answered", "below", "queued", "under_way")}  # fmt: skip
-    network = mean["answered"] - mean["below"] - mean["queued"]
     seconds = ended - began
     found = {
         "tokens_per_second": round(sum(event.fields["tokens"] for event in first) / seconds),
-        "in_flight": round(mean["under_way"], 1),
-        "answer_seconds": {
-            "whole": round(mean["answered"], 3),
-            "compute": round(mean["below"], 3),
-            "waits_for_compute": round(mean["queued"], 3),
-            "network": round(network, 3),
-        },
-        "network_share_of_answer": round(network / mean["answered"], 3),
-        "round_seconds": round(6 * seconds / max(1, len(applied)), 3),
+        **(answers(first) if arguments.stages > 1 else {}),
+        "round_seconds": round(arguments.peers * seconds / max(1, len(applied)), 3),
+        "contributors": round(fmean(event.fields["contributors"] for event in applied), 2),
         "round_waited_seconds": round(median(event.fields["waited"] for event in applied), 3),
         "rerouted": sum(1 for _, event in events(folder, "rerouted") if began < event.time <= ended),
         "contribution_bytes_got_per_one_taken": got_per_taken(folder),
@@ -62,6 +59,23 @@ async def measure_tokens(folder, net, arguments):
         found["uplink_mbit"] = {name: round(megabits / seconds, 2) for name, megabits in sent.items()}
         found["router_cpu_share"] = round((after["cpu_seconds"] - before["cpu_seconds"]) / seconds, 3)
     return found
+
+
+def answers(first):
+    """What a microbatch waited for, from when it was sent to its gradient."""
+    mean = {name: fmean(event.fields[name] for event in first)
+            for name in ("answered", "below", "queued", "under_way")}  # fmt: skip
+    network = mean["answered"] - mean["below"] - mean["queued"]
+    return {
+        "in_flight": round(mean["under_way"], 1),
+        "answer_seconds": {
+            "whole": round(mean["answered"], 3),
+            "compute": round(mean["below"], 3),
+            "waits_for_compute": round(mean["queued"], 3),
+            "network": round(network, 3),
+        },
+        "network_share_of_answer": round(network / mean["answered"], 3),
+    }
 
 
 def newest_subflows(folder):

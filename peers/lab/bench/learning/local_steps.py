@@ -108,6 +108,22 @@ class TwoMagnitudes:
         return ceil(numbers * 2 / 8) + numbers // self.chunk * 2 * FLOAT_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Whole multiples of a power of two, as many as the bits tell apart, the outermost at 2.5 deviations."""
+
+    bits: int
+
+    def carried(self, delta_N: Tensor) -> Tensor:
+        chunks_CN, most = _chunks(delta_N), 2 ** (self.bits - 1) - 1
+        step_C1 = _power_of_two(2.5 * chunks_CN.square().mean(1, keepdim=True).sqrt() / most)
+        levels_CN = torch.round(chunks_CN / step_C1.clamp_min(2.0**-40)).clamp(-most, most)
+        return (levels_CN * step_C1).flatten()[: len(delta_N)]
+
+    def bytes(self, numbers: int) -> int:
+        return ceil((numbers * self.bits + ceil(numbers / CHUNK) * EXPONENT_BITS) / 8)
+
+
 class Mean:
     """The settled weights go where the mean of the peers went."""
 
@@ -145,6 +161,8 @@ class Exchange:
     residual: Literal["live", "feedback", "none"] = "live"
     """What becomes of what was not sent: it stays in the live weights, it waits outside of them and is added
     to what is moved next (error feedback), or it is lost."""
+    result: Quantizer = Floats()
+    """How the mean comes back from those who made it, where not everybody hears everybody."""
     feedback_decay: float = 1.0
     """Share of what waits that is kept from exchange to exchange."""
 
@@ -187,7 +205,8 @@ class LocalSteps:
             for live_P, waiting_P in zip(self._live, self._waiting, strict=True)
         ]
         carried = [self._carried(delta_N) for delta_N in deltas]
-        moved_N = self._outer.moved(torch.stack(carried).mean(0), part_N)
+        mean_N = self._exchange.result.carried(torch.stack(carried).mean(0))
+        moved_N = self._outer.moved(mean_N, part_N)
         settled_N = self._settled_P[part_N] + moved_N
         for live_P, waiting_P, delta_N, carried_N in zip(
             self._live, self._waiting, deltas, carried, strict=True

@@ -9,9 +9,11 @@ from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import InnerName, Learner, MeanGradient, schedule
 from peers.lab.bench.learning.local_steps import (
     Exchange,
+    Levels,
     LocalSteps,
     Nesterov,
     Powers,
+    Quantizer,
     Signs,
     TwoMagnitudes,
 )
@@ -84,6 +86,9 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
         "live-4-adamw": _signs("adamw", 4, "a quarter"),
         "live-2": _signs("muon", 2, "a half"),
         "live-1": _signs("muon", 1, "all"),
+        "result-4": _result(Levels(4), "four bits"),
+        "result-2": _result(Levels(2), "two bits"),
+        "result-1": _result(Signs(), "signs"),
         "feedback-4": _local(
             "muon",
             Exchange(LOCAL_STEPS, parts=4, quantizer=Signs(), residual="feedback"),
@@ -132,6 +137,11 @@ def _local(inner: InnerName, exchange: Exchange, told: str) -> Recipe:
 def _signs(inner: InnerName, parts: int, share: str) -> Recipe:
     exchange = Exchange(LOCAL_STEPS, parts=parts, quantizer=Signs())
     return _local(inner, exchange, f"signs of {share} every {LOCAL_STEPS} steps, live residual")
+
+
+def _result(result: Quantizer, told: str) -> Recipe:
+    exchange = Exchange(LOCAL_STEPS, parts=4, quantizer=Signs(), result=result)
+    return _local("muon", exchange, f"signs of a quarter every {LOCAL_STEPS} steps, their mean in {told}")
 
 
 def _diloco(inner: InnerName, every: int) -> Recipe:

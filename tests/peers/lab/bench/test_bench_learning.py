@@ -12,7 +12,15 @@ from typed import typing
 from peers.lab.bench.learning import trials
 from peers.lab.bench.learning.ground import Ground, Texts
 from peers.lab.bench.learning.learner import MeanGradient, schedule
-from peers.lab.bench.learning.local_steps import Exchange, LocalSteps, Nesterov, Powers, Signs, TwoMagnitudes
+from peers.lab.bench.learning.local_steps import (
+    Exchange,
+    Levels,
+    LocalSteps,
+    Nesterov,
+    Powers,
+    Signs,
+    TwoMagnitudes,
+)
 from peers.lab.bench.learning.plain_demo import PlainDemo, _Tiles
 from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
 from peers.lab.bench.learning.report import activation_bytes, render, row
@@ -138,6 +146,19 @@ def test_signs_carry_one_power_of_two_for_each_chunk():
 def test_powers_of_two_are_the_nearest_ones_and_what_is_far_below_is_nothing():
     carried = Powers().carried(torch.tensor([1.0, -0.3, 3.0, 2.0**-9, 0.0]))
     assert carried.tolist() == [1.0, -0.25, 4.0, 0.0, 0.0]
+
+
+def test_levels_are_whole_multiples_of_a_power_of_two_and_the_more_the_finer():
+    drawn = torch.randn(2 * CHUNK, generator=torch.Generator().manual_seed(0))
+    coarse, fine = Levels(2).carried(drawn), Levels(4).carried(drawn)
+    assert len(fine[:CHUNK].unique()) <= 15
+    assert len(coarse[:CHUNK].unique()) <= 3
+    step = fine[:CHUNK].abs()[fine[:CHUNK] != 0].min()
+    assert float(torch.log2(step)).is_integer()
+    assert torch.equal(fine[:CHUNK] / step, torch.round(fine[:CHUNK] / step))
+    assert (fine - drawn).norm() < 0.5 * (coarse - drawn).norm()
+    assert Levels(4).bytes(CHUNK) < 4 * Signs().bytes(CHUNK)
+    assert not Levels(4).carried(torch.zeros(10)).any()
 
 
 def test_the_outer_step_is_that_of_nesterov():
