@@ -113,8 +113,9 @@ def memory_of(manifest: Manifest, stage: int, held: float) -> int:
 
 
 def alone_memory(manifest: Manifest) -> int:
-    """Bytes that somebody needs who trains the whole model without anybody."""
-    return memory_of(replace(manifest, stages=(manifest.model.layers,)), 0, ALONE_BYTES)
+    """Bytes that somebody needs who trains the whole model without anybody, a sequence at a time."""
+    data = replace(manifest.data, microbatch_sequences=1)
+    return memory_of(replace(manifest, stages=(manifest.model.layers,), data=data), 0, ALONE_BYTES)
 
 
 def charged(

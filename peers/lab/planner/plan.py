@@ -124,7 +124,7 @@ def _stretch(
             question.churn * len(peers), played.churn_costs,
             computed(away_of_all, whole, way.visited, WINDOW * way.path), played.deaths, away.hastened(),
         )  # fmt: skip
-    rate = played.rate / its_way.most * bounds[-1]
+    rate = min(1.0, played.rate / its_way.most) * bounds[-1]  # More is the scatter of compute times.
     found = Stretch(whole, placement, way, bounds, played, len(some), churn, rate)
     if found.churned <= 0:
         why = "with so much churn" if rate > 0 else "on such lines, or of peers so slow"
