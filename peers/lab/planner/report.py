@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peers.lab.planner.question import Answer
+from peers.lab.planner.question import CLEARLY, Answer
 from peers.telemetry.console import counted
 
 LINE_SHARE = 0.2
@@ -109,12 +109,14 @@ def _rounds(answer: Answer) -> str:
 
 
 def _advice(answer: Answer) -> list[str]:
-    if answer.line_share <= LINE_SHARE:
+    bounds = answer.bounds
+    if answer.line_share <= LINE_SHARE and bounds.exchange >= CLEARLY * bounds.lines:
         return []
+    times = max(answer.full_line_share / LINE_SHARE, bounds.lines / bounds.exchange)
     return [
         "",
-        f"Contributions would take {answer.line_share:,.0%} of the thinnest line: make rounds.target_tokens "
-        f"{answer.full_line_share / LINE_SHARE:,.2g} times as large, or sync.kept smaller.",
+        f"Contributions take {answer.line_share:,.0%} of the thinnest line: make rounds.target_tokens and "
+        f"longest_seconds {times:,.2g} times as large, or sync.kept smaller.",
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import ceil, inf, isinf, log
+from math import ceil, inf, isinf
 
 from peers.errors import UserError
 from peers.lab.planner.exchange import parameters_of
@@ -20,8 +20,8 @@ from swarmnet.run.manifest import Manifest
 
 PLAYED = 4
 """Of the best, each with other stages or another exchange: a minute or two in the simulator."""
-ALIKE = 1e-3
-"""Times to the loss that differ by less are equal: the simpler shape is before the other."""
+ALIKE = 1.02
+"""Times to the loss within this factor are equal: what is played differs by as much from seed to seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +93,23 @@ def search(run: Manifest, question: Question) -> Search:
 
 
 def _best(judged: Iterable[Judged]) -> list[Judged]:
-    """The best of each number of stages and exchange, the best few of these."""
-    kept: dict[tuple[int, str, bool], Judged] = {}
-    for one in sorted((one for one in judged if one.tokens_per_second > 0), key=_simplest):
-        kept.setdefault((len(one.shape.stages), one.shape.exchange, one.shape.local), one)
-    return list(kept.values())[:PLAYED]
+    """Of each number of stages and exchange the simplest that is about as soon as the soonest; of these the
+    best few."""
+    kept: dict[tuple[int, str, bool], list[Judged]] = {}
+    for one in judged:
+        if one.tokens_per_second > 0:
+            kept.setdefault((len(one.shape.stages), one.shape.exchange, one.shape.local), []).append(one)
+    found = []
+    for alike in kept.values():
+        soonest = min(one.seconds for one in alike)
+        found.append(min((one for one in alike if one.seconds <= ALIKE * soonest), key=_simplest))
+    return sorted(found, key=lambda one: (one.seconds, len(one.shape.stages)))[:PLAYED]
 
 
-def _simplest(one: Judged) -> tuple[float, int, int, int]:
-    """Among equals few stages and frequent rounds; microbatches are large where none travels, and small where
-    many do."""
+def _simplest(one: Judged) -> tuple[int, int]:
+    """With frequent rounds; microbatches are large where none travels, and small where they do."""
     shape = one.shape
-    sequences = shape.sequences if len(shape.stages) > 1 else -shape.sequences
-    rank = round(log(one.seconds) / ALIKE) if one.seconds < inf else inf
-    return rank, len(shape.stages), shape.round_tokens, sequences
+    return shape.round_tokens, shape.sequences if len(shape.stages) > 1 else -shape.sequences
 
 
 def _played(run: Manifest, question: Question, best: Judged, parameters: int, target: int) -> Found | None:
