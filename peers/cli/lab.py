@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from peers.lab.bench.learning.trials import Trial
     from peers.lab.faults.play import Options
     from peers.lab.faults.report import Result
-    from swarmnet.run.manifest import Rounds
+    from peers.lab.planner.links import Links
+    from peers.lab.planner.question import Measured
+    from peers.lab.planner.question import Question as Asked
+    from peers.lab.planner.speeds import PeerClass
+    from swarmnet.run.manifest import Manifest, Rounds
 
 TABLE_COLUMNS = 200
 """Width of the table of paths: it does not fit in fewer."""
@@ -310,9 +314,9 @@ def plan(
     peers: Annotated[
         str,
         typer.Option(
-            help="Classes of peers, COUNTxSPEED@DOWN/UP with commas: tokens per second of the whole model on "
-            "one of them, Mbit/s; :REGION with --links. 9000x500tps@100/20,1000x20ktps@1000/1000. "
-            "No speed: as this machine."
+            help="Classes of peers, COUNTxSPEED@DOWN/UP:MEMORY with commas: tokens per second of the whole "
+            "model on one of them, Mbit/s; :REGION with --links. "
+            "9000x500tps@100/20:24GB,1000x20ktps@1000/1000. No speed: as this machine."
         ),
     ],
     churn: Annotated[float, typer.Option(min=0, max=100, help="Share of peers that leave per hour.")] = 0.0,
@@ -330,35 +334,76 @@ def plan(
         int, typer.Option(min=0, max=100_000, help="So many peers; 0: as many as a minute is enough for.")
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the simulation.")] = 0,
+    shape: Annotated[
+        bool, typer.Option("--shape", help="Search stages, microbatch, exchange and rounds for these peers.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --shape: write the run file of the best.")
+    ] = None,
 ) -> None:
-    """What given peers would make of a run: tokens/s, days, bytes, the weakest stage, the price of churn."""
+    """What given peers would make of a run: tokens/s beside one alone, days, bytes, what bounds it, the price
+    of churn; and with --shape, how the run should be cut for them."""
     from peers.config.run_file import load_manifest
-    from peers.lab.planner import links as tables
-    from peers.lab.planner.measure import measured
     from peers.lab.planner.plan import plan as answer
     from peers.lab.planner.question import Question
     from peers.lab.planner.report import render
-    from peers.lab.planner.speeds import peer_classes
     from swarmnet.identifiers import PeerId
+
+    if out is not None and not shape:
+        raise UserError("--out writes the shape that was found: add --shape")
+    if shape and measure:
+        raise UserError("--shape cuts the model in many ways and --measure measures one: give speeds instead")
+    classes, between, table = _swarm(peers, latency, links)
+    manifest = load_manifest(run_file, PeerId(""), {})
+    machine = _measured(manifest) if measure else None
+    question = Question(
+        classes, between, churn, tokens, cores, machine, slots, simulated=simulate, seed=seed, links=table
+    )
+    if shape:
+        _find_shape(manifest, question, run_file, out)
+    else:
+        typer.echo(render(answer(manifest, question)))
+
+
+def _swarm(
+    peers: str, latency: str | None, links: Path | None
+) -> tuple[tuple[PeerClass, ...], tuple[float, float], Links | None]:
+    """Who is there, and what lies between them."""
+    from peers.lab.planner import links as tables
+    from peers.lab.planner.speeds import peer_classes
 
     if links is not None and latency is not None:
         raise UserError("--links says what lies between peers: leave --latency out")
     table = tables.load(links) if links is not None else None
     try:
         classes = peer_classes(peers, table.lines if table is not None else None)
-        between = tables.seconds_range(latency or "5ms-150ms")
+        return classes, tables.seconds_range(latency or "5ms-150ms"), table
     except ValueError as error:
         raise UserError(f"--peers or --latency: {error}") from None
-    manifest = load_manifest(run_file, PeerId(""), {})
-    machine = measured(manifest) if measure else None
-    if machine is not None:
-        costs = zip(machine.alone, machine.per_peer, strict=True)
-        each = ", ".join(f"{1000 * alone:.1f} + {1000 * more:.1f} per further peer" for alone, more in costs)
-        typer.echo(f"measured: a microbatch costs {each} ms of a core, by stage")
-    question = Question(
-        classes, between, churn, tokens, cores, machine, slots, simulated=simulate, seed=seed, links=table
-    )
-    typer.echo(render(answer(manifest, question)))
+
+
+def _measured(manifest: Manifest) -> Measured:
+    from peers.lab.planner.measure import measured
+
+    machine = measured(manifest)
+    costs = zip(machine.alone, machine.per_peer, strict=True)
+    each = ", ".join(f"{1000 * alone:.1f} + {1000 * more:.1f} per further peer" for alone, more in costs)
+    typer.echo(f"measured: a microbatch costs {each} ms of a core, by stage")
+    return machine
+
+
+def _find_shape(manifest: Manifest, question: Asked, run_file: Path, out: Path | None) -> None:
+    from peers.lab.planner.shape.report import render
+    from peers.lab.planner.shape.search import search
+    from peers.lab.planner.shape.writing import require_new, write
+
+    if out is not None:
+        require_new(out)
+    found = search(manifest, question)
+    typer.echo(render(found))
+    if out is not None:
+        write(found, manifest, run_file, out)
+        typer.echo(f"\nwrote  {out}")
 
 
 def chaos(

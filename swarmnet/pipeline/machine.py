@@ -89,7 +89,9 @@ class Pipeline:
         candidates: Callable[[MicrobatchId | None, Collection[PeerId]], Collection[PeerId]],
         slots: int,
         ledger: Ledger,
+        body_bytes: int = 0,
     ) -> None:
+        """`body_bytes`: what a microbatch takes from stage to stage, by which patience begins."""
         self.stages_below = stages_below
         self.router = router
         self.candidates = candidates
@@ -105,7 +107,7 @@ class Pipeline:
         """Done, in the order in which they were."""
         self._overtaken: OrderedDict[tuple[PeerId, MicrobatchId], int] = OrderedDict()
         """Attempts that were called off before they came."""
-        self.answers = AnswerTimes(router, stages_below)
+        self.answers = AnswerTimes(router, stages_below, body_bytes)
         self._effects: list[events.Effect] = []
 
     @property
@@ -265,7 +267,8 @@ class Pipeline:
         if peer is None:
             job.phase, job.retry_at = "unrouted", now + RETRY_SECONDS
             return
-        patience = min(self.answers.patience(peer), (job.deadline - now) * HOP_MARGIN)
+        left = job.deadline - now
+        patience = min(self.answers.patience(peer, 0.0 if job.own else left), left * HOP_MARGIN)
         job.phase, job.next, job.sent_at = "waiting", peer, now
         job.attempt += 1
         job.tried.setdefault(peer, now)
@@ -340,6 +343,7 @@ class Pipeline:
     def _tick(self, now: float) -> None:
         for key, job in list(self._open.items()):
             if job.phase == "waiting" and now >= job.next_deadline:
+                self.answers.missed(job.sent_at, now)
                 if job.next is not None:
                     self.router.overdue(job.next, now - job.tried[job.next])
                     self.router.failed(job.next, now)

@@ -8,6 +8,7 @@ from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.events import ActArrived, ComputeForward, ForwardDone, SendAct
 from swarmnet.pipeline.ledger import Ledger
 from swarmnet.pipeline.machine import Pipeline
+from swarmnet.pipeline.timeouts import FIRST_DEADLINE_SECONDS
 from swarmnet.routing.load_balancer import Router
 
 UP, UP2, X, Y = (PeerId(name) for name in ("up", "up2", "x", "y"))
@@ -21,7 +22,7 @@ def machine(*below: PeerId, stages_below: int = 1, slots: int = 2) -> Pipeline:
 def waiting(*below: PeerId) -> tuple[Pipeline, SendAct]:
     """A machine whose microbatch has just been sent down."""
     pipeline = machine(*below)
-    assert pipeline.handle(ActArrived(UP, KEY, 1, 60.0), 0.0) == [ComputeForward(KEY)]
+    assert pipeline.handle(ActArrived(UP, KEY, 1, 2 * FIRST_DEADLINE_SECONDS), 0.0) == [ComputeForward(KEY)]
     (act,) = pipeline.handle(ForwardDone(KEY), 1.0)
     assert isinstance(act, SendAct)
     return pipeline, act

@@ -58,6 +58,18 @@ class Layout:
     """Which stages microbatches may leave out; None: each visits all, in order."""
     connection: Callable[[int, int], float] | None = None
     """What one connection between two peers carries at most; None: what their lines do."""
+    taken: tuple[float, ...] = ()
+    """Bytes per second that contributions take of each peer's line, up and down alike, by stage; empty:
+    none."""
+
+    def up(self, place: int) -> float:
+        """What is left of a peer's line for bodies."""
+        peer = self.peers[place]
+        return peer.up - self.taken[peer.stage] if self.taken else peer.up
+
+    def down(self, place: int) -> float:
+        peer = self.peers[place]
+        return peer.down - self.taken[peer.stage] if self.taken else peer.down
 
     def stages(self) -> tuple[tuple[int, ...], ...]:
         count = 1 + max(peer.stage for peer in self.peers)
@@ -87,9 +99,9 @@ class Layout:
         """
         last = max(peer.stage for peer in self.peers)
         rates = []
-        for peer in self.peers:
+        for place, peer in enumerate(self.peers):
             compute = peer.forward_seconds * (1 + self.work.backward_ratio)
             bodies = (peer.stage > 0) + (peer.stage < last)
-            line = bodies * self.work.body_bytes / min(peer.up, peer.down)
+            line = bodies * self.work.body_bytes / min(self.up(place), self.down(place))
             rates.append(1.0 / max(compute, line))
         return tuple(rates)

@@ -1,26 +1,28 @@
 """What a run could do with given peers: tokens per second, days, bytes, the weakest stage, churn's price.
 
 Speeds become seconds per microbatch and stage by counting the stage's matrix products; peers go to the stage
-that has least (as newcomers do, swarmnet/placement/policy.py); the maximum flow of the whole swarm is exact
-(max_flow.py, visits.py), and what share of it real routing reaches is played (playing.py), with and without
-churn (churn.py). A run that begins whole and then skips is played both ways.
+that has least (as newcomers do, swarmnet/placement/policy.py); contributions take their part of the lines
+(exchange.py); the maximum flow of the whole swarm on the rest is exact (max_flow.py, visits.py), and what
+share of it real routing reaches is played (playing.py), with and without churn (churn.py). A run that begins
+whole and then skips is played both ways.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from peers.errors import UserError
 from peers.lab.planner.churn import computed, turnover
+from peers.lab.planner.exchange import Exchange, alone_memory, charged, exchange_of
 from peers.lab.planner.layout import Layout, PeerSpec, Work
-from peers.lab.planner.placing import placed, sample
+from peers.lab.planner.placing import Placement, placed, sample, speed
 from peers.lab.planner.playing import WINDOW, Course, Played, course, play, playable
-from peers.lab.planner.question import BACKWARD_RATIO, Answer, Churn, Question
-from peers.lab.processes.demo_report import contribution_bytes
+from peers.lab.planner.question import BACKWARD_RATIO, Alone, Answer, Bounds, Churn, Question
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Act, encode
-from swarmnet.resources.bandwidth_estimate import contributions_per_second, rounds_per_second
+from swarmnet.resources.bandwidth_estimate import rounds_per_second
 from swarmnet.run.activation_sizes import encoded_bytes
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import Rules
@@ -34,7 +36,11 @@ class Stretch:
 
     layout: Layout
     """Of the whole swarm."""
+    placement: Placement
     course: Course
+    """On what contributions leave of the lines."""
+    most: tuple[float, float, float]
+    """Tokens per second: by compute alone, as lines carry them, and beside contributions."""
     played: Played
     simulated: int
     churn: Churn
@@ -45,25 +51,28 @@ class Stretch:
         return self.tokens_per_second * (1 - self.churn.costs)
 
 
-def plan(manifest: Manifest, question: Question) -> Answer:
-    """Raises UserError where there are too few peers, or nothing comes of them."""
-    rules = manifest.path_rules()
+def plan(manifest: Manifest, question: Question, exchange: Exchange | None = None) -> Answer:
+    """Raises UserError where there are too few peers, or nothing comes of them. `exchange`: None: as the run
+    says."""
+    exchange, rules = exchange or exchange_of(manifest), manifest.path_rules()
     skips = rules.most_skipped > 0
     whole_rounds = rules.whole_rounds if skips else 0
     plays = 1 + (whole_rounds > 0)
-    later = _stretch(manifest, question, rules if skips else None, plays)
+    later = _stretch(manifest, question, exchange, rules if skips else None, plays)
     whole = 0.0
     if whole_rounds:
-        calm = _stretch(manifest, replace(question, churn=0.0), None, plays)
+        calm = _stretch(manifest, replace(question, churn=0.0), exchange, None, plays)
         whole = calm.tokens_per_second * (1 - later.churn.costs)
     target = question.tokens or manifest.sync.decay_rounds * manifest.rounds.target_tokens
     tokens, stages, capacity = manifest.microbatch_tokens, later.layout.stages(), later.layout.capacity()
     committed = [later.churned * part for part in later.played.visited]
-    updates = _updates(manifest, stages, committed)
+    updates = _updates(manifest, exchange, stages, committed)
+    full = _updates(manifest, exchange, stages, committed, full=True)
+    compute, lines, beside = later.most
     return Answer(
         peers=tuple(map(len, stages)),
         capacity=tuple(sum(capacity[peer] for peer in peers) * tokens for peers in stages),
-        visited=later.played.visited, simulated=later.simulated, most=later.course.most * tokens,
+        visited=later.played.visited, simulated=later.simulated, most=beside,
         tokens_per_second=later.tokens_per_second, churned=later.churned, churn=later.churn,
         whole_rounds=whole_rounds, whole=whole, target=target,
         days=_seconds(manifest, target, whole_rounds, whole, later.churned) / DAY,
@@ -71,18 +80,40 @@ def plan(manifest: Manifest, question: Question) -> Answer:
         update_bytes=tuple(rate * DAY for rate in updates),
         round_seconds=tuple(1 / rounds_per_second(manifest, rate) for rate in committed),
         line_share=_line_share(later.layout, updates),
-        full_line_share=_line_share(later.layout, _updates(manifest, stages, committed, full=True)),
+        full_line_share=_line_share(later.layout, full),
+        bounds=Bounds(summed(manifest, question), compute, lines, beside, later.tokens_per_second),
+        alone=alone(manifest, question),
+        memory=tuple(exchange.memory(manifest, stage) for stage in range(len(stages))),
+        left_out=later.placement.left_out,
     )  # fmt: skip
 
 
-def _stretch(manifest: Manifest, question: Question, rules: Rules | None, plays: int) -> Stretch:
+def summed(manifest: Manifest, question: Question) -> float:
+    """Tokens per second of all peers, if each computed the whole model."""
+    speeds = [(one.count, speed(manifest, question, one)) for one in question.classes]
+    total = sum(count * each for count, each in speeds)
+    return min(total, question.cores * max(each for _, each in speeds)) if question.cores else total
+
+
+def alone(manifest: Manifest, question: Question) -> Alone:
+    """The fastest peer that has memory for the whole model, or else the fastest."""
+    needs = alone_memory(manifest)
+    found = [Alone(speed(manifest, question, one), needs, one.memory) for one in question.classes]
+    return max(found, key=lambda one: (one.fits, one.tokens_per_second))
+
+
+def _stretch(
+    manifest: Manifest, question: Question, exchange: Exchange, rules: Rules | None, plays: int
+) -> Stretch:
     """`rules`: by which microbatches leave stages out; None: by none."""
-    peers = placed(manifest, question, whole=rules is None)
-    whole = _layout(manifest, question, peers, rules)
+    memory = [exchange.memory(manifest, stage) for stage in range(len(manifest.stages))]
+    placement = placed(manifest, question, memory, whole=rules is None)
+    peers = placement.peers
+    whole, bounds = lay_out(manifest, question, exchange, peers, rules)
     way = course(whole, question.seed)
     wanted = question.simulated or playable(whole, way, question.slots, plays, question.churn > 0)
     some = sample(peers, wanted)
-    part = _layout(manifest, question, some, rules)
+    part = replace(_layout(manifest, question, some, rules), taken=whole.taken)
     its_way = course(part, question.seed)
     away = turnover(manifest, question, some) if question.churn else None
     played = play(part, its_way, question.slots, question.seed, away)
@@ -93,12 +124,32 @@ def _stretch(manifest: Manifest, question: Question, rules: Rules | None, plays:
             question.churn * len(peers), played.churn_costs,
             computed(away_of_all, whole, way.visited, WINDOW * way.path), played.deaths, away.hastened(),
         )  # fmt: skip
-    rate = played.rate * way.most / its_way.most
-    found = Stretch(whole, way, played, len(some), churn, rate * manifest.microbatch_tokens)
+    rate = min(1.0, played.rate / its_way.most) * bounds[-1]  # More is the scatter of compute times.
+    found = Stretch(whole, placement, way, bounds, played, len(some), churn, rate)
     if found.churned <= 0:
         why = "with so much churn" if rate > 0 else "on such lines, or of peers so slow"
         raise UserError(f"nothing is trained {why}: no microbatch came back to where it started")
     return found
+
+
+def lay_out(
+    manifest: Manifest, question: Question, exchange: Exchange, peers: Sequence[PeerSpec], rules: Rules | None
+) -> tuple[Layout, tuple[float, float, float]]:
+    """The swarm with what contributions take of its lines, and the tokens per second that it bears: by
+    compute alone, as lines carry them, and beside contributions."""
+    layout, tokens = _layout(manifest, question, peers, rules), manifest.microbatch_tokens
+    way, stages = course(layout, question.seed), layout.stages()
+
+    def taken(rate: float) -> list[float]:
+        committed = [rate * tokens * part for part in way.visited]
+        return _updates(manifest, exchange, stages, committed)
+
+    def most(one: Layout) -> float:
+        return course(one, question.seed).most
+
+    found, rate = (layout, way.most) if question.cores else charged(layout, most, taken)
+    unbound = replace(layout, peers=tuple(replace(peer, up=inf, down=inf) for peer in peers))
+    return found, (most(unbound) * tokens, way.most * tokens, rate * tokens)
 
 
 def _layout(
@@ -118,17 +169,19 @@ def _layout(
 
 
 def _updates(
-    manifest: Manifest, stages: Sequence[Sequence[int]], committed: Sequence[float], full: bool = False
+    manifest: Manifest, exchange: Exchange, stages: Sequence[Sequence[int]], committed: Sequence[float],
+    full: bool = False,
 ) -> list[float]:
     """Bytes per second that contributions take, up and down alike, at a peer of each stage. `committed`:
     tokens per second. `full`: if every peer contributed to every round, and rounds had their tokens."""
-    rates = []
-    for stage, (peers, rate) in enumerate(zip(stages, committed, strict=True)):
-        made = contributions_per_second(manifest, rate, len(peers))
-        if full:
-            made = len(peers) * rate / manifest.rounds.target_tokens
-        rates.append(made * (len(peers) - 1) / len(peers) * contribution_bytes(manifest, stage))
-    return rates
+    groups = [
+        (stage, len(peers), rate)
+        for stage, (peers, rate) in enumerate(zip(stages, committed, strict=True))
+    ]
+    if full:
+        rounds = manifest.rounds.target_tokens
+        return [exchange.per_round(stage, group) * rate / rounds for stage, group, rate in groups]
+    return [exchange.per_second(manifest, stage, rate, group) for stage, group, rate in groups]
 
 
 def _data_bytes(layout: Layout, committed: Sequence[float]) -> tuple[float, ...]:

@@ -62,6 +62,54 @@ class Churn:
 
 
 @dataclass(frozen=True, slots=True)
+class Alone:
+    """The fastest peer without the others."""
+
+    tokens_per_second: float
+    needs: int
+    """Bytes of memory for the whole model and a plain optimizer."""
+    has: int
+    """Bytes; 0: not said."""
+
+    @property
+    def fits(self) -> bool:
+        return not self.has or self.needs <= self.has
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Tokens per second, each with one more thing that takes of them."""
+
+    summed: float
+    """What all peers could compute, each with the whole model."""
+    compute: float
+    """In the stages where they are."""
+    lines: float
+    """That lines carry besides, as if nobody contributed."""
+    exchange: float
+    """Beside contributions."""
+    played: float
+    """As it came, with waits and latencies."""
+
+    @property
+    def strongest(self) -> str:
+        """What takes the largest share of what was left before it."""
+        steps = {
+            "how peers fit into stages": (self.summed, self.compute),
+            "lines: what microbatches send": (self.compute, self.lines),
+            "lines: contributions": (self.lines, self.exchange),
+            "waits and latencies": (self.exchange, self.played),
+        }
+        name = min(steps, key=lambda name: steps[name][1] / steps[name][0])
+        left = steps[name][1] / steps[name][0]
+        return name if left < CLEARLY else "compute"
+
+
+CLEARLY = 0.95
+"""What leaves more than this bounds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     peers: tuple[int, ...]
     """Per stage."""
@@ -71,7 +119,7 @@ class Answer:
     """By which part of the microbatches."""
     simulated: int
     most: float
-    """Tokens per second: the maximum flow, or what the shared cores can do."""
+    """Tokens per second: the maximum flow beside contributions, or what the shared cores can do."""
     tokens_per_second: float
     """Without churn, after the rounds that are whole."""
     churned: float
@@ -92,6 +140,21 @@ class Answer:
     """The largest part of a line that updates take."""
     full_line_share: float
     """And would if every peer contributed to every round of `target_tokens`."""
+    bounds: Bounds
+    alone: Alone
+    memory: tuple[int, ...]
+    """Bytes that a peer of each stage needs."""
+    left_out: tuple[PeerClass, ...] = ()
+    """Whose memory no stage fits in."""
+
+    @property
+    def utilisation(self) -> float:
+        """Of what all peers could compute."""
+        return self.churned / self.bounds.summed
+
+    @property
+    def slower_than_one(self) -> bool:
+        return self.alone.fits and self.churned < self.alone.tokens_per_second
 
     @property
     def weakest(self) -> int:

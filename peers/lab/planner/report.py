@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peers.lab.planner.question import Answer
+from peers.lab.planner.question import CLEARLY, Answer
 from peers.telemetry.console import counted
 
 LINE_SHARE = 0.2
@@ -11,12 +11,15 @@ LINE_SHARE = 0.2
 
 def render(answer: Answer) -> str:
     """For people."""
-    skips = min(answer.visited) < 1
+    summed = f"{answer.bounds.summed:,.0f}"
     rows = [
         ("tokens per second", f"{answer.churned:,.0f}"),
+        ("utilisation", f"{answer.utilisation:.3g} of the {summed} that all could compute"),
+        ("one of these alone", _alone(answer)),
         ("days", f"{answer.days:,.2f} to {answer.target:,} tokens"),
         ("without churn", f"{answer.tokens_per_second:,.0f} tokens per second; churn costs {_churn(answer)}"),
         ("the most possible", f"{answer.most:,.0f} (maximum flow, or the shared cores)"),
+        ("bounded by", _bounds(answer)),
         ("simulated", f"{answer.simulated:,} of {sum(answer.peers):,} peers"),
         ("weakest stage", _weakest(answer)),
         ("a round", _rounds(answer)),
@@ -25,17 +28,57 @@ def render(answer: Answer) -> str:
         first = f"{answer.whole:,.0f} tokens per second in the first {counted(answer.whole_rounds, 'round')}"
         rows.insert(1, ("before that", first + ", which leave out nothing"))
     lines = [f"{name:<20}{value}" for name, value in rows]
-    lines += ["", f"{'':>{43 if skips else 35}}sent per peer and day"]
+    return "\n".join([*lines, "", *_table(answer), *_advice(answer), *_warnings(answer)])
+
+
+def _table(answer: Answer) -> list[str]:
+    """By stage."""
+    skips = min(answer.visited) < 1
     visits = f"{'visits':>8}" if skips else ""
-    lines.append(f"{'stage':>5}{'peers':>8}{'tokens/s':>14}{visits}{'microbatches':>15}{'contributions':>15}")
+    lines = [
+        f"{'':>{55 if skips else 47}}sent per peer and day",
+        f"{'stage':>5}{'peers':>8}{'tokens/s':>14}{visits}{'memory':>12}"
+        f"{'microbatches':>15}{'contributions':>15}",
+    ]
     table = zip(
-        answer.peers, answer.capacity, answer.visited, answer.data_bytes, answer.update_bytes, strict=True
-    )
-    for stage, (count, capacity, part, data, updates) in enumerate(table):
+        answer.peers, answer.capacity, answer.visited, answer.memory, answer.data_bytes, answer.update_bytes,
+        strict=True,
+    )  # fmt: skip
+    for stage, (count, capacity, part, memory, data, updates) in enumerate(table):
         visits = f"{part:>8.0%}" if skips else ""
-        sent = f"{_bytes(data):>15}{_bytes(updates):>15}"
+        sent = f"{scaled(memory):>12}{scaled(data):>15}{scaled(updates):>15}"
         lines.append(f"{stage:>5}{count:>8,}{capacity:>14,.0f}{visits}{sent}")
-    return "\n".join(lines + _advice(answer))
+    return lines
+
+
+def _alone(answer: Answer) -> str:
+    alone = answer.alone
+    if not alone.fits:
+        return (
+            f"cannot: the whole model takes {scaled(alone.needs)}, and it has {scaled(alone.has)} "
+            f"({alone.tokens_per_second:,.0f} tokens per second if it could)"
+        )
+    return f"{alone.tokens_per_second:,.0f} tokens per second, in {scaled(alone.needs)} of memory"
+
+
+def _bounds(answer: Answer) -> str:
+    bounds = answer.bounds
+    return (
+        f"{bounds.strongest} (compute of the stages {bounds.compute:,.0f}, on their lines "
+        f"{bounds.lines:,.0f}, beside contributions {bounds.exchange:,.0f}, played {bounds.played:,.0f})"
+    )
+
+
+def _warnings(answer: Answer) -> list[str]:
+    """What must not be overlooked stands last."""
+    found = [f"NOT TAKING PART: {one}: no stage fits in that memory." for one in answer.left_out]
+    if answer.slower_than_one:
+        times = answer.alone.tokens_per_second / answer.churned
+        found.append(
+            f"SLOWER THAN ONE OF ITS MEMBERS: one peer alone makes {times:,.3g} times as many tokens. "
+            "Another shape may not be: swarmnet plan --shape."
+        )
+    return ["", *found] if found else []
 
 
 def _churn(answer: Answer) -> str:
@@ -66,16 +109,19 @@ def _rounds(answer: Answer) -> str:
 
 
 def _advice(answer: Answer) -> list[str]:
-    if answer.line_share <= LINE_SHARE:
+    bounds = answer.bounds
+    if answer.line_share <= LINE_SHARE and bounds.exchange >= CLEARLY * bounds.lines:
         return []
+    times = max(answer.full_line_share / LINE_SHARE, bounds.lines / bounds.exchange)
     return [
         "",
-        f"Contributions would take {answer.line_share:,.0%} of the thinnest line: make rounds.target_tokens "
-        f"{answer.full_line_share / LINE_SHARE:,.2g} times as large, or sync.kept smaller.",
+        f"Contributions take {answer.line_share:,.0%} of the thinnest line: make rounds.target_tokens and "
+        f"longest_seconds {times:,.2g} times as large, or sync.kept smaller.",
     ]
 
 
-def _bytes(count: float) -> str:
+def scaled(count: float) -> str:
+    """Bytes as people read them."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

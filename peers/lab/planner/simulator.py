@@ -56,6 +56,9 @@ BACKWARD, FORWARD = range(2)
 """Backward before forward, as peers/compute/executor.py has it."""
 TOKENS = 1
 """Of a microbatch: the simulator counts microbatches."""
+LOOK_SECONDS = 1.0
+"""How often an origin looks whether there is room ahead: whenever a neighbour beats
+(peers/worker/dispatch.py)."""
 ARM_SECONDS = 0.05
 """A deadline that is nearer than this to the one that is waited for is noticed with it."""
 
@@ -124,12 +127,14 @@ class SimulatedPeer:
         rules = swarm.layout.rules
         self.ways = Skipping(rules, spec.stage, self._live) if rules is not None else None
         below = swarm.last_stage - spec.stage
-        self.pipeline = Pipeline(below, router, self._candidates, spec.slots, Ledger())
+        body = swarm.layout.work.body_bytes
+        self.pipeline = Pipeline(below, router, self._candidates, spec.slots, Ledger(), body)
         self.alive = True
         self.service_seconds = 0.0
         self.busy_seconds = 0.0
         self.flow = flow
-        flow.window = spec.window or flow.window
+        if spec.window is not None:  # It begins with few, as all do, until the first one came back.
+            flow.window = min(spec.window, flow.window)
         self.own = 0
         """Own microbatches under way."""
         self.finished = 0
@@ -143,6 +148,8 @@ class SimulatedPeer:
         """Compute here and below, told up with the gradient."""
         self._granted: dict[PeerId, int] = {}
         self._armed = inf
+        self._looks = False
+        self.up, self.down = swarm.layout.up(place), swarm.layout.down(place)
         self.up_free = self.down_free = 0.0
 
     @property
@@ -213,11 +220,20 @@ class SimulatedPeer:
 
     def _arm(self) -> None:
         events = self.swarm.events
+        if not (self.spec.stage or self.own or self._looks):  # Nothing that is under way would wake it.
+            self._looks = True
+            events.after(LOOK_SECONDS, self._look)
         if self._armed > events.now + ARM_SECONDS:
             due = self.pipeline.next_deadline()
             if due < self._armed:
                 self._armed = due
                 events.at(due, self._tick, due)
+
+    def _look(self) -> None:
+        self._looks = False
+        if self.alive:
+            self.pump()
+            self._arm()
 
     def _tick(self, due: float) -> None:
         if due == self._armed:
@@ -291,6 +307,8 @@ class SimulatedPeer:
         self._spent[key] = self._spent.get(key, 0.0) + seconds
         if self.spec.stage == self.swarm.last_stage:
             self._measured(seconds)
+            if key.origin == self.id:
+                self._finished(key)
             self.feed(LastDone(key, TOKENS))
         elif priority == FORWARD:
             self.feed(ForwardDone(key))
@@ -306,7 +324,9 @@ class SimulatedPeer:
         swarm = self.swarm
         self.finished += 1
         total = swarm.events.now - self._started[key]
-        if self.spec.window is None:
+        if self.spec.window is not None:
+            self.flow.window = self.spec.window
+        else:
             self.flow.done(total, self._spent[key], swarm.waited.get(key, 0.0), self.own)
 
     def _measured(self, seconds: float) -> None:
@@ -395,7 +415,7 @@ class Swarm:
         if not size:
             return now + latency
         begins = max(now, sender.up_free)
-        sender.up_free = begins + size / sender.spec.up
+        sender.up_free = begins + size / sender.up
         came = sender.up_free + latency
         if layout.connection is not None:
             pair = sender.number, receiver.number
@@ -403,7 +423,7 @@ class Swarm:
             self._connection_free[pair] = free + size / layout.connection(sender.place, receiver.place)
             came = max(came, self._connection_free[pair] + latency)
         first = max(begins + latency, receiver.down_free)
-        receiver.down_free = max(came, first + size / receiver.spec.down)
+        receiver.down_free = max(came, first + size / receiver.down)
         return receiver.down_free
 
     def tell(self, sender: SimulatedPeer, to: PeerId) -> None:

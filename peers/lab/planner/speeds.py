@@ -2,7 +2,9 @@
 
 `9000x500tps@100/20,1000x20000tps@1000/1000`: nine thousand peers that would train 500 tokens per second if
 each held the whole model, on lines of 100 Mbit/s down and 20 up; a thousand fast ones. Without `@` a line of
-100/40, or of its region: `9000x500tps:eu,1000x20ktps@1000/1000:us` (links.py).
+100/40, or of its region: `9000x500tps:eu,1000x20ktps@1000/1000:us` (links.py). What each has of memory for
+this stands after a colon as well: `8x2ktps@100/40:24GB`, `8x2ktps:24GB:eu`. Whatever is a number with GB or
+GiB is no region.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ MEGABIT = 1e6 / 8
 Line = tuple[float, float]
 DEFAULT_LINE: Line = (100.0, 40.0)
 """Mbit/s down and up: a usual VDSL or cable line."""
+UNITS = {"GB": 10**9, "GiB": 1 << 30}
 _PART = re.compile(
     r"(?P<count>\d+)(?:x(?P<speed>\d+(?:\.\d+)?)(?P<unit>k?)tps)?"
     r"(?:@(?P<down>\d+(?:\.\d+)?)/(?P<up>\d+(?:\.\d+)?))?"
-    r"(?::(?P<region>[^\s:@,]+))?"
+    r"(?::(?P<memory>\d+(?:\.\d+)?)(?P<bytes>GB|GiB))?"
+    r"(?::(?P<region>(?!\d+(?:\.\d+)?(?:GB|GiB)$)[^\s:@,]+))?"
 )
 
 
@@ -33,6 +37,14 @@ class PeerClass:
     """Bytes per second."""
     up: float
     region: str = ""
+    memory: int = 0
+    """Bytes that each has for this; 0: not said, and not looked at."""
+
+    def __str__(self) -> str:
+        """Which peers are meant, for people."""
+        speed = "" if self.tokens_per_second is None else f" of {self.tokens_per_second:,.0f} tokens/s"
+        memory = f" with {self.memory / 1e9:.3g} GB" if self.memory else ""
+        return f"{self.count:,} {'peer' if self.count == 1 else 'peers'}{speed}{memory}"
 
 
 def peer_classes(text: str, lines: Mapping[str, Line] | None = None) -> tuple[PeerClass, ...]:
@@ -43,7 +55,7 @@ def peer_classes(text: str, lines: Mapping[str, Line] | None = None) -> tuple[Pe
         if match is None:
             raise ValueError(
                 f"{part.strip()!r} is no class of peers; expected for instance 8x200tps or 1000x2ktps@100/40 "
-                "(count, tokens per second of the whole model, Mbit/s down/up)"
+                "or 8x2ktps@100/40:24GB (count, tokens per second of the whole model, Mbit/s down/up, memory)"
             )
         region = match["region"] or ""
         _check(part.strip(), region, lines)
@@ -52,9 +64,11 @@ def peer_classes(text: str, lines: Mapping[str, Line] | None = None) -> tuple[Pe
         down, up = (
             float(match[key] or usual) for key, usual in zip(("down", "up"), line, strict=True)
         )
-        if int(match["count"]) < 1 or speed == 0 or not down or not up:
+        memory = int(float(match["memory"]) * UNITS[match["bytes"]]) if match["memory"] else None
+        if int(match["count"]) < 1 or speed == 0 or not down or not up or memory == 0:
             raise ValueError(f"{part.strip()!r}: counts and speeds must be more than nothing")
-        found.append(PeerClass(int(match["count"]), speed, down * MEGABIT, up * MEGABIT, region))
+        lines_of_it = down * MEGABIT, up * MEGABIT
+        found.append(PeerClass(int(match["count"]), speed, *lines_of_it, region, memory or 0))
     return tuple(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -102,7 +102,8 @@ def join_to_contribution_seconds(stories: Iterable[PeerStory], peer: str, starte
 def contribution_bytes(manifest: Manifest, stage: int) -> int:
     """What one contribution takes on the wire, computed from the manifest."""
     layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
-    body = ENVELOPE_BYTES + method_of(manifest, layout).payload_bytes
+    plain = replace(manifest, sync=replace(manifest.sync, transform="identity"))  # It changes no size.
+    body = ENVELOPE_BYTES + method_of(plain, layout, "meta").payload_bytes  # Without gigabytes of tensors.
     return wire_bytes(len(encode(Contribution())), body)
 
 

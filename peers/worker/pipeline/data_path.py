@@ -93,7 +93,9 @@ class DataPath:
         rules, live = manifest.path_rules(), neighbourhood.membership.live
         skipping = Skipping(rules, stage, live, round) if rules.skips else None
         self.ways: NextHop = skipping or Straight(rules, stage, live)
-        self.pipeline = Pipeline(below, self.router, self.ways.candidates, slots, self.ledger)
+        self.pipeline = Pipeline(
+            below, self.router, self.ways.candidates, slots, self.ledger, manifest.body_bytes
+        )
         self.ahead: Ahead | None = None
         """In a run that may leave stages out, who asks for places before bodies travel."""
         if skipping is not None:

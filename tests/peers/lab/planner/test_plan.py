@@ -276,7 +276,7 @@ def test_what_churn_costs_is_played_and_computed_alike():
 def test_all_are_played_while_a_minute_is_enough_and_then_a_sample():
     for text, everybody in (("100x500tps", True), ("10000x500tps@1000/1000", False)):
         question = Question(peer_classes(text))
-        peers = placed(MANIFEST, question)
+        peers = placed(MANIFEST, question).peers
         layout = Layout(tuple(peers), question.between().between([""] * len(peers), 0), Work(130_000))
         way = course(layout, 0)
         count = playable(layout, way, 32, 1, True)

@@ -1,0 +1,150 @@
+"""What peers say of what they learned: bytes of a round on each peer's line, and what it takes of memory.
+
+A run says how its peers exchange what they learned. `exchange_of` reads that from the manifest, and is the
+only place that does: whatever manifests come to name besides is read there. The lines that bodies of
+microbatches travel on carry contributions first (`charged`): every peer of a group must receive every round
+to be in step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from peers.lab.planner.layout import Layout
+from peers.lab.processes.demo_report import contribution_bytes
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.pipeline.flow_control import graph_bytes
+from swarmnet.resources.bandwidth_estimate import rounds_per_second
+from swarmnet.resources.memory_estimate import (
+    DAEMON_BYTES,
+    HELD_BYTES,
+    OPEN_ROUND_BYTES,
+    PROCESS_BYTES,
+    ROUNDS_BESIDES,
+)
+from swarmnet.run.manifest import Manifest
+
+Carried = Literal["everyone", "sharded"]
+
+VOTE_BYTES = 1.01 / 8
+"""Of a parameter that is sent: its sign, and one byte per chunk of 4096 / parts of them."""
+RESULT_CONTRIBUTIONS = 8.0
+"""Bytes of a shard's result in those of a contribution, at most: one-bit votes of up to 127 peers add up to
+numbers of 8 bits, and larger groups do not send longer ones."""
+LOCAL_STEPS_BYTES = 24
+"""Memory per parameter where peers take steps of their own: settled and live weights, gradient, momentum,
+what is not sent yet, and one copy for newcomers, 4 each."""
+ALONE_BYTES = 16
+"""Memory per parameter of somebody who trains alone: weights, gradient and two moments, 4 each."""
+PROGRAM_BYTES = PROCESS_BYTES + DAEMON_BYTES
+MOST_OF_A_LINE = 0.9
+"""That contributions can fill: packets' headers take 4 %, beats and repeated packets have to find room."""
+STEPS = 40
+"""Of bisection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """How a group exchanges what its peers learned."""
+
+    contribution: tuple[float, ...]
+    """Bytes of one, by stage."""
+    held: float
+    """Bytes of memory per parameter."""
+    carried: Carried = "everyone"
+    """everyone: each receives the contribution of each; sharded: each sends one contribution in slices to
+    keepers, who add up, and the sums go to all, whatever the size of the group."""
+    step_tokens: int = 0
+    """A peer has something to contribute after so many of its own; 0: after a microbatch."""
+
+    def contributions(self, manifest: Manifest, tokens_per_second: float, group: int) -> float:
+        """Per second, that a group makes which commits so many tokens: at most one per peer and round, and
+        none by a peer that had not enough of the round."""
+        step = max(self.step_tokens, manifest.microbatch_tokens)
+        return min(group * rounds_per_second(manifest, tokens_per_second), tokens_per_second / step)
+
+    def per_second(self, manifest: Manifest, stage: int, tokens_per_second: float, group: int) -> float:
+        """Bytes on each peer's line, up and down alike. Whatever way contributions take, what all receive
+        somebody has sent."""
+        rounds = rounds_per_second(manifest, tokens_per_second)
+        made = self.contributions(manifest, tokens_per_second, group)
+        return self._bytes(stage, group, made, rounds)
+
+    def per_round(self, stage: int, group: int) -> float:
+        """Bytes on each peer's line of a round that all contribute to."""
+        return self._bytes(stage, group, group, 1)
+
+    def _bytes(self, stage: int, group: int, made: float, rounds: float) -> float:
+        if group < 2:
+            return 0.0
+        if self.carried == "everyone":
+            return made * (group - 1) / group * self.contribution[stage]
+        return (made / group + RESULT_CONTRIBUTIONS * rounds) * self.contribution[stage]
+
+    def memory(self, manifest: Manifest, stage: int) -> int:
+        """Bytes that a peer of that stage needs, with one microbatch at a time."""
+        return memory_of(manifest, stage, self.held)
+
+
+def exchange_of(manifest: Manifest) -> Exchange:
+    """As the run says: today all runs exchange votes, which everybody receives."""
+    stages = range(len(manifest.stages))
+    held = HELD_BYTES + OPEN_ROUND_BYTES * (manifest.rounds.window + ROUNDS_BESIDES)
+    return Exchange(tuple(contribution_bytes(manifest, stage) for stage in stages), held)
+
+
+def local_steps(manifest: Manifest, step_tokens: int, parts: int, carried: Carried) -> Exchange:
+    """Peers take steps of their own, and a round sends one bit for each of `1 / parts` of the parameters."""
+    sizes = (parameters_of(manifest, stage) for stage in range(len(manifest.stages)))
+    sent = tuple(size / parts * VOTE_BYTES for size in sizes)
+    return Exchange(sent, LOCAL_STEPS_BYTES, carried, step_tokens)
+
+
+def parameters_of(manifest: Manifest, stage: int) -> int:
+    return layout_of(parameter_shapes(manifest.model, manifest.span(stage))).size
+
+
+def memory_of(manifest: Manifest, stage: int, held: float) -> int:
+    """`held`: bytes per parameter. As swarmnet/resources/memory_estimate.py has it for today's runs."""
+    return int(PROGRAM_BYTES + held * parameters_of(manifest, stage) + graph_bytes(manifest, stage))
+
+
+def alone_memory(manifest: Manifest) -> int:
+    """Bytes that somebody needs who trains the whole model without anybody, a sequence at a time."""
+    data = replace(manifest.data, microbatch_sequences=1)
+    return memory_of(replace(manifest, stages=(manifest.model.layers,), data=data), 0, ALONE_BYTES)
+
+
+def charged(
+    layout: Layout,
+    most: Callable[[Layout], float],
+    taken: Callable[[float], Sequence[float]],
+) -> tuple[Layout, float]:
+    """The layout with what contributions take of its lines, and the rate that is left: the largest at which
+    lines carry its contributions and its bodies. `most(layout)`: microbatches per second that the rest of the
+    lines and compute bear; `taken(rate)`: bytes per second on the lines of each stage's peers."""
+    slowest = [min(min(layout.peers[p].up, layout.peers[p].down) for p in peers) for peers in layout.stages()]
+
+    def bears(rate: float) -> Layout | None:
+        shares = tuple(taken(rate))
+        if any(one > MOST_OF_A_LINE * line for one, line in zip(shares, slowest, strict=True)):
+            return None
+        tried = replace(layout, taken=shares)
+        return tried if most(tried) >= rate * (1 - 1e-9) else None
+
+    high = most(layout)
+    whole = bears(high)
+    if whole is not None:
+        return whole, high
+    low, found = 0.0, replace(layout, taken=tuple(taken(0.0)))
+    for _ in range(STEPS):
+        rate = (low + high) / 2
+        tried = bears(rate)
+        if tried is None:
+            high = rate
+        else:
+            low, found = rate, tried
+    return found, low

@@ -1,0 +1,1 @@
+"""Which shape of a run suits given peers: searched by arithmetic, the best few played, and written down."""

@@ -1,0 +1,218 @@
+"""Shapes that a run could have, and what each comes to by arithmetic: thousands in seconds.
+
+A shape is how the model is cut, how much of the text travels at a time, how peers exchange what they learned,
+and how long a round is. `bottleneck` is a pure function: of compute and lines in each stage where peers would
+be, with what contributions take. The best few are played afterwards (search.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import inf
+
+from peers.errors import UserError
+from peers.lab.planner.exchange import (
+    MOST_OF_A_LINE,
+    STEPS,
+    Carried,
+    Exchange,
+    exchange_of,
+    local_steps,
+)
+from peers.lab.planner.placing import Placement, placed
+from peers.lab.planner.question import BACKWARD_RATIO, Question
+from peers.lab.planner.shape import laws
+from swarmnet.placement.policy import stage_work
+from swarmnet.run.manifest import Manifest, Paths
+
+SEQUENCES = (1, 2, 4)
+"""Of a microbatch."""
+LOCAL_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, laws.MOST_LOCAL_STEPS)
+VOTED_TOKENS = tuple(1 << power for power in range(14, 25))
+"""Of a round, where each round is one step of all: 16 thousand to 17 million."""
+PARTS = 4
+"""A round exchanges one of so many parts of the parameters: sync.parts as the product begins with."""
+LONGER = 3
+"""rounds.longest_seconds, in the time that a round takes: it is for swarms that have shrunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    stages: tuple[int, ...]
+    """Layers of each."""
+    sequences: int
+    """Of a microbatch."""
+    exchange: Carried
+    round_tokens: int
+    """Of the whole group."""
+    step_tokens: int = 0
+    """Of one peer, after which it takes a step of its own; 0: a round is one step of all, by votes."""
+    parts: int = PARTS
+
+    @property
+    def local(self) -> bool:
+        return self.step_tokens > 0
+
+    def manifest(self, run: Manifest, round_seconds: float = inf) -> Manifest:
+        """The run in this shape. `round_seconds`: how long a round will take; inf: as long as it likes."""
+        longest = max(run.rounds.longest_seconds, min(1e9, LONGER * round_seconds))
+        return replace(
+            run,
+            stages=self.stages,
+            paths=Paths(),
+            data=replace(run.data, microbatch_sequences=self.sequences),
+            rounds=replace(run.rounds, target_tokens=self.round_tokens, longest_seconds=longest),
+        )
+
+    def how(self, manifest: Manifest) -> Exchange:
+        if self.local:
+            return local_steps(manifest, self.step_tokens, self.parts, self.exchange)
+        return exchange_of(manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A shape by arithmetic."""
+
+    shape: Shape
+    tokens_per_second: float
+    replicas: float
+    """Peers of a stage, on the mean."""
+    loss_factor: float
+    """At as many tokens as one alone needs, for what replicas cost."""
+    tokens_factor: float
+    """Times the tokens to the same loss."""
+    seconds: float
+    """To the loss that one alone has after the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Peers of one stage that are alike."""
+
+    stage: int
+    count: int
+    computes: float
+    """Tokens per second of each."""
+    line: float
+    """Bytes per second, the smaller of up and down."""
+
+
+def cuts(run: Manifest, stages: int) -> set[tuple[int, ...]]:
+    """The model in so many stages: evenly, and with fewer layers beside the head where that costs much."""
+    layers = run.model.layers
+    even = tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
+    head = stage_work(replace(run, stages=even))[-1] - even[-1]
+    thick = (layers + head) / stages
+    last = max(1, min(layers - stages + 1, round(thick - head)))
+    rest, others = layers - last, stages - 1
+    uneven = tuple(rest // others + (stage < rest % others) for stage in range(others)) if others else ()
+    return {even, (*uneven, last)} if others else {even}
+
+
+def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
+    """All that are looked at."""
+    for count in range(1, min(run.model.layers, peers) + 1):
+        for stages in sorted(cuts(run, count)):
+            for sequences in SEQUENCES:
+                microbatch = sequences * run.data.sequence_tokens
+                for tokens in VOTED_TOKENS:
+                    if tokens >= microbatch:
+                        yield Shape(stages, sequences, "everyone", tokens)
+                replicas = max(1.0, peers / count)
+                best = laws.step_tokens(parameters, replicas)
+                step = max(1, round(best / microbatch)) * microbatch
+                for steps in LOCAL_STEPS:
+                    tokens = int(steps * step * replicas)
+                    yield Shape(stages, sequences, "everyone", tokens, step)
+                    yield Shape(stages, sequences, "sharded", tokens, step)
+
+
+class Judge:
+    """Judges shapes of one run for given peers. What shapes have in common is computed once."""
+
+    def __init__(self, run: Manifest, question: Question, parameters: int, target: float) -> None:
+        self.run, self.question, self.parameters, self.target = run, question, parameters, target
+        self._placed = cache(self._place)
+        self._contribution = cache(self._contributions)
+
+    def judged(self, shape: Shape) -> Judged | None:
+        """None: peers cannot hold it."""
+        manifest = shape.manifest(self.run)
+        how = self._contribution(shape.stages, shape.sequences, shape.local)
+        if shape.local:
+            how = replace(how, carried=shape.exchange, step_tokens=shape.step_tokens)
+        placement = self._placed(shape.stages, shape.sequences, shape.local)
+        if placement is None:
+            return None
+        rate = bottleneck(manifest, how, kinds(manifest, placement))
+        replicas = len(placement.peers) / len(shape.stages)
+        return self._ranked(shape, rate, replicas)
+
+    def _ranked(self, shape: Shape, rate: float, replicas: float) -> Judged:
+        loss, tokens = price(self.parameters, self.target, shape, replicas)
+        seconds = self.target * tokens / rate if rate > 0 else inf
+        return Judged(shape, rate, replicas, loss, tokens, seconds)
+
+    def _contributions(self, stages: tuple[int, ...], sequences: int, local: bool) -> Exchange:
+        """Without what shapes of the same stages differ in."""
+        shape = Shape(stages, sequences, "everyone", 1, 1 if local else 0)
+        return shape.how(shape.manifest(self.run))
+
+    def _place(self, stages: tuple[int, ...], sequences: int, local: bool) -> Placement | None:
+        manifest = Shape(stages, sequences, "everyone", 1).manifest(self.run)
+        how = self._contribution(stages, sequences, local)
+        memory = [how.memory(manifest, stage) for stage in range(len(stages))]
+        try:
+            return placed(manifest, self.question, memory)
+        except UserError:
+            return None
+
+
+def price(parameters: int, target: float, shape: Shape, replicas: float) -> tuple[float, float]:
+    """What a shape costs in loss at equal tokens, as a factor, and in tokens to the same loss."""
+    if not shape.local:
+        return 1.0, laws.batch_factor(parameters, target, shape.round_tokens)
+    loss = laws.loss_factor(replicas)
+    return loss, laws.tokens_factor(parameters, target, loss)
+
+
+def kinds(manifest: Manifest, placement: Placement) -> list[Kind]:
+    alike = Counter((peer.stage, peer.forward_seconds, min(peer.up, peer.down)) for peer in placement.peers)
+    tokens = manifest.microbatch_tokens / (1 + BACKWARD_RATIO)
+    return [Kind(stage, count, tokens / forward, line) for (stage, forward, line), count in alike.items()]
+
+
+def bottleneck(manifest: Manifest, how: Exchange, peers: Sequence[Kind]) -> float:
+    """Tokens per second: the largest rate at which the peers of each stage compute it and their lines carry
+    its contributions, then its microbatches."""
+    last = len(manifest.stages) - 1
+    groups = [[one for one in peers if one.stage == stage] for stage in range(last + 1)]
+    sizes = [sum(one.count for one in group) for group in groups]
+    body = manifest.body_bytes / manifest.microbatch_tokens
+
+    def bears(rate: float) -> bool:
+        for stage, group in enumerate(groups):
+            taken = how.per_second(manifest, stage, rate, sizes[stage])
+            if taken > MOST_OF_A_LINE * min(one.line for one in group):
+                return False
+            sent = body * ((stage > 0) + (stage < last))
+            if rate > sum(one.count * _carries(one, taken, sent) for one in group) * (1 + 1e-9):
+                return False
+        return True
+
+    low, high = 0.0, min(sum(one.count * one.computes for one in group) for group in groups)
+    if bears(high):
+        return high
+    for _ in range(STEPS):
+        rate = (low + high) / 2
+        low, high = (rate, high) if bears(rate) else (low, rate)
+    return low
+
+
+def _carries(one: Kind, taken: float, sent: float) -> float:
+    """Tokens per second of one peer. `taken`: bytes per second by contributions; `sent`: bytes per token."""
+    return min(one.computes, (one.line - taken) / sent) if sent else one.computes

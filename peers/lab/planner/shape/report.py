@@ -1,0 +1,104 @@
+"""What a search for a shape found, in words and a table."""
+
+from __future__ import annotations
+
+from math import isinf
+
+from peers.lab.planner.report import scaled
+from peers.lab.planner.shape import laws
+from peers.lab.planner.shape.search import Found, Search
+from peers.telemetry.console import counted
+
+MINUTES, HOURS = 1440.0, 24.0
+"""Of a day."""
+
+
+def render(search: Search) -> str:
+    """For people."""
+    best = search.found[0]
+    lines = [
+        sentence(search),
+        "",
+        f"{search.parameters:,} parameters, {search.target:,} tokens; {search.looked_at:,} shapes by "
+        f"arithmetic, {search.fitting:,} of which fit the peers' memory; played:",
+        "",
+        *_table([*search.found, *([search.as_it_is] if search.as_it_is else [])], len(search.found)),
+        *([] if search.as_it_is else [f"as it is: {search.why_not}"]),
+        "",
+        f"The best is bounded by: {best.answer.bounds.strongest}. A round's contributions take "
+        f"{best.exchange_seconds:,.0f} s of the slowest line, a round {round_seconds(best):,.0f} s.",
+        *warnings(search),
+    ]
+    return "\n".join(lines)
+
+
+def sentence(search: Search) -> str:
+    """What it is all for."""
+    best = search.found[0]
+    alone = f"alone {duration(search.alone_days)}" if search.alone.fits else "alone impossible (memory)"
+    together = f"together {duration(best.same_tokens_days)}, expected loss {best.loss_factor - 1:+.1%}"
+    if isinf(best.days):
+        return f"{alone}; {together}; the loss of one alone is never reached."
+    return f"{alone}; {together}; {duration(best.days)} to the loss of one alone."
+
+
+def round_seconds(one: Found) -> float:
+    return max(one.answer.round_seconds)
+
+
+def warnings(search: Search) -> list[str]:
+    """What the numbers stand on, and who is not in them."""
+    best, found = search.found[0], []
+    replicas = sum(best.answer.peers) / len(best.answer.peers)
+    if best.shape.local and replicas > laws.FITTED_REPLICAS:
+        found.append(
+            f"Loss by a published law of at most {laws.FITTED_REPLICAS} replicas, here used for "
+            f"{replicas:,.0f}: a guess, until the bench of learning has measured it."
+        )
+    if best.shape.local and search.rounds < laws.FEW_ROUNDS:
+        found.append(
+            f"Only {counted(search.rounds, 'round')} in all: what peers learn apart meets rarely. So many "
+            "peers are more than such a model needs; a larger one would use them."
+        )
+    found += [f"NOT TAKING PART: {one}: no stage fits in that memory." for one in best.answer.left_out]
+    if search.alone.fits and best.days > search.alone_days:
+        found.append("SLOWER THAN ONE OF ITS MEMBERS: one peer alone is sooner at that loss, in any shape.")
+    return ["", *found] if found else []
+
+
+def _table(rows: list[Found], searched: int) -> list[str]:
+    columns = f"{'':>9}{'stages':>7}{'microbatch':>11}{'exchange':>22}{'round':>9}{'tokens/s':>12}"
+    lines = [f"{columns}{'used':>7}{'loss':>8}{'to its loss':>14}{'memory':>9}  bounded by"]
+    for number, one in enumerate(rows):
+        name = f"{number + 1}" if number < searched else "as it is"
+        shape, answer = one.shape, one.answer
+        lines.append(
+            f"{name:>9}{len(shape.stages):>7}{shape.sequences:>11}{exchange(one):>22}"
+            f"{round_seconds(one):>7,.0f} s{answer.churned:>12,.0f}{answer.utilisation:>7.1%}"
+            f"{one.loss_factor - 1:>+8.1%}{duration(one.days):>14}{scaled(max(answer.memory)):>9}"
+            f"  {answer.bounds.strongest}"
+        )
+    return lines
+
+
+def exchange(one: Found) -> str:
+    """How peers exchange what they learned, and how often."""
+    if not one.shape.local:
+        return "votes, everyone"
+    return f"{counted(local_steps(one), 'step')}, {one.shape.exchange}"
+
+
+def local_steps(one: Found) -> int:
+    """Of each peer in a round."""
+    replicas = sum(one.answer.peers) / len(one.answer.peers)
+    return max(1, round(one.shape.round_tokens / one.shape.step_tokens / replicas))
+
+
+def duration(days: float) -> str:
+    """As one says it."""
+    if isinf(days):
+        return "never"
+    for unit, per_day in (("minutes", MINUTES), ("hours", HOURS)):
+        if days * per_day < 2 * (MINUTES / HOURS if unit == "minutes" else HOURS):
+            return f"{days * per_day:,.3g} {unit}"
+    return f"{days:,.3g} days"

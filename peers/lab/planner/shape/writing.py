@@ -1,0 +1,112 @@
+"""The run file in the shape that was found: the creator's own with other values, and the reasons on top."""
+
+from __future__ import annotations
+
+from io import StringIO
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from peers.config.atomic_files import is_there, write_atomically
+from peers.config.yaml_lines import read
+from peers.errors import UserError
+from peers.lab.planner.report import scaled
+from peers.lab.planner.shape.report import local_steps, round_seconds, sentence, warnings
+from peers.lab.planner.shape.search import Found, Search
+from peers.telemetry.console import counted
+from swarmnet.run.manifest import Manifest
+
+WIDTH = 110
+WARMUP_SHARE = 0.02
+"""Of the rounds, at most: a run of few rounds would warm up for all of its time."""
+
+
+def require_new(out: Path) -> None:
+    """Before minutes are spent. Raises UserError."""
+    if is_there(out):
+        raise UserError(f"--out {out}: there is something already, and nothing is ever overwritten")
+
+
+def write(search: Search, run: Manifest, run_file: Path, out: Path) -> None:
+    """Raises UserError where something is there already."""
+    require_new(out)
+    write_atomically(out, text_of(search, run, run_file).encode())
+
+
+def text_of(search: Search, run: Manifest, run_file: Path) -> str:
+    read(run_file)  # Plain data without tags and aliases, or an error with its line.
+    round_trip = YAML()
+    round_trip.width = WIDTH
+    typed = round_trip.load(run_file.read_text())
+    typed.pop("paths", None)  # Which stages may be left out belongs to the stages that were.
+    for section, keys in _values(search, run).items():
+        if not isinstance(keys, dict):
+            typed[section] = keys
+            continue
+        typed.setdefault(section, {}).update(keys)
+    body = StringIO()
+    round_trip.dump(typed, body)
+    return "".join(f"# {line}".rstrip() + "\n" for line in _reasons(search)) + body.getvalue()
+
+
+def _values(search: Search, run: Manifest) -> dict[str, Any]:
+    """Of keys that manifests have, by section."""
+    best = search.found[0]
+    shape, seconds = best.shape, round_seconds(best)
+    warmup = min(run.sync.warmup_rounds, ceil(WARMUP_SHARE * search.rounds))
+    manifest = shape.manifest(run, seconds)
+    return {
+        "stages": list(shape.stages),
+        "data": {"microbatch_sequences": shape.sequences},
+        "rounds": {
+            "target_tokens": shape.round_tokens,
+            "longest_seconds": float(ceil(manifest.rounds.longest_seconds)),
+            "deadline_seconds": float(ceil(max(run.rounds.deadline_seconds, best.exchange_seconds))),
+        },
+        "sync": {"decay_rounds": search.rounds, "warmup_rounds": warmup},
+    }
+
+
+def _reasons(search: Search) -> list[str]:
+    best = search.found[0]
+    shape, answer = best.shape, best.answer
+    lines = [
+        "Written by swarmnet plan --shape.",
+        sentence(search),
+        f"stages: {len(shape.stages)}. {_stages(search)}",
+        f"microbatch_sequences: {shape.sequences}. A peer needs {scaled(max(answer.memory))} of memory, with "
+        "one microbatch at a time.",
+        f"target_tokens: a round takes {round_seconds(best):,.0f} s, and its contributions "
+        f"{best.exchange_seconds:,.0f} s of the slowest line; deadline_seconds waits for these.",
+        f"decay_rounds: until {search.tokens:,} tokens; one alone takes {search.target:,} to its loss.",
+        *warnings(search),
+    ]
+    if shape.local:
+        lines += [
+            "",
+            f"These figures are of peers that take {counted(local_steps(best), 'step')} of their own in a "
+            "round, as these keys say:",
+            "sync:",
+            "  method: local-steps",
+            f"  step_tokens: {shape.step_tokens}",
+            f"  parts: {shape.parts}",
+            f"  exchange: {shape.exchange}",
+            "Without them the run exchanges votes, all take one step per round, and rounds of this length "
+            "are a mistake.",
+        ]
+    return lines
+
+
+def _stages(search: Search) -> str:
+    best = search.found[0]
+    other = [one for one in search.found if len(one.shape.stages) != len(best.shape.stages)]
+    if not other:
+        return "No other number of them came near."
+    return f"With {_count(other[0])} it takes {other[0].days / best.days:.3g} times as long."
+
+
+def _count(one: Found) -> str:
+    count = len(one.shape.stages)
+    return "one" if count == 1 else str(count)

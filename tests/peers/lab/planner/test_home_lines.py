@@ -1,0 +1,177 @@
+"""Plans of swarms on home lines: what lines carry, what memory holds, whether one peer alone is faster."""
+
+from dataclasses import replace
+
+import pytest
+
+from peers.errors import UserError
+from peers.lab.planner.exchange import (
+    MOST_OF_A_LINE,
+    RESULT_CONTRIBUTIONS,
+    exchange_of,
+    local_steps,
+)
+from peers.lab.planner.placing import placed
+from peers.lab.planner.plan import plan
+from peers.lab.planner.question import Question
+from peers.lab.planner.report import render
+from peers.lab.planner.speeds import MEGABIT, peer_classes
+from peers.lab.processes.demo_report import contribution_bytes
+from swarmnet.identifiers import PeerId
+from swarmnet.resources.memory_estimate import DAEMON_BYTES, PROCESS_BYTES, needs_of
+from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds
+
+DAY = 86400.0
+NEAR = (0.001, 0.01)
+THREE = Manifest("run", PeerId("owner"), stages=(2, 1, 1), model=ModelShape())
+ONE = replace(THREE, stages=(4,))
+WIDE = ModelShape(width=1024, layers=8, heads=8, feed_forward=1024, context=4096)
+"""Of which a microbatch of 4,096 tokens takes 8.4 MB from stage to stage."""
+EIGHT = Manifest("run", PeerId("owner"), stages=(1,) * 8, model=WIDE,
+                 data=Data(sequence_tokens=2048, microbatch_sequences=2),
+                 rounds=Rounds(target_tokens=10**7, longest_seconds=3600.0))  # fmt: skip
+
+SMALL = replace(EIGHT, data=Data())
+"""The same with little of text at a time, so that its weights are what takes memory."""
+
+
+def asked(peers: str, **keys) -> Question:
+    return Question(peer_classes(peers), NEAR, **keys)
+
+
+# -- beside what all could compute, and beside one alone ---------------------------------------------
+
+
+def test_a_plan_says_what_part_of_the_summed_compute_comes_out_and_what_one_alone_does():
+    answer = plan(THREE, asked("6x2ktps@1000/1000,3x500tps@1000/1000"))
+    assert answer.bounds.summed == 6 * 2000 + 3 * 500
+    assert answer.utilisation == answer.churned / 13_500
+    assert answer.alone.tokens_per_second == 2000
+    text = render(answer)
+    assert "13,500 that all could compute" in text
+    assert "one of these alone  2,000 tokens per second" in text
+    assert "SLOWER" not in text
+
+
+def test_a_swarm_that_is_slower_than_its_fastest_member_says_so_last():
+    answer = plan(THREE, asked("6x20ktps@10/1"))
+    assert answer.slower_than_one
+    assert answer.bounds.strongest.startswith("lines")
+    assert render(answer).splitlines()[-1].startswith("SLOWER THAN ONE OF ITS MEMBERS")
+
+
+def test_whoever_cannot_hold_the_whole_model_is_not_what_the_swarm_is_compared_with():
+    needs = max(plan(SMALL, asked("8x20ktps@10/1")).memory) / 1e9
+    answer = plan(SMALL, asked(f"8x20ktps@10/1:{needs + 0.01:.2f}GB"))
+    assert not answer.alone.fits
+    assert not answer.slower_than_one
+    assert "cannot: the whole model takes" in render(answer)
+    either = plan(SMALL, asked(f"6x20ktps@10/1:{needs + 0.01:.2f}GB,3x1ktps@10/1:8GB"))
+    assert either.alone.tokens_per_second == 1000, "the fastest of those that can"
+
+
+# -- contributions on the lines ----------------------------------------------------------------------
+
+
+def test_contributions_and_microbatches_share_a_line():
+    question = asked("24x20ktps@50/10")
+    answer = plan(THREE, question)
+    assert answer.bounds.exchange < 0.95 * answer.bounds.lines < answer.bounds.compute
+    for data, updates in zip(answer.data_bytes, answer.update_bytes, strict=True):
+        assert data + updates <= 1.02 * 10 * MEGABIT * DAY
+    seldom = replace(THREE, rounds=Rounds(target_tokens=10**6, longest_seconds=3600.0))
+    assert plan(seldom, question).bounds.exchange > 0.98 * answer.bounds.lines
+
+
+def test_a_run_of_one_stage_sends_no_microbatch_and_computes_with_all():
+    answer = plan(ONE, asked("8x500tps@100/40"))
+    assert answer.data_bytes == (0.0,)
+    assert answer.bounds.compute == pytest.approx(4000)
+    assert answer.tokens_per_second == pytest.approx(4000, rel=0.03)
+
+
+def test_a_run_of_one_stage_is_as_fast_as_its_exchange_where_that_fills_the_line():
+    peers, up = 20, 1.0
+    answer = plan(ONE, asked(f"{peers}x20ktps@100/{up}"))
+    rounds = MOST_OF_A_LINE * up * MEGABIT / (4 * (peers - 1) / peers * contribution_bytes(ONE, 0))
+    assert answer.bounds.exchange == pytest.approx(rounds * ONE.rounds.target_tokens, rel=0.01)
+    assert answer.bounds.strongest == "lines: contributions"
+    assert answer.tokens_per_second == pytest.approx(answer.bounds.exchange, rel=0.03)
+
+
+def test_what_keepers_add_up_costs_each_line_the_same_in_a_group_of_any_size():
+    rounds = Rounds(target_tokens=10**6, longest_seconds=3600.0)
+    manifest = replace(ONE, rounds=rounds)
+    sharded, everyone = (local_steps(manifest, 1024, 4, carried) for carried in ("sharded", "everyone"))
+    one = sharded.contribution[0]
+    assert sharded.per_round(0, 10) == sharded.per_round(0, 1000) == (1 + RESULT_CONTRIBUTIONS) * one
+    assert everyone.per_round(0, 1000) == pytest.approx(999 * one)
+    assert sharded.per_round(0, 1) == 0
+    busy = sharded.per_second(manifest, 0, 10_000.0, 10)
+    assert busy == pytest.approx(sharded.per_round(0, 10) / 100)
+
+
+def test_who_has_not_enough_tokens_of_its_own_contributes_nothing_to_a_round():
+    rounds = Rounds(target_tokens=40_000, longest_seconds=3600.0)
+    manifest = replace(ONE, rounds=rounds)
+    everyone = local_steps(manifest, 4000, 4, "everyone")
+    assert everyone.contributions(manifest, 4000.0, 100) == 1.0, "ten of a hundred, each tenth second"
+    assert everyone.contributions(manifest, 4000.0, 5) == pytest.approx(0.5)
+
+
+# -- memory ------------------------------------------------------------------------------------------
+
+
+def test_memory_and_regions_are_told_apart():
+    lines = {"eu": (100.0, 40.0), "24GBs": (1.0, 1.0)}
+    plain, both = peer_classes("8x2ktps@100/40:24GB,8x2ktps:8GiB")
+    assert (plain.memory, both.memory) == (24 * 10**9, 8 << 30)
+    there, odd = peer_classes("8x2ktps:1.5GB:eu,8:24GBs", lines)
+    assert (there.memory, there.region) == (1.5e9, "eu")
+    assert (odd.memory, odd.region) == (0, "24GBs")
+    for wrong in ("8x2ktps:0GB", "8x2ktps:24GB:8GB", "8x2ktps:24MB"):
+        with pytest.raises(ValueError, match=r"peers|nothing|--links"):
+            peer_classes(wrong)
+
+
+def test_memory_per_stage_is_what_peers_are_told_before_they_join():
+    answer = plan(THREE, asked("6x500tps@1000/1000"))
+    told = [needs_of(THREE, stage, PROCESS_BYTES + DAEMON_BYTES).least for stage in range(3)]
+    assert list(answer.memory) == told
+
+
+def test_peers_hold_stages_that_fit_and_whoever_fits_nowhere_is_named():
+    question = asked("4x500tps:0.6GB,4x500tps:1GB,4x500tps:0.4GB")
+    memory = [int(0.9e9), int(0.5e9)]
+    two = replace(THREE, stages=(3, 1))
+    placement = placed(two, question, memory)
+    assert [one.memory for one in placement.left_out] == [4 * 10**8]
+    assert len(placement.peers) == 8
+    assert {peer.stage for peer in placement.peers[:4]} == {1}, "the small ones, where they fit"
+    answer = plan(THREE, asked("6x500tps@1000/1000:1GB,3x2ktps@1000/1000:0.1GB"))
+    assert sum(answer.peers) == 6
+    assert "NOT TAKING PART: 3 peers of 2,000 tokens/s with 0.1 GB" in render(answer)
+
+
+def test_a_stage_that_nobody_has_memory_for_is_said():
+    with pytest.raises(UserError, match=r"no peer has memory .*: 6 peers of 500 tokens/s with 0\.1 GB"):
+        plan(THREE, asked("6x500tps:0.1GB"))
+    with pytest.raises(UserError, match=r"stage 0, which takes 0\.9 GB"):
+        placed(replace(THREE, stages=(3, 1)), asked("4x500tps:0.6GB"), [int(0.9e9), int(0.5e9)])
+
+
+# -- bodies that take their time ---------------------------------------------------------------------
+
+
+def test_microbatches_that_take_a_minute_on_home_lines_are_trained_all_the_same():
+    """Eight stages, 6.7 s of the uplink for each body: a way down and back takes 94 s, and first answers were
+    waited for 20 s."""
+    answer = plan(EIGHT, asked("32x8ktps@100/10"))
+    assert answer.bounds.strongest == "lines: what microbatches send"
+    assert answer.tokens_per_second > 0.5 * answer.most
+
+
+def test_what_a_run_exchanges_today_is_votes_for_everyone():
+    exchange = exchange_of(THREE)
+    assert exchange.carried == "everyone"
+    assert exchange.contribution == tuple(contribution_bytes(THREE, stage) for stage in range(3))

@@ -1,0 +1,181 @@
+"""The shape that suits given peers: by the loss that it comes to and not by its tokens per second."""
+
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+from typed import refused
+
+from peers.config.run_file import load_manifest
+from peers.errors import UserError
+from peers.lab.planner.exchange import parameters_of
+from peers.lab.planner.placing import placed
+from peers.lab.planner.plan import lay_out
+from peers.lab.planner.question import Question
+from peers.lab.planner.shape import laws
+from peers.lab.planner.shape.candidates import Judge, Shape, bottleneck, cuts, kinds, shapes
+from peers.lab.planner.shape.report import duration, render, sentence
+from peers.lab.planner.shape.search import search
+from peers.lab.planner.shape.writing import text_of
+from peers.lab.planner.speeds import peer_classes
+from swarmnet.identifiers import PeerId
+from swarmnet.run.manifest import Manifest, ModelShape, Paths
+
+CONFIGS = Path(__file__).parents[4] / "configs"
+NEAR = (0.001, 0.01)
+RUN = Manifest("run", PeerId("owner"), stages=(2, 2), model=ModelShape())
+PARAMETERS = parameters_of(replace(RUN, stages=(4,)), 0)
+
+
+def asked(peers: str, **keys) -> Question:
+    return Question(peer_classes(peers), NEAR, **keys)
+
+
+# -- what replicas and batches cost ------------------------------------------------------------------
+
+
+def test_many_replicas_need_more_tokens_to_the_same_loss_and_too_many_never_get_there():
+    assert laws.loss_factor(1) == 1.0
+    assert laws.loss_factor(100) == pytest.approx(1.055, abs=0.001), "as the law says"
+    factors = [laws.tokens_factor(5 * 10**8, 10**10, laws.loss_factor(replicas)) for replicas in (1, 8, 100)]
+    assert factors[0] == pytest.approx(1.0)
+    assert factors[0] < factors[1] < factors[2] < inf
+    loss = laws.loss_of_one(5 * 10**8, 10**10 * factors[2]) * laws.loss_factor(100)
+    assert loss == pytest.approx(laws.loss_of_one(5 * 10**8, 10**10))
+    assert laws.tokens_factor(10**6, 10**15, 1.05) == inf
+
+
+def test_steps_that_are_too_large_need_more_tokens():
+    small, large = (laws.batch_factor(10**8, 2 * 10**9, batch) for batch in (10**4, 10**7))
+    assert small < 1.02 < 5 < large
+
+
+# -- shapes by arithmetic ----------------------------------------------------------------------------
+
+
+def test_a_model_is_cut_evenly_and_with_less_beside_a_heavy_head():
+    assert cuts(RUN, 1) == {(4,)}
+    assert (2, 2) in cuts(RUN, 2)
+    heavy = replace(RUN, model=ModelShape(layers=8, vocabulary=4096))
+    assert {sum(stages) for stages in cuts(heavy, 3)} == {8}
+    assert any(stages[-1] < stages[0] for stages in cuts(heavy, 3))
+    for count in range(1, 9):
+        assert all(len(stages) == count and min(stages) > 0 for stages in cuts(heavy, count))
+
+
+@pytest.mark.parametrize("peers", ["12x2ktps@1000/1000", "12x20ktps@20/2", "6x20ktps@100/10,6x2ktps@20/5"])
+@pytest.mark.parametrize("stages", [(4,), (2, 2), (2, 1, 1)])
+def test_the_arithmetic_of_thousands_is_that_of_the_plan(peers, stages):
+    question, shape = asked(peers), Shape(stages, 2, "everyone", 65_536)
+    manifest = shape.manifest(RUN)
+    how, placement = shape.how(manifest), placed(manifest, question)
+    _, (*_, beside) = lay_out(manifest, question, how, placement.peers, None)
+    assert bottleneck(manifest, how, kinds(manifest, placement)) == pytest.approx(beside, rel=0.02)
+
+
+def test_shapes_that_no_peer_can_hold_are_left_out():
+    judge = Judge(RUN, asked("8x2ktps:0.1GB"), PARAMETERS, 1e8)
+    assert judge.judged(Shape((4,), 1, "everyone", 65_536)) is None
+    judge = Judge(RUN, asked("8x2ktps:8GB"), PARAMETERS, 1e8)
+    assert judge.judged(Shape((4,), 1, "everyone", 65_536)).tokens_per_second == pytest.approx(16_000)
+
+
+def test_a_longer_round_costs_lines_less_and_a_sharded_one_less_still():
+    judge = Judge(RUN, asked("40x20ktps@10/1"), PARAMETERS, 1e8)
+    rates = [
+        judge.judged(Shape((4,), 1, carried, tokens, 128)).tokens_per_second
+        for carried, tokens in (("everyone", 10**5), ("everyone", 10**6), ("sharded", 10**6))
+    ]
+    assert rates[0] < rates[1] < rates[2]
+
+
+def test_all_numbers_of_stages_that_there_are_peers_for_are_looked_at():
+    every = list(shapes(RUN, PARAMETERS, 3))
+    assert {len(shape.stages) for shape in every} == {1, 2, 3}
+    assert {shape.exchange for shape in every} == {"everyone", "sharded"}
+    assert all(shape.exchange == "everyone" for shape in every if not shape.local)
+    assert all(shape.step_tokens % (shape.sequences * 128) == 0 for shape in every)
+
+
+# -- the search --------------------------------------------------------------------------------------
+
+
+def test_on_thin_lines_the_whole_model_on_each_peer_wins_and_comes_sooner_than_one_alone():
+    run = replace(RUN, paths=Paths())
+    found = search(run, asked("12x20ktps@20/2", tokens=10**8))
+    best = found.found[0]
+    assert best.shape.stages == (4,)
+    assert best.answer.utilisation > 0.9
+    assert best.days < found.alone_days / 5
+    assert found.as_it_is.days > 5 * best.days
+    assert [one.days for one in found.found] == sorted(one.days for one in found.found)
+    assert "to the loss of one alone" in sentence(found)
+    text = render(found)
+    assert "as it is" in text
+    assert "at most 8 replicas" in text
+
+
+def test_a_model_that_fits_nobody_is_cut_in_as_few_stages_as_fit():
+    wide = ModelShape(width=512, layers=8, heads=8, feed_forward=2048)
+    run = Manifest("run", PeerId("owner"), stages=(8,), model=wide)
+    found = search(run, asked("16x2ktps@20/2:1GB"))
+    assert len(found.found[0].shape.stages) == 2
+    assert max(found.found[0].answer.memory) <= 10**9
+    assert found.as_it_is is None
+    assert "memory" in found.why_not
+
+
+def test_what_no_shape_helps_is_said():
+    with pytest.raises(UserError, match="no shape"):
+        search(RUN, asked("8x2ktps:0.1GB"))
+    with pytest.raises(UserError, match="speed of every class"):
+        search(RUN, Question(peer_classes("8")))
+
+
+def test_times_are_said_as_people_do():
+    assert [duration(days) for days in (inf, 14.0, 1.5, 0.01)] == [
+        "never",
+        "14 days",
+        "36 hours",
+        "14.4 minutes",
+    ]
+
+
+# -- the run file ------------------------------------------------------------------------------------
+
+
+def test_the_written_run_is_the_creators_own_in_the_shape_that_was_found(tmp_path):
+    typed = tmp_path / "mine.yaml"
+    typed.write_text((CONFIGS / "demo-run.yaml").read_text() + "# my own remark\n")
+    run = load_manifest(typed, PeerId(""), {})
+    found = search(run, asked("12x20ktps@20/2", tokens=10**8))
+    best = found.found[0]
+    text = text_of(found, run, typed)
+    written = tmp_path / "written.yaml"
+    written.write_text(text)
+    again = load_manifest(written, PeerId(""), {})
+    assert again.stages == best.shape.stages
+    assert again.rounds.target_tokens == best.shape.round_tokens
+    assert again.rounds.longest_seconds > 2 * best.answer.round_seconds[0]
+    assert again.rounds.deadline_seconds >= best.exchange_seconds
+    assert again.sync.decay_rounds == found.rounds
+    assert (again.model, again.data.sources) == (run.model, run.data.sources)
+    assert sentence(found) in text
+    assert "my own remark" in text
+    if best.shape.local:
+        assert "#   method: local-steps" in text
+        assert f"#   step_tokens: {best.shape.step_tokens}" in text
+
+
+def test_the_command_writes_once_and_never_over_anything(swarmnet, tmp_path):
+    run, out = str(CONFIGS / "demo-run.yaml"), tmp_path / "found.yaml"
+    shape = "plan", run, "--peers", "6x2ktps@100/10:8GB", "--tokens", "1000000", "--shape"
+    code, said, _ = swarmnet(*shape, "--out", str(out))
+    assert code == 0
+    assert said.startswith("alone ")
+    before = out.read_text()
+    refused(swarmnet(*shape, "--out", str(out)), "nothing is ever overwritten")
+    assert out.read_text() == before
+    refused(swarmnet("plan", run, "--peers", "6x2ktps", "--out", str(out)), "--shape")
+    refused(swarmnet("plan", run, "--peers", "6", "--shape", "--measure"), "--measure")
