@@ -149,11 +149,11 @@ def _add_groups(app: typer.Typer) -> None:
     measure: dict[str, Callable[..., None]] = {
         "contribution": lab.contribution,
         "transfer": lab.transfer,
-        "memory": lab.memory,
         "group": lab.group,
         "moving": lab.moving,
         "routing": lab.routing,
         "paths": lab.paths,
+        "memory": lab.memory,
         "learning": lab.learning,
     }
     services: dict[str, Callable[..., None]] = {

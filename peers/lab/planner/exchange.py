@@ -18,25 +18,14 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.pipeline.flow_control import graph_bytes
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
-from swarmnet.resources.memory_estimate import (
-    DAEMON_BYTES,
-    HELD_BYTES,
-    OPEN_ROUND_BYTES,
-    PROCESS_BYTES,
-    ROUNDS_BESIDES,
-)
+from swarmnet.resources.memory_estimate import DAEMON_BYTES, PROCESS_BYTES, needs_of
 from swarmnet.run.manifest import Manifest
 
 Carried = Literal["everyone", "sharded"]
 
-VOTE_BYTES = 1.01 / 8
-"""Of a parameter that is sent: its sign, and one byte per chunk of 4096 / parts of them."""
 RESULT_CONTRIBUTIONS = 8.0
 """Bytes of a shard's result in those of a contribution, at most: one-bit votes of up to 127 peers add up to
 numbers of 8 bits, and larger groups do not send longer ones."""
-LOCAL_STEPS_BYTES = 24
-"""Memory per parameter where peers take steps of their own: settled and live weights, gradient, momentum,
-what is not sent yet, and one copy for newcomers, 4 each."""
 ALONE_BYTES = 16
 """Memory per parameter of somebody who trains alone: weights, gradient and two moments, 4 each."""
 PROGRAM_BYTES = PROCESS_BYTES + DAEMON_BYTES
@@ -52,11 +41,10 @@ class Exchange:
 
     contribution: tuple[float, ...]
     """Bytes of one, by stage."""
-    held: float
-    """Bytes of memory per parameter."""
     carried: Carried = "everyone"
     """everyone: each receives the contribution of each; sharded: each sends one contribution in slices to
-    keepers, who add up, and the sums go to all, whatever the size of the group."""
+    keepers, who add up, and the sums go to all, whatever the size of the group. Peers do not speak that
+    yet."""
     step_tokens: int = 0
     """A peer has something to contribute after so many of its own; 0: after a microbatch."""
 
@@ -86,36 +74,25 @@ class Exchange:
 
     def memory(self, manifest: Manifest, stage: int) -> int:
         """Bytes that a peer of that stage needs, with one microbatch at a time."""
-        return memory_of(manifest, stage, self.held)
+        return needs_of(manifest, stage, PROGRAM_BYTES).least
 
 
-def exchange_of(manifest: Manifest) -> Exchange:
-    """As the run says: today all runs exchange votes, which everybody receives."""
-    stages = range(len(manifest.stages))
-    held = HELD_BYTES + OPEN_ROUND_BYTES * (manifest.rounds.window + ROUNDS_BESIDES)
-    return Exchange(tuple(contribution_bytes(manifest, stage) for stage in stages), held)
-
-
-def local_steps(manifest: Manifest, step_tokens: int, parts: int, carried: Carried) -> Exchange:
-    """Peers take steps of their own, and a round sends one bit for each of `1 / parts` of the parameters."""
-    sizes = (parameters_of(manifest, stage) for stage in range(len(manifest.stages)))
-    sent = tuple(size / parts * VOTE_BYTES for size in sizes)
-    return Exchange(sent, LOCAL_STEPS_BYTES, carried, step_tokens)
+def exchange_of(manifest: Manifest, carried: Carried = "everyone") -> Exchange:
+    """As the run says."""
+    sync, stages = manifest.sync, range(len(manifest.stages))
+    step = (sync.step_tokens or manifest.microbatch_tokens) if sync.method == "local-steps" else 0
+    return Exchange(tuple(contribution_bytes(manifest, stage) for stage in stages), carried, step)
 
 
 def parameters_of(manifest: Manifest, stage: int) -> int:
     return layout_of(parameter_shapes(manifest.model, manifest.span(stage))).size
 
 
-def memory_of(manifest: Manifest, stage: int, held: float) -> int:
-    """`held`: bytes per parameter. As swarmnet/resources/memory_estimate.py has it for today's runs."""
-    return int(PROGRAM_BYTES + held * parameters_of(manifest, stage) + graph_bytes(manifest, stage))
-
-
 def alone_memory(manifest: Manifest) -> int:
     """Bytes that somebody needs who trains the whole model without anybody, a sequence at a time."""
     data = replace(manifest.data, microbatch_sequences=1)
-    return memory_of(replace(manifest, stages=(manifest.model.layers,), data=data), 0, ALONE_BYTES)
+    whole = replace(manifest, stages=(manifest.model.layers,), data=data)
+    return PROGRAM_BYTES + ALONE_BYTES * parameters_of(whole, 0) + graph_bytes(whole, 0)
 
 
 def charged(

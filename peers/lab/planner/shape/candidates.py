@@ -20,7 +20,6 @@ from peers.lab.planner.exchange import (
     Carried,
     Exchange,
     exchange_of,
-    local_steps,
 )
 from peers.lab.planner.placing import Placement, placed
 from peers.lab.planner.question import BACKWARD_RATIO, Question
@@ -59,18 +58,19 @@ class Shape:
     def manifest(self, run: Manifest, round_seconds: float = inf) -> Manifest:
         """The run in this shape. `round_seconds`: how long a round will take; inf: as long as it likes."""
         longest = max(run.rounds.longest_seconds, min(1e9, LONGER * round_seconds))
+        sync = run.sync
+        if self.local:
+            sync = replace(sync, method="local-steps", step_tokens=self.step_tokens, parts=self.parts)
+        elif sync.method == "local-steps":
+            sync = replace(sync, method="demo-votes")
         return replace(
             run,
             stages=self.stages,
             paths=Paths(),
             data=replace(run.data, microbatch_sequences=self.sequences),
             rounds=replace(run.rounds, target_tokens=self.round_tokens, longest_seconds=longest),
+            sync=sync,
         )
-
-    def how(self, manifest: Manifest) -> Exchange:
-        if self.local:
-            return local_steps(manifest, self.step_tokens, self.parts, self.exchange)
-        return exchange_of(manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ def cuts(run: Manifest, stages: int) -> set[tuple[int, ...]]:
     return {even, (*uneven, last)} if others else {even}
 
 
-def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
-    """All that are looked at."""
+def shapes(run: Manifest, parameters: int, peers: int, sharded: bool) -> Iterator[Shape]:
+    """All that are looked at. `sharded`: also with an exchange through keepers."""
     for count in range(1, min(run.model.layers, peers) + 1):
         for stages in sorted(cuts(run, count)):
             for sequences in SEQUENCES:
@@ -128,7 +128,8 @@ def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
                 for steps in LOCAL_STEPS:
                     tokens = int(steps * step * replicas)
                     yield Shape(stages, sequences, "everyone", tokens, step)
-                    yield Shape(stages, sequences, "sharded", tokens, step)
+                    if sharded:
+                        yield Shape(stages, sequences, "sharded", tokens, step)
 
 
 class Judge:
@@ -160,10 +161,10 @@ class Judge:
     def _contributions(self, stages: tuple[int, ...], sequences: int, local: bool) -> Exchange:
         """Without what shapes of the same stages differ in."""
         shape = Shape(stages, sequences, "everyone", 1, 1 if local else 0)
-        return shape.how(shape.manifest(self.run))
+        return exchange_of(shape.manifest(self.run))
 
     def _place(self, stages: tuple[int, ...], sequences: int, local: bool) -> Placement | None:
-        manifest = Shape(stages, sequences, "everyone", 1).manifest(self.run)
+        manifest = Shape(stages, sequences, "everyone", 1, 1 if local else 0).manifest(self.run)
         how = self._contribution(stages, sequences, local)
         memory = [how.memory(manifest, stage) for stage in range(len(stages))]
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, isinf
 
 from peers.errors import UserError
-from peers.lab.planner.exchange import parameters_of
+from peers.lab.planner.exchange import exchange_of, parameters_of
 from peers.lab.planner.plan import DAY, alone, plan
 from peers.lab.planner.question import Alone, Answer, Question
 from peers.lab.planner.shape import laws
@@ -72,14 +72,15 @@ class Search:
         return self.target / self.alone.tokens_per_second / DAY if self.alone.fits else inf
 
 
-def search(run: Manifest, question: Question) -> Search:
-    """Raises UserError where no shape is found. The run's stages, microbatches and rounds do not count."""
+def search(run: Manifest, question: Question, sharded: bool = False) -> Search:
+    """Raises UserError where no shape is found. The run's stages, microbatches and rounds do not count.
+    `sharded`: as if peers could exchange through keepers, too."""
     if question.measured is not None or any(one.tokens_per_second is None for one in question.classes):
         raise UserError("--shape needs the speed of every class, such as 8x2ktps: it differs from cut to cut")
     parameters = parameters_of(replace(run, stages=(run.model.layers,)), 0)
     target = question.tokens or laws.TOKENS_PER_PARAMETER * parameters
     judge = Judge(run, question, parameters, target)
-    every = list(shapes(run, parameters, sum(one.count for one in question.classes)))
+    every = list(shapes(run, parameters, sum(one.count for one in question.classes), sharded))
     judged = [one for one in map(judge.judged, every) if one is not None]
     found = [
         one for one in (_played(run, question, best, parameters, target) for best in _best(judged)) if one
@@ -122,7 +123,10 @@ def _played(run: Manifest, question: Question, best: Judged, parameters: int, ta
 
 
 def _as_it_is(run: Manifest, question: Question, parameters: int, target: int) -> tuple[Found | None, str]:
-    shape = Shape(run.stages, run.data.microbatch_sequences, "everyone", run.rounds.target_tokens)
+    step = exchange_of(run).step_tokens
+    shape = Shape(
+        run.stages, run.data.microbatch_sequences, "everyone", run.rounds.target_tokens, step, run.sync.parts
+    )
     try:
         return _found(run, question, shape, parameters, target), ""
     except UserError as error:
@@ -130,7 +134,7 @@ def _as_it_is(run: Manifest, question: Question, parameters: int, target: int) -
 
 
 def _found(manifest: Manifest, question: Question, shape: Shape, parameters: int, target: int) -> Found:
-    how = shape.how(manifest)
+    how = exchange_of(manifest, shape.exchange)
     answer = plan(manifest, replace(question, tokens=target), how)
     replicas = sum(answer.peers) / len(answer.peers)
     loss, tokens = price(parameters, target, shape, replicas)

@@ -13,6 +13,7 @@ from peers.config.atomic_files import is_there, write_atomically
 from peers.config.yaml_lines import read
 from peers.errors import UserError
 from peers.lab.planner.report import scaled
+from peers.lab.planner.shape.candidates import Shape
 from peers.lab.planner.shape.report import local_steps, round_seconds, sentence, warnings
 from peers.lab.planner.shape.search import Found, Search
 from peers.telemetry.console import counted
@@ -65,8 +66,16 @@ def _values(search: Search, run: Manifest) -> dict[str, Any]:
             "longest_seconds": float(ceil(manifest.rounds.longest_seconds)),
             "deadline_seconds": float(ceil(max(run.rounds.deadline_seconds, best.exchange_seconds))),
         },
-        "sync": {"decay_rounds": search.rounds, "warmup_rounds": warmup},
-    }
+        "sync": {
+            **_method(shape), "decay_rounds": search.rounds, "warmup_rounds": warmup,
+        },
+    }  # fmt: skip
+
+
+def _method(shape: Shape) -> dict[str, Any]:
+    if not shape.local:
+        return {}
+    return {"method": "local-steps", "step_tokens": shape.step_tokens, "parts": shape.parts}
 
 
 def _reasons(search: Search) -> list[str]:
@@ -84,18 +93,12 @@ def _reasons(search: Search) -> list[str]:
         *warnings(search),
     ]
     if shape.local:
-        lines += [
-            "",
-            f"These figures are of peers that take {counted(local_steps(best), 'step')} of their own in a "
-            "round, as these keys say:",
-            "sync:",
-            "  method: local-steps",
-            f"  step_tokens: {shape.step_tokens}",
-            f"  parts: {shape.parts}",
-            f"  exchange: {shape.exchange}",
-            "Without them the run exchanges votes, all take one step per round, and rounds of this length "
-            "are a mistake.",
-        ]
+        lines.append(
+            f"sync: peers take {counted(local_steps(best), 'step')} of their own in a round. The learning "
+            "rate is not that of votes: search for it with `swarmnet bench learning` on a small model."
+        )
+    if shape.exchange == "sharded":
+        lines.append("These figures are of an exchange through keepers, which peers do not speak yet.")
     return lines
 
 

@@ -9,7 +9,6 @@ from peers.lab.planner.exchange import (
     MOST_OF_A_LINE,
     RESULT_CONTRIBUTIONS,
     exchange_of,
-    local_steps,
 )
 from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import plan
@@ -19,7 +18,7 @@ from peers.lab.planner.speeds import MEGABIT, peer_classes
 from peers.lab.processes.demo_report import contribution_bytes
 from swarmnet.identifiers import PeerId
 from swarmnet.resources.memory_estimate import DAEMON_BYTES, PROCESS_BYTES, needs_of
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds
+from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync
 
 DAY = 86400.0
 NEAR = (0.001, 0.01)
@@ -101,8 +100,8 @@ def test_a_run_of_one_stage_is_as_fast_as_its_exchange_where_that_fills_the_line
 
 def test_what_keepers_add_up_costs_each_line_the_same_in_a_group_of_any_size():
     rounds = Rounds(target_tokens=10**6, longest_seconds=3600.0)
-    manifest = replace(ONE, rounds=rounds)
-    sharded, everyone = (local_steps(manifest, 1024, 4, carried) for carried in ("sharded", "everyone"))
+    manifest = replace(ONE, rounds=rounds, sync=Sync(method="local-steps", step_tokens=1024))
+    sharded, everyone = exchange_of(manifest, "sharded"), exchange_of(manifest)
     one = sharded.contribution[0]
     assert sharded.per_round(0, 10) == sharded.per_round(0, 1000) == (1 + RESULT_CONTRIBUTIONS) * one
     assert everyone.per_round(0, 1000) == pytest.approx(999 * one)
@@ -113,8 +112,8 @@ def test_what_keepers_add_up_costs_each_line_the_same_in_a_group_of_any_size():
 
 def test_who_has_not_enough_tokens_of_its_own_contributes_nothing_to_a_round():
     rounds = Rounds(target_tokens=40_000, longest_seconds=3600.0)
+    everyone = exchange_of(replace(ONE, rounds=rounds, sync=Sync(method="local-steps", step_tokens=4000)))
     manifest = replace(ONE, rounds=rounds)
-    everyone = local_steps(manifest, 4000, 4, "everyone")
     assert everyone.contributions(manifest, 4000.0, 100) == 1.0, "ten of a hundred, each tenth second"
     assert everyone.contributions(manifest, 4000.0, 5) == pytest.approx(0.5)
 
