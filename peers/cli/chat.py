@@ -46,7 +46,7 @@ def chat(
 
     from peers.data.documents import TextError
     from peers.tools.model.chat import Here, Lines
-    from peers.tools.model.export import ExportError
+    from peers.tools.model.export_folder import ExportError
     from peers.tools.model.generate import Continuation, LocalModel
     from peers.tools.model.local_model import held
 

@@ -27,16 +27,20 @@ def tokenizer(
     replace: Annotated[bool, typer.Option("--replace", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Make a tokenizer.json (byte-level BPE) from a text, of more than 64 MiB a random part."""
+    import time
+
     from peers.cli.model import warn
     from peers.config.atomic_files import is_there, write_atomically
     from peers.data.documents import Text, TextError
+    from peers.data.local_text import Tokenizing
     from peers.data.train_tokenizer import train_tokenizer
 
     if is_there(out) and not replace:
         raise UserError(f"{out} exists already, and runs may need it: name another --out or add --replace")
+    reads = Tokenizing(lambda _event, line: typer.echo(line, err=True), time.monotonic, "reads the text")
     with as_user_errors(TextError):
         text = Text(texts)
-        made, tokens = train_tokenizer(text, vocabulary, end_of_text)
+        made, tokens = train_tokenizer(text, vocabulary, end_of_text, reads.progress)
     write_atomically(out, made)
     for warning in text.reading.warnings():
         warn(warning)

@@ -70,23 +70,19 @@ def export(
     tokenizer_path: TokenizerFile = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face model with a model card, checked against transformers."""
-    from peers.config.atomic_files import is_there
+    _require_sense(hf, replace, eval_text, score)
     from peers.data.documents import TextError
     from peers.data.tokenizer import open_tokenizer, tokenizer_file
     from peers.state import checkpoint_file
     from peers.tools.model import hf_parity
     from peers.tools.model.evaluate import score_weights
-    from peers.tools.model.export import MANIFEST_FILE, ExportError, require_replaceable
+    from peers.tools.model.export import MANIFEST_FILE
     from peers.tools.model.export import export as write
+    from peers.tools.model.export_folder import ExportError
     from peers.tools.model.model_card import card
     from peers.tools.model.provenance import facts
 
-    if eval_text is not None and score is False:
-        raise UserError("--eval-text names a text to score on and --no-score asks for no score: give one")
     with as_user_errors(ExportError, TextError):
-        require_replaceable(hf, replace)  # What follows takes seconds to minutes.
-        if eval_text is not None:
-            is_there(eval_text)
         model = checkpoint_file.newest(source)
         manifest, shape = model.manifest, model.manifest.model
         text = _text_for_card(manifest, eval_text, score)
@@ -122,6 +118,19 @@ def export(
     typer.echo(f"wrote  {hf}  (run {manifest.run_id()}, round {model.round})")
 
 
+def _require_sense(hf: Path, replace: bool, eval_text: Path | None, score: bool | None) -> None:
+    """What can be told before torch is imported and a model read, which takes seconds to minutes."""
+    from peers.config.atomic_files import is_there
+    from peers.tools.model.export_folder import ExportError, require_replaceable
+
+    if eval_text is not None and score is False:
+        raise UserError("--eval-text names a text to score on and --no-score asks for no score: give one")
+    with as_user_errors(ExportError):
+        require_replaceable(hf, replace)
+    if eval_text is not None:
+        is_there(eval_text)
+
+
 def generate(
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT...", help="Texts to continue, all at once.")
@@ -139,7 +148,7 @@ def generate(
 ) -> None:
     """Continue a text with a trained model, or through the live peers of a run."""
     from peers.data.documents import TextError
-    from peers.tools.model.export import ExportError
+    from peers.tools.model.export_folder import ExportError
     from peers.tools.model.generate import Readable
     from peers.tools.model.generate import generate as write
     from peers.tools.model.local_model import held
@@ -186,7 +195,7 @@ def evaluate(
     """Score a trained model, or a run's live peers, on text they have not seen: perplexity, bits per byte."""
     from peers.data.documents import TextError
     from peers.tools.model.evaluate import score_weights
-    from peers.tools.model.export import ExportError
+    from peers.tools.model.export_folder import ExportError
     from peers.tools.model.local_model import held
 
     live = asks_peers(source, run, bootstrap, invite)
@@ -249,7 +258,7 @@ def _evaluate_tasks(
     from importlib.util import find_spec
 
     from peers.data.documents import TextError
-    from peers.tools.model.export import ExportError
+    from peers.tools.model.export_folder import ExportError
     from peers.tools.model.likelihood import Reader
     from peers.tools.model.local_model import held
 

@@ -137,9 +137,14 @@ def _count(number: int, what: str) -> str:
 class Tokenizing:
     """Says how far it is, every so often."""
 
-    def __init__(self, say: Callable[[str, str], None], now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        say: Callable[[str, str], None],
+        now: Callable[[], float],
+        what: str = "makes tokens of the text, once",
+    ) -> None:
         """`now`: seconds."""
-        self.say, self.now = say, now
+        self.say, self.now, self.what = say, now, what
         self.began = self.told = now()
 
     def progress(self, done: int, all: int) -> None:
@@ -151,5 +156,5 @@ class Tokenizing:
         left = (now - self.began) * max(0, all - done) / done
         self.say(
             "tokenizing",
-            f"makes tokens of the text, once: {done / 1e6:,.0f} of {all / 1e6:,.0f} MB, {left:.0f} s to go",
+            f"{self.what}: {done / 1e6:,.0f} of {all / 1e6:,.0f} MB, {left:.0f} s to go",
         )

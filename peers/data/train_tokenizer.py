@@ -6,12 +6,16 @@ from collections.abc import Iterator
 
 from peers.data.documents import Text, TextError
 from peers.data.tokenizer import pieces_of
+from peers.data.tokens import Progress
 from peers.errors import how_to_install
 
 
-def train_tokenizer(text: Text, vocabulary: int, end_of_text: str) -> tuple[bytes, int]:
+def train_tokenizer(
+    text: Text, vocabulary: int, end_of_text: str, progress: Progress
+) -> tuple[bytes, int]:
     """A tokenizer.json, and its number of tokens: at most `vocabulary`, of which `end_of_text` is one. The
-    text is never whole in memory. Raises TextError: no text, or no package."""
+    text is never whole in memory; `progress` hears how much of it was read. Raises TextError: no text, or no
+    package."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError:
@@ -29,10 +33,11 @@ def train_tokenizer(text: Text, vocabulary: int, end_of_text: str) -> tuple[byte
         show_progress=False,
     )
     next(text.blocks())  # Here, where a text that is not there still raises what it should.
-    made.train_from_iterator(_pieces(text), trainer)
+    made.train_from_iterator(_pieces(text, progress), trainer)
     return made.to_str(pretty=True).encode(), int(made.get_vocab_size())
 
 
-def _pieces(text: Text) -> Iterator[str]:
+def _pieces(text: Text, progress: Progress) -> Iterator[str]:
     for piece in pieces_of(block for _, block in text.blocks()):
+        progress(text.reading.bytes, text.total_bytes)
         yield piece.decode("utf-8", "replace")

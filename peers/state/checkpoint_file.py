@@ -145,7 +145,7 @@ def read(path: Path) -> Checkpoint:
                 _sets(metadata.get("sets", "{}")),
                 msgspec.json.decode(metadata.get("earlier", "null"), type=Earlier | None),
             ),
-            _tokens(metadata.get("tokens", "")),
+            token_count(metadata.get("tokens", "")),
         )  # fmt: skip
     except (SafetensorError, OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} is no checkpoint that can be used ({error})") from None
@@ -159,7 +159,7 @@ def number(text: str) -> int:
     return int(text)
 
 
-def _tokens(text: str) -> int | None:
+def token_count(text: str) -> int | None:
     """Raises ValueError for what no run has."""
     if not text:
         return None

@@ -47,7 +47,8 @@ from peers.state.snapshot_store import Snapshots, Weights
 from peers.state.state_path import StatePath
 from peers.telemetry import event_log, picture
 from peers.tools.model import provenance
-from peers.tools.model.export import ExportError, load_shape, load_weights
+from peers.tools.model.export import load_shape, load_weights
+from peers.tools.model.export_folder import ExportError
 from peers.worker.inference.forward_compute import ForwardWork
 from peers.worker.pipeline import validate_act
 from peers.worker.pipeline.microbatch_compute import Trouble

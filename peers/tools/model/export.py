@@ -17,18 +17,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from peers.config.atomic_files import is_file, is_folder, is_there
+from peers.config.atomic_files import is_file, is_there
+from peers.tools.model.export_folder import INDEX, ExportError, require_replaceable
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.manifest import ModelShape
 
-INDEX = "model.safetensors.index.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 MANIFEST_FILE = "swarmnet-manifest.json"
 """The canonical manifest beside the model: its SHA-256 is the run id."""
-
-
-class ExportError(ValueError):
-    """The folder cannot be written or read; one line that says why."""
 
 
 def export(
@@ -67,19 +63,6 @@ def export(
             partial.rename(folder)
     except (OSError, SafetensorError) as error:
         raise ExportError(f"cannot write {folder}: {error}") from error
-
-
-def require_replaceable(folder: Path, replace: bool) -> None:
-    """Only an export, or an empty folder, is ever replaced: a wrong name must not cost an archive, or a
-    peer's key. Raises ExportError where something else is there."""
-    if not is_there(folder):
-        return
-    if not replace:
-        raise ExportError(f"{folder} exists already: name another folder or add --replace")
-    if not is_folder(folder):
-        raise ExportError(f"{folder} is no folder: name another one")
-    if not is_file(folder / INDEX) and any(folder.iterdir()):
-        raise ExportError(f"{folder} holds no exported model, so it is not replaced: name another folder")
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:

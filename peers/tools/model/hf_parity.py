@@ -17,7 +17,7 @@ from torch import Tensor
 
 from peers.data.tokenizer import Tokenizer
 from peers.errors import how_to_install
-from peers.tools.model.export import ExportError
+from peers.tools.model.export_folder import ExportError
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
 from swarmnet.run.manifest import ModelShape

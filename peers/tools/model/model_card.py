@@ -91,7 +91,9 @@ def _head(manifest: Manifest) -> list[str]:
 def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
     shape = manifest.model
     rounds = ", ".join(f"stage {stage}: {count:,}" for stage, count in sorted(facts.rounds.items()))
-    tokens = f"at least {facts.tokens:,}, by {facts.logs} event logs" if facts.logs else "not known here"
+    tokens = f"about {facts.tokens:,}, by {facts.logs} event logs" if facts.logs else "not known here"
+    if facts.settled_tokens is not None:
+        tokens = f"{facts.settled_tokens:,} in the settled rounds of the first stage"
     return [
         ("run", f"`{manifest.run_id()}`, the SHA-256 of `{MANIFEST_FILE}`"),
         ("owner", f"`{manifest.owner}`, who signed the run"),

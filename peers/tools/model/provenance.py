@@ -18,7 +18,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from peers.errors import UserError
-from peers.state.checkpoint_file import STATEMENT_BYTES, number
+from peers.state.checkpoint_file import STATEMENT_BYTES, number, token_count
 from peers.telemetry import event_log
 from protocols.errors import WireError
 from protocols.signed.envelope import Kind, open_envelope
@@ -53,8 +53,10 @@ class Facts:
     """Peers that signed the newest weights of their stage."""
     logs: int = 0
     """Peers whose event logs were read."""
+    settled_tokens: int | None = None
+    """In the settled rounds of the newest weights of the first stage; None: it has not counted."""
     tokens: int = 0
-    """Committed by the first stage, as far as the logs tell."""
+    """Committed by the first stage, as far as the logs tell: also what a crash has cost, or came later."""
     seconds: float = 0.0
     """From the first to the last event."""
     contributions: Counter[str] = field(default_factory=Counter)
@@ -84,6 +86,7 @@ def facts(source: Path | None, manifest: Manifest) -> Facts:
     for stage, metadata in sorted(newest.items()):
         found.rounds[stage] = number(metadata["round"]) + 1
         found.signers.update(_signers(metadata, run_id))
+    found.settled_tokens = token_count(newest.get(0, {}).get("tokens", ""))
     _read_logs(found, [folder / LOG for folder in sorted(folders)])
     for folder in sorted(folders):
         _read_receipts(found, folder / RECEIPTS, run_id, manifest.rounds.snapshot_rounds)
@@ -98,6 +101,7 @@ def _metadata(file: Path) -> Mapping[str, str]:
             found: Mapping[str, str] = opened.metadata() or {}
         number(found.get("stage", ""))
         number(found.get("round", ""))
+        token_count(found.get("tokens", ""))
     except (OSError, SafetensorError, ValueError):
         return {}
     return found

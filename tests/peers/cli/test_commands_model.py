@@ -1,6 +1,8 @@
 """export, generate and evaluate as commands, on a small model with random weights."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -62,6 +64,15 @@ def test_a_folder_is_replaced_only_when_told_and_that_is_said_before_anything_is
     assert (code, len(err.splitlines())) == (2, 1)
     assert "exists already" in err
     assert swarmnet("export", "--hf", "model", "--from", "state", "--replace")[0] == 0
+
+
+def test_a_folder_that_is_there_is_told_without_torch_whose_import_takes_seconds(tmp_path):
+    (tmp_path / "model").mkdir()
+    without = "import sys; sys.modules['torch'] = None; from peers.cli.main import main; main()"
+    typed = [sys.executable, "-c", without, "export", "--hf", "model"]
+    told = subprocess.run(typed, cwd=tmp_path, capture_output=True, timeout=60)
+    assert (told.returncode, told.stderr.count(b"\n")) == (2, 1)
+    assert b"error: model exists already" in told.stderr
 
 
 @pytest.mark.parametrize("command", [["generate"], ["evaluate"], ["export", "--hf", "model"]])

@@ -36,6 +36,14 @@ def test_a_tokenizer_of_ones_own_text_fits_the_run_file_that_it_prints(swarmnet)
     assert len(made.encode(WORDS.encode())) < len(WORDS) / 2, "what it read often is few tokens"
 
 
+def test_who_waits_for_a_tokenizer_hears_how_far_it_is(swarmnet, monkeypatch):
+    Path("one.txt").write_text(WORDS * 2000)
+    monkeypatch.setattr("peers.data.local_text.PROGRESS_SECONDS", 0.0)
+    code, _, err = swarmnet("tokenizer", "one.txt", "--vocabulary", 280)
+    assert code == 0
+    assert re.match(r"reads the text: 1 of 4 MB, \d+ s to go\n", err)
+
+
 def test_the_same_text_makes_the_same_tokenizer(swarmnet):
     Path("one.txt").write_text(WORDS)
     for name in ("a.json", "b.json"):

@@ -10,7 +10,8 @@ from sharp_weights import LLAMA, stage_weights
 from torch import Tensor
 from torch.nn import functional
 
-from peers.tools.model.export import ExportError, export, load_end, load_shape, load_weights
+from peers.tools.model.export import export, load_end, load_shape, load_weights
+from peers.tools.model.export_folder import ExportError
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
 from swarmnet.run.manifest import ModelShape

@@ -48,14 +48,14 @@ ONE, TWO, THREE = (identity.peer_id for identity in PEERS)
 
 
 def leave_checkpoint(
-    folder: Path, stage: int, round: int, signers: list[Identity], manifest=MANIFEST
+    folder: Path, stage: int, round: int, signers: list[Identity], manifest=MANIFEST, tokens=None
 ) -> Path:
     span = manifest.span(stage)
     layout = layout_of(parameter_shapes(SHAPE, span))
     units = initial_units(SHAPE, span, layout, seed=1)
     statements = [seal(each, manifest.run_id(), Kind.SETTLED, stage, round, 1, bytes(40)) for each in signers]
     return checkpoint_file.write(
-        folder / "checkpoints", manifest, stage, round, bytes(8), units, layout, statements
+        folder / "checkpoints", manifest, stage, round, bytes(8), units, layout, statements, tokens=tokens
     )
 
 
@@ -150,6 +150,15 @@ def test_what_is_known_comes_from_the_files_of_that_run_alone(states):
     assert found.claims == {ONE: 70}
     assert found.seconds == 9.0
     assert found.troubles == []
+
+
+def test_tokens_are_those_that_the_weights_have_settled_and_not_what_a_crash_has_cost(states):
+    leave_checkpoint(states / "one", 0, 8, [], tokens=4000)
+    leave_checkpoint(states / "three", 1, 9, [], tokens=5000)
+    found = facts(states, MANIFEST)
+    assert (found.settled_tokens, found.tokens) == (4000, 160)
+    page = card(MANIFEST, found, None, None, Path("model"))
+    assert "| tokens | 4,000 in the settled rounds of the first stage |" in page
 
 
 def test_a_folder_without_logs_leaves_tokens_and_contributors_unknown(tmp_path):
@@ -250,7 +259,7 @@ def test_the_card_of_an_export_says_what_the_model_is(states, swarmnet, tmp_path
         f"| run | `{RUN}`", f"| owner | `{OWNER.peer_id}`", "| intended use | to be tested |",
         "| contact | owner@example.org |", "| books | CC0-1.0 | https://example.org/books |",
         "| code | MIT | - |", "| settled rounds | stage 0: 8, stage 1: 6 |",
-        "| tokens | at least 160, by 2 event logs |", "| weights signed by | 3 peers |",
+        "| tokens | about 160, by 2 event logs |", "| weights signed by | 3 peers |",
         f"| `{TWO}` | 2 | 3 | - |", f"| `{ONE}` | 1 | - | 70 |",
         "As far as 2 event logs, receipts and an archive", "bits per byte, perplexity",
         "Not compared with transformers", 'from_pretrained("model")',
