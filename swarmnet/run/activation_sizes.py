@@ -19,3 +19,8 @@ def encoded_bytes(shape: tuple[int, ...], codec: Codec) -> int:
     if codec == "int8":
         return values + 4 * -(-values // BLOCK)
     return values * (4 if codec == "fp32" else 2)
+
+
+def token_bytes(vocabulary: int) -> int:
+    """Whole bytes that the number of any token takes: one for bytes, two up to 65,536 tokens."""
+    return max(1, ((vocabulary - 1).bit_length() + 7) // 8)

@@ -13,7 +13,8 @@ from math import cos, pi
 from typing import Literal
 
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, encoded_bytes
+from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, encoded_bytes, token_bytes
+from swarmnet.run.boundary import Boundary, contradictions
 from swarmnet.run.path_rules import Rules
 
 WIRE_VERSION = 1
@@ -65,6 +66,13 @@ class ModelShape:
     branch_share: float = 0.0
     """What the last matrices of attention and feed-forward begin with and are stepped by, times the others'.
     0: 1 / sqrt(2 x layers), so that a deep model is no louder than a shallow one."""
+    boundary: Boundary = field(default=Boundary(), metadata={ADDED: True})
+    """How hidden states go from stage to stage."""
+
+    @property
+    def crossing(self) -> int:
+        """Numbers per token between stages."""
+        return self.boundary.width if self.boundary.is_narrow else self.width
 
 
 STANDARD_LIBRARY = "python-stdlib"
@@ -228,13 +236,22 @@ class Manifest:
 
     @property
     def hidden_shape(self) -> tuple[int, int, int]:
-        """[B, T, D] of a microbatch between two stages."""
-        return self.data.microbatch_sequences, self.data.sequence_tokens, self.model.width
+        """[B, T, D] of a microbatch between two stages, or [B, T, R] where boundaries are narrow."""
+        return self.data.microbatch_sequences, self.data.sequence_tokens, self.model.crossing
 
     @property
     def body_bytes(self) -> int:
         """Of a microbatch on its way down."""
-        return encoded_bytes(self.hidden_shape, self.hidden_codec) + LABEL_BYTES * self.microbatch_tokens
+        return encoded_bytes(self.hidden_shape, self.hidden_codec) + self.text_bytes
+
+    @property
+    def text_bytes(self) -> int:
+        """Of the tokens that go down with hidden states: labels, which only the last stage reads; where
+        boundaries are narrow, each sequence with the token that follows it, for all stages, and packed."""
+        if not self.model.boundary.is_narrow:
+            return LABEL_BYTES * self.microbatch_tokens
+        tokens = self.microbatch_tokens + self.data.microbatch_sequences
+        return tokens * token_bytes(self.model.vocabulary)
 
     def path_rules(self) -> Rules:
         paths = self.paths
@@ -322,6 +339,10 @@ def check(manifest: Manifest) -> None:
         (not 0.0 <= manifest.model.branch_share <= 1.0,
          f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
         (sync.learning_rate <= 0, "sync.learning_rate must be positive"),
+        *((True, problem) for problem in contradictions(
+            model.boundary, model.width, model.vocabulary, manifest.stages,
+            paths.skip_ratio > 0.0 or paths.swaps > 0,
+        )),
     ]  # fmt: skip
     for wrong, message in problems:
         if wrong:

@@ -2,7 +2,7 @@
 
 The flat vector of the whole model is the stages' layouts one after the other, so that a method of the
 product sees exactly what it sees on its stage, and any other optimizer sees each parameter as a view. Hidden
-states go from stage to stage through the run's codec, as they would between peers.
+states go from stage to stage through the run's codec, and its boundaries, as they would between peers.
 
 Shape suffixes: P numbers of the flat vector, B sequences, T tokens, D width, V vocabulary.
 """
@@ -121,8 +121,8 @@ class Ground:
         inputs_BT, labels_BT = windows(self._texts.corpus, starts, data.sequence_tokens)
         hidden = inputs_BT
         for compute in self._computes[:-1]:
-            hidden = self._carried(compute.forward(0, hidden))
-        finished = self._computes[-1].finish(0, hidden, labels_BT)
+            hidden = self._carried(compute.forward(0, hidden, tokens_BT=inputs_BT))
+        finished = self._computes[-1].finish(0, hidden, labels_BT, inputs_BT)
         back = finished.hidden_gradient
         for compute in reversed(self._computes[:-1]):
             assert back is not None, "only the first stage has tokens for inputs"
