@@ -75,6 +75,15 @@ def projector(boundary: Boundary, width: int, layer: int, device: torch.device) 
     return torch.from_numpy(rows_RD.astype(np.float32)).to(device)
 
 
+def projectors(shape: ModelShape) -> dict[str, Tensor]:
+    """Global name -> [R, D], of all boundaries of the model, on the CPU: what never learns, as parameters."""
+    boundary, cpu = shape.boundary, torch.device("cpu")
+    return {
+        f"model.boundaries.{layer}.projector.weight": projector(boundary, shape.width, layer, cpu)
+        for layer in boundary.after
+    }
+
+
 def orthonormal(rows_RD: np.ndarray) -> np.ndarray:
     """Rows that span the same, by Gram and Schmidt (modified), in float64.
 
