@@ -30,7 +30,7 @@ def longest_bodies(
     logits = LABEL_BYTES * MOST_SEQUENCES * manifest.model.vocabulary  # fp32, as long as a label
     return {
         Act: manifest.body_bytes,
-        Grad: encoded_bytes(manifest.hidden_shape, manifest.hidden_codec),
+        Grad: manifest.gradient_bytes,
         Contribution: ENVELOPE_BYTES + payload_bytes,
         Chunk: min(state_bytes, chunk_bytes(state_bytes)),
         ManifestIs: MANIFEST_LIMIT,

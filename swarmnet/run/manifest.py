@@ -206,7 +206,9 @@ class Manifest:
     stages: tuple[int, ...] = (2, 1, 1)
     """Decoder layers per stage."""
     hidden_codec: Codec = "bf16"
-    """How hidden states and their gradients travel: 2, about 1, or 4 bytes per number."""
+    """How hidden states and their gradients travel: 2, about 1, 4, or about 0.6 bytes per number."""
+    gradient_codec: Codec | Literal["same"] = field(default="same", metadata={ADDED: True})
+    """How gradients travel, where that is another way than `hidden_codec`: they bear fewer bits less well."""
     wire_version: int = WIRE_VERSION
     """Version of the messages that all peers of the run speak."""
     access: Literal["open", "invite"] = "open"
@@ -252,6 +254,16 @@ class Manifest:
             return LABEL_BYTES * self.microbatch_tokens
         tokens = self.microbatch_tokens + self.data.microbatch_sequences
         return tokens * token_bytes(self.model.vocabulary)
+
+    @property
+    def codec_back(self) -> Codec:
+        """Of gradients."""
+        return self.hidden_codec if self.gradient_codec == "same" else self.gradient_codec
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of a microbatch on its way back up."""
+        return encoded_bytes(self.hidden_shape, self.codec_back)
 
     def path_rules(self) -> Rules:
         paths = self.paths

@@ -66,7 +66,7 @@ from swarmnet.rounds.history import START
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Manifest, Sync, owner_statement
 
-CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32")
+CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32", "int4-tiles")
 SHAPE = (2, 16, 32)
 STEPS = 50
 """Of so many contributions one is made into a step: that takes longer than all else."""
@@ -154,7 +154,7 @@ def hidden_states(chance: Random) -> tuple[bytes, Any]:
         seeded = torch.Generator().manual_seed(chance.randrange(2**32))
         values = torch.randn(SHAPE, generator=seeded) * 10.0 ** chance.randrange(-30, 30)
         return bent(activation_codec.encode(values, codec), chance), codec
-    return chance.randbytes(chance.choice((4096, 2048, 1152, 1088, 0, 7))), codec
+    return chance.randbytes(chance.choice((4096, 2048, 1152, 1088, 640, 0, 7))), codec
 
 
 def take_hidden_states(body: tuple[bytes, Any], _folder: Path) -> None:

@@ -23,10 +23,18 @@ SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 ANCHORED = Boundary("anchored", width=8, after=(1, 2))
 
 
-@pytest.mark.parametrize("boundary", [ANCHORED, replace(ANCHORED, anchor_rows=32)], ids=["full", "hashed"])
-@pytest.mark.parametrize("codec", ["bf16", "int8"])
-def test_it_learns_and_agrees_and_a_newcomer_joins(boundary, codec):
-    manifest = tiny_manifest(model=replace(TINY_MODEL, boundary=boundary), hidden_codec=codec)
+@pytest.mark.parametrize(
+    ("boundary", "codec", "back"),
+    [
+        (ANCHORED, "bf16", "same"),
+        (replace(ANCHORED, anchor_rows=32), "int8", "same"),
+        (ANCHORED, "int4-tiles", "int8"),
+    ],
+    ids=["bf16", "hashed and int8", "int4 down and int8 up"],
+)
+def test_it_learns_and_agrees_and_a_newcomer_joins(boundary, codec, back):
+    model = replace(TINY_MODEL, boundary=boundary)
+    manifest = tiny_manifest(model=model, hidden_codec=codec, gradient_codec=back)
     check(manifest)
     swarm = Swarm(manifest)
 

@@ -308,7 +308,7 @@ class DataPath:
         key = MicrobatchId(PeerId(grad.origin), grad.counter)
         kept = self.bodies.get(key)
         if kept is not None and self.pipeline.expects_answer(key, peer):
-            size = encoded_bytes(kept.shape, self.manifest.hidden_codec)
+            size = encoded_bytes(kept.shape, self.manifest.codec_back)
             tokens = kept.shape[0] * kept.shape[1]
             if grad.shape != kept.shape or len(body) != size or grad.tokens != tokens:
                 reason = f"a gradient of {len(body)} bytes, {grad.tokens} tokens"

@@ -19,6 +19,7 @@ from swarmnet.model import activation_codec
 from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.sizes import Judgement, Sizes
 from swarmnet.model.stage_compute import StageError
+from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import Manifest
 
 
@@ -101,7 +102,9 @@ class Computed:
 
 class MicrobatchWork:
     def __init__(self, manifest: Manifest, stage: int, stage_compute: Computes) -> None:
-        self.codec = manifest.hidden_codec
+        self.codecs: dict[Coded, Codec] = {
+            "activation": manifest.hidden_codec, "gradient": manifest.codec_back,
+        }  # fmt: skip
         self._left_out = _left_out(manifest)
         self.is_last = stage == len(manifest.stages) - 1
         self.stage_compute = stage_compute
@@ -179,7 +182,7 @@ class MicrobatchWork:
 
     def _encode(self, kind: Coded, tensor: Tensor) -> bytes:
         began = perf_counter()
-        encoded = activation_codec.encode(tensor, self.codec)
+        encoded = activation_codec.encode(tensor, self.codecs[kind])
         self.codings.encoded(kind, began, tensor.numel(), len(encoded))
         return encoded
 
@@ -193,7 +196,7 @@ class MicrobatchWork:
 
     def _decode(self, kind: Coded, data: bytes, shape: tuple[int, int, int]) -> Tensor:
         began = perf_counter()
-        decoded = activation_codec.decode(data, shape, self.codec)
+        decoded = activation_codec.decode(data, shape, self.codecs[kind])
         self.codings.decoded(kind, began)
         return decoded
 

@@ -28,7 +28,7 @@ from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import MANIFEST_LIMIT, Paths, Sync, check
 from swarmnet.snapshots.fetch import chunk_bytes
 
-CODECS = ("bf16", "int8", "fp32")
+CODECS = ("bf16", "int8", "fp32", "int4-tiles")
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -42,6 +42,14 @@ def test_activations_and_gradients_of_every_codec_just_fit(codec):
 
 NARROW = replace(TINY_MODEL, boundary=Boundary("anchored", width=30, after=(1, 2)))
 """Hardly narrower: so that a visitor's hidden states and tokens are longer than an open boundary's."""
+
+
+def test_gradients_may_travel_in_another_codec_than_hidden_states():
+    manifest = tiny_manifest(hidden_codec="int4-tiles", gradient_codec="int8")
+    limits = longest_bodies(manifest)
+    assert limits[Grad] == len(activation_codec.encode(torch.randn(manifest.hidden_shape), "int8"))
+    assert limits[Act] == manifest.body_bytes < limits[Grad]
+    assert b"gradient_codec" not in tiny_manifest().canonical(), "runs that do not say so keep their ids"
 
 
 def test_through_narrow_boundaries_go_fewer_numbers_and_the_tokens_of_all_stages():
