@@ -26,14 +26,15 @@ def longest_bodies(
     """The longest body of every kind of message in a run. `payload_bytes`: of a contribution to the stage,
     `state_bytes`: of its settled weights."""
     tokens, exact = manifest.microbatch_tokens, encoded_bytes(manifest.hidden_shape, "fp32")
+    beside = LABEL_BYTES * tokens if manifest.model.boundary.is_narrow else 0
     logits = LABEL_BYTES * MOST_SEQUENCES * manifest.model.vocabulary  # fp32, as long as a label
     return {
         Act: manifest.body_bytes,
-        Grad: encoded_bytes(manifest.hidden_shape, manifest.hidden_codec),
+        Grad: manifest.gradient_bytes,
         Contribution: ENVELOPE_BYTES + payload_bytes,
         Chunk: min(state_bytes, chunk_bytes(state_bytes)),
         ManifestIs: MANIFEST_LIMIT,
-        AskForward: max(exact, LABEL_BYTES * tokens) + LABEL_BYTES * tokens,
+        AskForward: max(exact + beside, LABEL_BYTES * tokens) + LABEL_BYTES * tokens,
         Forwarded: max(exact, logits),
     }
 

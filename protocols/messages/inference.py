@@ -12,7 +12,8 @@ from protocols.fields import Message, Name, Nats, Number, Reason, RoundNumber, S
 
 class AskForward(Message, frozen=True, tag=50):
     """A visitor's request at one stage: forward only. Body: tokens as int32 [B, T] for stage 0, else hidden
-    states [B, T, D]; then, on the last stage with `scores`, labels as int32 [B, T]."""
+    states [B, T, D] and, behind a narrow boundary, their tokens; then, on the last stage with `scores`,
+    labels as int32 [B, T]."""
 
     kind: ClassVar[str] = "inference"
     priority: ClassVar[int] = 3

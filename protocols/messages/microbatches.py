@@ -11,7 +11,8 @@ from protocols.fields import Message, Name, Nats, Number, Path, Reason, Seconds,
 
 
 class Act(Message, frozen=True, tag=10):
-    """A microbatch one stage down. Body: hidden states, then labels as int32 [B, T]."""
+    """A microbatch one stage down. Body: hidden states, then labels as int32 [B, T]; where boundaries are
+    narrow, sequences and labels in one (swarmnet/model/carried_text.py)."""
 
     kind: ClassVar[str] = "activation"
     priority: ClassVar[int] = 2

@@ -6,12 +6,11 @@ names of Hugging Face, so that a checkpoint is an export. Embedding and head are
 different stages. The forward pass is a pure function of a mapping from names to tensors.
 
 Shape suffixes: B sequences, T tokens, S tokens seen (cached ones included), D width, H heads,
-K key-value heads, W head width, F feed-forward, V vocabulary.
+K key-value heads, W head width, F feed-forward, V vocabulary, R numbers that cross a narrow boundary.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -19,19 +18,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from swarmnet.model.boundary import begins_narrow, ends_narrow, enter, leave
+from swarmnet.model.draws import normal
 from swarmnet.model.fixed_point import UNIT, to_units
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.linear import linear
-from swarmnet.model.parameters import BRANCH_ENDS, EMBEDDING, FINAL_NORM, HEAD, branch_share, parameter_shapes
+from swarmnet.model.parameters import (
+    BRANCH_ENDS,
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    drawn_as,
+    first_share,
+    parameter_shapes,
+)
 from swarmnet.run.manifest import ModelShape, Span
 
 
 def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> Tensor:
     """The run's first weights in fixed point: int32 [layout.size], zero in the padding.
 
-    A parameter depends on the run's seed and its own global name only, so any cut of the model starts
-    equal. Integer draws and one correctly rounded product make it, so that it also starts equal on
-    every kind of processor: `torch.randn` does not promise that (its vector code differs by CPU).
+    A parameter depends on the run's seed and its own global name only (drawn_as), so any cut of the model
+    starts equal. Integer draws (draws.py) and one correctly rounded product make it, so that it also starts
+    equal on every kind of processor.
     """
     shapes = parameter_shapes(shape, span)
     units = torch.zeros(layout.size, dtype=torch.int32)
@@ -42,23 +51,10 @@ def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> T
         if len(entry.shape) == 1:
             values.fill_(round(1 / UNIT))
         else:
-            deviation = shape.initial_deviation * branch_share(shape, entry.name)
-            values.copy_(to_units(_normal(entry.size, seed, entry.name).mul_(deviation)))
+            deviation = shape.initial_deviation * first_share(shape, entry.name)
+            drawn = normal(entry.size, seed, drawn_as(shape, entry.name))
+            values.copy_(to_units(drawn.mul_(deviation)))
     return units
-
-
-def _normal(size: int, seed: int, name: str) -> Tensor:
-    """float64 [size] of mean 0 and deviation 1: sums of twelve uniform 16-bit draws (Irwin-Hall).
-
-    Twelve, because their variance is then 1; the tails end at 6 deviations.
-    """
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    total = torch.zeros(size, dtype=torch.int64)
-    for _ in range(4):
-        draws = torch.randint(2**48, (size,), generator=generator)
-        total += (draws & 0xFFFF) + (draws >> 16 & 0xFFFF) + (draws >> 32)
-    return (total.double() - 6 * 0xFFFF).mul_(2.0**-16)
 
 
 @dataclass(slots=True)
@@ -87,22 +83,42 @@ def scaled(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
 
 
 def forward(
-    weights: Mapping[str, Tensor], shape: ModelShape, span: Span, inputs: Tensor, cache: Cache | None = None
+    weights: Mapping[str, Tensor],
+    shape: ModelShape,
+    span: Span,
+    inputs: Tensor,
+    cache: Cache | None = None,
+    tokens_BT: Tensor | None = None,
 ) -> Tensor:
-    """Run the span. `inputs` are tokens_BT (int64) where it has the embedding, else hidden_BTD.
+    """Run the span. `inputs` are tokens (int64 [B, T]) where it has the embedding, else hidden_BTD.
 
-    Returns logits_BTV where it has the head, else hidden_BTD. With a filled cache, T must be 1.
+    Returns logits_BTV where it has the head, else hidden_BTD. With a filled cache, T must be 1. Where
+    boundaries are narrow, hidden states that come and go are [B, T, R], and a span without the embedding
+    takes the tokens besides.
     """
-    hidden_BTD = functional.embedding(inputs, weights[EMBEDDING]) if span.has_embedding else inputs
+    if span.has_embedding:
+        tokens_BT, hidden_BTD = inputs, functional.embedding(inputs, weights[EMBEDDING])
+    elif begins_narrow(shape, span):
+        assert tokens_BT is not None, "behind a narrow boundary a token is not known from its hidden states"
+        hidden_BTD = enter(weights, shape, span.first, inputs, tokens_BT)
+    else:
+        hidden_BTD = inputs
     start, length = cache.length if cache is not None else 0, hidden_BTD.shape[1]
     rotation = _rotation(shape, start, length, hidden_BTD.device)
     for layer in range(span.first, span.stop):
+        if layer > span.first and layer in shape.boundary.after:  # It stands inside this span.
+            assert tokens_BT is not None
+            crossed_BTR = leave(weights, shape, layer, hidden_BTD, tokens_BT)
+            hidden_BTD = enter(weights, shape, layer, crossed_BTR, tokens_BT)
         hidden_BTD = _layer(weights, shape, layer, hidden_BTD, rotation, cache)
     if cache is not None:
         cache.length += length
-    if not span.has_head:
+    if span.has_head:
+        return linear(_norm(hidden_BTD, weights[FINAL_NORM], shape), weights[HEAD])
+    if not ends_narrow(shape, span):
         return hidden_BTD
-    return linear(_norm(hidden_BTD, weights[FINAL_NORM], shape), weights[HEAD])
+    assert tokens_BT is not None
+    return leave(weights, shape, span.stop, hidden_BTD, tokens_BT)
 
 
 def _layer(

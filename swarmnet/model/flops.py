@@ -9,20 +9,31 @@ from __future__ import annotations
 
 from math import prod
 
-from swarmnet.model.parameters import EMBEDDING, parameter_shapes
+from swarmnet.model.parameters import EMBEDDING, is_anchors, parameter_shapes
 from swarmnet.run.manifest import Manifest
 
 PER_PARAMETER = 6
 PER_QUERY_AND_TOKEN = 12
+PER_PROJECTION = 4
+"""For each number of a matrix that does not learn: no gradient of it is computed."""
 
 
 def operations_per_token(manifest: Manifest, stage: int) -> int:
-    """Forward and backward of one token through the stage; looking a token up in the embedding is free."""
+    """Forward and backward of one token through the stage; looking a token up, in the embedding or among the
+    anchors of a narrow boundary, is free."""
     shape, span = manifest.model, manifest.span(stage)
     matrices = sum(
         prod(size)
         for name, size in parameter_shapes(shape, span).items()
-        if len(size) == 2 and name != EMBEDDING
+        if len(size) == 2 and name != EMBEDDING and not is_anchors(name)
     )
+    # A boundary inside the stage is left and entered, one at its end only one of the two.
+    places = shape.boundary.after
+    crossings = sum((span.first < at <= span.stop) + (span.first <= at < span.stop) for at in places)
+    projections = crossings * shape.boundary.width * shape.width
     queries = (span.stop - span.first) * shape.heads * shape.head_width
-    return PER_PARAMETER * matrices + PER_QUERY_AND_TOKEN * queries * manifest.data.sequence_tokens
+    return (
+        PER_PARAMETER * matrices
+        + PER_PROJECTION * projections
+        + PER_QUERY_AND_TOKEN * queries * manifest.data.sequence_tokens
+    )

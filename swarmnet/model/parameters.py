@@ -16,9 +16,25 @@ BRANCH_ENDS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 """The last matrices of attention and feed-forward, which are linear: scaled, they scale what a layer adds."""
 
 
+def anchors_before(layer: int) -> str:
+    """Of the boundary after so many layers: the table that the stage before it holds (boundary.py)."""
+    return f"model.boundaries.{layer}.before.weight"
+
+
+def anchors_after(layer: int) -> str:
+    """The table that the stage behind it holds."""
+    return f"model.boundaries.{layer}.after.weight"
+
+
+def is_anchors(name: str) -> bool:
+    """Whether it is a table of anchors: a row for each token, looked up and not multiplied with."""
+    return name.startswith("model.boundaries.")
+
+
 def is_muons(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether Muon steps a parameter where it is the optimizer: a matrix of a layer."""
-    return len(shape) == 2 and name not in (EMBEDDING, HEAD)
+    """Whether Muon steps a parameter where it is the optimizer: a matrix of a layer. Tables are looked up and
+    not multiplied with."""
+    return len(shape) == 2 and name not in (EMBEDDING, HEAD) and not is_anchors(name)
 
 
 def whole(shape: ModelShape) -> Span:
@@ -32,7 +48,12 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
     shapes: dict[str, tuple[int, ...]] = {}
     if span.has_embedding:
         shapes[EMBEDDING] = (shape.vocabulary, shape.width)
+    anchors = (shape.boundary.anchor_rows or shape.vocabulary, shape.width)
     for layer in range(span.first, span.stop):
+        if layer in shape.boundary.after:
+            if layer > span.first:
+                shapes[anchors_before(layer)] = anchors
+            shapes[anchors_after(layer)] = anchors
         members: dict[str, tuple[int, ...]] = {
             "input_layernorm": (shape.width,),
             "self_attn.q_proj": (queries, shape.width),
@@ -47,6 +68,8 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
         if shape.qk_norm:
             members["self_attn.q_norm"] = members["self_attn.k_norm"] = (shape.head_width,)
         shapes |= {f"model.layers.{layer}.{member}.weight": size for member, size in members.items()}
+    if span.stop in shape.boundary.after:
+        shapes[anchors_before(span.stop)] = anchors
     if span.has_head:
         shapes[FINAL_NORM] = (shape.width,)
         shapes[HEAD] = (shape.vocabulary, shape.width)
@@ -63,3 +86,19 @@ def branch_share(shape: ModelShape, name: str) -> float:
     if not name.endswith(BRANCH_ENDS):
         return 1.0
     return shape.branch_share or 1.0 / sqrt(2 * shape.layers)  # Rounded alike everywhere.
+
+
+def drawn_as(shape: ModelShape, name: str) -> str:
+    """Which name draws a parameter's first values. All anchors begin alike, so that at first a boundary
+    passes on what layers have added; with a row for each token they begin as the embedding, whoever holds it.
+    """
+    if not is_anchors(name):
+        return name
+    return "model.boundaries" if shape.boundary.anchor_rows else EMBEDDING
+
+
+def first_share(shape: ModelShape, name: str) -> float:
+    """The deviation of a parameter's first values, in `initial_deviation`s."""
+    if is_anchors(name):  # The sum of two rows is to be as large as a row of the embedding.
+        return sqrt(0.5) if shape.boundary.anchor_rows else 1.0
+    return branch_share(shape, name)

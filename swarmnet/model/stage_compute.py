@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from swarmnet.model.boundary import begins_narrow
 from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.sizes import MOST_NORM
@@ -41,13 +42,16 @@ class Finished:
     """Cross entropy in nats, summed over the tokens."""
     tokens: int
     hidden_gradient: Tensor | None
-    """[B, T, D]: gradient of the summed loss at the stage's input; None if the input is tokens."""
+    """[B, T, D], or [B, T, R] behind a narrow boundary: gradient of the summed loss at the stage's input;
+    None if the input is tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
     version: dict[str, Tensor]
     inputs: Tensor
+    tokens: Tensor | None
+    """[B, T], behind a narrow boundary."""
     output: Tensor | None
     """None when the stage recomputes."""
     output_shape: torch.Size
@@ -87,8 +91,11 @@ class StageCompute:
             name: view.detach().requires_grad_() for name, view in _views(self._flat, self._layout).items()
         }
 
-    def forward(self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0) -> Tensor:
+    def forward(
+        self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None
+    ) -> Tensor:
         """Compute the stage's hidden_BTD from tokens_BT (first stage) or hidden_BTD; keep the graph as `key`.
+        Behind a narrow boundary it takes both (swarmnet.model.decoder.forward).
 
         Its layers add `branch_scale` times as much to the hidden states
         (swarmnet.run.path_rules.Rules.branch_scale). Raises StageError when the inputs do not fit the model,
@@ -97,15 +104,18 @@ class StageCompute:
         if key in self._graphs:
             raise StageError(f"microbatch {key} is already open in this stage")
         inputs = self._leaf(key, inputs)
+        tokens_BT = self._beside(key, inputs, tokens_BT)
         with torch.set_grad_enabled(not self._recompute):
-            output_BTD = forward(scaled(self._version, branch_scale), self._shape, self._span, inputs)
+            weights = scaled(self._version, branch_scale)
+            output_BTD = forward(weights, self._shape, self._span, inputs, tokens_BT=tokens_BT)
         _require_finite(key, "hidden states", [output_BTD])
-        self._graphs[key] = _Graph(
-            self._version, inputs, None if self._recompute else output_BTD, output_BTD.shape, branch_scale
-        )
+        kept = None if self._recompute else output_BTD
+        self._graphs[key] = _Graph(self._version, inputs, tokens_BT, kept, output_BTD.shape, branch_scale)
         return output_BTD.detach()
 
-    def finish(self, key: Hashable, inputs: Tensor, labels_BT: Tensor) -> Finished:
+    def finish(
+        self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
+    ) -> Finished:
         """The last stage's whole work: forward, loss and backward. Raises StageError, adding nothing."""
         inputs = self._leaf(key, inputs)
         if labels_BT.shape != inputs.shape[:2] or labels_BT.dtype != torch.int64:
@@ -114,8 +124,9 @@ class StageCompute:
             )
         labels_BT = labels_BT.to(inputs.device)
         self._require_vocabulary(key, "labels", labels_BT)
+        tokens_BT = self._beside(key, inputs, tokens_BT)
         with torch.enable_grad():
-            logits_BTV = forward(self._version, self._shape, self._span, inputs)
+            logits_BTV = forward(self._version, self._shape, self._span, inputs, tokens_BT=tokens_BT)
             loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
         _require_finite(key, "loss", [loss])
         hidden_gradient_BTD = self._accumulate(key, self._version, loss, inputs)
@@ -139,7 +150,7 @@ class StageCompute:
         if output is None:
             with torch.enable_grad():
                 weights = scaled(graph.version, graph.branch_scale)
-                output = forward(weights, self._shape, self._span, graph.inputs)
+                output = forward(weights, self._shape, self._span, graph.inputs, tokens_BT=graph.tokens)
         # The gradient of this sum at `output` is `hidden_gradient` to the bit. Given to autograd as what
         # it is, it would make torch import sympy: 38 MiB in every peer that is not the last stage's.
         with torch.enable_grad():
@@ -181,8 +192,8 @@ class StageCompute:
         if self._span.has_embedding:
             kind, fits = "int64 tokens [B, T]", inputs.dtype == torch.int64 and inputs.dim() == 2
         else:
-            kind = f"float32 hidden states [B, T, {self._shape.width}]"
-            fits = inputs.dtype == torch.float32 and inputs.shape[2:] == (self._shape.width,)
+            kind = f"float32 hidden states [B, T, {self._shape.crossing}]"
+            fits = inputs.dtype == torch.float32 and inputs.shape[2:] == (self._shape.crossing,)
         if not fits:
             raise StageError(f"microbatch {key}: inputs are {_kind(inputs)}, this stage takes {kind}")
         sequences, tokens = inputs.shape[:2]
@@ -196,6 +207,19 @@ class StageCompute:
             self._require_vocabulary(key, "inputs", inputs)
             return inputs
         return inputs.requires_grad_()
+
+    def _beside(self, key: Hashable, inputs: Tensor, tokens_BT: Tensor | None) -> Tensor | None:
+        """Check the tokens that hidden states behind a narrow boundary belong to; None: it takes none."""
+        if not begins_narrow(self._shape, self._span):
+            return None
+        if tokens_BT is None or tokens_BT.shape != inputs.shape[:2] or tokens_BT.dtype != torch.int64:
+            came, need = "none" if tokens_BT is None else _kind(tokens_BT), list(inputs.shape[:2])
+            raise StageError(
+                f"microbatch {key}: tokens beside hidden states are {came}, need int64 {need}"
+            )
+        tokens_BT = tokens_BT.to(inputs.device)
+        self._require_vocabulary(key, "tokens beside hidden states", tokens_BT)
+        return tokens_BT
 
     def _require_vocabulary(self, key: Hashable, what: str, tokens_BT: Tensor) -> None:
         least, most = (int(bound) for bound in torch.aminmax(tokens_BT))

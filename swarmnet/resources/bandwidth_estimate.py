@@ -7,7 +7,6 @@ from math import log2
 
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.run.activation_sizes import LABEL_BYTES, encoded_bytes
 from swarmnet.run.manifest import Manifest
 
 CHUNK = 4096
@@ -30,8 +29,8 @@ def traffic_of(manifest: Manifest, stage: int, tokens_per_second: float, group: 
 
     Hidden states with labels go down, gradients come up; each contribution reaches and leaves a peer about
     once."""
-    gradient = encoded_bytes(manifest.hidden_shape, manifest.hidden_codec) / manifest.microbatch_tokens
-    activation = gradient + LABEL_BYTES
+    gradient = manifest.gradient_bytes / manifest.microbatch_tokens
+    activation = manifest.body_bytes / manifest.microbatch_tokens
     above, below = stage > 0, stage < len(manifest.stages) - 1
     each = contributions_per_second(manifest, tokens_per_second * group, group) / group
     gossip = contribution_bytes(manifest, stage) * each * (group - 1)

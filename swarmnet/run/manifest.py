@@ -13,7 +13,8 @@ from math import cos, pi
 from typing import Literal
 
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, encoded_bytes
+from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, encoded_bytes, token_bytes
+from swarmnet.run.boundary import Boundary, contradictions
 from swarmnet.run.path_rules import Rules
 
 WIRE_VERSION = 1
@@ -65,6 +66,13 @@ class ModelShape:
     branch_share: float = 0.0
     """What the last matrices of attention and feed-forward begin with and are stepped by, times the others'.
     0: 1 / sqrt(2 x layers), so that a deep model is no louder than a shallow one."""
+    boundary: Boundary = field(default=Boundary(), metadata={ADDED: True})
+    """How hidden states go from stage to stage."""
+
+    @property
+    def crossing(self) -> int:
+        """Numbers per token between stages."""
+        return self.boundary.width if self.boundary.is_narrow else self.width
 
 
 STANDARD_LIBRARY = "python-stdlib"
@@ -214,7 +222,9 @@ class Manifest:
     stages: tuple[int, ...] = (2, 1, 1)
     """Decoder layers per stage."""
     hidden_codec: Codec = "bf16"
-    """How hidden states and their gradients travel: 2, about 1, or 4 bytes per number."""
+    """How hidden states and their gradients travel: 2, about 1, 4, or about 0.6 bytes per number."""
+    gradient_codec: Codec | Literal["same"] = field(default="same", metadata={ADDED: True})
+    """How gradients travel, where that is another way than `hidden_codec`: they bear fewer bits less well."""
     wire_version: int = WIRE_VERSION
     """Version of the messages that all peers of the run speak."""
     access: Literal["open", "invite"] = "open"
@@ -244,13 +254,32 @@ class Manifest:
 
     @property
     def hidden_shape(self) -> tuple[int, int, int]:
-        """[B, T, D] of a microbatch between two stages."""
-        return self.data.microbatch_sequences, self.data.sequence_tokens, self.model.width
+        """[B, T, D] of a microbatch between two stages, or [B, T, R] where boundaries are narrow."""
+        return self.data.microbatch_sequences, self.data.sequence_tokens, self.model.crossing
 
     @property
     def body_bytes(self) -> int:
         """Of a microbatch on its way down."""
-        return encoded_bytes(self.hidden_shape, self.hidden_codec) + LABEL_BYTES * self.microbatch_tokens
+        return encoded_bytes(self.hidden_shape, self.hidden_codec) + self.text_bytes
+
+    @property
+    def text_bytes(self) -> int:
+        """Of the tokens that go down with hidden states: labels, which only the last stage reads; where
+        boundaries are narrow, each sequence with the token that follows it, for all stages, and packed."""
+        if not self.model.boundary.is_narrow:
+            return LABEL_BYTES * self.microbatch_tokens
+        tokens = self.microbatch_tokens + self.data.microbatch_sequences
+        return tokens * token_bytes(self.model.vocabulary)
+
+    @property
+    def codec_back(self) -> Codec:
+        """Of gradients."""
+        return self.hidden_codec if self.gradient_codec == "same" else self.gradient_codec
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of a microbatch on its way back up."""
+        return encoded_bytes(self.hidden_shape, self.codec_back)
 
     def path_rules(self) -> Rules:
         paths = self.paths
@@ -342,6 +371,10 @@ def check(manifest: Manifest) -> None:
         (not 0.0 <= manifest.model.branch_share <= 1.0,
          f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
         (sync.learning_rate <= 0, "sync.learning_rate must be positive"),
+        *((True, problem) for problem in contradictions(
+            model.boundary, model.width, model.vocabulary, manifest.stages,
+            paths.skip_ratio > 0.0 or paths.swaps > 0,
+        )),
     ]  # fmt: skip
     for wrong, message in problems:
         if wrong:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -28,7 +29,7 @@ from fuzz_inputs import (
 )
 from fuzz_wire import bent_or_signed, run_id
 from safetensors.torch import load, save
-from swarm import OWNER, sign, tiny_manifest
+from swarm import OWNER, TINY_MODEL, sign, tiny_manifest
 
 from peers.archivist.archivist import Archivist
 from peers.compute.stage_part import real_part
@@ -64,9 +65,10 @@ from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.method import METHODS, Method, method_of
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.history import START
-from swarmnet.run.manifest import Sync, owner_statement
+from swarmnet.run.boundary import Boundary
+from swarmnet.run.manifest import Manifest, Sync, owner_statement
 
-CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32")
+CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32", "int4-tiles")
 SHAPE = (2, 16, 32)
 STEPS = 50
 """Of so many contributions one is made into a step: that takes longer than all else."""
@@ -77,12 +79,19 @@ def signed_manifest() -> SignedManifest:
     return sign(tiny_manifest())
 
 
+@cache
+def narrow_manifest() -> Manifest:
+    """Of a vocabulary that two bytes hold, with tokens of them outside."""
+    boundary = Boundary("anchored", width=8, after=(1, 2))
+    return tiny_manifest(model=replace(TINY_MODEL, vocabulary=5000, boundary=boundary))
+
+
 # -- runs -------------------------------------------------------------------------------------------------
 
 
 def hostile_manifest(chance: Random) -> bytes:
     """On the wire: signed by the run's owner, who may write what he likes."""
-    canonical = signed_manifest().manifest.canonical()
+    canonical = chance.choice((signed_manifest().manifest, narrow_manifest())).canonical()
     if chance.random() < 0.3:
         return bent(canonical + bytes(64), chance)
     content = replaced(json.loads(canonical), chance)
@@ -147,7 +156,7 @@ def hidden_states(chance: Random) -> tuple[bytes, Any]:
         seeded = torch.Generator().manual_seed(chance.randrange(2**32))
         values = torch.randn(SHAPE, generator=seeded) * 10.0 ** chance.randrange(-30, 30)
         return bent(activation_codec.encode(values, codec), chance), codec
-    return chance.randbytes(chance.choice((4096, 2048, 1152, 1088, 0, 7))), codec
+    return chance.randbytes(chance.choice((4096, 2048, 1152, 1088, 640, 0, 7))), codec
 
 
 def take_hidden_states(body: tuple[bytes, Any], _folder: Path) -> None:
@@ -156,19 +165,19 @@ def take_hidden_states(body: tuple[bytes, Any], _folder: Path) -> None:
     assert decoded.shape == SHAPE
 
 
-def microbatch(chance: Random) -> tuple[Act, bytes]:
-    manifest = signed_manifest().manifest
+def microbatch(chance: Random) -> tuple[Manifest, Act, bytes]:
+    manifest = chance.choice((signed_manifest().manifest, narrow_manifest()))
     size = manifest.body_bytes
     bodies = (bytes(size), chance.randbytes(size), b"\x7f" * size, b"", bytes(chance.randrange(size)))
     act = built(Act, chance)
     shape = manifest.hidden_shape if chance.random() < 0.9 else act.shape
-    return msgspec.structs.replace(act, shape=shape), chance.choice(bodies)
+    return manifest, msgspec.structs.replace(act, shape=shape), chance.choice(bodies)
 
 
-def take_microbatch(sent: tuple[Act, bytes], _folder: Path) -> None:
-    act, body = sent
+def take_microbatch(sent: tuple[Manifest, Act, bytes], _folder: Path) -> None:
+    manifest, act, body = sent
     key, header = MicrobatchId(PeerId(act.origin), act.counter), act.path.header()
-    came = validate_act.arrival_of(signed_manifest().manifest, key, header, act, body)
+    came = validate_act.arrival_of(manifest, key, header, act, body)
     refused(came if isinstance(came, Trouble) else None)
 
 
@@ -182,25 +191,25 @@ def refused(trouble: Trouble | None) -> None:
 
 
 @cache
-def forward_work(stage: int) -> ForwardWork:
-    """Stage 0 takes tokens, the last one labels besides."""
-    manifest = signed_manifest().manifest
+def forward_work(stage: int, narrow: bool = False) -> ForwardWork:
+    """Stage 0 takes tokens, the last one labels besides, and behind narrow boundaries all take tokens."""
+    manifest = narrow_manifest() if narrow else signed_manifest().manifest
     part = real_part(manifest, stage)
     snapshots = Snapshots(ALICE, run_id(), stage, manifest.rounds)
     snapshots.hold(Weights(part.first_units(), 3, START))
     return ForwardWork(manifest, stage, part, snapshots)
 
 
-def request(chance: Random) -> tuple[AskForward, bytes]:
-    stage = chance.randrange(3)
+def request(chance: Random) -> tuple[bool, AskForward, bytes]:
+    stage, narrow = chance.randrange(3), chance.random() < 0.5
     ask = AskForward(1, 1, stage, -1, 3, 2, 16, chance.random() < 0.5, chance.random() < 0.5, 5.0)
-    size = forward_work(stage).body_bytes(ask)
-    return ask, chance.choice((bytes(size), chance.randbytes(size), b"\x7f" * size, b"\xff" * size))
+    size = forward_work(stage, narrow).body_bytes(ask)
+    return narrow, ask, chance.choice((bytes(size), chance.randbytes(size), b"\x7f" * size, b"\xff" * size))
 
 
-def answer_request(asked: tuple[AskForward, bytes], _folder: Path) -> None:
-    ask, body = asked
-    answer = forward_work(ask.stage).run(ask, body)
+def answer_request(asked: tuple[bool, AskForward, bytes], _folder: Path) -> None:
+    narrow, ask, body = asked
+    answer = forward_work(ask.stage, narrow).run(ask, body)
     refused(answer if isinstance(answer, Trouble) else None)
 
 

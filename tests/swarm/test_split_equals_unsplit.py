@@ -2,8 +2,8 @@
 
 What keeps it so: parameters start from (seed, global name), chunks of votes never span two blocks, gradients
 are clipped per block, a round takes in the same microbatches in every stage, and fp32 hidden states are
-exact. What differs by run and peer is the coin that stands in for the sign of a coefficient that is exactly
-zero; the text uses all 256 bytes, so that there is none.
+exact, with narrow boundaries too. What differs by run and peer is the coin that stands in for the sign of a
+coefficient that is exactly zero; the text uses all 256 bytes, so that there is none.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from peers.lab.world.virtual_time import run
 from swarmnet.identifiers import RunId
+from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import ModelShape, Sync
 
 MICROBATCHES = 72
@@ -65,6 +66,9 @@ TOP_K = replace(GROUP, selection="top-k", transform="dct", kept=32)
 CASES = {
     "plain": (MODEL, GROUP),
     "QK-norm": (replace(MODEL, qk_norm=True), GROUP),
+    "narrow boundaries": (
+        replace(MODEL, boundary=Boundary("anchored", width=8, after=(1, 2, 3), anchor_rows=32)), GROUP
+    ),
     "top-k of the cosine transform": (MODEL, TOP_K),
 }
 

@@ -26,10 +26,10 @@ def like(shape):
 
 
 def hidden_shape(stage, inputs):
-    return (*inputs.shape[:2], stage._shape.width)
+    return (*inputs.shape[:2], stage._shape.crossing)
 
 
-def forward(stage, key, inputs, branch_scale=1.0):
+def forward(stage, key, inputs, branch_scale=1.0, tokens_BT=None):
     time.sleep(seconds / 3)
     stage._graphs[key] = None
     return like(hidden_shape(stage, inputs))
@@ -41,7 +41,7 @@ def backward(stage, key, hidden_gradient):
     return None if stage._span.has_embedding else like(tuple(hidden_gradient.shape))
 
 
-def finish(stage, key, inputs, labels_BT):
+def finish(stage, key, inputs, labels_BT, tokens_BT=None):
     time.sleep(seconds)
     return Finished(5.0 * labels_BT.numel(), labels_BT.numel(), like(hidden_shape(stage, inputs)))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -80,8 +80,10 @@ class Held(StubCompute):
         super().__init__(manifest)
         self.most = 0
 
-    def forward(self, key: Any, inputs: Tensor, branch_scale: float = 1.0) -> Tensor:  # noqa: ANN401
-        hidden = super().forward(key, inputs, branch_scale)
+    def forward(
+        self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None
+    ) -> Tensor:
+        hidden = super().forward(key, inputs, branch_scale, tokens_BT)
         self.most = max(self.most, len(self._open))
         return hidden
 

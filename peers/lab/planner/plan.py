@@ -23,7 +23,6 @@ from peers.lab.planner.question import BACKWARD_RATIO, Alone, Answer, Bounds, Ch
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Act, encode
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
-from swarmnet.run.activation_sizes import encoded_bytes
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import Rules
 
@@ -156,7 +155,7 @@ def _layout(
     manifest: Manifest, question: Question, peers: Sequence[PeerSpec], rules: Rules | None
 ) -> Layout:
     shape = manifest.hidden_shape
-    body = (manifest.body_bytes + encoded_bytes(shape, manifest.hidden_codec)) // 2  # Labels go down only.
+    body = (manifest.body_bytes + manifest.gradient_bytes) // 2  # Labels or tokens go down only.
     header = len(encode(Act("x" * 52, 10**6, 1, 1, 10.0, shape)))
     links, regions = question.between(), [peer.region for peer in peers]
     if rules is not None:  # What is asked for is the time after the rounds that are whole.

@@ -138,11 +138,15 @@ class StubCompute:
     def publish(self, write: Callable[[Tensor], None]) -> None:
         write(torch.empty(SIZE))
 
-    def forward(self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0) -> Tensor:
+    def forward(
+        self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None
+    ) -> Tensor:
         self._open.add(key)
         return self._hidden
 
-    def finish(self, key: Hashable, inputs: Tensor, labels_BT: Tensor) -> Finished:
+    def finish(
+        self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
+    ) -> Finished:
         self._gathered += 1
         return Finished(float(self._tokens), self._tokens, self._hidden)
 

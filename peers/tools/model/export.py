@@ -1,6 +1,9 @@
 """A run's weights as a Hugging Face folder, and back: one safetensors file per stage, global names.
 
-With QK-norm the folder is a Qwen3ForCausalLM, without it a LlamaForCausalLM.
+With QK-norm the folder is a Qwen3ForCausalLM, without it a LlamaForCausalLM. With narrow boundaries it is
+neither, and says so: transformers refuses it by its model type until peers/tools/model/narrow_transformers.py
+has told it what that is. The projectors, which no peer stores, stand in a file besides, so that another
+program can compute the model without drawing them.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +23,25 @@ from torch import Tensor
 
 from peers.config.atomic_files import is_file, is_there
 from peers.tools.model.export_folder import INDEX, ExportError, require_replaceable
+from swarmnet.model.boundary import projectors
 from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.run.boundary import Boundary, contradictions
 from swarmnet.run.manifest import ModelShape
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 MANIFEST_FILE = "swarmnet-manifest.json"
 """The canonical manifest beside the model: its SHA-256 is the run id."""
+BOUNDARY = "swarmnet_boundary"
+"""The key of config.json that says where boundaries stand and how wide they are (run/boundary.py)."""
+NARROW_LLAMA, NARROW_QWEN = "swarmnet_narrow_llama", "swarmnet_narrow_qwen3"
+"""Model types that only this program knows."""
+FAMILIES = {
+    (False, False): ("LlamaForCausalLM", "llama"),
+    (True, False): ("Qwen3ForCausalLM", "qwen3"),
+    (False, True): ("NarrowLlamaForCausalLM", NARROW_LLAMA),
+    (True, True): ("NarrowQwen3ForCausalLM", NARROW_QWEN),
+}
+"""(With QK-norm, with narrow boundaries) -> what config.json calls the model and its type."""
 
 
 def export(
@@ -38,6 +55,8 @@ def export(
     finish: Callable[[Path], None] | None = None,
 ) -> None:
     """Write the model whose stages hold `stages` (global name -> float32) to `folder`, all or nothing.
+
+    Projectors of narrow boundaries need not be among these.
 
     `tokenizer`: a tokenizer.json that goes with it; None: its tokens are bytes. `end`: the token with which a
     text ends, and its number.
@@ -54,7 +73,8 @@ def export(
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
             partial = Path(scratch, "new")
             partial.mkdir()
-            _write(partial, shape, stages, tokenizer, end)
+            fixed = [projectors(shape)] if shape.boundary.is_narrow else []
+            _write(partial, shape, [*stages, *fixed], tokenizer, end)
             _require_same(partial, stages)
             if finish is not None:
                 finish(partial)
@@ -78,6 +98,9 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
             weights |= {name: tensor.float() for name, tensor in load_file(file).items()}
         except (OSError, SafetensorError) as error:
             raise ExportError(f"cannot read {file}: {error}") from error
+    for name, projector in projectors(shape).items():
+        if not torch.equal(weights.pop(name, torch.empty(0)), projector):
+            raise ExportError(f"{name} is missing or not the one that {BOUNDARY} draws: {folder} was changed")
     _require_complete(shape, [weights])
     return weights
 
@@ -85,9 +108,10 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 def load_shape(folder: Path) -> ModelShape:
     """The shape of an exported model, from its config.json. Raises ExportError."""
     config = _read_json(folder / "config.json")
-    families = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
+    families = {name: features for features, (name, _) in FAMILIES.items()}
     try:
-        return ModelShape(
+        qk_norm, narrow = families[config["architectures"][0]]
+        shape = ModelShape(
             vocabulary=int(config["vocab_size"]),
             width=int(config["hidden_size"]),
             layers=int(config["num_hidden_layers"]),
@@ -95,14 +119,27 @@ def load_shape(folder: Path) -> ModelShape:
             key_value_heads=int(config["num_key_value_heads"]),
             head_width=int(config["head_dim"]),
             feed_forward=int(config["intermediate_size"]),
-            qk_norm=families[config["architectures"][0]],
+            qk_norm=qk_norm,
             rope_theta=float(config["rope_theta"]),
             norm_epsilon=float(config["rms_norm_eps"]),
             context=int(config["max_position_embeddings"]),
             initial_deviation=float(config["initializer_range"]),
+            boundary=_boundary(config[BOUNDARY]) if narrow else Boundary(),
         )
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise ExportError(f"{folder / 'config.json'} is not of an exported model: {error!r}") from None
+    wrong = contradictions(shape.boundary, shape.width, shape.vocabulary, (shape.layers,), leaves_order=False)
+    for problem in wrong:
+        raise ExportError(f"{folder / 'config.json'}: {problem}")
+    return shape
+
+
+def _boundary(told: Mapping[str, Any]) -> Boundary:
+    """Raises KeyError, TypeError or ValueError where it is not what an export writes."""
+    if told["form"] != "anchored":
+        raise ValueError(f"boundaries of form {told['form']!r}")
+    after = tuple(int(layer) for layer in told["after"])
+    return Boundary("anchored", int(told["width"]), after, int(told["anchor_rows"]), int(told["seed"]))
 
 
 def load_end(folder: Path) -> str:
@@ -164,9 +201,11 @@ def _write(
 
 
 def _config(shape: ModelShape) -> dict[str, Any]:
+    architecture, model_type = FAMILIES[shape.qk_norm, shape.boundary.is_narrow]
     return {
-        "architectures": ["Qwen3ForCausalLM" if shape.qk_norm else "LlamaForCausalLM"],
-        "model_type": "qwen3" if shape.qk_norm else "llama",
+        "architectures": [architecture],
+        "model_type": model_type,
+        **({BOUNDARY: asdict(shape.boundary)} if shape.boundary.is_narrow else {}),
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.width,
         "num_hidden_layers": shape.layers,

@@ -80,8 +80,11 @@ def _load(folder: Path) -> tuple[Any, Mapping[str, Any], Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from peers.tools.model.narrow_transformers import register
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    register()
     model, report = AutoModelForCausalLM.from_pretrained(
         folder, output_loading_info=True, local_files_only=True, dtype=torch.float32
     )

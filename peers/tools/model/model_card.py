@@ -101,6 +101,7 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
         ("intended use", plain(manifest.intended_use)),
         ("architecture", f"{'Qwen3' if shape.qk_norm else 'Llama'}: {shape.layers} layers, width "
                          f"{shape.width}, vocabulary {shape.vocabulary}"),
+        *_boundaries(manifest),
         ("trained on", f"sequences of {manifest.data.sequence_tokens} tokens"),
         ("trained in", f"{len(manifest.stages)} stages, by {manifest.sync.method}"),
         *_skipping(manifest),
@@ -108,6 +109,19 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
         ("tokens", tokens),
         ("weights signed by", counted(len(facts.signers), "peer") if facts.signers else "nobody known here"),
     ]  # fmt: skip
+
+
+def _boundaries(manifest: Manifest) -> list[tuple[str, str]]:
+    boundary = manifest.model.boundary
+    if not boundary.is_narrow:
+        return []
+    places = " and ".join(filter(None, [", ".join(map(str, boundary.after[:-1])), str(boundary.after[-1])]))
+    told = (
+        f"after layers {places} {boundary.width} numbers per token go on, and an anchor of the token is "
+        "added; the layers were trained with that and are of no use without it, so this is no plain model of "
+        "its architecture, and programs that know only such do not load it"
+    )
+    return [("narrow boundaries", told)]
 
 
 def _skipping(manifest: Manifest) -> list[tuple[str, str]]:
@@ -169,6 +183,7 @@ def _loading(manifest: Manifest, folder: Path) -> list[str]:
     return [
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        *_registering(manifest),
         "",
         f'model = AutoModelForCausalLM.from_pretrained("{name}")',
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
@@ -178,6 +193,16 @@ def _loading(manifest: Manifest, folder: Path) -> list[str]:
         "",
         f"It has seen sequences of {manifest.data.sequence_tokens} tokens: later positions are new to it. Or "
         "`swarmnet generate --from FOLDER`, `swarmnet chat --from FOLDER`.",
+    ]
+
+
+def _registering(manifest: Manifest) -> list[str]:
+    if not manifest.model.boundary.is_narrow:
+        return []
+    return [
+        "from peers.tools.model.narrow_transformers import register  # of swarmnet, with its extra hf",
+        "",
+        "register()",
     ]
 
 

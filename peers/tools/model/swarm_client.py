@@ -88,6 +88,8 @@ class _Open:
     conversation: Conversation
     shape: tuple[int, int]
     inputs: bytes
+    tokens: bytes
+    """What goes with hidden states through a narrow boundary; else empty."""
     labels: bytes
     answer: asyncio.Future[Answer]
 
@@ -176,7 +178,9 @@ class SwarmClient:
         key, (batch, length) = self._counter, tokens_BT.shape
         labels = b"" if labels_BT is None else _int32(labels_BT)
         answer: asyncio.Future[Answer] = self._loop.create_future()
-        self._open[key] = _Open(conversation, (batch, length), _int32(tokens_BT), labels, answer)
+        tokens = _int32(tokens_BT)
+        beside = tokens if self.manifest.model.boundary.is_narrow else b""
+        self._open[key] = _Open(conversation, (batch, length), tokens, beside, labels, answer)
         self._do(self._requests.start(key, conversation.pins, self._loop.time()))
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -219,7 +223,7 @@ class SwarmClient:
     def _ask(self, ask: Ask) -> None:
         kept = self._open[ask.request]
         last = ask.stage == len(self.manifest.stages) - 1
-        body = kept.inputs + kept.labels if last else kept.inputs
+        body = kept.inputs + (kept.tokens if ask.stage else b"") + (kept.labels if last else b"")
         message = AskForward(
             ask.request, ask.attempt, ask.stage, ask.round, ask.path, *kept.shape, self.exact,
             bool(kept.labels), ask.deadline_seconds,
@@ -312,7 +316,7 @@ class SwarmClient:
                 )
             answer = self._answer(kept, body, message.loss_sum) if last else None
             if not last:  # The next stage would refuse it for what this one did.
-                activation_codec.decode(body, (*kept.shape, self.manifest.model.width), self.codec)
+                activation_codec.decode(body, (*kept.shape, self.manifest.model.crossing), self.codec)
         except activation_codec.HiddenError as error:
             self._do(self._requests.declined(key, peer, attempt, MALFORMED, str(error), now))
             return

@@ -22,6 +22,7 @@ from peers.worker.pipeline.microbatch_compute import Trouble
 from protocols.messages.table import AskForward
 from swarmnet.inference.machine import MALFORMED, NO_ROUND, NOT_FINITE, NOT_READY
 from swarmnet.model import activation_codec
+from swarmnet.model.boundary import begins_narrow
 from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.run.activation_sizes import Codec, encoded_bytes
@@ -53,10 +54,11 @@ class ForwardWork:
 
     def body_bytes(self, ask: AskForward) -> int:
         """Length of the body of an honest request."""
-        tokens = ask.sequences * ask.tokens * TOKEN_BYTES
-        shape = (ask.sequences, ask.tokens, self.manifest.model.width)
+        tokens, model = ask.sequences * ask.tokens * TOKEN_BYTES, self.manifest.model
+        shape = (ask.sequences, ask.tokens, model.crossing)
         inputs = tokens if self.span.has_embedding else encoded_bytes(shape, self._codec(ask))
-        return inputs + (tokens if ask.scores and self.span.has_head else 0)
+        beside = tokens if begins_narrow(model, self.span) else 0
+        return inputs + beside + (tokens if ask.scores and self.span.has_head else 0)
 
     def run(self, ask: AskForward, body: bytes) -> Answer | Trouble:
         """The answer to a request whose shape and length are in order."""
@@ -66,9 +68,12 @@ class ForwardWork:
         round, weights = version
         weights = scaled(weights, self._rules.branch_scale(ask.stage, ask.path))
         try:
-            inputs, labels_BT = self._inputs(ask, body)
+            inputs, tokens_BT, labels_BT = self._inputs(ask, body)
+            if tokens_BT is not None:
+                tokens_BT = tokens_BT.to(self.part.device)
+            inputs = inputs.to(self.part.device)
             with torch.no_grad():
-                output = forward(weights, self.manifest.model, self.span, inputs.to(self.part.device))
+                output = forward(weights, self.manifest.model, self.span, inputs, tokens_BT=tokens_BT)
             if not self.span.has_head:
                 return Answer(round, activation_codec.encode(output, self._codec(ask)))
             if labels_BT is None:
@@ -88,15 +93,18 @@ class ForwardWork:
     def _codec(self, ask: AskForward) -> Codec:
         return "fp32" if ask.exact else self.manifest.hidden_codec
 
-    def _inputs(self, ask: AskForward, body: bytes) -> tuple[Tensor, Tensor | None]:
-        """Tokens or hidden states, and labels if there are any. Raises HiddenError."""
+    def _inputs(self, ask: AskForward, body: bytes) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Tokens or hidden states; tokens beside these, and labels, if there are any. Raises HiddenError."""
         size = ask.sequences * ask.tokens * TOKEN_BYTES
         labels = self._tokens(ask, body[-size:]) if ask.scores and self.span.has_head else None
         rest = body if labels is None else body[:-size]
         if self.span.has_embedding:
-            return self._tokens(ask, rest), labels
-        shape = (ask.sequences, ask.tokens, self.manifest.model.width)
-        return activation_codec.decode(rest, shape, self._codec(ask)), labels
+            return self._tokens(ask, rest), None, labels
+        beside = None
+        if begins_narrow(self.manifest.model, self.span):
+            beside, rest = self._tokens(ask, rest[-size:]), rest[:-size]
+        shape = (ask.sequences, ask.tokens, self.manifest.model.crossing)
+        return activation_codec.decode(rest, shape, self._codec(ask)), beside, labels
 
     def _tokens(self, ask: AskForward, data: bytes) -> Tensor:
         """int64 [B, T]."""

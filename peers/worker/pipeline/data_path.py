@@ -10,7 +10,6 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from peers.compute.executor import BACKWARD, FORWARD, Compute
@@ -24,6 +23,8 @@ from peers.worker.pipeline.reservations import Ahead
 from peers.worker.pipeline.validate_act import Arrival, checked_act
 from protocols.messages.table import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Message, Nack, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.model import carried_text
+from swarmnet.model.carried_text import CarriedText
 from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import Ledger, RecentLoss
@@ -141,7 +142,8 @@ class DataPath:
             key = MicrobatchId(self.neighbourhood.transport.peer, self.next_counter)
             self.next_counter += 1
             inputs_BT, labels_BT = self.text.microbatch(key)
-            self.bodies[key] = Bodies(inputs=inputs_BT, labels=labels_BT, started_at=self.clock.time())
+            text = CarriedText(labels_BT, inputs_BT)
+            self.bodies[key] = Bodies(inputs=inputs_BT, text=text, started_at=self.clock.time())
             self.ways.start(key)
             self.feed(events.Start(key))
 
@@ -278,7 +280,7 @@ class DataPath:
             self.ways.arrive(key, came.header)
             visited = came.header.visited
             self.bodies[key] = Bodies(
-                sender=Source(peer, visited[-2], len(visited)), labels=came.labels, output=came.hidden,
+                sender=Source(peer, visited[-2], len(visited)), text=came.text, output=came.hidden,
                 shape=act.shape, arrived_at=self.clock.time(),
             )  # fmt: skip
         self.feed(events.ActArrived(peer, key, act.attempt, act.deadline_seconds))
@@ -308,7 +310,7 @@ class DataPath:
         key = MicrobatchId(PeerId(grad.origin), grad.counter)
         kept = self.bodies.get(key)
         if kept is not None and self.pipeline.expects_answer(key, peer):
-            size = encoded_bytes(kept.shape, self.manifest.hidden_codec)
+            size = encoded_bytes(kept.shape, self.manifest.codec_back)
             tokens = kept.shape[0] * kept.shape[1]
             if grad.shape != kept.shape or len(body) != size or grad.tokens != tokens:
                 reason = f"a gradient of {len(body)} bytes, {grad.tokens} tokens"
@@ -339,7 +341,7 @@ class DataPath:
         elif self.is_last:
             if kept is not None:
                 kept.answer, kept.loss_sum, kept.tokens = result.encoded, result.loss_sum, result.tokens
-                kept.seconds, kept.output, kept.labels = seconds, b"", None
+                kept.seconds, kept.output, kept.text = seconds, b"", None
             self._measured(seconds)
             self._note_commit(key, result.loss_sum, result.tokens)
             if self.ahead is not None:
@@ -348,9 +350,9 @@ class DataPath:
             self.committed(result.tokens)
         else:
             if kept is not None:
-                labels = kept.labels
-                assert labels is not None, "labels come with the inputs"
-                kept.output = result.encoded + labels.to(torch.int32).numpy().tobytes()
+                text = kept.text
+                assert text is not None, "it comes with the inputs"
+                kept.output = result.encoded + carried_text.encode(self.manifest, text)
                 kept.shape, kept.inputs = result.shape, None
                 kept.answer, kept.own_seconds = b"", seconds
             self.feed(events.ForwardDone(key))

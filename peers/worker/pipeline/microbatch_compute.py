@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf
+from math import hypot, inf, sqrt
 from time import perf_counter
 
 import torch
@@ -17,8 +17,10 @@ from peers.compute.stage_part import Computes
 from peers.telemetry.counters import CodecCounts, Coded, Timings
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model import activation_codec
+from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.sizes import Judgement, Sizes
 from swarmnet.model.stage_compute import StageError
+from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import Manifest
 
 
@@ -47,9 +49,9 @@ class Bodies:
     """Whose gradient `gradient` is."""
 
     inputs: Tensor | None = None
-    labels: Tensor | None = None
+    text: CarriedText | None = None
     output: bytes = b""
-    """Encoded hidden states and labels, for the next peer and for another if that one fails."""
+    """Encoded hidden states and text, for the next peer and for another if that one fails."""
     shape: tuple[int, int, int] = (0, 0, 0)
     gradient: bytes = b""
     """Encoded gradient that came from below."""
@@ -101,7 +103,10 @@ class Computed:
 
 class MicrobatchWork:
     def __init__(self, manifest: Manifest, stage: int, stage_compute: Computes) -> None:
-        self.codec = manifest.hidden_codec
+        self.codecs: dict[Coded, Codec] = {
+            "activation": manifest.hidden_codec, "gradient": manifest.codec_back,
+        }  # fmt: skip
+        self._left_out = _left_out(manifest)
         self.is_last = stage == len(manifest.stages) - 1
         self.stage_compute = stage_compute
         self.gathered_tokens = 0
@@ -128,13 +133,14 @@ class MicrobatchWork:
                 except activation_codec.HiddenError as error:
                     judgement = _judged(self.hidden_sizes, kept.sender, inf)
                     return replace(_blamed(kept.sender, "malformed", str(error), judgement), again=False)
-                if trouble := self._far_off(kept.sender, _norm(inputs)):
+                if trouble := self._far_off(kept.sender, hypot(_norm(inputs), self._left_out)):
                     return trouble
+            text = kept.text
+            assert text is not None, "it came with the hidden states, or was cut with the inputs"
             if not self.is_last:
-                output_BTD = self.stage_compute.forward(key, inputs, branch_scale)
+                output_BTD = self.stage_compute.forward(key, inputs, branch_scale, text.tokens)
                 return Computed(self._encode("activation", output_BTD), _shape(output_BTD))
-            assert kept.labels is not None, "the last stage got its labels with the ACT"
-            finished = self.stage_compute.finish(key, inputs, kept.labels)
+            finished = self.stage_compute.finish(key, inputs, text.labels, text.tokens)
         except (StageError, activation_codec.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
         self._gathered(kept, finished.tokens)
@@ -180,7 +186,7 @@ class MicrobatchWork:
 
     def _encode(self, kind: Coded, tensor: Tensor) -> bytes:
         began = perf_counter()
-        encoded = activation_codec.encode(tensor, self.codec)
+        encoded = activation_codec.encode(tensor, self.codecs[kind])
         self.codings.encoded(kind, began, tensor.numel(), len(encoded))
         return encoded
 
@@ -194,7 +200,7 @@ class MicrobatchWork:
 
     def _decode(self, kind: Coded, data: bytes, shape: tuple[int, int, int]) -> Tensor:
         began = perf_counter()
-        decoded = activation_codec.decode(data, shape, self.codec)
+        decoded = activation_codec.decode(data, shape, self.codecs[kind])
         self.codings.decoded(kind, began)
         return decoded
 
@@ -206,6 +212,16 @@ def _shape(hidden_BTD: Tensor) -> tuple[int, int, int]:
 
 def _norm(hidden_BTD: Tensor) -> float:
     return float(torch.linalg.vector_norm(hidden_BTD))
+
+
+def _left_out(manifest: Manifest) -> float:
+    """The norm of what does not cross a narrow boundary and is known to both sides: what tokens are, about as
+    large as first embeddings. Without it nothing would be usual in the first rounds, in which layers begin to
+    add from next to nothing; with it, hidden states are judged as they are through open boundaries."""
+    model = manifest.model
+    if not model.boundary.is_narrow:
+        return 0.0
+    return model.initial_deviation * sqrt(manifest.microbatch_tokens * model.width)
 
 
 def _judged(sizes: Sizes, source: Source | None, norm: float) -> Judgement:

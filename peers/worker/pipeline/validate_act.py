@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from peers.worker.pipeline.microbatch_compute import Trouble
 from protocols.messages.table import Act
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.membership.machine import Membership
+from swarmnet.model import carried_text
+from swarmnet.model.activation_codec import HiddenError
+from swarmnet.model.carried_text import CarriedText
 from swarmnet.routing.next_hop import NextHop
 from swarmnet.run.activation_sizes import encoded_bytes
 from swarmnet.run.manifest import Manifest
@@ -26,8 +25,8 @@ class Arrival:
     header: Header
     hidden: bytes
     """Encoded as the run's codec has it."""
-    labels: Tensor
-    """int64 [B, T], each below the vocabulary."""
+    text: CarriedText
+    """Labels, and the tokens where a stage needs them."""
 
 
 def checked_act(
@@ -71,11 +70,10 @@ def arrival_of(
     if len(body) != manifest.body_bytes:
         return Trouble("malformed", f"a body of {len(body)} bytes")
     hidden_bytes = encoded_bytes(act.shape, manifest.hidden_codec)
-    labels = np.frombuffer(body, np.int32, offset=hidden_bytes)
-    if labels.min() < 0 or labels.max() >= manifest.model.vocabulary:
-        # Else only the last stage would find it, and the honest peer that asked it would get the blame.
-        return Trouble("malformed", "labels outside the vocabulary")
+    try:  # Else only the last stage would find it, and the honest peer that asked it would get the blame.
+        text = carried_text.decode(manifest, memoryview(body)[hidden_bytes:])
+    except HiddenError as error:
+        return Trouble("malformed", str(error))
     if not 0.0 < act.deadline_seconds < 3600.0:
         return Trouble("malformed", f"a deadline of {act.deadline_seconds} s")
-    labels_BT = torch.from_numpy(labels.astype(np.int64)).view(act.shape[:2])
-    return Arrival(key, header, body[:hidden_bytes], labels_BT)
+    return Arrival(key, header, body[:hidden_bytes], text)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from swarm import Swarm, tiny_manifest
+from swarm import TINY_MODEL, Swarm, tiny_manifest
 
 from peers.compute.stage_part import real_part
 from peers.lab.world.virtual_time import run
@@ -24,10 +24,11 @@ from protocols.signed.envelope import ENVELOPE_BYTES
 from swarmnet.inference.machine import MOST_SEQUENCES
 from swarmnet.model import activation_codec
 from swarmnet.optimizer.method import METHODS
+from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import MANIFEST_LIMIT, Paths, Sync, check
 from swarmnet.snapshots.fetch import chunk_bytes
 
-CODECS = ("bf16", "int8", "fp32")
+CODECS = ("bf16", "int8", "fp32", "int4-tiles")
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -37,6 +38,26 @@ def test_activations_and_gradients_of_every_codec_just_fit(codec):
     encoded = activation_codec.encode(torch.randn(manifest.hidden_shape), codec)
     assert limits[Grad] == len(encoded)
     assert limits[Act] == len(encoded) + 4 * manifest.microbatch_tokens == manifest.body_bytes
+
+
+NARROW = replace(TINY_MODEL, boundary=Boundary("anchored", width=30, after=(1, 2)))
+"""Hardly narrower: so that a visitor's hidden states and tokens are longer than an open boundary's."""
+
+
+def test_gradients_may_travel_in_another_codec_than_hidden_states():
+    manifest = tiny_manifest(hidden_codec="int4-tiles", gradient_codec="int8")
+    limits = longest_bodies(manifest)
+    assert limits[Grad] == len(activation_codec.encode(torch.randn(manifest.hidden_shape), "int8"))
+    assert limits[Act] == manifest.body_bytes < limits[Grad]
+    assert b"gradient_codec" not in tiny_manifest().canonical(), "runs that do not say so keep their ids"
+
+
+def test_through_narrow_boundaries_go_fewer_numbers_and_the_tokens_of_all_stages():
+    manifest = tiny_manifest(model=NARROW, hidden_codec="fp32")
+    sequences, tokens = manifest.data.microbatch_sequences, manifest.data.sequence_tokens
+    limits = longest_bodies(manifest)
+    assert limits[Grad] == sequences * tokens * 4 * 30
+    assert limits[Act] == limits[Grad] + sequences * (tokens + 1) == manifest.body_bytes
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -52,12 +73,13 @@ def test_contributions_and_chunks_of_every_stage_just_fit(method, kept, stage):
     assert limits[Chunk] == min(size, chunk_bytes(size))
 
 
+@pytest.mark.parametrize("model", [TINY_MODEL, NARROW], ids=["open", "narrow"])
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("stages", [(3,), (1, 1, 1)])
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("scores", [True, False])
-def test_visitors_and_their_answers_fit_at_every_stage(codec, stages, exact, scores):
-    manifest = tiny_manifest(stages=stages, hidden_codec=codec)
+def test_visitors_and_their_answers_fit_at_every_stage(model, codec, stages, exact, scores):
+    manifest = tiny_manifest(stages=stages, hidden_codec=codec, model=model)
     limits = longest_bodies(manifest)
     sequences, tokens = manifest.data.microbatch_sequences, manifest.data.sequence_tokens
     for stage in range(len(stages)):

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from swarmnet.model.activation_codec import HiddenError, decode, encode
-from swarmnet.run.activation_sizes import BLOCK, Codec, encoded_bytes
+from swarmnet.run.activation_sizes import BLOCK, TILE, Codec, encoded_bytes
 
-CODECS: list[Codec] = ["fp32", "bf16", "int8"]
+CODECS: list[Codec] = ["fp32", "bf16", "int8", "int4-tiles"]
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=3, max_side=70)
 LARGE = float(np.float32(1e37))
 TENSORS = arrays.arrays(np.float32, SHAPES, elements=st.floats(-LARGE, LARGE, width=32), fill=st.just(0)).map(
@@ -43,6 +43,22 @@ def test_int8_errs_by_at_most_half_a_step_of_its_block(tensor: torch.Tensor) -> 
         assert error[start : start + BLOCK].abs().max() <= largest / 254 * (1 + 1e-4) + 127 * 2.0**-149
 
 
+def assert_close_by_tiles(decoded: torch.Tensor, tensor: torch.Tensor) -> None:
+    error, values = (decoded - tensor).double().abs().flatten(), tensor.double().flatten()
+    for start in range(0, len(values), TILE):
+        tile = values[start : start + TILE]
+        between, largest = tile.max() - tile.min(), tile.abs().max()
+        assert error[start : start + TILE].max() <= between / 30 + 2**-7 * largest + 2.0**-126
+
+
+@settings(deadline=None)
+@given(TENSORS)
+def test_int4_errs_by_at_most_half_a_step_of_its_tile_and_the_rounding_of_its_ends(
+    tensor: torch.Tensor,
+) -> None:
+    assert_close_by_tiles(decode(encode(tensor, "int4-tiles"), tuple(tensor.shape), "int4-tiles"), tensor)
+
+
 @settings(deadline=None)
 @given(TENSORS, st.sampled_from(CODECS))
 def test_the_length_is_known_beforehand_and_encoding_again_changes_nothing(
@@ -56,6 +72,8 @@ def test_the_length_is_known_beforehand_and_encoding_again_changes_nothing(
     again = decode(encode(decoded, codec), shape, codec)
     if codec == "int8":
         torch.testing.assert_close(again, decoded, rtol=1e-6, atol=127 * 2.0**-149)
+    elif codec == "int4-tiles":
+        assert_close_by_tiles(again, decoded)  # Its least may be another than the one that was sent.
     else:
         assert torch.equal(again, decoded)
 
@@ -127,6 +145,8 @@ def test_the_wire_is_little_endian_with_the_scales_first() -> None:
     assert encode(torch.tensor([1.0]), "fp32") == b"\x00\x00\x80\x3f"
     assert encode(torch.tensor([1.0]), "bf16") == b"\x80\x3f"
     assert encode(torch.tensor([127.0, -127.0, 1.0]), "int8") == b"\x00\x00\x80\x3f" + bytes([127, 129, 1])
+    tile = b"\x80\xbf" + b"\x00\x3f" + bytes([0x10, 0x0F | 2 << 4, 3])
+    assert encode(torch.tensor([-1.0, -0.5, 6.5, 0.0, 0.5]), "int4-tiles") == tile
 
 
 @pytest.mark.parametrize("codec", CODECS)

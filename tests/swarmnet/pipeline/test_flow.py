@@ -26,6 +26,7 @@ from swarmnet.pipeline.flow_control import (
     graph_bytes,
     graphs_that_fit,
 )
+from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import ModelShape
 
 
@@ -172,9 +173,10 @@ def test_fewer_microbatches_fit_in_less_memory_and_one_always_does():
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_what_autograd_keeps_is_about_what_was_foretold(qk_norm):
+@pytest.mark.parametrize("boundary", [Boundary(), Boundary("anchored", 16, (1,))], ids=["open", "narrow"])
+def test_what_autograd_keeps_is_about_what_was_foretold(qk_norm, boundary):
     model = ModelShape(width=64, layers=2, heads=4, key_value_heads=2, head_width=16, feed_forward=192,
-                       qk_norm=qk_norm)  # fmt: skip
+                       qk_norm=qk_norm, boundary=boundary)  # fmt: skip
     manifest = tiny_manifest(stages=(1, 1), model=model)
     span, tokens = manifest.span(0), torch.zeros((2, 16), dtype=torch.int64)
     weights = {name: torch.randn(shape, requires_grad=True)

@@ -2,7 +2,7 @@
 
 The flat vector of the whole model is the stages' layouts one after the other, so that a method of the
 product sees exactly what it sees on its stage, and any other optimizer sees each parameter as a view. Hidden
-states go from stage to stage through the run's codec, as they would between peers.
+states go from stage to stage through the run's codec, and its boundaries, as they would between peers.
 
 Shape suffixes: P numbers of the flat vector, B sequences, T tokens, D width, V vocabulary.
 """
@@ -30,6 +30,7 @@ from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.sampling import window_starts, windows
 from swarmnet.model.stage_compute import StageCompute, copied
+from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import STANDARD_LIBRARY, Manifest
 
 RUN = RunId("00" * 32)
@@ -121,12 +122,12 @@ class Ground:
         inputs_BT, labels_BT = windows(self._texts.corpus, starts, data.sequence_tokens)
         hidden = inputs_BT
         for compute in self._computes[:-1]:
-            hidden = self._carried(compute.forward(0, hidden))
-        finished = self._computes[-1].finish(0, hidden, labels_BT)
+            hidden = _carried(compute.forward(0, hidden, tokens_BT=inputs_BT), self.manifest.hidden_codec)
+        finished = self._computes[-1].finish(0, hidden, labels_BT, inputs_BT)
         back = finished.hidden_gradient
         for compute in reversed(self._computes[:-1]):
             assert back is not None, "only the first stage has tokens for inputs"
-            back = compute.backward(0, self._carried(back))
+            back = compute.backward(0, _carried(back, self.manifest.codec_back))
         summed_P = torch.cat([compute.use_gradient(torch.clone) for compute in self._computes])
         return Gradient(summed_P, finished.loss_sum / finished.tokens, finished.tokens)
 
@@ -142,9 +143,9 @@ class Ground:
         held_out = self._texts.held_out
         return held_out.score(loss * held_out.tokens).bits_per_byte
 
-    def _carried(self, tensor: Tensor) -> Tensor:
-        codec = self.manifest.hidden_codec
-        return decode(encode(tensor, codec), tuple(tensor.shape), codec)
+
+def _carried(tensor: Tensor, codec: Codec) -> Tensor:
+    return decode(encode(tensor, codec), tuple(tensor.shape), codec)
 
 
 def read_texts(run_file: Path, manifest: Manifest, eval_text: Path | None, tokenizer: Path | None) -> Texts:

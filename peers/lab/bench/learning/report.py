@@ -9,7 +9,6 @@ from pathlib import Path
 
 from peers.errors import UserError
 from peers.lab.bench.learning.trials import Outcome, mean_and_spread
-from swarmnet.run.activation_sizes import encoded_bytes
 from swarmnet.run.manifest import Manifest
 
 BASELINE = "adamw"
@@ -64,8 +63,7 @@ def activation_bytes(manifest: Manifest) -> float:
     """Down and up, per token; 0 in a run of one stage."""
     if len(manifest.stages) == 1:
         return 0.0
-    hidden = encoded_bytes(manifest.hidden_shape, manifest.hidden_codec)
-    return (manifest.body_bytes + hidden) / manifest.microbatch_tokens
+    return (manifest.body_bytes + manifest.gradient_bytes) / manifest.microbatch_tokens
 
 
 def render(report: Report) -> str:

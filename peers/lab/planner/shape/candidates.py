@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from math import inf
 
 from peers.errors import UserError
@@ -25,6 +26,7 @@ from peers.lab.planner.placing import Placement, placed
 from peers.lab.planner.question import BACKWARD_RATIO, Question
 from peers.lab.planner.shape import laws
 from swarmnet.placement.policy import stage_work
+from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Manifest, Paths
 
 SEQUENCES = (1, 2, 4)
@@ -55,6 +57,12 @@ class Shape:
     def local(self) -> bool:
         return self.step_tokens > 0
 
+    def boundary(self, run: Manifest) -> Boundary:
+        """The run's own, at the cuts of this shape."""
+        cuts = tuple(accumulate(self.stages))[:-1]
+        narrow = run.model.boundary
+        return replace(narrow, after=cuts) if narrow.is_narrow and cuts else Boundary()
+
     def manifest(self, run: Manifest, round_seconds: float = inf) -> Manifest:
         """The run in this shape. `round_seconds`: how long a round will take; inf: as long as it likes."""
         longest = max(run.rounds.longest_seconds, min(1e9, LONGER * round_seconds))
@@ -65,6 +73,7 @@ class Shape:
             sync = replace(sync, method="demo-votes")
         return replace(
             run,
+            model=replace(run.model, boundary=self.boundary(run)),
             stages=self.stages,
             paths=Paths(),
             data=replace(run.data, microbatch_sequences=self.sequences),

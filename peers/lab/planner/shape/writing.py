@@ -59,6 +59,7 @@ def _values(search: Search, run: Manifest) -> dict[str, Any]:
     warmup = min(run.sync.warmup_rounds, ceil(WARMUP_SHARE * search.rounds))
     manifest = shape.manifest(run, seconds)
     return {
+        **_boundary(shape, run),
         "stages": list(shape.stages),
         "data": {"microbatch_sequences": shape.sequences},
         "rounds": {
@@ -70,6 +71,14 @@ def _values(search: Search, run: Manifest) -> dict[str, Any]:
             **_method(shape), "decay_rounds": search.rounds, "warmup_rounds": warmup,
         },
     }  # fmt: skip
+
+
+def _boundary(shape: Shape, run: Manifest) -> dict[str, Any]:
+    narrow = shape.boundary(run)
+    if narrow == run.model.boundary:
+        return {}
+    told = {"form": narrow.form, "width": narrow.width, "after": list(narrow.after)}
+    return {"model": {"boundary": {**told, "anchor_rows": narrow.anchor_rows, "seed": narrow.seed}}}
 
 
 def _method(shape: Shape) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def test_a_gradient_beyond_the_codecs_end_is_sent_as_the_largest_there_is(codec)
     stage = SimpleNamespace(backward=lambda key, below: gradient)
     work = MicrobatchWork(tiny_manifest(hidden_codec=codec), 1, stage)
     below = activation_codec.encode(torch.zeros(1, 1, 4), codec)
-    done = work.backward(KEY, Bodies(labels=None, output=b"", shape=(1, 1, 4), gradient=below, tokens=1))
+    done = work.backward(KEY, Bodies(text=None, output=b"", shape=(1, 1, 4), gradient=below, tokens=1))
     assert isinstance(done, Computed), "it is added here already"
     sent = activation_codec.decode(done.encoded, (1, 1, 4), codec)
     assert torch.isfinite(sent).all()
@@ -53,7 +53,7 @@ def test_of_what_the_last_stage_has_done_only_the_answer_is_kept():
         data = swarm.members["c"].worker.data
         done = [data.bodies[key] for key, job in data.pipeline.jobs.items() if job.phase == "done"]
         assert done
-        assert all(not kept.output and kept.labels is None and kept.answer for kept in done)
+        assert all(not kept.output and kept.text is None and kept.answer for kept in done)
         await swarm.close()
 
     run(story())

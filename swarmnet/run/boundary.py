@@ -1,0 +1,73 @@
+"""Narrow boundaries: fewer numbers per token between stages than the model is wide. What a run file says of
+them, and what of that contradicts itself. The mathematics is in swarmnet/model/boundary.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal
+
+Form = Literal["open", "anchored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """How hidden states go from one stage to the next. Part of the model: cut open, it is another model."""
+
+    form: Form = "open"
+    """open: as they are, `model.width` numbers per token. anchored: what they differ by from an anchor, a
+    learned vector of each token, through a fixed random projector; the next stage adds anchors of its own."""
+    width: int = 0
+    """Numbers per token that cross an anchored boundary."""
+    after: tuple[int, ...] = ()
+    """After how many layers a boundary stands, ascending. Every cut between stages needs one; more may stand
+    inside stages, so that the run could be cut there."""
+    anchor_rows: int = 0
+    """Rows of each table of anchors. 0: a row for each token, which begins as the embedding does. Else a
+    token takes the sum of two rows, one of each half, and no two tokens the same two: for large vocabularies,
+    of which full tables on every stage would be most of a model."""
+    seed: int = 0
+    """Draws the projectors."""
+
+    @property
+    def is_narrow(self) -> bool:
+        return self.form != "open"
+
+
+def contradictions(
+    boundary: Boundary, width: int, vocabulary: int, stages: Sequence[int], leaves_order: bool
+) -> Iterator[str]:
+    """What of it does not fit a model of this width, with so many layers in each stage. `leaves_order`:
+    microbatches may leave stages out or swap them."""
+    if not boundary.is_narrow:
+        if boundary != Boundary():
+            yield "model.boundary: width, after, anchor_rows and seed say nothing without form: anchored"
+        return
+    layers, cuts = sum(stages), list(accumulate(stages))[:-1]
+    if not 1 <= boundary.width <= width:
+        yield f"model.boundary.width is {boundary.width}; it must lie between 1 and model.width, {width}"
+    places = boundary.after
+    if not places or any(one >= other for one, other in pairwise(places)):
+        yield f"model.boundary.after is {list(places)}; name at least one place, in ascending order"
+    elif not 1 <= places[0] <= places[-1] < layers:
+        yield f"model.boundary.after is {list(places)}; a boundary stands between two of {layers} layers"
+    elif missing := sorted(set(cuts) - set(places)):
+        yield (
+            f"model.boundary.after is {list(places)}, and stages are cut after layers {cuts}: add {missing}, "
+            "because hidden states of full width do not cross"
+        )
+    rows, half = boundary.anchor_rows, boundary.anchor_rows // 2
+    if rows < 0 or rows != 2 * half or (rows > 0 and half * half < vocabulary):
+        yield (
+            f"model.boundary.anchor_rows is {rows}; it must be even, and the square of its half at least "
+            f"the vocabulary, {vocabulary}, so that no two tokens have the same anchor"
+        )
+    if rows >= vocabulary > 0:
+        yield f"model.boundary.anchor_rows: 0 gives each of {vocabulary} tokens a row, which is less"
+    if leaves_order:
+        yield (
+            "paths: with model.boundary every stage goes on from the boundary before it, so none can be left "
+            "out or swapped"
+        )

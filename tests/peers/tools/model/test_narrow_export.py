@@ -1,0 +1,125 @@
+"""A model with narrow boundaries taken home: exact with our own loader, and in transformers once told."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sharp_weights import LLAMA, sharp_weights, stage_weights
+from typed import typing
+
+from peers.data.tokenizer import ByteTokenizer
+from peers.state.checkpoint_file import Model
+from peers.tools.model import hf_parity
+from peers.tools.model.export import BOUNDARY, ExportError, export, load_shape, load_weights
+from peers.tools.model.generate import generate
+from swarmnet.identifiers import PeerId
+from swarmnet.model.boundary import projectors
+from swarmnet.model.decoder import forward
+from swarmnet.model.parameters import whole
+from swarmnet.run.boundary import Boundary
+from swarmnet.run.manifest import Data, Manifest
+
+FULL = replace(LLAMA, boundary=Boundary("anchored", width=8, after=(1, 2), seed=7))
+HASHED = replace(FULL, boundary=replace(FULL.boundary, anchor_rows=32))
+QWEN = replace(FULL, qk_norm=True, norm_epsilon=1e-6)
+SHAPES = pytest.mark.parametrize("shape", [FULL, HASHED, QWEN], ids=["full", "hashed", "qwen"])
+
+
+@SHAPES
+def test_what_is_exported_is_read_back_to_the_bit_and_anchors_and_projectors_with_it(shape, tmp_path):
+    stages = stage_weights(shape, (1, 1, 1))
+    export(tmp_path / "model", shape, stages)
+    assert load_shape(tmp_path / "model") == shape
+    read, weights = load_weights(tmp_path / "model"), {k: v for stage in stages for k, v in stage.items()}
+    assert sorted(read) == sorted(weights)
+    assert all(torch.equal(tensor, read[name]) for name, tensor in weights.items())
+    files = sorted((tmp_path / "model").glob("*.safetensors"))
+    assert load_file(files[-1]).keys() == projectors(shape).keys()
+
+
+@SHAPES
+def test_transformers_computes_and_writes_the_same_when_told_what_it_is(shape, tmp_path):
+    weights = sharp_weights(shape)
+    export(tmp_path / "model", shape, [weights])
+    parity = hf_parity.compare(tmp_path / "model", weights, shape, ByteTokenizer())
+    assert parity.difference <= 1e-5 * parity.largest
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
+    prompt = torch.tensor([list(b"def ")])
+    assert (forward(weights, replace(shape, boundary=Boundary()), whole(shape), prompt)
+            - theirs(prompt).logits).abs().max() > 0.01, "boundaries stand there"  # fmt: skip
+    made = theirs.generate(prompt, attention_mask=torch.ones(1, 4), max_new_tokens=12, do_sample=False)
+    ours = b"".join(generate(weights, shape, b"def ", 12, temperature=0.0))
+    assert bytes(made[0, 4:].tolist()) == ours
+    with pytest.raises(ValueError, match="give input_ids, not inputs_embeds"):
+        theirs(inputs_embeds=torch.zeros(1, 2, 32))
+
+
+def test_transformers_that_was_not_told_refuses_it_and_takes_it_for_no_llama(tmp_path):
+    export(tmp_path / "model", FULL, stage_weights(FULL, (3,)))
+    load = "import sys, transformers; transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+    ran = subprocess.run(
+        [sys.executable, "-c", load, str(tmp_path / "model")], capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode != 0
+    assert "model type `swarmnet_narrow_llama` but Transformers does not recognize" in ran.stderr
+
+
+@pytest.mark.parametrize("name", ["model.boundaries.1.projector.weight", "model.boundaries.2.after.weight"])
+def test_a_folder_without_its_boundaries_is_refused(name, tmp_path):
+    export(tmp_path / "model", FULL, stage_weights(FULL, (3,)))
+    for file in (tmp_path / "model").glob("*.safetensors"):
+        kept = {each: tensor for each, tensor in load_file(file).items() if each != name}
+        save_file(kept, file)
+    with pytest.raises(ExportError, match=name.replace(".", r"\.")):
+        load_weights(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("seed", 8, "not the one that swarmnet_boundary draws"),
+        ("form", "open", "boundaries of form 'open'"),
+        ("after", [1, 5], "stands between two of 3 layers"),
+        ("after", "many", "is not of an exported model"),
+        ("width", 64, "must lie between 1 and model.width"),
+        ("width", None, "is not of an exported model"),
+    ],
+)
+def test_a_configuration_that_is_not_that_of_the_model_is_refused(key, value, said, tmp_path):
+    export(tmp_path / "model", FULL, stage_weights(FULL, (3,)))
+    file = Path(tmp_path, "model", "config.json")
+    config = json.loads(file.read_bytes())
+    config[BOUNDARY][key] = value
+    file.write_text(json.dumps(config))
+    with pytest.raises(ExportError, match=said):
+        load_weights(tmp_path / "model")
+
+
+def test_as_commands_export_generate_and_evaluate_say_what_the_checkpoint_says(
+    tmp_path, monkeypatch, capsys
+):
+    manifest = Manifest(
+        "tiny", PeerId("owner"), stages=(1, 2), model=FULL, data=Data(sequence_tokens=32)
+    )
+    model = Model(manifest, tuple(stage_weights(FULL, (1, 2))), 5)
+    monkeypatch.setattr("peers.state.checkpoint_file.newest", lambda source: model)
+    monkeypatch.setattr("peers.data.documents.held_out_text", lambda: b"for each in range(10):\n" * 9)
+    monkeypatch.chdir(tmp_path)
+    swarmnet = typing(capsys, monkeypatch)
+    code, out, _ = swarmnet("export", "--hf", "model", "--from", "state")
+    assert code == 0
+    assert "computes the same for 64 tokens" in out
+    page = Path("model/README.md").read_text()
+    assert "after layers 1 and 2 8 numbers per token go on" in page
+    assert "from peers.tools.model.narrow_transformers import register" in page
+    for command in (["generate", "--prompt", "def ", "--tokens", 20, "--seed", 1], ["evaluate"]):
+        told = [swarmnet(*command, "--from", source)[:2] for source in ("state", "model")]
+        assert told[0] == told[1]
+        assert told[0][0] == 0
