@@ -272,7 +272,8 @@ class Worker(Parts):
             replica, self.data.work, self.manifest.sync.lookahead, partial(self._settled, replica),
             RoundCounts(), offers.open,
         )  # fmt: skip
-        self.data.work.gathered = work.step_if_due
+        if self.part.method.own is not None:
+            self.data.work.gathered = work.step_if_due
         if old is not None:
             old.close()
             work.own = old.work.own

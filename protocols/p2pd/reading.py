@@ -59,7 +59,9 @@ class Reading:
         except WireError as error:
             return self.inflow.error or error, ""
         except DAEMON_ERRORS as broken:
-            if self.inflow.frames.closed:  # It had said so; an acknowledgement then found nobody there.
+            # Whoever closes reads no more: an acknowledgement then finds nobody there, and with that error
+            # asyncio drops what had come and was not read yet, the sender's last word among it.
+            if self.inflow.frames.closed or isinstance(broken, BrokenPipeError):
                 return self.inflow.error, CLOSED
             return self.inflow.error, f"the stream broke ({broken or type(broken).__name__})"
         finally:

@@ -21,8 +21,11 @@ HELD_BYTES = 4 * FLOAT_BYTES
 sent."""
 AT_WORK_BYTES = 6
 """Per parameter, more at times: gradients of the microbatch at hand 4, or a step being made 5 to 6."""
-COPY_BYTES = FLOAT_BYTES
-"""Per parameter: a checkpoint on its way to the disk."""
+COPY_BYTES = 2 * FLOAT_BYTES
+"""Per parameter: a checkpoint on its way to the disk, a copy of the weights and its floats."""
+FREED_BYTES = FLOAT_BYTES
+"""Per parameter: freed and not handed back yet, for vectors come and go with each round
+(docs/volunteer.md)."""
 OLD_VERSION_BYTES = FLOAT_BYTES
 """Per parameter: weights that a microbatch under way was begun with, where it waits for other stages."""
 SIGN_BYTES = 1
@@ -60,7 +63,7 @@ class Needs:
 def needs_of(manifest: Manifest, stage: int, process_bytes: int) -> Needs:
     """`process_bytes`: what everything else takes out of the same memory."""
     layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
-    each = HELD_BYTES + AT_WORK_BYTES + COPY_BYTES
+    each = HELD_BYTES + AT_WORK_BYTES + COPY_BYTES + FREED_BYTES
     each += OLD_VERSION_BYTES if len(manifest.stages) > 1 else 0
     rounds, sync = manifest.rounds.window + ROUNDS_BESIDES, manifest.sync
     if sync.method != "local-steps":

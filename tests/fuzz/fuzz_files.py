@@ -145,7 +145,7 @@ def take_contribution(made: tuple[int, bytes, bool], _folder: Path) -> None:
     tally = method.tally(0)
     tally.add(PeerId(BOB.peer_id), payload)
     if steps:
-        assert torch.isfinite(dense(tally.step(), layout).double()).all()
+        assert torch.isfinite(dense(tally.step(), layout()).double()).all()
         tally.remove(PeerId(BOB.peer_id))
 
 

@@ -83,9 +83,11 @@ def test_a_run_begins_whole_and_skips_afterwards(monkeypatch):
             lengths[key] = len(header.visited)
         arrive(ways, key, header)
 
-    def scaled(stage: StageCompute, key: Hashable, inputs: Tensor, branch_scale: float = 1.0) -> Tensor:
+    def scaled(
+        stage: StageCompute, key: Hashable, inputs: Tensor, branch_scale: float, tokens_BT: Tensor | None
+    ) -> Tensor:
         scales.setdefault(key, set()).add(branch_scale)
-        return forward(stage, key, inputs, branch_scale)
+        return forward(stage, key, inputs, branch_scale, tokens_BT)
 
     monkeypatch.setattr(Skipping, "arrive", noted)
     monkeypatch.setattr(StageCompute, "forward", scaled)

@@ -111,7 +111,7 @@ class MicrobatchWork:
         self.stage_compute = stage_compute
         self.gathered_tokens = 0
         """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
-        self.gathered: Callable[[], None] = lambda: None
+        self.gathered: Callable[[], None] | None = None
         """Called when gradients were added, in the compute thread."""
         self.applied_rounds = 0
         """Rounds that have entered the weights here since the start; likewise."""
@@ -182,7 +182,8 @@ class MicrobatchWork:
     def _gathered(self, kept: Bodies, tokens: int) -> None:
         self.gathered_tokens += tokens
         self.timings.add("staleness", self.applied_rounds - kept.weights_at)
-        self.gathered()
+        if self.gathered is not None:
+            self.gathered()
 
     def _encode(self, kind: Coded, tensor: Tensor) -> bytes:
         began = perf_counter()

@@ -9,7 +9,7 @@ from typed import refused
 
 from peers.config.run_file import load_manifest
 from peers.errors import UserError
-from peers.lab.planner.exchange import exchange_of, parameters_of
+from peers.lab.planner.exchange import PROGRAM_BYTES, exchange_of, parameters_of
 from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import lay_out
 from peers.lab.planner.question import Question
@@ -20,6 +20,7 @@ from peers.lab.planner.shape.search import search
 from peers.lab.planner.shape.writing import text_of
 from peers.lab.planner.speeds import peer_classes
 from swarmnet.identifiers import PeerId
+from swarmnet.resources.memory_estimate import needs_of
 from swarmnet.run.manifest import Manifest, ModelShape, Paths
 
 CONFIGS = Path(__file__).parents[4] / "configs"
@@ -121,9 +122,11 @@ def test_on_thin_lines_the_whole_model_on_each_peer_wins_and_comes_sooner_than_o
 def test_a_model_that_fits_nobody_is_cut_in_as_few_stages_as_fit():
     wide = ModelShape(width=512, layers=8, heads=8, feed_forward=2048)
     run = Manifest("run", PeerId("owner"), stages=(8,), model=wide)
-    found = search(run, asked("16x2ktps@20/2:1.05GB"))
+    halves = Shape((4, 4), 4, "everyone", 65_536, step_tokens=512).manifest(run)
+    memory = max(needs_of(halves, stage, PROGRAM_BYTES).least for stage in range(2))
+    found = search(run, asked(f"16x2ktps@20/2:{memory / 1e9:.3f}GB"))
     assert len(found.found[0].shape.stages) == 2
-    assert max(found.found[0].answer.memory) <= 1.05e9
+    assert max(found.found[0].answer.memory) <= 1.001 * memory
     assert found.as_it_is is None
     assert "memory" in found.why_not
 
