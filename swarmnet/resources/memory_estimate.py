@@ -61,9 +61,10 @@ class Needs:
 
 
 def needs_of(manifest: Manifest, stage: int, process_bytes: int) -> Needs:
-    """`process_bytes`: what everything else takes out of the same memory."""
+    """`process_bytes`: what everything else takes out of the same memory; 0: the stage lies in that of a
+    card, where no copy for the disk is."""
     layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
-    each = HELD_BYTES + AT_WORK_BYTES + COPY_BYTES + FREED_BYTES
+    each = HELD_BYTES + AT_WORK_BYTES + FREED_BYTES + (COPY_BYTES if process_bytes else 0)
     each += OLD_VERSION_BYTES if len(manifest.stages) > 1 else 0
     rounds, sync = manifest.rounds.window + ROUNDS_BESIDES, manifest.sync
     if sync.method != "local-steps":

@@ -18,7 +18,7 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.pipeline.flow_control import graph_bytes
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
-from swarmnet.resources.memory_estimate import DAEMON_BYTES, PROCESS_BYTES, needs_of
+from swarmnet.resources.memory_estimate import needs_of
 from swarmnet.run.manifest import Manifest
 
 Carried = Literal["everyone", "sharded"]
@@ -28,7 +28,6 @@ RESULT_CONTRIBUTIONS = 8.0
 numbers of 8 bits, and larger groups do not send longer ones."""
 ALONE_BYTES = 16
 """Memory per parameter of somebody who trains alone: weights, gradient and two moments, 4 each."""
-PROGRAM_BYTES = PROCESS_BYTES + DAEMON_BYTES
 MOST_OF_A_LINE = 0.9
 """That contributions can fill: packets' headers take 4 %, beats and repeated packets have to find room."""
 STEPS = 40
@@ -73,8 +72,8 @@ class Exchange:
         return (made / group + RESULT_CONTRIBUTIONS * rounds) * self.contribution[stage]
 
     def memory(self, manifest: Manifest, stage: int) -> int:
-        """Bytes that a peer of that stage needs, with one microbatch at a time."""
-        return needs_of(manifest, stage, PROGRAM_BYTES).least
+        """Bytes of its card that a peer of that stage needs, with one microbatch at a time."""
+        return needs_of(manifest, stage, 0).least
 
 
 def exchange_of(manifest: Manifest, carried: Carried = "everyone") -> Exchange:
@@ -92,7 +91,7 @@ def alone_memory(manifest: Manifest) -> int:
     """Bytes that somebody needs who trains the whole model without anybody, a sequence at a time."""
     data = replace(manifest.data, microbatch_sequences=1)
     whole = replace(manifest, stages=(manifest.model.layers,), data=data)
-    return PROGRAM_BYTES + ALONE_BYTES * parameters_of(whole, 0) + graph_bytes(whole, 0)
+    return ALONE_BYTES * parameters_of(whole, 0) + graph_bytes(whole, 0)
 
 
 def charged(
