@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,11 +16,9 @@ from peers.errors import UserError
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.model.stage_compute import Finished, StageCompute
+from swarmnet.model.stage_compute import Finished, StageCompute, Used
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.run.manifest import Manifest
-
-Used = TypeVar("Used")
 
 
 class Computes(Protocol):

@@ -33,6 +33,9 @@ WAYS = ("direct", "relayed", "none", "unknown")
 PHASES = ("none", "catching_up", "gathering", "contributing", "waiting", "settling")
 """What rounds can be at (`rounds.phase.Phase`); none: this peer has no rounds now."""
 
+COMPUTE_PHASES = ("forward", "backward", "last", "step", "encode", "apply")
+"""What a peer computes, as it takes the time of it."""
+
 STATES = ("connecting", "joining", "training", "held", "paused", "leaving")
 """What a worker can be at (`Worker.state`)."""
 
@@ -119,7 +122,7 @@ class Training:
             "Computing by phase, seconds; last: forward, loss and backward at once, as the last stage does; "
             "step: a step of its own between rounds; encode: making a contribution; apply: what rounds do to "
             "the weights.", FAST,
-            Label("phase", ("forward", "backward", "last", "step", "encode", "apply")),
+            Label("phase", COMPUTE_PHASES),
         )  # fmt: skip
         self.last_step = declare.gauge(
             "train_last_step_timestamp_seconds", "When the newest round was applied, Unix time in seconds."

@@ -20,7 +20,7 @@ from peers.telemetry.console import Report, Status
 from peers.telemetry.counters import CODED, OBSERVE_SECONDS, CodecCounts, Growth, by_code
 from peers.telemetry.event_log import EventLog
 from peers.telemetry.metric_kinds import only
-from peers.telemetry.metrics import PHASES, STATES, Metrics
+from peers.telemetry.metrics import COMPUTE_PHASES, PHASES, STATES, Metrics
 from peers.telemetry.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.worker.compute_sampler import ComputeTime, idle_reason
 from peers.worker.rounds.receipts import summary
@@ -85,7 +85,7 @@ class Observer:
         self._inference_seconds = 0.0
         step, microbatch = metrics.training.step_seconds, metrics.microbatches.duration
         self._durations = {
-            **{phase: step(phase) for phase in ("forward", "backward", "last", "step", "encode", "apply")},
+            **{phase: step(phase) for phase in COMPUTE_PHASES},
             "answered": microbatch("forward"),
             "handed up": microbatch("backward"),
             "round": metrics.rounds.duration,

@@ -273,7 +273,7 @@ class Worker(Parts):
             RoundCounts(), offers.open,
         )  # fmt: skip
         if self.part.method.own is not None:
-            self.data.work.gathered = work.step_if_due
+            self.data.work.after_gradient = work.step_if_due
         if old is not None:
             old.close()
             work.own = old.work.own

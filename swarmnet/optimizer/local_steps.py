@@ -19,25 +19,28 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.inner_step import InnerStep
 from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.sparsify import coin_flips, seed_of
-from swarmnet.optimizer.tiling import plane_of
+from swarmnet.optimizer.tiling import empty_padding, plane_of
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE
 
 LARGEST_EXPONENT = 20
 """Of a power of two, in units of 2**-22: a quarter, more than any weight moves in a round; and a thousand of
 them add up within 31 bits."""
+ORDERS_KEPT = 64
+"""Of the open rounds' cycles, for each size of chunk: they are looked up with every step."""
 LOUDER = 1
 """So much above the median of a set's exponents one counts at most."""
 
@@ -59,7 +62,7 @@ class LocalSteps:
         """Of rounds that may not be applied yet: of each plane int32 [C, M] in units."""
         self.tokens = sync.step_tokens or manifest.microbatch_tokens
         self.payload_bytes = sum(self._bytes(plane) for plane in layout.planes)
-        self.votes = sum(plane.chunks * self._part_width(plane) for plane in layout.planes)
+        self.votes = sum(plane.chunks * self._width(plane) for plane in layout.planes)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -85,7 +88,7 @@ class LocalSteps:
     def tell(self, round: int, peer: PeerId) -> bytes:
         seed, parts, sent = seed_of(self._run_id, round, peer), [], []
         for plane in self.layout.planes:
-            part_CM = self._part(plane_of(self._unsent, plane), round)
+            part_CM = self.part(self._unsent, plane, round)
             exponents_C1 = _exponents(part_CM)
             negative_CM = (part_CM < 0).cpu().numpy()
             zero_CM = (part_CM == 0).cpu().numpy()
@@ -93,24 +96,24 @@ class LocalSteps:
                 flips_M = coin_flips(seed, plane.chunk, part_CM.shape[1])
                 negative_CM = np.where(zero_CM, flips_M, negative_CM)
             parts += [exponents_C1.to(torch.uint8).cpu().numpy().tobytes(), pack(negative_CM.view(np.uint8))]
-            sent.append(_moves(torch.from_numpy(negative_CM).to(self._device), exponents_C1))
+            sent.append(Moves(torch.from_numpy(negative_CM).to(self._device), exponents_C1).units())
             part_CM -= sent[-1] * UNIT
-        self.empty_padding(self._unsent)
+        empty_padding(self._unsent, self.layout)  # A bit is never nothing: what was said of it is taken back.
         self._sent[round] = sent
         return b"".join(parts)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
         self._sent.pop(round, None)
         for plane, moved in zip(self.layout.planes, self.moves_of(payload), strict=True):
-            self._part(plane_of(self._unsent, plane), round).add_(moved.units() * UNIT)
-        self.empty_padding(self._unsent)
+            self.part(self._unsent, plane, round).add_(moved.units() * UNIT)
+        empty_padding(self._unsent, self.layout)
 
     def check(self, payload: bytes) -> None:
         for _ in self.moves_of(payload):
             pass
 
     def tally(self, round: int) -> MovesTally:
-        return MovesTally(self, self.layout, self._device, round)
+        return MovesTally(self, round)
 
     def lookahead(self, round: int, factor: int = WHOLE) -> None:
         """`add_to` says all that this peer knows of it."""
@@ -121,8 +124,8 @@ class LocalSteps:
         weights += self._unsent
         for round, sent in self._sent.items():
             for plane, moves_CM in zip(self.layout.planes, sent, strict=True):
-                self._part(plane_of(weights, plane), round).add_(moves_CM * UNIT)
-        self.empty_padding(weights)
+                self.part(weights, plane, round).add_(moves_CM * UNIT)
+        empty_padding(weights, self.layout)
 
     def moves_of(self, payload: bytes) -> Iterator[Moves]:
         """Of each plane; ContributionError where the payload is not one of this method's."""
@@ -134,35 +137,24 @@ class LocalSteps:
             exponents_C = np.frombuffer(payload, np.uint8, plane.chunks, start)
             if exponents_C.max(initial=0) > LARGEST_EXPONENT:
                 raise ContributionError(f"an exponent of {exponents_C.max()}, above {LARGEST_EXPONENT}")
-            bits_CM = unpack(memoryview(payload)[middle:stop], plane.chunks, self._part_width(plane))
+            bits_CM = unpack(memoryview(payload)[middle:stop], plane.chunks, self._width(plane))
             exponents = torch.from_numpy(exponents_C.astype(np.int32))[:, None].to(self._device)
             yield Moves(torch.from_numpy(bits_CM.view(np.bool_)).to(self._device), exponents)
             start = stop
 
-    def empty_padding(self, flat: Tensor) -> None:
-        """A bit is never nothing: what was said of numbers that belong to no parameter is taken back."""
-        for start, stop in self.layout.padding:
-            flat[start:stop] = 0
-
     def part(self, flat: Tensor, plane: Plane, round: int) -> Tensor:
-        """View [C, M]: what `round` speaks of, in a vector [layout.size]."""
-        return self._part(plane_of(flat, plane), round)
-
-    def _part(self, plane_CN: Tensor, round: int) -> Tensor:
-        """Every `parts`-th number of each chunk; all in turn, in an order that is drawn for each cycle."""
-        parts = plane_CN.shape[1] // self._part_width_of(plane_CN.shape[1])
+        """View [C, M]: what `round` speaks of, in a vector [layout.size]. Every `parts`-th number of each
+        chunk; all in turn, in an order that is drawn for each cycle."""
+        parts = plane.chunk // self._width(plane)
         cycle, place = divmod(round, parts)
-        draw = [hashlib.sha256(f"{self._run_id}\n{cycle}\n{part}".encode()).digest() for part in range(parts)]
-        return plane_CN[:, sorted(range(parts), key=draw.__getitem__)[place] :: parts]
+        return plane_of(flat, plane)[:, _order(self._run_id, parts, cycle)[place] :: parts]
 
-    def _part_width(self, plane: Plane) -> int:
-        return self._part_width_of(plane.chunk)
-
-    def _part_width_of(self, chunk: int) -> int:
-        return max(1, chunk // self._sync.parts)
+    def _width(self, plane: Plane) -> int:
+        """M: of a small chunk there may be fewer parts, each of one number."""
+        return max(1, plane.chunk // self._sync.parts)
 
     def _bytes(self, plane: Plane) -> int:
-        return plane.chunks + packed_bytes(plane.chunks, self._part_width(plane))
+        return plane.chunks + packed_bytes(plane.chunks, self._width(plane))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +168,8 @@ class Moves:
 
     def units(self) -> Tensor:
         """int32 [C, M]."""
-        return _moves(self.negative, self.exponents)
+        sizes_C1 = torch.ones_like(self.exponents) << self.exponents
+        return torch.where(self.negative, -sizes_C1, sizes_C1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +184,14 @@ class PartStep:
     def add_to(self, units: Tensor) -> None:
         for plane, mean_CM in zip(self.method.layout.planes, self.means, strict=bool(self.means)):
             self.method.part(units, plane, self.round).add_(mean_CM)
-        self.method.empty_padding(units)
+        empty_padding(units, self.method.layout)
 
 
 class MovesTally:
     """One round's contributions as they came; they are summed when a step is asked for."""
 
-    def __init__(self, method: LocalSteps, layout: Layout, device: torch.device, round: int) -> None:
-        self._method, self._layout, self._device, self._round = method, layout, device, round
+    def __init__(self, method: LocalSteps, round: int) -> None:
+        self._method, self._round = method, round
         self._payloads: dict[PeerId, bytes] = {}
 
     def add(self, peer: PeerId, payload: bytes) -> None:
@@ -216,7 +209,7 @@ class MovesTally:
     def step(self, factor: int = WHOLE) -> PartStep:
         """The mean; `factor` had its say when the peers stepped."""
         contributions = [list(self._method.moves_of(payload)) for payload in self._payloads.values()]
-        planes = range(len(self._layout.planes) if contributions else 0)
+        planes = range(len(self._method.layout.planes) if contributions else 0)
         means = tuple(_mean([moves[plane] for moves in contributions]) for plane in planes)
         return PartStep(self._method, self._round, means)
 
@@ -224,16 +217,17 @@ class MovesTally:
         """Sizes are no votes."""
 
 
+@lru_cache(ORDERS_KEPT)
+def _order(run_id: RunId, parts: int, cycle: int) -> tuple[int, ...]:
+    """In which the parts of a cycle have their turn."""
+    draw = [hashlib.sha256(f"{run_id}\n{cycle}\n{part}".encode()).digest() for part in range(parts)]
+    return tuple(sorted(range(parts), key=draw.__getitem__))
+
+
 def _exponents(part_CM: Tensor) -> Tensor:
     """int32 [C, 1]: of the power of two nearest, in the logarithm, to the mean size, in units."""
     sizes_C1 = part_CM.abs().mean(dim=1, keepdim=True) / UNIT
     return sizes_C1.clamp(min=1.0).log2().round().to(torch.int32).clamp(max=LARGEST_EXPONENT)
-
-
-def _moves(negative_CM: Tensor, exponents_C1: Tensor) -> Tensor:
-    """int32 [C, M] in units."""
-    sizes_C1 = torch.ones_like(exponents_C1) << exponents_C1
-    return torch.where(negative_CM, -sizes_C1, sizes_C1)
 
 
 def _mean(contributions: list[Moves]) -> Tensor:
@@ -243,5 +237,5 @@ def _mean(contributions: list[Moves]) -> Tensor:
     most_C1 = exponents_SC1.sort(dim=0).values[(count - 1) // 2] + LOUDER
     sum_CM = torch.zeros_like(contributions[0].negative, dtype=torch.int32)
     for moves in contributions:
-        sum_CM += _moves(moves.negative, torch.minimum(moves.exponents, most_C1))
+        sum_CM += Moves(moves.negative, torch.minimum(moves.exponents, most_C1)).units()
     return torch.div(2 * sum_CM + count, 2 * count, rounding_mode="floor")

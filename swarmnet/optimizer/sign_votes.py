@@ -32,6 +32,8 @@ from swarmnet.run.rates import WHOLE
 class VoteMethod:
     """Sync method `demo-votes` for one peer of one stage."""
 
+    own = None
+
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
         self._manifest, self._run_id = manifest, manifest.run_id()
@@ -49,10 +51,6 @@ class VoteMethod:
             plane.chunks * selection.kept
             for plane, selection in zip(layout.planes, self._selections, strict=True)
         )
-
-    @property
-    def own(self) -> None:
-        return None
 
     @property
     def gradient_norm(self) -> float | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from swarmnet.model.fixed_point import learning_rate_units
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.parameters import branch_share
+from swarmnet.optimizer.tiling import empty_padding
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE, scaled
 
@@ -41,8 +42,7 @@ def sign_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int, fac
     each, times the parameter's share (branch_share) and the thousandths of `factor` that the run's owner
     ordered (run/rates.py), and 0 in the padding."""
     rate = learning_rate(manifest.sync, round)
-    for start, stop in layout.padding:
-        signs[start:stop] = 0
+    empty_padding(signs, layout)
     rates = (
         (entry.offset, entry.offset + entry.size,
          scaled(learning_rate_units(rate * branch_share(manifest.model, entry.name)), factor))

@@ -1,4 +1,4 @@
-"""Views of a flat vector: its planes, and the tiles of a plane that fit a processor's cache.
+"""Views of a flat vector: its planes, and the tiles of a plane that fit a processor's cache; and its padding.
 
 Shapes: C chunks of a plane, N elements of a chunk.
 """
@@ -20,6 +20,12 @@ was 10 % slower on a virtual EPYC with 1 MiB per core (calls dominate), twice as
 def plane_of(flat: Tensor, plane: Plane) -> Tensor:
     """View [C, N] of a vector [layout.size]."""
     return flat[plane.offset : plane.stop].view(plane.chunks, plane.chunk)
+
+
+def empty_padding(flat: Tensor, layout: Layout) -> None:
+    """Numbers of a vector [layout.size] that belong to no parameter are zero again."""
+    for start, stop in layout.padding:
+        flat[start:stop] = 0
 
 
 def tiles_of(plane_CN: Tensor) -> Iterator[Tensor]:

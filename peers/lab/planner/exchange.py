@@ -104,23 +104,25 @@ def charged(
     lines and compute bear; `taken(rate)`: bytes per second on the lines of each stage's peers."""
     slowest = [min(min(layout.peers[p].up, layout.peers[p].down) for p in peers) for peers in layout.stages()]
 
-    def bears(rate: float) -> Layout | None:
-        shares = tuple(taken(rate))
-        if any(one > MOST_OF_A_LINE * line for one, line in zip(shares, slowest, strict=True)):
-            return None
-        tried = replace(layout, taken=shares)
-        return tried if most(tried) >= rate * (1 - 1e-9) else None
+    def charge(rate: float) -> Layout:
+        return replace(layout, taken=tuple(taken(rate)))
 
-    high = most(layout)
-    whole = bears(high)
-    if whole is not None:
-        return whole, high
-    low, found = 0.0, replace(layout, taken=tuple(taken(0.0)))
+    def bears(rate: float) -> bool:
+        tried = charge(rate)
+        if any(one > MOST_OF_A_LINE * line for one, line in zip(tried.taken, slowest, strict=True)):
+            return False
+        return most(tried) >= rate * (1 - 1e-9)
+
+    rate = largest(most(layout), bears)
+    return charge(rate), rate
+
+
+def largest(high: float, is_borne: Callable[[float], bool]) -> float:
+    """The largest rate up to `high` that is borne, where with each one all smaller ones are."""
+    if is_borne(high):
+        return high
+    low = 0.0
     for _ in range(STEPS):
         rate = (low + high) / 2
-        tried = bears(rate)
-        if tried is None:
-            high = rate
-        else:
-            low, found = rate, tried
-    return found, low
+        low, high = (rate, high) if is_borne(rate) else (low, rate)
+    return low

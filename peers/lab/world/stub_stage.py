@@ -11,7 +11,6 @@ import hashlib
 import struct
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from peers.compute.stage_part import StagePart
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.stage_compute import Finished
+from swarmnet.model.stage_compute import Finished, Used
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
@@ -29,8 +28,6 @@ SIZE = 64
 """Elements of a stage: the smallest chunk of a layout."""
 _PAYLOAD = struct.Struct(">8sIIQ")
 """Maker, round, serial number, microbatches."""
-
-Used = TypeVar("Used")
 
 
 def payload_of(peer: PeerId, round: int, serial: int, microbatches: int) -> bytes:

@@ -111,8 +111,8 @@ class MicrobatchWork:
         self.stage_compute = stage_compute
         self.gathered_tokens = 0
         """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
-        self.gathered: Callable[[], None] | None = None
-        """Called when gradients were added, in the compute thread."""
+        self.after_gradient: Callable[[], None] | None = None
+        """Called when one was added, in the compute thread; None where nobody steps by it alone."""
         self.applied_rounds = 0
         """Rounds that have entered the weights here since the start; likewise."""
         self.hidden_sizes, self.gradient_sizes = Sizes(), Sizes(weighed=True)
@@ -182,8 +182,8 @@ class MicrobatchWork:
     def _gathered(self, kept: Bodies, tokens: int) -> None:
         self.gathered_tokens += tokens
         self.timings.add("staleness", self.applied_rounds - kept.weights_at)
-        if self.gathered is not None:
-            self.gathered()
+        if self.after_gradient is not None:
+            self.after_gradient()
 
     def _encode(self, kind: Coded, tensor: Tensor) -> bytes:
         began = perf_counter()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
 
 from peers.lab.bench.learning.ground import Ground, Parameter
-from swarmnet.model.parameters import EMBEDDING, HEAD, is_anchors
+from swarmnet.model.parameters import is_muons
 from swarmnet.run.manifest import Sync, learning_rate
 
 WARMUP_SHARE = 0.02
@@ -72,9 +72,7 @@ class Inner:
         for each in parameters:
             leaf = each.view(flat_P).detach().requires_grad_()
             self._pairs.append((leaf, each))
-            is_table = each.name in (EMBEDDING, HEAD) or is_anchors(each.name)
-            is_muons = name == "muon" and len(each.shape) == 2 and not is_table
-            (matrices if is_muons else others).append(leaf)
+            (matrices if name == "muon" and is_muons(each.name, each.shape) else others).append(leaf)
         self._optimizers: list[Optimizer] = [AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)]
         if matrices:
             self._optimizers.append(Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))

@@ -69,7 +69,7 @@ class Signs:
         return (torch.sign(chunks_CN) * size_C1).flatten()[: len(delta_N)]
 
     def bytes(self, numbers: int) -> int:
-        return ceil((numbers * SIGN_BITS + ceil(numbers / CHUNK) * EXPONENT_BITS) / 8)
+        return _packed(numbers, SIGN_BITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Powers:
         return kept_CN.flatten()[: len(delta_N)]
 
     def bytes(self, numbers: int) -> int:
-        return ceil((numbers * self.bits + ceil(numbers / CHUNK) * EXPONENT_BITS) / 8)
+        return _packed(numbers, self.bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Levels:
         return (levels_CN * step_C1).flatten()[: len(delta_N)]
 
     def bytes(self, numbers: int) -> int:
-        return ceil((numbers * self.bits + ceil(numbers / CHUNK) * EXPONENT_BITS) / 8)
+        return _packed(numbers, self.bits)
 
 
 class Mean:
@@ -258,6 +258,11 @@ def _numbers_of(parameters: Sequence[Parameter]) -> Tensor:
 def _chunks(delta_N: Tensor) -> Tensor:
     """float32 [C, CHUNK]: zeros at the end of the last one."""
     return functional.pad(delta_N, (0, -len(delta_N) % CHUNK)).view(-1, CHUNK)
+
+
+def _packed(numbers: int, bits: int) -> int:
+    """Bytes of so many numbers of so many bits, with an exponent for each chunk."""
+    return ceil((numbers * bits + ceil(numbers / CHUNK) * EXPONENT_BITS) / 8)
 
 
 def _power_of_two(values: Tensor) -> Tensor:

@@ -73,19 +73,14 @@ class Rounds:
         return torch.cat([replica.live_floats(ahead=False) for replica in self._replicas])
 
     def _where(self, live: list[Tensor], methods: list[Method]) -> Tensor:
-        """float32 [P]: where a peer computes. While rounds are open, ahead by its own momentum."""
-        settled = self._replicas[0].settled_round
-        if all(method.own is not None for method in methods):
-            found_P = torch.cat(live)
-            for method, part in zip(methods, self._ground.slices, strict=True):
-                assert method.own is not None, "all of a run's stages have one method"
-                method.own.add_to(found_P[part], settled)
-            return found_P
-        if not (self._delay and self._sync.lookahead and self._begun > settled):
-            return torch.cat(live)
-        found_P = torch.cat(live)
+        """float32 [P]: where a peer computes. While rounds are open, ahead by its own momentum; and with what
+        it moved by itself (as Replica.write_live, of a replica that all peers share here)."""
+        settled, found_P = self._replicas[0].settled_round, torch.cat(live)
+        leads = self._delay and self._sync.lookahead and self._begun > settled
         for method, layout, part in zip(methods, self._ground.layouts, self._ground.slices, strict=True):
-            ahead = method.lookahead(settled + 1)
+            ahead = method.lookahead(settled + 1) if leads else None
             if ahead is not None:
                 found_P[part] += to_floats(dense(ahead, layout))
+            if method.own is not None:
+                method.own.add_to(found_P[part], settled)
         return found_P

@@ -17,10 +17,10 @@ from math import inf
 from peers.errors import UserError
 from peers.lab.planner.exchange import (
     MOST_OF_A_LINE,
-    STEPS,
     Carried,
     Exchange,
     exchange_of,
+    largest,
 )
 from peers.lab.planner.placing import Placement, placed
 from peers.lab.planner.question import BACKWARD_RATIO, Question
@@ -214,13 +214,8 @@ def bottleneck(manifest: Manifest, how: Exchange, peers: Sequence[Kind]) -> floa
                 return False
         return True
 
-    low, high = 0.0, min(sum(one.count * one.computes for one in group) for group in groups)
-    if bears(high):
-        return high
-    for _ in range(STEPS):
-        rate = (low + high) / 2
-        low, high = (rate, high) if bears(rate) else (low, rate)
-    return low
+    computed = min(sum(one.count * one.computes for one in group) for group in groups)
+    return largest(computed, bears)
 
 
 def _carries(one: Kind, taken: float, sent: float) -> float:
