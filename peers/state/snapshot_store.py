@@ -145,6 +145,7 @@ def _stored(data: memoryview, folder: Path | None) -> bytes | memoryview:
     if folder is None:
         return bytes(data)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder) as file:
             file.write(data)
             file.flush()

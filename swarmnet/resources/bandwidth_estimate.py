@@ -60,5 +60,7 @@ def contribution_bytes(manifest: Manifest, stage: int) -> float:
     """About what one contribution takes."""
     sync = manifest.sync
     parameters = layout_of(parameter_shapes(manifest.model, manifest.span(stage))).size
+    if sync.method == "local-steps":  # A bit for each number of a part, and a byte for each chunk.
+        return parameters / sync.parts / 8 + parameters / CHUNK
     index_bits = {"seeded": 0.0, "group": log2(CHUNK / sync.kept), "top-k": log2(CHUNK)}[sync.selection]
     return parameters / CHUNK * sync.kept * (1 + index_bits) / 8

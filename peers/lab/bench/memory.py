@@ -19,7 +19,7 @@ from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.replica import Replica
 from swarmnet.pipeline.flow_control import graph_bytes
-from swarmnet.resources.memory_estimate import needs_of
+from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of
 from swarmnet.run.manifest import Manifest
 
 PEERS = (PeerId("this peer"), PeerId("another"))
@@ -55,7 +55,7 @@ def bench(manifest: Manifest, stage: int) -> Taken:
     microbatch = _peak(peer.compute) - graph_bytes(manifest, stage)
     round = _peak(peer.play_round)
     size = part.layout.size
-    said = needs_of(manifest, stage, 0).weights
+    said = needs_of(manifest, stage, PROCESS_BYTES).weights
     return Taken(part.layout.parameters, held / size, microbatch / size, round / size, said / size)
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -28,6 +29,9 @@ from protocols.messages.table import PeerRecord
 from protocols.signed.identity import load as load_identity
 from protocols.signed.invites import invite_text, seal_invite
 from protocols.signed.records import SignedRecord
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.optimizer.method import method_of
 from swarmnet.resources.bandwidth_estimate import contribution_bytes, traffic_of
 
 SIGNED = sign(tiny_manifest())
@@ -427,3 +431,13 @@ def test_traffic_follows_the_manifest():
     group = traffic_of(manifest, 1, 1000.0, 3)
     gossip = contribution_bytes(manifest, 1) * 2 * 3000.0 / manifest.rounds.target_tokens
     assert group.sent - alone.sent == pytest.approx(gossip)
+
+
+@pytest.mark.parametrize("method", ["demo-votes", "local-steps"])
+def test_a_contribution_takes_about_what_is_said_of_it(method):
+    plain = tiny_manifest()
+    manifest = replace(plain, sync=replace(plain.sync, method=method))
+    for stage in range(len(manifest.stages)):
+        layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
+        payload = method_of(manifest, layout).payload_bytes
+        assert contribution_bytes(manifest, stage) == pytest.approx(payload, rel=0.1), stage
