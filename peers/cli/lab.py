@@ -223,6 +223,7 @@ def simulate(
     doubles: Annotated[
         int, typer.Option(min=0, help="So many processes hold two adjacent stages, each as two of the peers.")
     ] = 0,
+    sharded: Annotated[bool, typer.Option("--sharded", help="Peers exchange through reducers.")] = False,
     real: Annotated[bool, typer.Option("--real", help="Compute with a real, tiny model: slower.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
 ) -> None:
@@ -246,7 +247,7 @@ def simulate(
     options = [
         Options(
             seed + number, peers, stages, rules, tuple(kind or ()), real, rounds,
-            moves=moves, doubles=doubles,
+            moves=moves, doubles=doubles, sharded=sharded,
         )
         for number in range(schedules)
     ]
@@ -255,6 +256,7 @@ def simulate(
         results.append(result)
         again = _again(result, run_file, peers, stages, rounds, kind)
         again += " --moves" * moves + f" --doubles {doubles}" * (doubles > 0) + " --real" * real
+        again += " --sharded" * sharded
         _show(result, again)
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))

@@ -43,6 +43,7 @@ from peers.worker.settings import Settings
 from peers.worker.stage_moves import Moving, first_stage
 from peers.worker.starting_state import Recovery, newest_wish
 from protocols.messages.body_limits import bodies_for_workers
+from protocols.messages.terms import Bodies
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
@@ -180,7 +181,7 @@ class Worker(Parts):
         self.neighbourhood = Neighbourhood(
             self.transport, self.signed.run_id, membership,
             Hearing(self, self.orders, self.wake), self.signed.wire(), self.note,
-            bodies_for_workers(manifest, self.part.method.payload_bytes, self.part.layout.size * 4),
+            self._longest_bodies(),
         )  # fmt: skip
         self.neighbourhood.met = self.presence.directory.met
         self.looking = Looking(self.presence, self.neighbourhood, len(manifest.stages), self.say)
@@ -266,7 +267,9 @@ class Worker(Parts):
         self._behind.clear()
         units = weights.units.to(self.part.device)
         replica = Replica(self.part.layout, self.part.method, units, weights.settled_round)
-        offers = old.rounds.offers if old is not None else Offers(self.manifest.rounds)
+        reduced = self.part.method.reduced
+        draw = reduced.draw if reduced is not None else None
+        offers = old.rounds.offers if old is not None else Offers(self.manifest.rounds, draw)
         work = UpdateWork(
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
             replica, self.data.work, self.manifest.sync.lookahead, partial(self._settled, replica),
@@ -295,6 +298,13 @@ class Worker(Parts):
         for peer in self.recovery.group():
             update.joined(peer)
         await self._in_step()
+
+    def _longest_bodies(self) -> Bodies:
+        state, method = self.part.layout.size * 4, self.part.method
+        if method.reduced is None:
+            return bodies_for_workers(self.manifest, method.payload_bytes, state)
+        slices = sum(method.reduced.slice_bytes)
+        return bodies_for_workers(self.manifest, method.reduced.longest_result, state, slices)
 
     def _may_be_empty(self) -> bool:
         """Whether microbatches can go around this stage: then nobody may ever have held it."""
@@ -423,9 +433,7 @@ class Worker(Parts):
 
     def _settled(self, replica: Replica, settled: Settled) -> None:
         """In the compute thread, right after a round settled: of these weights, be others taken up by now."""
-        self.snapshots.keep(
-            settled.round, replica.settled_now, settled.digest, settled.chain, settled.tokens
-        )
+        self.snapshots.keep(settled.round, replica.settled_now, settled.digest, settled.chain, settled.tokens)
 
     def _resynchronise(self, wish: Resynchronise) -> None:
         self._given_up = newest_wish(self._given_up, wish)

@@ -11,9 +11,11 @@ from protocols.messages.table import (
     Grad,
     ManifestIs,
     Message,
+    Slices,
 )
 from protocols.messages.terms import Bodies
 from protocols.signed.envelope import ENVELOPE_BYTES
+from protocols.signed.slices import head_bytes
 from swarmnet.inference.machine import MOST_SEQUENCES
 from swarmnet.run.activation_sizes import LABEL_BYTES, encoded_bytes
 from swarmnet.run.manifest import MANIFEST_LIMIT, Manifest
@@ -21,10 +23,11 @@ from swarmnet.snapshots.fetch import chunk_bytes
 
 
 def longest_bodies(
-    manifest: Manifest, payload_bytes: int = 0, state_bytes: int = 0
+    manifest: Manifest, payload_bytes: int = 0, state_bytes: int = 0, slices_bytes: int = 0
 ) -> dict[type[Message], int]:
-    """The longest body of every kind of message in a run. `payload_bytes`: of a contribution to the stage,
-    `state_bytes`: of its settled weights."""
+    """The longest body of every kind of message in a run. `payload_bytes`: of a contribution to the stage, or
+    of a result; `state_bytes`: of its settled weights; `slices_bytes`: of a contribution in slices, 0 where
+    there are no reducers."""
     tokens, exact = manifest.microbatch_tokens, encoded_bytes(manifest.hidden_shape, "fp32")
     beside = LABEL_BYTES * tokens if manifest.model.boundary.is_narrow else 0
     logits = LABEL_BYTES * MOST_SEQUENCES * manifest.model.vocabulary  # fp32, as long as a label
@@ -32,6 +35,7 @@ def longest_bodies(
         Act: manifest.body_bytes,
         Grad: manifest.gradient_bytes,
         Contribution: ENVELOPE_BYTES + payload_bytes,
+        Slices: head_bytes(manifest.sync.shards) + slices_bytes if slices_bytes else 0,
         Chunk: min(state_bytes, chunk_bytes(state_bytes)),
         ManifestIs: MANIFEST_LIMIT,
         AskForward: max(exact + beside, LABEL_BYTES * tokens) + LABEL_BYTES * tokens,
@@ -39,9 +43,11 @@ def longest_bodies(
     }
 
 
-def bodies_for_workers(manifest: Manifest, payload_bytes: int, state_bytes: int) -> Bodies:
+def bodies_for_workers(
+    manifest: Manifest, payload_bytes: int, state_bytes: int, slices_bytes: int = 0
+) -> Bodies:
     """What a worker of a stage takes of those who have greeted: all but the answers to questions that it does
     not ask."""
-    bodies = longest_bodies(manifest, payload_bytes, state_bytes)
+    bodies = longest_bodies(manifest, payload_bytes, state_bytes, slices_bytes)
     del bodies[ManifestIs], bodies[Forwarded]
     return bodies

@@ -92,6 +92,18 @@ class Contribution(Message, frozen=True, tag=23):
     body: ClassVar[bool] = True
 
 
+class Slices(Message, frozen=True, tag=28):
+    """Of the sender's contribution to a round, for whoever adds these shards up. Body:
+    protocols/signed/slices.py; no shards and no body: it contributes nothing to that round, or to none of
+    them."""
+
+    kind: ClassVar[str] = "slices"
+    priority: ClassVar[int] = 1
+    body: ClassVar[bool] = True
+    round: RoundNumber
+    shards: list[Number]
+
+
 class AskIds(Message, frozen=True, tag=24):
     """Answered by Announce with everything held of these rounds."""
 

@@ -46,6 +46,7 @@ from protocols.messages.rounds import Contribution as Contribution
 from protocols.messages.rounds import OpenRound as OpenRound
 from protocols.messages.rounds import Progress as Progress
 from protocols.messages.rounds import Reference as Reference
+from protocols.messages.rounds import Slices as Slices
 from protocols.messages.rounds import Statements as Statements
 from protocols.messages.rounds import Want as Want
 from protocols.messages.snapshots import AskChunk as AskChunk
@@ -67,7 +68,7 @@ BODY_LIMIT = 64 * 1024 * 1024
 
 AnyMessage = (
     Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit
-    | Prospect | Ask | Place | Held | Progress | Announce | Want | Contribution | AskIds | AskChain
+    | Prospect | Ask | Place | Held | Progress | Announce | Want | Contribution | Slices | AskIds | AskChain
     | ChainIs | Statements | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
     | AskForward | Forwarded | Declined | OrderIs | ReceiptIs
 )  # fmt: skip

@@ -45,6 +45,7 @@ class Kind(IntEnum):
     MANIFEST = 6
     INVITE = 7
     RECEIPT = 8
+    SLICES = 9
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ FLOAT32 = Float32()
 class FloatMethod:
     """Sync method `demo-float` for one peer of one stage; with another codec, its like in fewer bytes."""
 
-    own = None
+    own = reduced = None
 
     def __init__(
         self, manifest: Manifest, layout: Layout, device: torch.device, codec: ValueCodec = FLOAT32
@@ -115,7 +115,7 @@ class FloatMethod:
             parts.append(self._codec.write(sent.values.cpu().numpy()))
         return b"".join(parts)
 
-    def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
+    def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         planes = list(self.values_of(payload, self.seed(round, peer)))
         for index, (indices_CK, values_CK) in enumerate(planes):
             self._momentum.put(index, indices_CK.to(self._device), values_CK.to(self._device))

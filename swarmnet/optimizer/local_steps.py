@@ -17,7 +17,7 @@ Shapes: C chunks of a plane, N numbers in a chunk, M = N / parts of them in a pa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -50,6 +50,7 @@ class LocalSteps:
 
     foresight = 0.0
     """A peer's own moves say little of the others'; they are in its weights already."""
+    reduced = None
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
@@ -61,8 +62,8 @@ class LocalSteps:
         self._sent: dict[int, list[Tensor]] = {}
         """Of rounds that may not be applied yet: of each plane int32 [C, M] in units."""
         self.tokens = sync.step_tokens or manifest.microbatch_tokens
-        self.payload_bytes = sum(self._bytes(plane) for plane in layout.planes)
-        self.votes = sum(plane.chunks * self._width(plane) for plane in layout.planes)
+        self.payload_bytes = self.bytes_of([plane.chunks for plane in layout.planes])
+        self.votes = sum(plane.chunks * self.width(plane) for plane in layout.planes)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -95,17 +96,20 @@ class LocalSteps:
             if zero_CM.any():
                 flips_M = coin_flips(seed, plane.chunk, part_CM.shape[1])
                 negative_CM = np.where(zero_CM, flips_M, negative_CM)
-            parts += [exponents_C1.to(torch.uint8).cpu().numpy().tobytes(), pack(negative_CM.view(np.uint8))]
-            sent.append(Moves(torch.from_numpy(negative_CM).to(self._device), exponents_C1).units())
+            moves = Moves(torch.from_numpy(negative_CM).to(self._device), exponents_C1)
+            parts.append(moves.written())
+            sent.append(moves.units())
             part_CM -= sent[-1] * UNIT
         empty_padding(self._unsent, self.layout)  # A bit is never nothing: what was said of it is taken back.
         self._sent[round] = sent
         return b"".join(parts)
 
-    def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
+    def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         self._sent.pop(round, None)
         for plane, moved in zip(self.layout.planes, self.moves_of(payload), strict=True):
-            self.part(self._unsent, plane, round).add_(moved.units() * UNIT)
+            part_CM, units_CM = self.part(self._unsent, plane, round), moved.units()
+            for rows in self._rows(plane, shards):
+                part_CM[rows].add_(units_CM[rows] * UNIT)
         empty_padding(self._unsent, self.layout)
 
     def check(self, payload: bytes) -> None:
@@ -127,34 +131,47 @@ class LocalSteps:
                 self.part(weights, plane, round).add_(moves_CM * UNIT)
         empty_padding(weights, self.layout)
 
-    def moves_of(self, payload: bytes) -> Iterator[Moves]:
-        """Of each plane; ContributionError where the payload is not one of this method's."""
-        if len(payload) != self.payload_bytes:
-            raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
+    def moves_of(self, payload: bytes, rows: Sequence[int] | None = None) -> Iterator[Moves]:
+        """Of each plane, or of so many of its chunks; ContributionError where the payload is not one of this
+        method's."""
+        rows = [plane.chunks for plane in self.layout.planes] if rows is None else rows
+        sizes = [self._bytes(plane, count) for plane, count in zip(self.layout.planes, rows, strict=True)]
+        if len(payload) != sum(sizes):
+            raise ContributionError(f"payload of {len(payload)} bytes where {sum(sizes)} belong")
         start = 0
-        for plane in self.layout.planes:
-            middle, stop = start + plane.chunks, start + self._bytes(plane)
-            exponents_C = np.frombuffer(payload, np.uint8, plane.chunks, start)
+        for plane, count, size in zip(self.layout.planes, rows, sizes, strict=True):
+            exponents_C = np.frombuffer(payload, np.uint8, count, start)
             if exponents_C.max(initial=0) > LARGEST_EXPONENT:
                 raise ContributionError(f"an exponent of {exponents_C.max()}, above {LARGEST_EXPONENT}")
-            bits_CM = unpack(memoryview(payload)[middle:stop], plane.chunks, self._width(plane))
+            packed = memoryview(payload)[start + count : start + size]
+            bits_CM = unpack(packed, count, self.width(plane))
             exponents = torch.from_numpy(exponents_C.astype(np.int32))[:, None].to(self._device)
             yield Moves(torch.from_numpy(bits_CM.view(np.bool_)).to(self._device), exponents)
-            start = stop
+            start += size
 
     def part(self, flat: Tensor, plane: Plane, round: int) -> Tensor:
         """View [C, M]: what `round` speaks of, in a vector [layout.size]. Every `parts`-th number of each
         chunk; all in turn, in an order that is drawn for each cycle."""
-        parts = plane.chunk // self._width(plane)
+        parts = plane.chunk // self.width(plane)
         cycle, place = divmod(round, parts)
         return plane_of(flat, plane)[:, _order(self._run_id, parts, cycle)[place] :: parts]
 
-    def _width(self, plane: Plane) -> int:
+    def _rows(self, plane: Plane, shards: tuple[int, ...]) -> list[slice]:
+        """Chunks of a plane that are in these shards; of no shards: all."""
+        if not shards:
+            return [slice(0, plane.chunks)]
+        return [rows_of(plane, shard, self._sync.shards) for shard in shards]
+
+    def width(self, plane: Plane) -> int:
         """M: of a small chunk there may be fewer parts, each of one number."""
         return max(1, plane.chunk // self._sync.parts)
 
-    def _bytes(self, plane: Plane) -> int:
-        return plane.chunks + packed_bytes(plane.chunks, self._width(plane))
+    def bytes_of(self, rows: Sequence[int]) -> int:
+        """Of what is said of so many chunks of each plane."""
+        return sum(self._bytes(plane, count) for plane, count in zip(self.layout.planes, rows, strict=True))
+
+    def _bytes(self, plane: Plane, chunks: int) -> int:
+        return chunks + packed_bytes(chunks, self.width(plane))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +187,13 @@ class Moves:
         """int32 [C, M]."""
         sizes_C1 = torch.ones_like(self.exponents) << self.exponents
         return torch.where(self.negative, -sizes_C1, sizes_C1)
+
+    def rows(self, rows: slice) -> Moves:
+        return Moves(self.negative[rows], self.exponents[rows])
+
+    def written(self) -> bytes:
+        exponents = self.exponents.to(torch.uint8).cpu().numpy().tobytes()
+        return exponents + pack(self.negative.cpu().numpy().view(np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +234,17 @@ class MovesTally:
         """The mean; `factor` had its say when the peers stepped."""
         contributions = [list(self._method.moves_of(payload)) for payload in self._payloads.values()]
         planes = range(len(self._method.layout.planes) if contributions else 0)
-        means = tuple(_mean([moves[plane] for moves in contributions]) for plane in planes)
+        sums = (sum_of([moves[plane] for moves in contributions]) for plane in planes)
+        means = tuple(mean_of(sum_CM, len(contributions)) for sum_CM in sums)
         return PartStep(self._method, self._round, means)
 
     def concord(self, me: PeerId) -> None:
         """Sizes are no votes."""
+
+
+def rows_of(plane: Plane, shard: int, shards: int) -> slice:
+    """The chunks of a plane that one of so many shards has; none of a small plane, maybe."""
+    return slice(plane.chunks * shard // shards, plane.chunks * (shard + 1) // shards)
 
 
 @lru_cache(ORDERS_KEPT)
@@ -230,12 +260,16 @@ def _exponents(part_CM: Tensor) -> Tensor:
     return sizes_C1.clamp(min=1.0).log2().round().to(torch.int32).clamp(max=LARGEST_EXPONENT)
 
 
-def _mean(contributions: list[Moves]) -> Tensor:
-    """int32 [C, M]: the mean, halves upwards, of moves no louder than twice their median."""
-    count = len(contributions)
+def sum_of(contributions: list[Moves]) -> Tensor:
+    """int32 [C, M]: the sum of moves no louder than twice their median."""
     exponents_SC1 = torch.stack([moves.exponents for moves in contributions])
-    most_C1 = exponents_SC1.sort(dim=0).values[(count - 1) // 2] + LOUDER
+    most_C1 = exponents_SC1.sort(dim=0).values[(len(contributions) - 1) // 2] + LOUDER
     sum_CM = torch.zeros_like(contributions[0].negative, dtype=torch.int32)
     for moves in contributions:
         sum_CM += Moves(moves.negative, torch.minimum(moves.exponents, most_C1)).units()
+    return sum_CM
+
+
+def mean_of(sum_CM: Tensor, count: int) -> Tensor:
+    """The mean of so many, halves upwards."""
     return torch.div(2 * sum_CM + count, 2 * count, rounding_mode="floor")

@@ -6,7 +6,7 @@ must agree on is `Tally.step`, a pure function of the set of contributions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -18,13 +18,17 @@ from swarmnet.optimizer.float_demo import FloatMethod
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps import LocalSteps
 from swarmnet.optimizer.mean_gradient import GradientError
+from swarmnet.optimizer.reduced_steps import ReducedSteps
 from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.vote_agreement import Concord
+from swarmnet.rounds.result_table import Contributor, Draw, Table
 from swarmnet.run.manifest import Manifest, MethodName
 from swarmnet.run.rates import WHOLE
 
-__all__ = ["METHODS", "ContributionError", "GradientError", "Method", "OwnSteps", "Tally", "method_of"]
+__all__ = [
+    "METHODS", "ContributionError", "GradientError", "Method", "OwnSteps", "Reduced", "Tally", "method_of",
+]  # fmt: skip
 
 
 class Tally(Protocol):
@@ -66,6 +70,34 @@ class OwnSteps(Protocol):
         itself and they do not hold."""
 
 
+class Reduced(Protocol):
+    """What a method does besides whose contributions go to reducers (rounds/result_table.py)."""
+
+    @property
+    def draw(self) -> Draw:
+        """Of reducers."""
+
+    @property
+    def slice_bytes(self) -> Sequence[int]:
+        """Of each shard."""
+
+    @property
+    def longest_result(self) -> int:
+        """Bytes."""
+
+    def slices(self, payload: bytes) -> list[bytes]:
+        """What a contribution says of each shard."""
+
+    def check_slice(self, shard: int, data: bytes) -> None:
+        """ContributionError, with the reason, if no honest peer can have sent `data`."""
+
+    def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
+        """The result, by shard, of the slices that came, checked: a function of them alone. At least one."""
+
+    def table(self, result: bytes) -> Table:
+        """Who is in it; ContributionError as `Method.check`."""
+
+
 class Method(Protocol):
     """How one peer of one stage takes part in rounds."""
 
@@ -74,8 +106,12 @@ class Method(Protocol):
         """None: this peer's weights are the group's, between rounds too."""
 
     @property
+    def reduced(self) -> Reduced | None:
+        """None: everybody hears what everybody contributes. Else tallies take results, and `check` does."""
+
+    @property
     def payload_bytes(self) -> int:
-        """Exact length of every contribution of this stage."""
+        """Exact length of what every peer contributes to a round."""
 
     @property
     def votes(self) -> int:
@@ -98,9 +134,10 @@ class Method(Protocol):
         """Take in a gradient (float32 [layout.size], summed over `tokens` tokens, zero in the padding) and
         give this round's payload; what is sent leaves the momentum. GradientError: nothing was changed."""
 
-    def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
-        """Return an own contribution that the group goes on without to the momentum: its votes will be
-        offered again with later ones. Votes carry no size; they return with that of their chunk's largest."""
+    def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
+        """Return an own contribution that the group goes on without to the momentum, or what it says of some
+        shards: it will be offered again with later ones. Votes carry no size; they return with that of their
+        chunk's largest."""
 
     def check(self, payload: bytes) -> None:
         """ContributionError, with the reason, if no honest peer can have sent `payload`."""
@@ -124,4 +161,6 @@ of them through all that a method must fulfil."""
 
 def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "cpu") -> Method:
     """The method that the manifest names, with fresh state on `device`."""
+    if manifest.sync.exchange == "sharded":
+        return ReducedSteps(manifest, layout, torch.device(device))
     return METHODS[manifest.sync.method](manifest, layout, torch.device(device))

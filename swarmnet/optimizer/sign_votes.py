@@ -32,7 +32,7 @@ from swarmnet.run.rates import WHOLE
 class VoteMethod:
     """Sync method `demo-votes` for one peer of one stage."""
 
-    own = None
+    own = reduced = None
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
@@ -75,7 +75,7 @@ class VoteMethod:
             parts.append(pack(bits_CB))
         return b"".join(parts)
 
-    def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
+    def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         votes = self.votes_of(payload, self.seed(round, peer))
         for index, found in enumerate(list(votes)):
             signs_CK = found.signs.to(self._device, torch.float32)

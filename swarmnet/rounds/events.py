@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.history import SettledSet
+from swarmnet.rounds.result_table import Table
 from swarmnet.run.rates import Rates
 
 
@@ -49,10 +50,31 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """The answer to MakeContribution; None: nothing could be made (the gradient was not finite)."""
+    """The answer to MakeContribution, or to Reduce where there are reducers; None: nothing could be made (the
+    gradient was not finite, no slice came)."""
 
     round: int
     reference: Reference | None
+    table: Table | None = None
+    """Of a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sliced:
+    """Where there are reducers, the answer to MakeContribution: it is on its way to them, under that name."""
+
+    round: int
+    id: ContributionId
+
+
+@dataclass(frozen=True, slots=True)
+class SlicesArrived:
+    """`peer` has sent its slices of a round, verified by the caller and kept there, or a word that it has
+    none."""
+
+    peer: PeerId
+    round: int
+    has_slices: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +123,16 @@ class ContributionArrived:
 
     peer: PeerId
     reference: Reference
+    table: Table | None = None
+    """Of a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRead:
+    """Who is in a result of a round that has settled: it came because it was asked for (Want)."""
+
+    id: ContributionId
+    table: Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +160,8 @@ class GroupCounted:
     """So many peers are known of the group, this one included."""
 
     peers: int
+    members: frozenset[PeerId] = frozenset()
+    """Those of them that take part, besides this one: reducers are drawn among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +189,8 @@ class Tick:
 
 
 Event = (
-    Committed | Contributed | ProgressArrived | ChainArrived | ChainAsked | Announced | ContributionArrived
+    Committed | Contributed | Sliced | SlicesArrived | ResultRead | ProgressArrived
+    | ChainArrived | ChainAsked | Announced | ContributionArrived
     | IdsAsked | NeighbourJoined | NeighbourLeft | GroupCounted | RatesOrdered
     | EndOrdered | Leave | Tick
 )  # fmt: skip
@@ -170,6 +205,23 @@ class MakeContribution:
 
     round: int
     tokens: int
+    reducers: tuple[PeerId, ...] = ()
+    """To whom its slices go, by shard; empty: everybody hears all of it. Come back with Sliced then."""
+
+
+@dataclass(frozen=True, slots=True)
+class SayNothing:
+    """Tell these that they need not wait for slices of this peer."""
+
+    round: int
+    reducers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Add up the slices of a round that came, sign the result, and come back with Contributed."""
+
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +265,8 @@ class SettleRound:
     """The value of the chain of settled sets after it."""
     tokens: int | None = None
     """In all settled rounds up to this one; who has the contributions fills it in. None: not known."""
+    makers: tuple[PeerId, ...] = ()
+    """Who has contributed; who knows them all fills it in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +305,8 @@ class GiveBack:
 
     round: int
     id: ContributionId
+    shards: tuple[int, ...] = ()
+    """Only what it said of these; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +341,7 @@ class Resynchronise:
 
 
 Effect = (
-    MakeContribution | AddContribution | RemoveContribution | RateRound | ApplyRound | SettleRound
+    MakeContribution | SayNothing | Reduce
+    | AddContribution | RemoveContribution | RateRound | ApplyRound | SettleRound
     | SendProgress | SendChain | AskChain | GiveBack | SendAnnounce | Want | AskIds | Resynchronise
 )  # fmt: skip

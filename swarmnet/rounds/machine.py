@@ -41,6 +41,8 @@ from swarmnet.rounds.history import START, Chain, Earlier, SettledSet
 from swarmnet.rounds.makers import MOST_MAKERS, MakerCounts, Waiting, most_makers
 from swarmnet.rounds.open_round import CurrentRound
 from swarmnet.rounds.own_contributions import Offers
+from swarmnet.rounds.reducing import Reducing
+from swarmnet.rounds.result_table import Draw, Table
 from swarmnet.rounds.settlement import Agreement
 from swarmnet.run.manifest import Rounds
 from swarmnet.run.rates import Rates, factor_of, factors
@@ -55,10 +57,11 @@ class GroupRounds:
     def __init__(
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
         offers: Offers | None = None, earlier: Earlier | None = None,
-        maker_counts: MakerCounts = lambda maker, round: True, rates: Rates = (),
+        maker_counts: MakerCounts = lambda maker, round: True, rates: Rates = (), draw: Draw | None = None,
     ) -> None:  # fmt: skip
         """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`, with what
-        this peer had offered before and remembers of `earlier` sets, at the `rates` that are ordered."""
+        this peer had offered before and remembers of `earlier` sets, at the `rates` that are ordered. `draw`:
+        of reducers, where there are any."""
         self.rules = rules
         self.rates = rates
         self.last: int | None = None
@@ -82,7 +85,8 @@ class GroupRounds:
         self.waiting = Waiting()
         self._decided: dict[int, dict[ContributionId, PeerId]] = {}
         """Of open rounds: contributions, with their makers, that the group has decided to count."""
-        self.offers = offers or Offers(rules)
+        self.offers = offers or Offers(rules, draw)
+        self.reducing = Reducing(rules, draw, me, self._allies) if draw is not None else None
         self.dropped_late = 0
         """Contributions that came, or were made here, after their round had settled or been sealed."""
         self.gossip = Gossip(now)
@@ -134,8 +138,15 @@ class GroupRounds:
             case events.Committed(tokens):
                 self.open_round.tokens += tokens
                 self.gossip.committed(self.open_round.tokens, self.open_round.share)
-            case events.Contributed(round, reference):
+            case events.Contributed(round, reference, table):
+                self._read(reference, table)
                 self._contributed(round, reference, now)
+            case events.Sliced(round, identity):
+                self.offers.made(round, identity, now)
+            case events.SlicesArrived(peer, round, has_slices):
+                self._spoken(peer, round, has_slices, now)
+            case events.ResultRead(identity, table):
+                self.offers.read(identity, table)
             case events.ProgressArrived():
                 self._progress(event, now)
             case events.ChainArrived(peer, first, before, sets):
@@ -144,7 +155,8 @@ class GroupRounds:
                 self._effects += self.histories.tell_chain(peer, last)
             case events.Announced(peer, references, complete):
                 self._announced(peer, references, complete, now)
-            case events.ContributionArrived(peer, reference):
+            case events.ContributionArrived(peer, reference, table):
+                self._read(reference, table)
                 self._arrived(peer, reference, now)
             case events.IdsAsked(peer, rounds):
                 self._tell_ids(peer, rounds)
@@ -161,8 +173,10 @@ class GroupRounds:
                     self.parted[peer] = now + PARTING_SECONDS
                 self.pulls.left(peer, now)
                 self.waiting.left(peer)
-            case events.GroupCounted(peers):
+            case events.GroupCounted(peers, members):
                 self._counted(max(1, peers))
+                if self.reducing is not None:
+                    self.reducing.members = members | {self.me}
             case events.RatesOrdered(rates):
                 self._ordered(rates, now)
             case events.EndOrdered(last):
@@ -178,6 +192,8 @@ class GroupRounds:
     def next_deadline(self) -> float:
         """When to call `handle` with Tick if nothing else happens."""
         times = [self.gossip.next_deadline(), self.pulls.next_deadline(), self.offers.next_deadline()]
+        if self.reducing is not None:
+            times.append(self.reducing.next_deadline())
         if self.open_round.tokens_of_group() and self._may_close():
             times.append(self.open_round.next_deadline())
         for number in (self.applied + 1, self.settled + 1):
@@ -191,7 +207,17 @@ class GroupRounds:
         mine = {number: state.digest for number, state in self.rounds.items() if self.me in state.held}
         told = [view.sets for view in self.neighbours.values()]
         shared = (any(n in sets and sets[n].digest == digest for sets in told) for n, digest in mine.items())
-        return not self.pending and (not told or all(shared))
+        if self.pending or (told and not all(shared)):
+            return False
+        return (
+            self.reducing is None
+            or not told
+            or all(
+                number <= self.applied or self.offers.is_held(identity, self.rounds[number])
+                for identity, number in self.offers.open.items()
+                if number in self.rounds
+            )
+        )
 
     def takes(self, reference: events.Reference) -> bool:
         """Whether this contribution would enter a set now: it is news, and its maker counts."""
@@ -202,6 +228,12 @@ class GroupRounds:
         before anything is verified of it."""
         decided = maker in self._decided.get(round, {}).values()
         return decided or (self.maker_counts(maker, round) and self._has_room(round, maker))
+
+    def takes_slices(self, peer: PeerId, round: int) -> bool:
+        """Whether slices of that peer would be added up here."""
+        if self.reducing is None or not self.settled < round <= self.current + self.rules.window:
+            return False
+        return self.maker_counts(peer, round) and self.reducing.takes(peer, round)
 
     def _counted(self, peers: int) -> None:
         self.agreement = Agreement(self.rules, self._allies, hops(peers))
@@ -219,9 +251,11 @@ class GroupRounds:
             self.contributed.discard(round)
             if reference is not None:
                 self.dropped_late += 1
-                self._effects.append(events.GiveBack(round, reference.id))
+                if self.reducing is None:
+                    self._effects.append(events.GiveBack(round, reference.id))
             return
-        self.offers.made(round, reference.id, now)
+        if self.reducing is None:
+            self.offers.made(round, reference.id, now)
         self._hold(reference)
         self._effects.append(events.SendAnnounce(tuple(self.neighbours), (reference,)))
 
@@ -384,18 +418,40 @@ class GroupRounds:
     def _close(self, now: float) -> None:
         number = self.current
         self._opened(number).closed_at = now
-        if self.open_round.tokens and not self._is_sealed(number):
+        contributes = self.open_round.tokens > 0 and not self._is_sealed(number)
+        reducers: tuple[PeerId, ...] = ()
+        if self.reducing is not None:
+            reducers = self.reducing.reducers(number)
+            if not contributes:
+                self._effects.append(events.SayNothing(number, tuple(sorted(set(reducers) - {self.me}))))
+        if contributes:
+            self._effects.append(events.MakeContribution(number, self.open_round.tokens, reducers))
+            self.open_round.tokens = 0
+        makes = contributes if self.reducing is None else self._reduces(number, contributes, now)
+        if makes:
             self.contributed.add(number)
             self.pending.add(number)
-            self._effects.append(events.MakeContribution(number, self.open_round.tokens))
-            self.open_round.tokens = 0
         self.open_round.go_on(now)
         self.contributed = {recent for recent in self.contributed if recent > number - CONTRIBUTED_ROUNDS}
         self.gossip.at_once(now)
 
+    def _reduces(self, number: int, contributes: bool, now: float) -> bool:
+        assert self.reducing is not None
+        return not self._is_sealed(number) and self.reducing.close(number, contributes, now)
+
+    def _spoken(self, peer: PeerId, round: int, has_slices: bool, now: float) -> None:
+        if self.reducing is not None and self.settled < round <= self.current + self.rules.window:
+            self.reducing.spoken(peer, round, has_slices, round < self.current, now)
+
+    def _read(self, reference: events.Reference | None, table: Table | None) -> None:
+        if reference is not None and table is not None:
+            self.offers.read(reference.id, table)
+
     def _advance(self, now: float) -> None:
         if self.open_round.full(now) and self._may_close():
             self._close(now)
+        if self.reducing is not None:
+            self._effects += [events.Reduce(round) for round in self.reducing.due(now)]
         if self.parted:
             self.parted = {peer: until for peer, until in self.parted.items() if until > now}
         self._raise_levels()
@@ -429,6 +485,8 @@ class GroupRounds:
         self.history.pop(number - kept_rounds(self.rules), None)
         self.pulls.forget_until(number)
         self.waiting.forget_until(number)
+        if self.reducing is not None:
+            self.reducing.forget_until(number)
         self._decided.pop(number, None)
         references = tuple(reference for _, reference in sorted(state.held.items()))
         self.offers.settled(number, references)

@@ -4,7 +4,9 @@ A contribution may be left out of its round's set (it came too late, it lost aga
 earlier life of this peer), or the history that holds it may be given up. Its maker decides by the settled
 sets, some rounds after the round settled: what is not in the set is given back, once. Sets that this peer
 has not settled itself (it jumped ahead with a snapshot) it asks its allies for; what nobody remembers is
-given back. Part of `GroupRounds`, and outlives it: a peer that fetches the state anew keeps its offers.
+given back. Where there are reducers, sets consist of results, and a contribution is in a set shard by shard:
+what counts of a set is read in the results' tables, and the shards that it is not in are given back. Part of
+`GroupRounds`, and outlives it: a peer that fetches the state anew keeps its offers.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from dataclasses import dataclass, field
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import RoundSet
-from swarmnet.rounds.events import AskIds, Effect, GiveBack, Reference, Resynchronise, Sets
+from swarmnet.rounds.events import AskIds, Effect, GiveBack, Reference, Resynchronise, Sets, Want
 from swarmnet.rounds.fork_choice import Histories
 from swarmnet.rounds.history import Earlier
+from swarmnet.rounds.result_table import Draw, Table, counting
 from swarmnet.run.manifest import Rounds
 
 ASK_SECONDS = 1.0
@@ -43,6 +46,10 @@ LEARN_ASKS = 10
 """Times they are asked for."""
 MOST_REFERENCES = 16384
 """Of settled sets remembered, for those who ask: about 2 MB."""
+MOST_TABLES = 1024
+"""Of results, the newest: an own contribution is decided long before so many came."""
+WHOLE = (0,)
+"""The parts of a contribution that is in a set or is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,13 @@ class _Asked:
 class Offers:
     """Own contributions and settled sets. Not more than one per round is undecided in one history."""
 
-    def __init__(self, rules: Rounds) -> None:
+    def __init__(self, rules: Rounds, draw: Draw | None = None) -> None:
+        """`draw`: of reducers, where there are any."""
+        self._draw = draw
+        self._parts = WHOLE if draw is None else tuple(range(draw.shards))
+        self._returned: dict[ContributionId, frozenset[int]] = {}
+        """Parts that were given back already, of those in `open` and `taken`."""
+        self._tables: OrderedDict[ContributionId, Table] = OrderedDict()
         self.delay = 2 * rules.window
         """Rounds from settling to deciding: a history that a short partition made is given up by then."""
         self.open: OrderedDict[ContributionId, int] = OrderedDict()
@@ -148,6 +161,28 @@ class Offers:
     def made(self, round: int, identity: ContributionId, now: float) -> None:
         self.open[identity], self._made_at[identity] = round, now
 
+    def read(self, identity: ContributionId, table: Table) -> None:
+        """Who is in a result."""
+        self._tables[identity] = table
+        if len(self._tables) > MOST_TABLES:
+            self._tables.popitem(last=False)
+
+    def wants(self, identity: ContributionId) -> bool:
+        """Whether what became of an own contribution is to be read in this result."""
+        if identity in self._tables:
+            return False
+        rounds = set(self.open.values())
+        return any(entry.id == identity for round in rounds for entry in self._sets.get(round, ()))
+
+    def is_held(self, identity: ContributionId, state: RoundSet) -> bool:
+        """Whether an own contribution is in an open round's set as held here, all of it."""
+        return self._left_out(identity, tuple(state.held.values())) == ()
+
+    def makers(self, references: Iterable[Reference]) -> frozenset[bytes]:
+        """Those whose slices are in a set's results, as tables name them (`tag_of`)."""
+        tables = (self._tables.get(entry.id) for entry in references)
+        return frozenset(one.peer for table in tables if table is not None for one in table.contributors)
+
     def settled(self, round: int, references: tuple[Reference, ...]) -> None:
         """The set of a round of the own history."""
         self._forget(round)
@@ -199,24 +234,22 @@ class Offers:
         away_since = self._away_since(allies)
         for identity, round in due:
             references = self._sets.get(round)
-            if references is None:
+            left_out = None if references is None else self._left_out(identity, references)
+            if left_out is None:
                 ally = self._to_ask(round, allies, now)
-                if ally is not None:
-                    asks.setdefault(ally, set()).add(round)
-            forgotten = references is None and self._asked[round].times > MOST_ASKS
-            if references is None and not forgotten:
-                continue
-            doubted = identity in self._doubted
-            if self._holds(round, identity) or (forgotten and doubted):
-                self._take(identity, round)
-            elif (until := self._waits_for_others(identity, away_since)) > now:
+                if self._asked[round].times <= MOST_ASKS:
+                    if ally is not None and references is None:
+                        asks.setdefault(ally, set()).add(round)
+                    elif ally is not None:
+                        unread = (entry.id for entry in references or () if entry.id not in self._tables)
+                        effects.append(Want(ally, tuple(unread)))
+                    continue
+                # Nobody remembers the set, or who is in a result of it.
+                left_out = () if identity in self._doubted else self._parts
+            if left_out and (until := self._waits_for_others(identity, away_since)) > now:
                 self._waits_until = min(self._waits_until, until)
                 continue
-            else:
-                del self._made_at[identity]
-                effects.append(GiveBack(round, identity))
-            del self.open[identity]
-            self._doubted.discard(identity)
+            effects += self._decided(identity, round, left_out)
         for round in list(self._unlearned):
             ally = self._to_ask(round, allies, now)
             if ally is not None:
@@ -246,11 +279,48 @@ class Offers:
             return float("-inf")
         return min(away_since + AWAY_SECONDS, made_at + LONGEST_WAIT_SECONDS)
 
+    def _decided(self, identity: ContributionId, round: int, left_out: tuple[int, ...]) -> list[Effect]:
+        """These parts of it are in no set of the history that stands, the others are."""
+        del self.open[identity]
+        self._doubted.discard(identity)
+        before = self._returned.get(identity, frozenset())
+        returned = before.union(left_out)
+        if len(returned) < len(self._parts):
+            self._returned[identity] = returned
+            self._take(identity, round)
+        else:
+            self._forget_own(identity)
+        news = tuple(sorted(returned - before))
+        if not news:
+            return []
+        return [GiveBack(round, identity, () if self._draw is None else news)]
+
+    def _left_out(self, identity: ContributionId, references: Sequence[Reference]) -> tuple[int, ...] | None:
+        """The parts of an own contribution that are in none of a set; None: not known yet."""
+        if self._draw is None:
+            return () if any(entry.id == identity for entry in references) else WHOLE
+        tables = {entry.peer: self._tables.get(entry.id) for entry in references}
+        known = {maker: table for maker, table in tables.items() if table is not None}
+        if len(known) < len(tables):
+            return None
+        round = references[0].round if references else 0
+        counted = counting(known, self._draw, round)
+        held = {
+            shard
+            for shard, makers in counted.items()
+            if any(shard in known[maker].holding(identity) for maker in makers)
+        }
+        return tuple(part for part in self._parts if part not in held)
+
+    def _forget_own(self, identity: ContributionId) -> None:
+        self._made_at.pop(identity, None)
+        self._returned.pop(identity, None)
+
     def _take(self, identity: ContributionId, round: int) -> None:
         self.taken[identity] = round
         if len(self.taken) > MOST_TAKEN:
             oldest, _ = self.taken.popitem(last=False)
-            self._made_at.pop(oldest, None)
+            self._forget_own(oldest)
 
     def _to_ask(self, round: int, allies: Sequence[PeerId], now: float) -> PeerId | None:
         asked = self._asked.setdefault(round, _Asked())
@@ -263,8 +333,10 @@ class Offers:
         return allies[asked.times % len(allies)] if asked.times <= MOST_ASKS else None
 
     def _holds(self, round: int, identity: ContributionId) -> bool:
-        """Whether the set of a round is known and has this contribution."""
-        return any(entry.id == identity for entry in self._sets.get(round, ()))
+        """Whether the set of a round is known and has this contribution, or a part of it."""
+        references = self._sets.get(round)
+        left_out = None if references is None else self._left_out(identity, references)
+        return left_out is not None and left_out != self._parts
 
     def _forget(self, round: int) -> None:
         self._references -= len(self._sets.pop(round, ()))

@@ -166,6 +166,9 @@ MethodName = Literal["demo-votes", "demo-float", "local-steps"]
 """Every sync method that a run can name; swarmnet/optimizer/method.py says which class each one is."""
 
 
+ExchangeName = Literal["everyone", "sharded"]
+
+
 InnerName = Literal["muon", "adamw"]
 """Optimizers that a peer can step by itself with (swarmnet/optimizer/inner_step.py)."""
 
@@ -209,6 +212,12 @@ class Sync:
     shadow_steps: int = field(default=8, metadata={ADDED: True})
     """Of local-steps: a newcomer warms its optimizer up with so many steps that move nothing, before it is
     counted."""
+    exchange: ExchangeName = field(default="everyone", metadata={ADDED: True})
+    """everyone: each peer of a stage hears what each other contributes; sharded, with local-steps: each sends
+    its contribution in slices to reducers, and hears the sums, so that groups of any size cost a peer the
+    same."""
+    shards: int = field(default=16, metadata={ADDED: True})
+    """Of a sharded exchange: into so many slices a contribution is cut; reducers are drawn for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +313,8 @@ def _told(value: object) -> object:
     return [_told(item) for item in value] if isinstance(value, tuple) else value
 
 
+MOST_SHARDS = 64
+"""Of a sharded exchange: more are smaller than what surrounds them."""
 MOST_BODY_BYTES = 32 << 20
 """Two of them on their way fill a link: it keeps 64 MiB until they are acknowledged, and refuses more. A
 microbatch of 2,048 tokens of width 4096 takes 17 MB."""
@@ -368,6 +379,10 @@ def check(manifest: Manifest) -> None:
          "sync: step_tokens and shadow_steps cannot be negative"),
         (not 0 < sync.parts <= 64 or sync.parts & (sync.parts - 1) != 0,
          f"sync.parts is {sync.parts}; it must be a power of two up to 64"),
+        (sync.exchange == "sharded" and sync.method != "local-steps",
+         "sync.exchange: only what sync.method local-steps contributes can be sharded"),
+        (not 0 < sync.shards <= MOST_SHARDS,
+         f"sync.shards is {sync.shards}; it must lie in 1 to {MOST_SHARDS}"),
         (not 0.0 <= manifest.model.branch_share <= 1.0,
          f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
         (sync.learning_rate <= 0, "sync.learning_rate must be positive"),

@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from peers.lab.faults.faults import Flap, Join, Leave, Noise, OneWay, Partition, Skew, Slow
 from peers.lab.faults.moves import Move
 from peers.lab.faults.play import HEAL_SECONDS, Seen
-from peers.lab.faults.trees import Key, Stage, Violation, makers, process_of, read, stages_of
+from peers.lab.faults.trees import (
+    Key,
+    Stage,
+    Violation,
+    makers,
+    parts_of,
+    process_of,
+    read,
+    stages_of,
+)
 from peers.state.checkpoint_file import KEPT
 from swarmnet.membership.machine import SILENT_SECONDS
 from swarmnet.rounds.contribution_sets import kept_rounds
@@ -84,22 +93,24 @@ def _contributions(seen: Seen, stage: Stage, final: dict[int, Key]) -> Iterator[
     nobody is killed or cut off also then, as whoever moves or leaves hands over what it has made. Of the
     newest, made after the last heal, it may be open yet."""
     gentle = all(isinstance(fault, GENTLE) for fault in seen.faults)
-    counts = Counter(name for key in final.values() for name in stage.nodes[key].ids)
+    counts = Counter(part for key in final.values() for part in stage.nodes[key].parts)
     decided, late = max(final) - 2 * seen.rules.window - 2, seen.ended_at - UNDER_WAY_SECONDS
-    for name, count in counts.items():
-        if count > 1:
-            yield Violation("nothing settled twice", f"{name} {count} times")
     for made in stage.made.values():
-        where = f"{made.id[:12]} of {made.who} for round {made.round}, made at {made.time:.2f}"
-        if made.returned > 1:
-            yield Violation("nothing offered twice", f"{where} came back {made.returned} times")
-        elif made.id in counts and made.returned:
-            yield Violation("nothing settled twice", f"{where} is settled and came back")
-        lives = made.who in seen.living
-        if made.id in counts or made.returned or made.given_back_at > late or not (lives or gentle):
-            continue
-        if made.round <= decided or (lives and made.time <= seen.healed_at):
-            yield Violation("nothing vanishes", f"{where} is neither settled nor did it come back")
+        for part in parts_of(made, seen.reduced):
+            where = f"{made.id[:12]} of {made.who} for round {made.round}, made at {made.time:.2f}"
+            where += f", shard {part[-1]}" if seen.reduced is not None else ""
+            returned = made.returned[part] + (made.returned[made.payload] if part != made.payload else 0)
+            if counts[part] > 1:
+                yield Violation("nothing settled twice", f"{where}: {counts[part]} times")
+            if returned > 1:
+                yield Violation("nothing offered twice", f"{where} came back {returned} times")
+            elif counts[part] and returned:
+                yield Violation("nothing settled twice", f"{where} is settled and came back")
+            lives = made.who in seen.living
+            if counts[part] or returned or made.given_back_at > late or not (lives or gentle):
+                continue
+            if made.round <= decided or (lives and made.time <= seen.healed_at):
+                yield Violation("nothing vanishes", f"{where} is neither settled nor did it come back")
 
 
 def _held(stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
@@ -107,9 +118,10 @@ def _held(stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
     the smaller."""
     for key in final.values():
         ids = stage.nodes[key].ids
-        makers = {stage.made[name].who.partition(".")[0] for name in ids}
+        members = stage.results or stage.made
+        makers = {members[name].who.partition(".")[0] for name in ids}
         for name in stage.held.get(key, set()).difference(ids):
-            made = stage.made.get(name)
+            made = members.get(name)
             if made is not None and made.who.partition(".")[0] not in makers:
                 text = f"{name[:12]} of {made.who}, round {key[0]}"
                 yield Violation("what everybody held is settled", text)

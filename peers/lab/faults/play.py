@@ -14,11 +14,13 @@ from random import Random
 from peers.lab.faults.faults import Fault
 from peers.lab.faults.schedules import schedule
 from peers.lab.world.gated_clock import GatedLoop
+from peers.lab.world.stub_stage import StubReduced
 from peers.lab.world.world import Member, Note, World
 from peers.network.channels import DIAL_SECONDS
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId
 from swarmnet.membership.machine import LONGEST_REDIAL_SECONDS
+from swarmnet.rounds.result_table import draw_of
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync
 
 FAULT_SECONDS = 50.0
@@ -53,6 +55,8 @@ class Options:
     """Peers move between stages by their own decision, and are ordered to."""
     doubles: int = 0
     """So many processes hold two adjacent stages, as two of the peers."""
+    sharded: bool = False
+    """Peers exchange through reducers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +91,17 @@ class Seen:
     names: dict[str, str] = field(default_factory=dict)
     """Peer id -> name."""
     callbacks: int = 0
+    reduced: StubReduced | None = None
+    """What the stages' results are read with, where there are reducers."""
 
 
-def small_manifest(stages: int, microbatches: int, rules: Rounds | None, seed: int) -> Manifest:
+SHARDED = Sync(method="local-steps", exchange="sharded", shards=3)
+"""Fewer shards than peers, so that some have none and some have two."""
+
+
+def small_manifest(
+    stages: int, microbatches: int, rules: Rounds | None, seed: int, sharded: bool = False
+) -> Manifest:
     """`microbatches` of 4 tokens per round; the smallest model that the wire takes."""
     owner = Identity.from_seed(b"the owner of the run").peer_id
     model = ModelShape(
@@ -102,7 +114,8 @@ def small_manifest(stages: int, microbatches: int, rules: Rounds | None, seed: i
     return Manifest(
         name="simulated", owner=owner, seed=seed, stages=(1,) * stages, hidden_codec="fp32", model=model,
         data=Data(sequence_tokens=4, microbatch_sequences=1),
-        rounds=Rounds(**{**fields, "target_tokens": 4 * microbatches}), sync=Sync(),
+        rounds=Rounds(**{**fields, "target_tokens": 4 * microbatches}),
+        sync=SHARDED if sharded else Sync(),
     )  # fmt: skip
 
 
@@ -126,13 +139,14 @@ async def _play(options: Options, folder: Path) -> Seen:
     peers = options.peers or chance.randrange(max(8, 2 * stages), 17)
     names = [f"p{number}" for number in range(peers)]
     microbatches = max(2, peers // stages)
-    manifest = small_manifest(stages, microbatches, options.rules, options.seed)
+    manifest = small_manifest(stages, microbatches, options.rules, options.seed, options.sharded)
     faults = list(options.faults or _drawn(options, names))
     world = World(manifest, options.seed, folder, options.real, options.moves)
     ends = [number for number in range(peers - 1) if number % stages + 1 < stages]
     for number in [number for number in ends if number % stages % 2 == 0][: options.doubles]:
         world.hold_together(names[number], names[number + 1])
     seen = Seen(options, stages, peers, manifest.rounds, faults)
+    seen.reduced = StubReduced(draw_of(manifest)) if options.sharded and not options.real else None
     for number, name in enumerate(names):
         world.start(name, number % stages)
     sampling = asyncio.create_task(_sample(world, seen))

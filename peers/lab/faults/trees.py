@@ -9,15 +9,16 @@ their nodes have no parents.)
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from peers.lab.faults.play import Seen
-from peers.lab.world.stub_stage import SIZE, fingerprint, first_units
+from peers.lab.world.stub_stage import SIZE, StubReduced, fingerprint, first_units, slice_of
 from peers.lab.world.world import Note
+from swarmnet.identifiers import PeerId
 
 Weights = np.ndarray[tuple[int], np.dtype[np.int32]]
 Key = tuple[int, str]
@@ -40,7 +41,8 @@ class Made:
     id: str
     time: float
     payload: bytes
-    returned: int = 0
+    returned: Counter[bytes] = field(default_factory=Counter)
+    """How often each of its parts came back."""
     given_back_at: float = float("-inf")
     """When it was decided that it comes back; it is there again when the compute thread comes to it."""
 
@@ -48,6 +50,8 @@ class Made:
 @dataclass(slots=True)
 class Node:
     ids: tuple[str, ...]
+    parts: tuple[bytes, ...] = ()
+    """What its set adds to the weights: payloads, or their slices."""
     parent: Key | None = None
     """None: the initial weights."""
     weights: Weights = field(default_factory=lambda: np.zeros(SIZE, np.int32))
@@ -58,6 +62,8 @@ class Stage:
     """What the logs tell of one stage."""
 
     made: dict[str, Made] = field(default_factory=dict)
+    results: dict[str, Made] = field(default_factory=dict)
+    """Where there are reducers, their results; sets consist of them."""
     nodes: dict[Key, Node] = field(default_factory=dict)
     settled: dict[str, list[tuple[float, Key]]] = field(default_factory=lambda: defaultdict(list))
     """Maker -> what it settled when."""
@@ -88,6 +94,11 @@ def stages_of(notes: Iterable[Note]) -> dict[str, int]:
     return {who: note.fields["stage"] for who, note in makers(notes) if note.event == "assembled"}
 
 
+def parts_of(made: Made, reduced: StubReduced | None) -> list[bytes]:
+    """Of one's own contribution: what must each be settled once, or come back once."""
+    return [made.payload] if reduced is None else reduced.slices(made.payload)
+
+
 def _hex(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
@@ -103,21 +114,28 @@ def read(seen: Seen) -> tuple[dict[int, Stage], list[Violation]]:
         if me not in stage_of:
             continue
         if me not in readers:
-            readers[me] = _Reader(me, note.name, stages[stage_of[me]], made_by_payload)
+            readers[me] = _Reader(
+                me, note.name, stages[stage_of[me]], made_by_payload, seen.reduced is not None
+            )
         problems += readers[me].take(note)
     if not seen.options.real:
+        peer_of = {name: peer for peer, name in seen.names.items()}
         for stage in stages.values():
-            problems += list(_weigh(stage))
+            problems += list(_weigh(stage, seen.reduced, peer_of))
     return dict(stages), problems
 
 
 class _Reader:
     """Reads the log of one process, while it holds one stage."""
 
-    def __init__(self, me: str, name: str, stage: Stage, made_by_payload: dict[bytes, Made]) -> None:
+    def __init__(
+        self, me: str, name: str, stage: Stage, made_by_payload: dict[bytes, Made], is_reduced: bool
+    ) -> None:
         self.me, self.name, self.stage = me, name, stage
         self._made_by_payload = made_by_payload
+        self._is_reduced = is_reduced
         self._payloads: dict[int, bytes] = {}
+        self._results: dict[int, bytes] = {}
         self._held: dict[int, set[str]] = defaultdict(set)
         self._keys: dict[int, Key] = {}
 
@@ -126,11 +144,18 @@ class _Reader:
         match note.event:
             case "payload":
                 self._payloads[fields["round"]] = fields["payload"]
+            case "summed":
+                self._results[fields["round"]] = fields["payload"]
+            case "reduced":
+                round, name = fields["round"], _hex(fields["id"])
+                self.stage.results[name] = Made(self.me, round, name, note.time, self._results[round])
+                self._held[round].add(name)
             case "made":
                 round, name = fields["round"], _hex(fields["id"])
                 made = Made(self.me, round, name, note.time, self._payloads.get(round, b""))
                 self.stage.made[name] = self._made_by_payload[made.payload] = made
-                self._held[made.round].add(name)
+                if not self._is_reduced:
+                    self._held[made.round].add(name)
             case "took":
                 self._held[fields["round"]].add(_hex(fields["id"]))
             case "given_back":
@@ -140,7 +165,9 @@ class _Reader:
             case "resynchronise":
                 self._held.clear()  # The state is fetched anew, and with it what is open.
             case "returned" if fields["payload"] in self._made_by_payload:
-                self._made_by_payload[fields["payload"]].returned += 1
+                payload, shards = fields["payload"], fields["shards"]
+                parts = [slice_of(payload, shard) for shard in shards] or [payload]
+                self._made_by_payload[payload].returned.update(parts)
             case "saved" if fields["round"] in self._keys:
                 self.stage.saved[self.name].append((note.time, self._keys[fields["round"]]))
             case "settled":
@@ -157,18 +184,27 @@ class _Reader:
             yield Violation("one digest, one set", f"{self.me} round {key[0]}")
 
 
-def _weigh(stage: Stage) -> Iterator[Violation]:
+def _weigh(
+    stage: Stage, reduced: StubReduced | None, peer_of: Mapping[str, str]
+) -> Iterator[Violation]:
     """Find every node's parent by its weights."""
+    members = stage.made if reduced is None else stage.results
     by_round: dict[int, list[Key]] = defaultdict(list)
     for key in sorted(stage.nodes):
         node = stage.nodes[key]
-        unknown = [name for name in node.ids if name not in stage.made]
+        unknown = [name for name in node.ids if name not in members]
         if unknown:
             yield Violation("only what was made is settled", f"round {key[0]}: {unknown}")
             continue
+        if reduced is None:
+            node.parts = tuple(members[name].payload for name in node.ids)
+        else:
+            of_set = (members[name] for name in node.ids)
+            results = {PeerId(peer_of[one.who.partition(".")[0]]): one.payload for one in of_set}
+            node.parts = tuple(reduced.counting(results, key[0]))
         step = np.zeros(SIZE, np.int32)
-        for name in node.ids:
-            step += fingerprint(stage.made[name].payload)
+        for part in node.parts:
+            step += fingerprint(part)
         candidates: list[Key | None] = list(by_round[key[0] - 1]) if key[0] else [None]
         for parent in candidates:
             before = first_units().numpy() if parent is None else stage.nodes[parent].weights

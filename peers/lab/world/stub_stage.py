@@ -3,13 +3,16 @@
 A payload names its maker, the round and how many microbatches it stands for. A round's step is the sum, in
 wrapping 32-bit integers, of a hash of each payload: settled weights are then a fingerprint of "every settled
 contribution exactly once", which an event log can be checked against (lab/faults/invariants.py).
+
+Where the run has reducers a payload is cut into slices that name their shard, and a result is the slices of
+which it consists: what is counted of which contribution can be read from it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +24,17 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.stage_compute import Finished, Used
 from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.rounds.result_table import (
+    MOST_CONTRIBUTORS,
+    Contributor,
+    Draw,
+    Table,
+    TableError,
+    counting,
+    draw_of,
+    longest_table,
+    read_table,
+)
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
@@ -28,10 +42,15 @@ SIZE = 64
 """Elements of a stage: the smallest chunk of a layout."""
 _PAYLOAD = struct.Struct(">8sIIQ")
 """Maker, round, serial number, microbatches."""
+SLICE_BYTES = _PAYLOAD.size + 1
 
 
 def payload_of(peer: PeerId, round: int, serial: int, microbatches: int) -> bytes:
     return _PAYLOAD.pack(hashlib.sha256(peer.encode()).digest()[:8], round, serial, microbatches)
+
+
+def slice_of(payload: bytes, shard: int) -> bytes:
+    return payload + bytes([shard])
 
 
 def microbatches_in(payload: bytes) -> int:
@@ -47,10 +66,56 @@ def first_units() -> Tensor:
     return torch.arange(SIZE, dtype=torch.int32)
 
 
+class StubReduced:
+    """`Reduced` whose results are the slices that they are made of."""
+
+    def __init__(self, draw: Draw, note: Callable[..., None] = lambda event, **fields: None) -> None:
+        self.draw, self._note = draw, note
+        self.slice_bytes = [SLICE_BYTES] * draw.shards
+        self.longest_result = longest_table(draw.shards) + MOST_CONTRIBUTORS * draw.shards * SLICE_BYTES
+
+    def slices(self, payload: bytes) -> list[bytes]:
+        return [slice_of(payload, shard) for shard in range(self.draw.shards)]
+
+    def check_slice(self, shard: int, data: bytes) -> None:
+        if len(data) != SLICE_BYTES or data[-1] != shard:
+            raise ContributionError(f"a slice of {len(data)} bytes for shard {shard}")
+
+    def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
+        table = Table({shard: frozenset(given) for shard, given in slices.items()})
+        bodies = [slices[shard][one] for shard in sorted(slices) for one in sorted(slices[shard])]
+        result = b"".join([table.written(), *bodies])
+        self._note("summed", round=_PAYLOAD.unpack(bodies[0][:-1])[1], payload=result)
+        return result
+
+    def table(self, result: bytes) -> Table:
+        try:
+            table, start = read_table(result, self.draw.shards)
+        except TableError as error:
+            raise ContributionError(str(error)) from None
+        if len(result) != start + SLICE_BYTES * sum(map(len, table.shards.values())):
+            raise ContributionError("a result that its table does not fit")
+        return table
+
+    def counting(self, results: Mapping[PeerId, bytes], round: int) -> list[bytes]:
+        """The slices that count of a round's results."""
+        tables = {peer: self.table(result) for peer, result in results.items()}
+        counted = counting(tables, self.draw, round)
+        found = []
+        for peer, result in results.items():
+            start = len(result) - SLICE_BYTES * sum(map(len, tables[peer].shards.values()))
+            for shard, contributors in sorted(tables[peer].shards.items()):
+                bodies = [result[start + SLICE_BYTES * n :][:SLICE_BYTES] for n in range(len(contributors))]
+                start += SLICE_BYTES * len(bodies)
+                found += bodies if peer in counted[shard] else []
+        return found
+
+
 class StubTally:
     """`Tally` whose step only says what is in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, reduced: StubReduced | None = None, round: int = 0) -> None:
+        self._reduced, self._round = reduced, round
         self._payloads: dict[PeerId, bytes] = {}
 
     def add(self, peer: PeerId, payload: bytes) -> None:
@@ -63,7 +128,10 @@ class StubTally:
 
     def step(self, factor: int = WHOLE) -> StubStep:
         step = np.zeros(SIZE, np.int32)
-        for payload in self._payloads.values():
+        counted: Iterable[bytes] = self._payloads.values()
+        if self._reduced is not None:
+            counted = self._reduced.counting(self._payloads, self._round)
+        for payload in counted:
             step += fingerprint(payload)
         return StubStep(torch.from_numpy(step if factor == WHOLE else step * np.int32(factor)))
 
@@ -87,14 +155,17 @@ class StubStep:
 class StubMethod:
     """`Method` that contributes counts."""
 
+    reduced: StubReduced | None = None
+
     payload_bytes = _PAYLOAD.size
     votes = 1
     foresight = 0.0
     own = None
     gradient_norm = momentum_norm = None
 
-    def __init__(self, note: Callable[..., None], serial: int) -> None:
+    def __init__(self, note: Callable[..., None], serial: int, reduced: StubReduced | None = None) -> None:
         """`note` is the peer's event log; `serial` tells this process' payloads from an earlier one's."""
+        self.reduced = reduced
         self._note = note
         self._serial = serial
         self._owed = 0
@@ -108,16 +179,19 @@ class StubMethod:
         self._note("payload", round=round, payload=payload)
         return payload
 
-    def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
-        self._owed += microbatches_in(payload)
-        self._note("returned", round=round, payload=payload)
+    def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
+        if not shards:
+            self._owed += microbatches_in(payload)
+        self._note("returned", round=round, payload=payload, shards=shards)
 
     def check(self, payload: bytes) -> None:
-        if len(payload) != _PAYLOAD.size:
+        if self.reduced is not None:
+            self.reduced.table(payload)
+        elif len(payload) != _PAYLOAD.size:
             raise ContributionError(f"a payload of {len(payload)} bytes")
 
     def tally(self, round: int) -> StubTally:
-        return StubTally()
+        return StubTally(self.reduced, round)
 
     def lookahead(self, round: int, factor: int = WHOLE) -> None:
         """Counts say nothing of what comes."""
@@ -164,4 +238,5 @@ class StubCompute:
 def stub_part(manifest: Manifest, note: Callable[..., None], serial: int) -> StagePart:
     """The part of any stage."""
     layout = layout_of({"weight": (SIZE,)})
-    return StagePart(layout, StubCompute(manifest), StubMethod(note, serial), first_units)
+    reduced = StubReduced(draw_of(manifest), note) if manifest.sync.exchange == "sharded" else None
+    return StagePart(layout, StubCompute(manifest), StubMethod(note, serial, reduced), first_units)

@@ -183,7 +183,7 @@ class Receipts:
         """A round settled here: sign what is due at the end of a block."""
         if (settled.round + 1) % self.own.block_rounds == 0:
             self._undue.clear()
-        makers = [reference.peer for reference in settled.references]
+        makers = settled.makers
         self._write_down(self.own.settled(settled.round, self.identity.peer_id in makers))
         for receipt in self.makers.settled(settled.round, makers):
             data = seal_receipt(self.identity, self.signed.run_id, receipt, self.now())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from time import perf_counter
@@ -14,6 +14,7 @@ from peers.compute.stage_part import Computes
 from peers.worker.rounds.counters import RoundCounts
 from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
 from protocols.signed.identity import Identity
+from protocols.signed.slices import sign_slices
 from protocols.signed.told_tokens import told
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.optimizer.method import GradientError, Method, OwnSteps
@@ -27,6 +28,7 @@ from swarmnet.rounds.events import (
     RemoveContribution,
     SettleRound,
 )
+from swarmnet.rounds.result_table import Contributor, Table
 
 OWN_BYTES_KEPT = 64 << 20
 """Own contributions kept for giving back after a fork; at 30 KB a round, over two thousand rounds."""
@@ -55,6 +57,32 @@ class Made:
     data: bytes
     tokens: int
     id: ContributionId | None
+    is_result: bool = False
+    """This peer has added up what others contributed."""
+    table: Table | None = None
+    """Of a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A contribution for reducers; no name if no gradient was finite."""
+
+    round: int
+    reducers: tuple[PeerId, ...]
+    """By shard."""
+    tokens: int
+    head: bytes = b""
+    """Goes before the slices (protocols/signed/slices.py)."""
+    slices: tuple[bytes, ...] = ()
+    id: ContributionId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AddUp:
+    """What came of a round, by shard, for this peer to reduce."""
+
+    round: int
+    slices: Mapping[int, Mapping[Contributor, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +94,13 @@ class Settled:
     references: tuple[Reference, ...]
     tokens: int | None = None
     """In all settled rounds up to it; None: not known."""
+    makers: tuple[PeerId, ...] = ()
+    """Who has contributed to it, as far as they are known."""
 
 
-Operation = MakeContribution | Add | RemoveContribution | RateRound | ApplyRound | SettleRound | GiveBack
+Operation = (
+    MakeContribution | AddUp | Add | RemoveContribution | RateRound | ApplyRound | SettleRound | GiveBack
+)
 
 
 class UpdateWork:
@@ -113,18 +145,20 @@ class UpdateWork:
         self._stepped_tokens = 0
         """In own steps since the last contribution."""
 
-    def run(self, operations: Sequence[Operation]) -> list[Made | Settled]:
+    def run(self, operations: Sequence[Operation]) -> list[Made | Cut | Settled]:
         """Do them in order and publish the weights if they changed."""
-        results: list[Made | Settled] = []
+        results: list[Made | Cut | Settled] = []
         stale, began, encoding = False, perf_counter(), 0.0
         for operation in operations:
             match operation:
-                case MakeContribution(round, _):
+                case MakeContribution(round, _, reducers):
                     at = perf_counter()
-                    results.append(self._make(round))
+                    results.append(self._make(round, reducers))
                     encoding += perf_counter() - at
                     self._ahead = self.lookahead
                     stale |= self._ahead
+                case AddUp(round, slices):
+                    results.append(self._add_up(round, slices))
                 case Add(round, peer, payload):
                     at = perf_counter()
                     self.replica.add(round, peer, payload)
@@ -143,14 +177,14 @@ class UpdateWork:
                     self.gathered.applied_rounds += 1
                     self.counts.voted(self.replica.concord(round, self.identity.peer_id))
                     self._ahead, stale = False, True
-                case SettleRound(round, references, chain, tokens):
-                    result = Settled(round, self.replica.settle(round), chain, references, tokens)
+                case SettleRound(round, references, chain, tokens, makers):
+                    result = Settled(round, self.replica.settle(round), chain, references, tokens, makers)
                     self.tokens = tokens
                     if not self.closed:
                         self.settled(result)
                     results.append(result)
-                case GiveBack(round, identity):
-                    self.give_back(round, identity)
+                case GiveBack(round, identity, shards):
+                    self.give_back(round, identity, shards)
         if stale:
             self.publish()
         if encoding:
@@ -188,11 +222,12 @@ class UpdateWork:
             self._stepped_tokens += tokens
         self.counts.timings.add("step", perf_counter() - began)
 
-    def give_back(self, round: int, identity: ContributionId) -> None:
-        """Return the votes of an own contribution to the momentum, if they are still kept."""
-        payload = self.own.pop(identity, None)
+    def give_back(self, round: int, identity: ContributionId, shards: tuple[int, ...] = ()) -> None:
+        """Return the votes of an own contribution to the momentum, or those of some shards, if they are still
+        kept."""
+        payload = self.own.get(identity) if shards else self.own.pop(identity, None)
         if payload is not None:
-            self.method.give_back(payload, round, self.identity.peer_id)
+            self.method.give_back(payload, round, self.identity.peer_id, shards)
 
     def _forget_oldest(self, size: int, newest: ContributionId) -> None:
         """As many as are too many, of those that are settled: an undecided one may have to be given back."""
@@ -201,7 +236,7 @@ class UpdateWork:
         for name in list(islice(decided, max(0, surplus))):
             del self.own[name]
 
-    def _make(self, round: int) -> Made:
+    def _make(self, round: int, reducers: tuple[PeerId, ...]) -> Made | Cut:
         own, at = self.method.own, perf_counter()
         if own is None:
             payload, tokens = self._by_gradient(round)
@@ -209,16 +244,44 @@ class UpdateWork:
             payload, tokens = self._by_moves(round, own)
         if payload is None:
             self.counts.not_finite += 1
-            return Made(round, b"", tokens, None)
+            return Cut(round, reducers, tokens) if reducers else Made(round, b"", tokens, None)
         self.counts.codings.encoded("contribution", at, self.replica.size, len(payload))
         self.counts.norms = self.method.gradient_norm, self.method.momentum_norm
+        made: Made | Cut
+        if reducers:
+            made = self._cut(round, reducers, tokens, payload)
+        else:
+            made = self._sealed(round, tokens, payload)
+        assert made.id is not None
+        self.own[made.id] = payload
+        self._forget_oldest(len(payload), made.id)
+        return made
+
+    def _sealed(self, round: int, tokens: int, payload: bytes) -> Made:
         stands_for = told(tokens, round)
         data = seal(self.identity, self.run_id, Kind.CONTRIBUTION, self.stage, round, stands_for, payload)
         assert len(data) == ENVELOPE_BYTES + len(payload)
         envelope = open_envelope(data, self.run_id, Kind.CONTRIBUTION, len(payload))
-        self.own[envelope.id] = payload
-        self._forget_oldest(len(payload), envelope.id)
         return Made(round, data, tokens, envelope.id)
+
+    def _cut(self, round: int, reducers: tuple[PeerId, ...], tokens: int, payload: bytes) -> Cut:
+        assert self.method.reduced is not None
+        slices = self.method.reduced.slices(payload)
+        head, identity = sign_slices(self.identity, self.run_id, self.stage, round, tokens, slices)
+        return Cut(round, reducers, tokens, head, tuple(slices), identity)
+
+    def _add_up(self, round: int, slices: Mapping[int, Mapping[Contributor, bytes]]) -> Made:
+        """The result, for the round's set."""
+        reduced = self.method.reduced
+        assert reduced is not None
+        if not slices:
+            return Made(round, b"", 0, None, is_result=True)
+        began = perf_counter()
+        payload = reduced.reduce(slices)
+        table = reduced.table(payload)
+        sealed = self._sealed(round, table.tokens(len(reduced.slice_bytes)), payload)
+        self.counts.timings.add("reduce", perf_counter() - began)
+        return replace(sealed, is_result=True, table=table)
 
     def _by_gradient(self, round: int) -> tuple[bytes | None, int]:
         """The payload, None if the gradient is not finite, and the tokens it stands for."""

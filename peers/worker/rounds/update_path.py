@@ -6,7 +6,7 @@ machine decided it; everything else runs on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from peers.compute.executor import UPDATE, Compute
 from peers.network.neighbourhood import Neighbourhood
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Weights
-from peers.worker.rounds.update_compute import Add, Made, Operation, Settled, UpdateWork
+from peers.worker.rounds.update_compute import Add, AddUp, Cut, Made, Operation, Settled, UpdateWork
 from peers.worker.rounds.upload_scheduler import Giving
 from peers.worker.rounds.wire_events import (
     REFERENCES_PER_MESSAGE,
@@ -32,9 +32,11 @@ from protocols.messages.table import (
     Contribution,
     Message,
     Progress,
+    Slices,
     Want,
 )
 from protocols.signed.envelope import ENVELOPE_BYTES, Kind, claimed, open_envelope
+from protocols.signed.slices import open_slices
 from protocols.signed.told_tokens import tokens_in
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.optimizer.method import ContributionError
@@ -44,6 +46,7 @@ from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.makers import MakerCounts
 from swarmnet.rounds.own_contributions import Offers, Past
+from swarmnet.rounds.result_table import Contributor, Table, tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
 
@@ -99,6 +102,7 @@ class UpdatePath:
             weights.past.earlier,
             maker_counts,
             rates,
+            work.method.reduced.draw if work.method.reduced is not None else None,
         )
         self.stored: dict[ContributionId, _Stored] = {}
         self.outcomes: dict[str, int] = {}
@@ -116,6 +120,8 @@ class UpdatePath:
         """Neighbours that have pulled a contribution of ours."""
         queued = partial(neighbourhood.queued_bytes, lane="group")
         self.giving = Giving(self._send, queued, self.clock)
+        self._slices: dict[int, dict[int, dict[Contributor, bytes]]] = {}
+        """What came for this peer to add up, by round and shard."""
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
     def start(self) -> None:
@@ -161,6 +167,11 @@ class UpdatePath:
         match effect:
             case events.MakeContribution() | events.RemoveContribution() | events.RateRound():
                 operations.append(effect)
+            case events.SayNothing(round, reducers):
+                for peer in reducers:
+                    post(peer, "group", Slices(round, []))
+            case events.Reduce(round):
+                operations.append(AddUp(round, self._slices.pop(round, {})))
             case events.GiveBack(round, identity):
                 self._count("given_back")
                 self.note("given_back", code="given_back", round=round, id=identity)
@@ -168,15 +179,18 @@ class UpdatePath:
             case events.AddContribution(reference):
                 payload = self.stored[reference.id].payload
                 operations.append(Add(reference.round, reference.peer, payload))
-            case events.ApplyRound(round, contributors, waited):
+            case events.ApplyRound(round, _, waited):
                 operations.append(effect)
                 outcome = self.counts.applied(effect, self.rounds, self.clock.time())
-                count, waited = len(contributors), round_off(waited)
+                if self.work.method.reduced is not None:
+                    self.counts.contributors = len(self.rounds.offers.makers(self._references(round)))
+                count, waited = self.counts.contributors, round_off(waited)
                 self.note("applied", round=round, code=outcome, contributors=count, waited=waited)
             case events.SettleRound(round, references):
                 self._count_tokens(references)
-                operations.append(replace(effect, tokens=self.tokens))
+                operations.append(replace(effect, tokens=self.tokens, makers=self._makers(references)))
                 self._forget_bodies(round - kept_rounds(self.manifest.rounds))
+                self._slices.pop(round, None)
             case events.SendProgress():
                 progress = write_progress(effect)
                 for peer in effect.peers:
@@ -201,9 +215,13 @@ class UpdatePath:
                 self.note("resynchronise", code=code, peers=list(peers), reason=reason, fork_round=fork_round)
                 self.resynchronise(effect)
 
-    def _worked(self, results: list[Made | Settled], _seconds: float) -> None:
+    def _worked(self, results: list[Made | Cut | Settled], _seconds: float) -> None:
         for result in results:
-            if isinstance(result, Made):
+            if isinstance(result, Cut):
+                self._was_cut(result)
+            elif isinstance(result, Made) and result.is_result:
+                self._was_added_up(result)
+            elif isinstance(result, Made):
                 reference = None
                 if result.id is not None:
                     reference = events.Reference(result.round, self.me, result.id, len(result.data))
@@ -218,11 +236,47 @@ class UpdatePath:
             else:
                 self.digest = result.digest
                 ids = [reference.id.hex() for reference in result.references]
-                self.note(
-                    "settled", round=result.round, digest=result.digest, ids=ids, tokens=result.tokens
-                )
+                self.note("settled", round=result.round, digest=result.digest, ids=ids, tokens=result.tokens)
                 if not self.work.closed:  # Nothing is signed of a history that was given up meanwhile.
                     self.settled(result)
+
+    def _was_cut(self, cut: Cut) -> None:
+        """The own contribution is in slices: send each to its reducer."""
+        others = set(cut.reducers) - {self.me}
+        if cut.id is None:
+            self.note("not_finite", code="not_finite", round=cut.round, tokens=cut.tokens)
+            for peer in others:
+                self.neighbourhood.post(peer, "group", Slices(cut.round, []))
+            self.feed(events.SlicesArrived(self.me, cut.round, False))
+            return
+        self.note("made", round=cut.round, id=cut.id, tokens=cut.tokens)
+        self.made(cut.round, cut.tokens)
+        if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
+            self.rounds.offers.made(cut.round, cut.id, self.clock.time())
+            return
+        self.feed(events.Sliced(cut.round, cut.id))
+        for peer in others:
+            shards = [shard for shard, reducer in enumerate(cut.reducers) if reducer == peer]
+            body = b"".join([cut.head, *(cut.slices[shard] for shard in shards)])
+            self.neighbourhood.post(peer, "group", Slices(cut.round, shards), body)
+        mine = {shard: cut.slices[shard] for shard, peer in enumerate(cut.reducers) if peer == self.me}
+        self._keep_slices(cut.round, Contributor.of(self.me, cut.id, cut.tokens), mine)
+        self.feed(events.SlicesArrived(self.me, cut.round, bool(mine)))
+
+    def _was_added_up(self, made: Made) -> None:
+        """What others contributed has become a result."""
+        reference = None
+        if made.id is not None and made.table is not None:
+            reference = events.Reference(made.round, self.me, made.id, len(made.data))
+            self._store(reference, made.data, made.tokens)
+            shards, contributors = sorted(made.table.shards), len(made.table.contributors)
+            self.note("reduced", round=made.round, id=made.id, shards=shards, contributors=contributors)
+        self.feed(events.Contributed(made.round, reference, made.table))
+
+    def _keep_slices(self, round: int, contributor: Contributor, slices: Mapping[int, bytes]) -> None:
+        kept = self._slices.setdefault(round, {})
+        for shard, data in slices.items():
+            kept.setdefault(shard, {})[contributor] = data
 
     # -- messages -------------------------------------------------------------------------------------
 
@@ -232,9 +286,8 @@ class UpdatePath:
                 self.feed(read_progress(peer, message))
             case Announce(references, complete):
                 known = tuple(read_reference(reference) for reference in references)
-                size = ENVELOPE_BYTES + self.work.method.payload_bytes
-                if any(reference.size != size for reference in known):  # Long ones are waited for for long.
-                    self._refused(peer, "malformed", f"contributions of other sizes than {size} bytes")
+                if not all(map(self._has_size, known)):  # Long ones are waited for for long.
+                    self._refused(peer, "malformed", "contributions of other sizes than the run's")
                 else:
                     self.feed(events.Announced(peer, known, tuple(complete)))
             case Want(ids):
@@ -248,6 +301,8 @@ class UpdatePath:
                 self.feed(events.IdsAsked(peer, tuple(dict.fromkeys(asked[:REFERENCES_PER_MESSAGE]))))
             case Contribution():
                 self._take(peer, body)
+            case Slices(round, shards):
+                self._take_slices(peer, round, shards, body)
 
     def _chain(self, peer: PeerId, message: ChainIs) -> None:
         size = len(message.digests) // max(1, len(message.counts))
@@ -293,8 +348,14 @@ class UpdatePath:
 
     def counted(self, peers: int) -> None:
         """So many are known of the group, this peer included."""
-        if peers != self.rounds.open_round.peers:
-            self.feed(events.GroupCounted(peers))
+        reducing = self.rounds.reducing
+        if reducing is None:
+            if peers != self.rounds.open_round.peers:
+                self.feed(events.GroupCounted(peers))
+            return
+        members = frozenset(self.neighbourhood.membership.live(self.work.stage)) | {self.me}
+        if peers != self.rounds.open_round.peers or members != reducing.members:
+            self.feed(events.GroupCounted(peers, members))
 
     def _send(self, peer: PeerId, identity: ContributionId) -> None:
         """A contribution that this neighbour wants, unless it is settled and forgotten by now."""
@@ -321,6 +382,9 @@ class UpdatePath:
         except WireError as error:
             self._refused(peer, error.code, str(error))
             return
+        if self.rounds.offers.wants(reference.id):
+            self._read_settled(peer, reference, body)
+            return
         if reference.id in self.stored and not self.rounds.takes(reference):
             self._count("repeated")  # It may have left the set since it came, and belong to it after all.
             return
@@ -335,14 +399,76 @@ class UpdatePath:
         except ContributionError as error:
             self._refused(peer, "malformed", str(error))
             return
+        table = self._table(body)
         self._store(reference, body, tokens)
         self._count("accepted")
         self.note("took", round=reference.round, id=reference.id, maker=reference.peer)
-        self.feed(events.ContributionArrived(peer, reference))
+        self.feed(events.ContributionArrived(peer, reference, table))
+
+    def _take_slices(self, peer: PeerId, round: int, shards: Sequence[int], body: bytes) -> None:
+        """Of a contribution, for this peer to add up. Raises BadSignature."""
+        reduced = self.work.method.reduced
+        if reduced is None:
+            self._refused(peer, "malformed", "slices, and this run has no reducers")
+            return
+        if not self.rounds.takes_slices(peer, round):
+            self._count("not_counted")
+            return
+        if not shards:
+            self.feed(events.SlicesArrived(peer, round, False))
+            return
+        try:
+            slices = open_slices(body, self.work.run_id, shards, reduced.slice_bytes)
+            if (slices.sender, slices.stage, slices.round) != (peer, self.work.stage, round):
+                raise Malformed("slices that somebody else signed, or for another round")
+            for shard, data in slices.data.items():
+                reduced.check_slice(shard, data)
+        except BadSignature as error:
+            self._count(error.code)
+            raise
+        except (WireError, ContributionError) as error:
+            self._refused(peer, getattr(error, "code", "malformed"), str(error))
+            return
+        self._count("slices")
+        self._keep_slices(round, Contributor.of(peer, slices.id, slices.tokens), slices.data)
+        self.feed(events.SlicesArrived(peer, round, True))
+
+    def _read_settled(self, peer: PeerId, reference: events.Reference, body: bytes) -> None:
+        """A result that this peer had asked for, to see whether its own contribution is in it."""
+        try:
+            if (table := self._table(body)) is not None:
+                self.feed(events.ResultRead(reference.id, table))
+        except ContributionError as error:
+            self._refused(peer, "malformed", str(error))
+
+    def _table(self, data: bytes) -> Table | None:
+        """Of a result; None where there are no reducers. Raises ContributionError."""
+        reduced = self.work.method.reduced
+        return reduced.table(data[ENVELOPE_BYTES:]) if reduced is not None else None
+
+    def _has_size(self, reference: events.Reference) -> bool:
+        size, reduced = reference.size - ENVELOPE_BYTES, self.work.method.reduced
+        return (
+            size == self.work.method.payload_bytes if reduced is None else 0 < size <= reduced.longest_result
+        )
+
+    def _references(self, round: int) -> Sequence[events.Reference]:
+        state = self.rounds.rounds.get(round)
+        return tuple(state.held.values()) if state is not None else ()
+
+    def _makers(self, references: Sequence[events.Reference]) -> tuple[PeerId, ...]:
+        """Who has contributed to a set."""
+        if self.work.method.reduced is None:
+            return tuple(reference.peer for reference in references)
+        tags = self.rounds.offers.makers(references)
+        known = (self.me, *self.neighbourhood.known())
+        return tuple(peer for peer in known if tag_of(peer) in tags)
 
     def _open(self, data: bytes) -> tuple[events.Reference, int]:
         """What it names, and how many tokens it says it stands for."""
-        envelope = open_envelope(data, self.work.run_id, Kind.CONTRIBUTION, self.work.method.payload_bytes)
+        method = self.work.method
+        longest = method.payload_bytes if method.reduced is None else method.reduced.longest_result
+        envelope = open_envelope(data, self.work.run_id, Kind.CONTRIBUTION, longest)
         if envelope.stage != self.work.stage:
             raise Malformed(f"a contribution to stage {envelope.stage}, this group holds {self.work.stage}")
         reference = events.Reference(envelope.round, envelope.sender, envelope.id, len(data))

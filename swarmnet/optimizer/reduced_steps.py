@@ -1,0 +1,255 @@
+"""Local steps through reducers: what peers moved is added up by few, and comes back as numbers of four bits.
+
+The chunks of every plane are dealt into `sync.shards` shards. A contribution (local_steps.py) is cut into as
+many slices; whoever reduces a shard adds up the slices that came, and its result says their mean: for each
+chunk a power of two, and for each number a multiple of it from -7 to 7. A round's step is the mean of its
+results, each weighted by how many it speaks for: integers, and a pure function of the set of results, as
+results are of the slices, so that anybody who has these can make them again.
+
+Shapes: C chunks of a plane or of a shard of it, M numbers of a chunk that a round speaks of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarmnet.identifiers import PeerId
+from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.local_steps import (
+    LARGEST_EXPONENT,
+    LocalSteps,
+    PartStep,
+    mean_of,
+    rows_of,
+    sum_of,
+)
+from swarmnet.rounds.result_table import (
+    Contributor,
+    Table,
+    TableError,
+    counting,
+    draw_of,
+    longest_table,
+    read_table,
+)
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.rates import WHOLE
+
+MOST = 7
+"""Of four bits: -7 to 7, and no meaning for the sixteenth."""
+FINENESS = 3
+"""A step of the numbers is the smallest power of two that is a third of their mean size or more: the
+outermost is 1.9 to 3.7 deviations of normally distributed ones (Max, "Quantizing for minimum distortion",
+1960, table I: 2.2 for fifteen levels)."""
+
+
+class ReducedSteps:
+    """One peer of one stage; its own steps are those of `LocalSteps`."""
+
+    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
+        self.own = LocalSteps(manifest, layout, device)
+        self.layout, self.device = layout, device
+        self.shards = manifest.sync.shards
+        self.draw = draw_of(manifest)
+        self.payload_bytes = self.own.payload_bytes
+        self.slice_bytes = [self.own.bytes_of(self.rows(shard)) for shard in range(self.shards)]
+        self.votes, self.foresight = self.own.votes, self.own.foresight
+        self.longest_result = longest_table(self.shards) + sum(map(self._number_bytes, range(self.shards)))
+        self.contribute, self.lookahead, self.give_back = (
+            self.own.contribute, self.own.lookahead, self.own.give_back
+        )  # fmt: skip
+
+    @property
+    def reduced(self) -> ReducedSteps:
+        return self
+
+    @property
+    def gradient_norm(self) -> float | None:
+        return self.own.gradient_norm
+
+    @property
+    def momentum_norm(self) -> float | None:
+        return self.own.momentum_norm
+
+    def slices(self, payload: bytes) -> list[bytes]:
+        moves = list(self.own.moves_of(payload))
+        return [
+            b"".join(
+                of_plane.rows(rows_of(plane, shard, self.shards)).written()
+                for plane, of_plane in zip(self.layout.planes, moves, strict=True)
+            )
+            for shard in range(self.shards)
+        ]
+
+    def check_slice(self, shard: int, data: bytes) -> None:
+        for _ in self.own.moves_of(data, self.rows(shard)):
+            pass
+
+    def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
+        table = Table({shard: frozenset(given) for shard, given in slices.items() if given})
+        parts = [table.written()]
+        for shard in sorted(table.shards):
+            rows, given = self.rows(shard), slices[shard].values()
+            contributions = [list(self.own.moves_of(data, rows)) for data in given]
+            for plane in range(len(self.layout.planes)):
+                sum_CM = sum_of([moves[plane] for moves in contributions])
+                parts.append(Numbers.of(sum_CM, len(contributions)).written())
+        return b"".join(parts)
+
+    def table(self, result: bytes) -> Table:
+        try:
+            table, start = read_table(result, self.shards)
+        except TableError as error:
+            raise ContributionError(str(error)) from None
+        if len(result) != start + sum(map(self._number_bytes, table.shards)):
+            raise ContributionError(f"a result of {len(result)} bytes, which its table does not fit")
+        return table
+
+    def check(self, payload: bytes) -> None:
+        for _ in self.numbers_of(payload, self.table(payload)):
+            pass
+
+    def tally(self, round: int) -> ResultTally:
+        return ResultTally(self, round)
+
+    def numbers_of(self, result: bytes, table: Table) -> Iterator[tuple[int, list[Numbers]]]:
+        """Of each shard in it, of each plane."""
+        start = len(result) - sum(map(self._number_bytes, table.shards))
+        for shard in sorted(table.shards):
+            numbers = []
+            for plane, count in zip(self.layout.planes, self.rows(shard), strict=True):
+                width = self.own.width(plane)
+                size = count + _packed_bytes(count * width)
+                data = memoryview(result)[start : start + size]
+                numbers.append(Numbers.read(data, count, width, self.device))
+                start += size
+            yield shard, numbers
+
+    def rows(self, shard: int) -> list[int]:
+        """How many chunks of each plane a shard has."""
+        return [_count(rows_of(plane, shard, self.shards)) for plane in self.layout.planes]
+
+    def _number_bytes(self, shard: int) -> int:
+        return sum(
+            count + _packed_bytes(count * self.own.width(plane))
+            for plane, count in zip(self.layout.planes, self.rows(shard), strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The mean that a result says of the chunks of one plane that are in one shard."""
+
+    exponents: Tensor
+    """int32 [C, 1]: of 2, in units."""
+    levels: Tensor
+    """int8 [C, M]: -7 to 7."""
+
+    @classmethod
+    def of(cls, sum_CM: Tensor, count: int) -> Numbers:
+        """What is nearest to a sum over `count`, halves upwards. In integers: it can be made again
+        anywhere."""
+        sizes_C1 = sum_CM.abs().sum(dim=1, keepdim=True, dtype=torch.int64)
+        exponents_C1 = torch.zeros_like(sizes_C1)
+        for exponent in range(LARGEST_EXPONENT):
+            exponents_C1 += (FINENESS * sum_CM.shape[1] * count << exponent) < sizes_C1
+        step_C1 = count << exponents_C1
+        levels_CM = torch.div(2 * sum_CM.long() + step_C1, 2 * step_C1, rounding_mode="floor")
+        return cls(exponents_C1.to(torch.int32), levels_CM.clamp(-MOST, MOST).to(torch.int8))
+
+    def units(self) -> Tensor:
+        """int64 [C, M]."""
+        return self.levels.long() << self.exponents.long()
+
+    def written(self) -> bytes:
+        nibbles = (self.levels.cpu().numpy().reshape(-1) + np.int8(MOST + 1)).view(np.uint8)
+        if len(nibbles) % 2:
+            nibbles = np.append(nibbles, np.uint8(0))
+        return (
+            self.exponents.to(torch.uint8).cpu().numpy().tobytes()
+            + (nibbles[::2] | nibbles[1::2] << 4).astype(np.uint8).tobytes()
+        )
+
+    @classmethod
+    def read(cls, data: memoryview, count: int, width: int, device: torch.device) -> Numbers:
+        """ContributionError where `data` is nothing that `written` gives."""
+        exponents_C = np.frombuffer(data, np.uint8, count)
+        packed, numbers = np.frombuffer(data, np.uint8, offset=count), count * width
+        nibbles = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)
+        if exponents_C.max(initial=0) > LARGEST_EXPONENT:
+            raise ContributionError(f"an exponent of {exponents_C.max()}, above {LARGEST_EXPONENT}")
+        if nibbles[:numbers].min(initial=MOST) < 1 or nibbles[numbers:].any():
+            raise ContributionError("four bits of a result that say nothing, or that are past its end")
+        levels = (nibbles[:numbers].astype(np.int8) - np.int8(MOST + 1)).reshape(count, width)
+        exponents = torch.from_numpy(exponents_C.astype(np.int32))[:, None]
+        return cls(exponents.to(device), torch.from_numpy(levels).to(device))
+
+
+class ResultTally:
+    """One round's results as they came; they are put together when a step is asked for."""
+
+    def __init__(self, method: ReducedSteps, round: int) -> None:
+        self._method, self._round = method, round
+        self._results: dict[PeerId, tuple[bytes, Table]] = {}
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        if peer in self._results:
+            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+        self._method.check(payload)
+        self._results[peer] = payload, self._method.table(payload)
+
+    def remove(self, peer: PeerId) -> None:
+        del self._results[peer]
+
+    def rest(self) -> None:
+        """Nothing is kept but the set."""
+
+    def step(self, factor: int = WHOLE) -> PartStep:
+        """Of each shard the mean; `factor` had its say when the peers stepped."""
+        method = self._method
+        if not self._results:
+            return PartStep(method.own, self._round, ())
+        means = [
+            torch.zeros(plane.chunks, method.own.width(plane), dtype=torch.int32, device=method.device)
+            for plane in method.layout.planes
+        ]
+        tables = {peer: table for peer, (_, table) in self._results.items()}
+        counted = counting(tables, method.draw, self._round)
+        weights = dict.fromkeys(counted, 0)
+        sums: dict[int, list[Tensor]] = {}
+        for peer, shard, numbers in self._numbers():
+            if peer not in counted[shard]:
+                continue
+            weight = len(tables[peer].shards[shard])
+            weights[shard] += weight
+            units = [of_plane.units() * weight for of_plane in numbers]
+            before = sums.setdefault(shard, [torch.zeros_like(of_plane) for of_plane in units])
+            sums[shard] = [one + other for one, other in zip(before, units, strict=True)]
+        for shard, of_planes in sums.items():
+            for plane, mean_CM, sum_CM in zip(method.layout.planes, means, of_planes, strict=True):
+                mean_CM[rows_of(plane, shard, method.shards)] = mean_of(sum_CM, weights[shard]).to(
+                    torch.int32
+                )
+        return PartStep(method.own, self._round, tuple(means))
+
+    def _numbers(self) -> Iterator[tuple[PeerId, int, list[Numbers]]]:
+        for peer, (payload, table) in self._results.items():
+            for shard, numbers in self._method.numbers_of(payload, table):
+                yield peer, shard, numbers
+
+    def concord(self, me: PeerId) -> None:
+        """Sizes are no votes."""
+
+
+def _count(rows: slice) -> int:
+    return int(rows.stop - rows.start)
+
+
+def _packed_bytes(numbers: int) -> int:
+    return -(-numbers // 2)

@@ -1,0 +1,94 @@
+"""Rounds whose contributions go to few, who add them up: whom the slices of a round are for, and when what
+came is added up.
+
+A peer that closes a round sends each slice of what it has to say to one reducer, or a word that it has
+nothing. A reducer waits until everybody who is in step has spoken, at most half of the round's deadline: the
+other half is for the results to come around. What comes after that is left out, and goes back to its
+contributor once the round has settled without it (own_contributions.py). Part of `GroupRounds`. Times in
+seconds on the caller's clock. """
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from swarmnet.identifiers import PeerId
+from swarmnet.rounds.contribution_sets import NeighbourView
+from swarmnet.rounds.result_table import Draw
+from swarmnet.run.manifest import Rounds
+
+WAIT_SHARE = 0.5
+"""Of a round's deadline, for slices."""
+
+
+class Reducing:
+    """What one peer has to add up."""
+
+    def __init__(self, rules: Rounds, draw: Draw, me: PeerId, allies: Mapping[PeerId, NeighbourView]) -> None:
+        self.rules, self.draw, self.me = rules, draw, me
+        self.members: frozenset[PeerId] = frozenset((me,))
+        """Those among whom reducers are drawn: who takes part in the group as far as known, this peer
+        included."""
+        self._allies = allies
+        self._spoken: defaultdict[int, set[PeerId]] = defaultdict(set)
+        """Who has sent its slices of a round, or a word that it has none."""
+        self._given: defaultdict[int, set[PeerId]] = defaultdict(set)
+        """Who has sent slices."""
+        self._until: dict[int, float] = {}
+        """Rounds that are to be added up, and when at the latest."""
+        self._done: set[int] = set()
+
+    def reducers(self, round: int) -> tuple[PeerId, ...]:
+        """To whom the slices of a round go, by shard."""
+        return self.draw.reducers(round, self.members)
+
+    def close(self, round: int, contributes: bool, now: float) -> bool:
+        """The round is closed here. Whether this peer has to add something up for it."""
+        if not contributes:
+            self._spoken[round].add(self.me)
+        if self.me not in self.reducers(round) and not self._given[round]:
+            return False
+        self._until[round] = now + WAIT_SHARE * self.rules.deadline_seconds
+        return True
+
+    def spoken(self, peer: PeerId, round: int, has_slices: bool, is_closed: bool, now: float) -> None:
+        """`peer` has sent its slices of a round, or a word that it has none. Who was drawn by others only
+        begins when the first come."""
+        self._spoken[round].add(peer)
+        if not has_slices:
+            return
+        self._given[round].add(peer)
+        if is_closed and round not in self._done:
+            self._until.setdefault(round, now + WAIT_SHARE * self.rules.deadline_seconds)
+
+    def takes(self, peer: PeerId, round: int) -> bool:
+        """Whether slices of that peer can still be added up."""
+        return round not in self._done and peer not in self._given[round]
+
+    def due(self, now: float) -> list[int]:
+        """The rounds to be added up now: each once."""
+        rounds = [round for round, until in self._until.items() if now >= until or self._all_spoke(round)]
+        for round in rounds:
+            del self._until[round]
+            self._done.add(round)
+        return rounds
+
+    def next_deadline(self) -> float:
+        return min(self._until.values(), default=float("inf"))
+
+    def forget_until(self, settled: int) -> None:
+        """Rounds up to this one are settled."""
+        for kept in (self._spoken, self._given, self._until):
+            for round in [round for round in kept if round <= settled]:
+                del kept[round]
+        self._done = {round for round in self._done if round > settled}
+
+    def _all_spoke(self, round: int) -> bool:
+        return not any(self._is_awaited(peer, round) for peer in self._silent(round))
+
+    def _silent(self, round: int) -> Iterable[PeerId]:
+        return self.members - self._spoken[round]
+
+    def _is_awaited(self, peer: PeerId, round: int) -> bool:
+        view = self._allies.get(peer)
+        return view is None or (view.in_step and view.settled < round)

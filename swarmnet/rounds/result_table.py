@@ -1,0 +1,183 @@
+"""What a round's results hold: who is in which shard of them, and which results count where they overlap.
+
+In a run with `sync.exchange: sharded` a contributor cuts what it has to say of a round into `shards` slices
+and sends each to one *reducer*, who adds up those of its shards and publishes the sums as one *result*.
+Results are what a round's set consists of. A table stands at the head of each:
+
+    contributors u16 | for each: peer 8 B, contribution 8 B, tokens u32 | shards u16
+                     | for each: shard u16, one bit for each contributor                  (big-endian)
+
+sorted, each once, and nobody in it who is in none of its shards: a table has one valid form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.run.manifest import Manifest
+
+TAG_BYTES = 8
+"""Of a peer's id and of a contribution's: two of 700 peers have the same one by chance in 1 of 10^13 rounds,
+and a contributor of a result is told by both."""
+MOST_CONTRIBUTORS = 1024
+_COUNT = struct.Struct(">H")
+_CONTRIBUTOR = struct.Struct(f">{TAG_BYTES}s{TAG_BYTES}sI")
+MOST_TOKENS = (1 << 32) - 1
+
+
+class TableError(ValueError):
+    """No table that an honest reducer can have made; the message says why."""
+
+
+@lru_cache(4096)
+def tag_of(peer: PeerId) -> bytes:
+    """By which tables name a peer."""
+    return hashlib.sha256(peer.encode()).digest()[:TAG_BYTES]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Contributor:
+    """Somebody whose slices are in a result."""
+
+    peer: bytes
+    """As `tag_of`."""
+    contribution: bytes
+    """The first bytes of its contribution's id."""
+    tokens: int
+    """That the contribution says it stands for, in all shards."""
+
+    @classmethod
+    def of(cls, peer: PeerId, identity: ContributionId, tokens: int) -> Contributor:
+        return cls(tag_of(peer), identity[:TAG_BYTES], min(max(0, tokens), MOST_TOKENS))
+
+    def made(self, identity: ContributionId) -> bool:
+        return self.contribution == identity[:TAG_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Who is in which shard of one result."""
+
+    shards: Mapping[int, frozenset[Contributor]]
+    """None of them empty."""
+
+    @property
+    def contributors(self) -> tuple[Contributor, ...]:
+        return tuple(sorted({one for held in self.shards.values() for one in held}))
+
+    def tokens(self, shards: int) -> int:
+        """That the result stands for, of a run with so many shards: each contributor's, by the share of its
+        slices that are in it."""
+        return sum(one.tokens for held in self.shards.values() for one in held) // shards
+
+    def holding(self, identity: ContributionId) -> frozenset[int]:
+        """The shards that have a slice of this contribution."""
+        return frozenset(
+            shard for shard, held in self.shards.items() if any(one.made(identity) for one in held)
+        )
+
+    def written(self) -> bytes:
+        contributors = self.contributors
+        parts = [_COUNT.pack(len(contributors))]
+        parts += [_CONTRIBUTOR.pack(one.peer, one.contribution, one.tokens) for one in contributors]
+        parts.append(_COUNT.pack(len(self.shards)))
+        for shard, held in sorted(self.shards.items()):
+            bits = sum(1 << place for place, one in enumerate(contributors) if one in held)
+            parts += [_COUNT.pack(shard), bits.to_bytes(_mask_bytes(len(contributors)), "little")]
+        return b"".join(parts)
+
+
+def longest_table(shards: int, contributors: int = MOST_CONTRIBUTORS) -> int:
+    """Bytes."""
+    each = _COUNT.size + _mask_bytes(contributors)
+    return 2 * _COUNT.size + contributors * _CONTRIBUTOR.size + shards * each
+
+
+def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
+    """The table at the head of a result in a run with so many shards, and its length in bytes. TableError."""
+    try:
+        (count,) = _COUNT.unpack_from(data)
+        end = _COUNT.size + count * _CONTRIBUTOR.size
+        contributors = [Contributor(*found) for found in _CONTRIBUTOR.iter_unpack(data[_COUNT.size : end])]
+        (width,) = _COUNT.unpack_from(data, end)
+    except struct.error:
+        raise TableError(f"{len(data)} bytes are too few for a result's table") from None
+    if count > MOST_CONTRIBUTORS or not 0 < width <= shards:
+        raise TableError(f"a result of {count} contributors in {width} of {shards} shards")
+    mask, start = _mask_bytes(count), end + _COUNT.size
+    length = start + width * (_COUNT.size + mask)
+    if len(data) < length:
+        raise TableError(f"{len(data)} bytes are too few for a table of {length}")
+    found: dict[int, frozenset[Contributor]] = {}
+    for place in range(start, length, _COUNT.size + mask):
+        (shard,) = _COUNT.unpack_from(data, place)
+        bits = int.from_bytes(data[place + _COUNT.size : place + _COUNT.size + mask], "little")
+        if bits >> count or not bits:
+            raise TableError(f"shard {shard} names nobody, or more than the table's {count} contributors")
+        found[shard] = frozenset(one for index, one in enumerate(contributors) if bits >> index & 1)
+    table = Table(found)
+    if len(found) != width or max(found) >= shards or len({one.peer for one in contributors}) != count:
+        raise TableError("a shard or a contributor is named twice, or a shard that there is not")
+    if table.written() != data[:length]:
+        raise TableError("the table is not in order, or names somebody who is in no shard")
+    return table, length
+
+
+def counting(tables: Mapping[PeerId, Table], draw: Draw, round: int) -> dict[int, tuple[PeerId, ...]]:
+    """For each shard, the reducers whose results count in it: in the order of the draw, all whose
+    contributors are in none before. A contributor counts once, and who was not drawn takes nobody from who
+    was."""
+    counted: dict[int, tuple[PeerId, ...]] = {}
+    for shard in sorted({shard for table in tables.values() for shard in table.shards}):
+        seen: set[bytes] = set()
+        taken: list[PeerId] = []
+        makers = (maker for maker, table in tables.items() if shard in table.shards)
+        for maker in sorted(makers, key=lambda maker: draw.place(round, shard, maker)):
+            peers = {one.peer for one in tables[maker].shards[shard]}
+            if not seen & peers:
+                seen |= peers
+                taken.append(maker)
+        counted[shard] = tuple(taken)
+    return counted
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Who reduces what: drawn anew for every block of rounds, for each shard by itself (rendezvous hashing,
+    Thaler and Ravishankar 1998), so that somebody who comes or goes changes little, and those who see the
+    same peers draw the same."""
+
+    seed: bytes
+    """Of the run."""
+    block_rounds: int
+    shards: int
+
+    def place(self, round: int, shard: int, peer: PeerId) -> bytes:
+        """The smallest is drawn."""
+        return _place(self.seed, round // self.block_rounds, shard, peer)
+
+    def reducers(self, round: int, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
+        """For each shard, of these."""
+        known = tuple(peers)
+        return tuple(
+            min(known, key=lambda peer, shard=shard: self.place(round, shard, peer))  # type: ignore[misc]
+            for shard in range(self.shards)
+        )
+
+
+def draw_of(manifest: Manifest) -> Draw:
+    return Draw(bytes.fromhex(manifest.run_id()), manifest.rounds.snapshot_rounds, manifest.sync.shards)
+
+
+@lru_cache(1 << 16)
+def _place(seed: bytes, block: int, shard: int, peer: PeerId) -> bytes:
+    return hashlib.sha256(seed + f"\n{block}\n{shard}\n{peer}".encode()).digest()
+
+
+def _mask_bytes(contributors: int) -> int:
+    return -(-contributors // 8)
