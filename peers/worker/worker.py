@@ -288,6 +288,8 @@ class Worker(Parts):
             self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.makers.counts,
             self._resynchronise, self.note, self.orders.book.order.rates,
         )  # fmt: skip
+        if old is not None:
+            update.heads = old.heads
         rounds, began = update.rounds, weights.settled_round
         update.settled, update.made = self._heard_settled, self.receipts.made
         self.digests.took_up(weights)

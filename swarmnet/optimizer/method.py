@@ -97,6 +97,10 @@ class Reduced(Protocol):
     def table(self, result: bytes) -> Table:
         """Who is in it; ContributionError as `Method.check`."""
 
+    def head(self, result: bytes) -> tuple[Table, int]:
+        """Who is in it, and how many bytes at its beginning say so and name the rest, which may be missing.
+        ContributionError."""
+
 
 class Method(Protocol):
     """How one peer of one stage takes part in rounds."""

@@ -35,8 +35,10 @@ from swarmnet.rounds.result_table import (
     TableError,
     counting,
     draw_of,
-    longest_table,
-    read_table,
+    head_of,
+    longest_head,
+    read_head,
+    read_result,
 )
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
@@ -60,7 +62,7 @@ class ReducedSteps:
         self.payload_bytes = self.own.payload_bytes
         self.slice_bytes = [self.own.bytes_of(self.rows(shard)) for shard in range(self.shards)]
         self.votes, self.foresight = self.own.votes, self.own.foresight
-        self.longest_result = longest_table(self.shards) + sum(map(self._number_bytes, range(self.shards)))
+        self.longest_result = longest_head(self.shards) + sum(map(self._number_bytes, range(self.shards)))
         self.contribute, self.lookahead, self.give_back = (
             self.own.contribute, self.own.lookahead, self.own.give_back
         )  # fmt: skip
@@ -93,41 +95,51 @@ class ReducedSteps:
 
     def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
         table = Table({shard: frozenset(given) for shard, given in slices.items() if given})
-        parts = [table.written()]
+        parts = []
         for shard in sorted(table.shards):
             rows, given = self.rows(shard), slices[shard].values()
             contributions = [list(self.own.moves_of(data, rows)) for data in given]
             for plane in range(len(self.layout.planes)):
                 sum_CM = sum_of([moves[plane] for moves in contributions])
                 parts.append(Numbers.of(sum_CM, len(contributions)).written())
-        return b"".join(parts)
+        sums = b"".join(parts)
+        return head_of(table, sums) + sums
 
-    def table(self, result: bytes) -> Table:
+    def head(self, result: bytes) -> tuple[Table, int]:
         try:
-            table, start = read_table(result, self.shards)
+            return read_head(result, self.shards)
         except TableError as error:
             raise ContributionError(str(error)) from None
-        if len(result) != start + sum(map(self._number_bytes, table.shards)):
-            raise ContributionError(f"a result of {len(result)} bytes, which its table does not fit")
-        return table
+
+    def table(self, result: bytes) -> Table:
+        return self._read(result)[0]
+
+    def _read(self, result: bytes) -> tuple[Table, memoryview]:
+        try:
+            table, sums = read_result(result, self.shards)
+        except TableError as error:
+            raise ContributionError(str(error)) from None
+        if len(sums) != sum(map(self._number_bytes, table.shards)):
+            raise ContributionError(f"sums of {len(sums)} bytes, which the result's table does not fit")
+        return table, sums
 
     def check(self, payload: bytes) -> None:
-        for _ in self.numbers_of(payload, self.table(payload)):
+        for _ in self.numbers_of(payload):
             pass
 
     def tally(self, round: int) -> ResultTally:
         return ResultTally(self, round)
 
-    def numbers_of(self, result: bytes, table: Table) -> Iterator[tuple[int, list[Numbers]]]:
-        """Of each shard in it, of each plane."""
-        start = len(result) - sum(map(self._number_bytes, table.shards))
+    def numbers_of(self, result: bytes) -> Iterator[tuple[int, list[Numbers]]]:
+        """Of each shard in it, of each plane. ContributionError."""
+        table, sums = self._read(result)
+        start = 0
         for shard in sorted(table.shards):
             numbers = []
             for plane, count in zip(self.layout.planes, self.rows(shard), strict=True):
                 width = self.own.width(plane)
                 size = count + _packed_bytes(count * width)
-                data = memoryview(result)[start : start + size]
-                numbers.append(Numbers.read(data, count, width, self.device))
+                numbers.append(Numbers.read(sums[start : start + size], count, width, self.device))
                 start += size
             yield shard, numbers
 
@@ -239,8 +251,8 @@ class ResultTally:
         return PartStep(method.own, self._round, tuple(means))
 
     def _numbers(self) -> Iterator[tuple[PeerId, int, list[Numbers]]]:
-        for peer, (payload, table) in self._results.items():
-            for shard, numbers in self._method.numbers_of(payload, table):
+        for peer, (payload, _) in self._results.items():
+            for shard, numbers in self._method.numbers_of(payload):
                 yield peer, shard, numbers
 
     def concord(self, me: PeerId) -> None:

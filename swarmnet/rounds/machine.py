@@ -213,7 +213,7 @@ class GroupRounds:
             self.reducing is None
             or not told
             or all(
-                number <= self.applied or self.offers.is_held(identity, self.rounds[number])
+                self.offers.is_held(identity, self.rounds[number])
                 for identity, number in self.offers.open.items()
                 if number in self.rounds
             )

@@ -246,6 +246,8 @@ class Offers:
                     continue
                 # Nobody remembers the set, or who is in a result of it.
                 left_out = () if identity in self._doubted else self._parts
+            elif references is not None:
+                self._asked.pop(round, None)
             if left_out and (until := self._waits_for_others(identity, away_since)) > now:
                 self._waits_until = min(self._waits_until, until)
                 continue

@@ -87,7 +87,8 @@ class Reducing:
         return not any(self._is_awaited(peer, round) for peer in self._silent(round))
 
     def _silent(self, round: int) -> Iterable[PeerId]:
-        return self.members - self._spoken[round]
+        """Also those who are about to leave, and are drawn no more."""
+        return self.members.union(self._allies) - self._spoken[round]
 
     def _is_awaited(self, peer: PeerId, round: int) -> bool:
         view = self._allies.get(peer)

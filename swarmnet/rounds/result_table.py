@@ -2,10 +2,12 @@
 
 In a run with `sync.exchange: sharded` a contributor cuts what it has to say of a round into `shards` slices
 and sends each to one *reducer*, who adds up those of its shards and publishes the sums as one *result*.
-Results are what a round's set consists of. A table stands at the head of each:
+Results are what a round's set consists of. A table stands at the head of each, and names the sums that
+follow:
 
     contributors u16 | for each: peer 8 B, contribution 8 B, tokens u32 | shards u16
-                     | for each: shard u16, one bit for each contributor                  (big-endian)
+                     | for each: shard u16, one bit for each contributor
+                     | SHA-256 of the sums, first 16 B | sums                             (big-endian)
 
 sorted, each once, and nobody in it who is in none of its shards: a table has one valid form.
 """
@@ -24,6 +26,7 @@ from swarmnet.run.manifest import Manifest
 TAG_BYTES = 8
 """Of a peer's id and of a contribution's: two of 700 peers have the same one by chance in 1 of 10^13 rounds,
 and a contributor of a result is told by both."""
+DIGEST_BYTES = 16
 MOST_CONTRIBUTORS = 1024
 _COUNT = struct.Struct(">H")
 _CONTRIBUTOR = struct.Struct(f">{TAG_BYTES}s{TAG_BYTES}sI")
@@ -92,10 +95,32 @@ class Table:
         return b"".join(parts)
 
 
-def longest_table(shards: int, contributors: int = MOST_CONTRIBUTORS) -> int:
+def longest_head(shards: int, contributors: int = MOST_CONTRIBUTORS) -> int:
     """Bytes."""
     each = _COUNT.size + _mask_bytes(contributors)
-    return 2 * _COUNT.size + contributors * _CONTRIBUTOR.size + shards * each
+    return 2 * _COUNT.size + contributors * _CONTRIBUTOR.size + shards * each + DIGEST_BYTES
+
+
+def head_of(table: Table, sums: bytes) -> bytes:
+    """What a reducer signs: it stays true of sums that nobody keeps any more."""
+    return table.written() + hashlib.sha256(sums).digest()[:DIGEST_BYTES]
+
+
+def read_head(result: bytes, shards: int) -> tuple[Table, int]:
+    """The table of a result and the length of its head in bytes. TableError."""
+    table, length = read_table(result, shards)
+    if len(result) < length + DIGEST_BYTES:
+        raise TableError(f"{len(result)} bytes are too few for a result's head")
+    return table, length + DIGEST_BYTES
+
+
+def read_result(result: bytes, shards: int) -> tuple[Table, memoryview]:
+    """The table of a result, and its sums. TableError: not those that were signed."""
+    table, start = read_head(result, shards)
+    sums = memoryview(result)[start:]
+    if hashlib.sha256(sums).digest()[:DIGEST_BYTES] != result[start - DIGEST_BYTES : start]:
+        raise TableError("the sums are not those that the head of the result names")
+    return table, sums
 
 
 def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:

@@ -32,8 +32,10 @@ from swarmnet.rounds.result_table import (
     TableError,
     counting,
     draw_of,
-    longest_table,
-    read_table,
+    head_of,
+    longest_head,
+    read_head,
+    read_result,
 )
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
@@ -72,7 +74,7 @@ class StubReduced:
     def __init__(self, draw: Draw, note: Callable[..., None] = lambda event, **fields: None) -> None:
         self.draw, self._note = draw, note
         self.slice_bytes = [SLICE_BYTES] * draw.shards
-        self.longest_result = longest_table(draw.shards) + MOST_CONTRIBUTORS * draw.shards * SLICE_BYTES
+        self.longest_result = longest_head(draw.shards) + MOST_CONTRIBUTORS * draw.shards * SLICE_BYTES
 
     def slices(self, payload: bytes) -> list[bytes]:
         return [slice_of(payload, shard) for shard in range(self.draw.shards)]
@@ -84,16 +86,23 @@ class StubReduced:
     def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
         table = Table({shard: frozenset(given) for shard, given in slices.items()})
         bodies = [slices[shard][one] for shard in sorted(slices) for one in sorted(slices[shard])]
-        result = b"".join([table.written(), *bodies])
+        sums = b"".join(bodies)
+        result = head_of(table, sums) + sums
         self._note("summed", round=_PAYLOAD.unpack(bodies[0][:-1])[1], payload=result)
         return result
 
-    def table(self, result: bytes) -> Table:
+    def head(self, result: bytes) -> tuple[Table, int]:
         try:
-            table, start = read_table(result, self.draw.shards)
+            return read_head(result, self.draw.shards)
         except TableError as error:
             raise ContributionError(str(error)) from None
-        if len(result) != start + SLICE_BYTES * sum(map(len, table.shards.values())):
+
+    def table(self, result: bytes) -> Table:
+        try:
+            table, sums = read_result(result, self.draw.shards)
+        except TableError as error:
+            raise ContributionError(str(error)) from None
+        if len(sums) != SLICE_BYTES * sum(map(len, table.shards.values())):
             raise ContributionError("a result that its table does not fit")
         return table
 

@@ -257,12 +257,13 @@ class UpdateWork:
         self._forget_oldest(len(payload), made.id)
         return made
 
-    def _sealed(self, round: int, tokens: int, payload: bytes) -> Made:
+    def _sealed(self, round: int, tokens: int, payload: bytes, rest: bytes = b"") -> Made:
+        """`rest`: what the payload names by its digest."""
         stands_for = told(tokens, round)
         data = seal(self.identity, self.run_id, Kind.CONTRIBUTION, self.stage, round, stands_for, payload)
         assert len(data) == ENVELOPE_BYTES + len(payload)
         envelope = open_envelope(data, self.run_id, Kind.CONTRIBUTION, len(payload))
-        return Made(round, data, tokens, envelope.id)
+        return Made(round, data + rest, tokens, envelope.id)
 
     def _cut(self, round: int, reducers: tuple[PeerId, ...], tokens: int, payload: bytes) -> Cut:
         assert self.method.reduced is not None
@@ -277,9 +278,9 @@ class UpdateWork:
         if not slices:
             return Made(round, b"", 0, None, is_result=True)
         began = perf_counter()
-        payload = reduced.reduce(slices)
-        table = reduced.table(payload)
-        sealed = self._sealed(round, table.tokens(len(reduced.slice_bytes)), payload)
+        result = reduced.reduce(slices)
+        table, head = reduced.head(result)
+        sealed = self._sealed(round, table.tokens(reduced.draw.shards), result[:head], result[head:])
         self.counts.timings.add("reduce", perf_counter() - began)
         return replace(sealed, is_result=True, table=table)
 

@@ -6,6 +6,7 @@ machine decided it; everything else runs on the event loop.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,6 +53,8 @@ from swarmnet.run.rates import Rates
 
 MOST_OVERSHOOT = 4
 """A round that has to wait gathers more than its target; a liar adds no more than this to the count."""
+MOST_HEADS = 4096
+"""Of results: hours of rounds; some 300 bytes each in a small group, 12 KB in one of 512."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,8 @@ class UpdatePath:
         """Neighbours that have pulled a contribution of ours."""
         queued = partial(neighbourhood.queued_bytes, lane="group")
         self.giving = Giving(self._send, queued, self.clock)
+        self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
+        """Of results, for those who were away and ask whether they are in them: they outlive the bodies."""
         self._slices: dict[int, dict[int, dict[Contributor, bytes]]] = {}
         """What came for this peer to add up, by round and shard."""
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
@@ -292,7 +297,8 @@ class UpdatePath:
                     self.feed(events.Announced(peer, known, tuple(complete)))
             case Want(ids):
                 wanted = (ContributionId(identity) for identity in ids[:REFERENCES_PER_MESSAGE])
-                self.giving.wanted(peer, [identity for identity in wanted if identity in self.stored])
+                kept = (identity for identity in wanted if identity in self.stored or identity in self.heads)
+                self.giving.wanted(peer, kept)
             case AskChain(last):
                 self.feed(events.ChainAsked(peer, last))
             case ChainIs():
@@ -361,6 +367,8 @@ class UpdatePath:
         """A contribution that this neighbour wants, unless it is settled and forgotten by now."""
         stored = self.stored.get(identity)
         if stored is None:
+            if (head := self.heads.get(identity)) is not None:
+                self.neighbourhood.post(peer, "group", Contribution(), head)
             return
         self.neighbourhood.post(peer, "group", Contribution(), stored.data)
         if stored.reference.peer == self.me and peer not in self.accepted_by:
@@ -382,8 +390,8 @@ class UpdatePath:
         except WireError as error:
             self._refused(peer, error.code, str(error))
             return
-        if self.rounds.offers.wants(reference.id):
-            self._read_settled(peer, reference, body)
+        if self.rounds.offers.wants(reference.id):  # Whether the own contribution is in it.
+            self.feed(events.ResultRead(reference.id, self._head(body)[0]))
             return
         if reference.id in self.stored and not self.rounds.takes(reference):
             self._count("repeated")  # It may have left the set since it came, and belong to it after all.
@@ -399,7 +407,7 @@ class UpdatePath:
         except ContributionError as error:
             self._refused(peer, "malformed", str(error))
             return
-        table = self._table(body)
+        table = self._head(body)[0] if self.work.method.reduced is not None else None
         self._store(reference, body, tokens)
         self._count("accepted")
         self.note("took", round=reference.round, id=reference.id, maker=reference.peer)
@@ -433,18 +441,13 @@ class UpdatePath:
         self._keep_slices(round, Contributor.of(peer, slices.id, slices.tokens), slices.data)
         self.feed(events.SlicesArrived(peer, round, True))
 
-    def _read_settled(self, peer: PeerId, reference: events.Reference, body: bytes) -> None:
-        """A result that this peer had asked for, to see whether its own contribution is in it."""
+    def _head(self, data: bytes) -> tuple[Table, int]:
+        """Of a result as it travels. Raises Malformed."""
+        assert self.work.method.reduced is not None
         try:
-            if (table := self._table(body)) is not None:
-                self.feed(events.ResultRead(reference.id, table))
+            return self.work.method.reduced.head(data[ENVELOPE_BYTES:])
         except ContributionError as error:
-            self._refused(peer, "malformed", str(error))
-
-    def _table(self, data: bytes) -> Table | None:
-        """Of a result; None where there are no reducers. Raises ContributionError."""
-        reduced = self.work.method.reduced
-        return reduced.table(data[ENVELOPE_BYTES:]) if reduced is not None else None
+            raise Malformed(str(error)) from None
 
     def _has_size(self, reference: events.Reference) -> bool:
         size, reduced = reference.size - ENVELOPE_BYTES, self.work.method.reduced
@@ -466,9 +469,11 @@ class UpdatePath:
 
     def _open(self, data: bytes) -> tuple[events.Reference, int]:
         """What it names, and how many tokens it says it stands for."""
-        method = self.work.method
-        longest = method.payload_bytes if method.reduced is None else method.reduced.longest_result
-        envelope = open_envelope(data, self.work.run_id, Kind.CONTRIBUTION, longest)
+        method, signed = self.work.method, len(data)
+        if method.reduced is not None:  # Of a result the head, which names the rest by its digest.
+            signed = ENVELOPE_BYTES + self._head(data)[1]
+        longest = max(method.payload_bytes, signed)
+        envelope = open_envelope(data[:signed], self.work.run_id, Kind.CONTRIBUTION, longest)
         if envelope.stage != self.work.stage:
             raise Malformed(f"a contribution to stage {envelope.stage}, this group holds {self.work.stage}")
         reference = events.Reference(envelope.round, envelope.sender, envelope.id, len(data))
@@ -476,6 +481,10 @@ class UpdatePath:
 
     def _store(self, reference: events.Reference, data: bytes, tokens: int) -> None:
         self.stored[reference.id] = _Stored(reference, data, tokens)
+        if self.work.method.reduced is not None:
+            self.heads[reference.id] = data[: ENVELOPE_BYTES + self._head(data)[1]]
+            while len(self.heads) > MOST_HEADS:
+                self.heads.popitem(last=False)
 
     def _count_tokens(self, settled: Sequence[events.Reference]) -> None:
         """A function of the set, so every peer that began from the same count has the same."""
