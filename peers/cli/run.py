@@ -119,12 +119,17 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Chooses weights, text and who is killed.")] = 0,
     keep: Annotated[Path | None, typer.Option(help="Keep the peers' folders here.")] = None,
     method: Annotated[MethodName, typer.Option(help="How its peers learn together.")] = "demo-votes",
+    sharded: Annotated[
+        bool, typer.Option("--sharded", help="With --method local-steps: they exchange through reducers.")
+    ] = False,
 ) -> None:
     """Several peers train a model on this machine: one is killed, one joins, and the model writes text."""
     if peers < stages:
         raise UserError(f"--peers {peers} cannot hold --stages {stages}; every stage needs a peer")
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"--report {report}: its folder does not exist")
+    if sharded and method != "local-steps":
+        raise UserError("--sharded: only what --method local-steps contributes can be sharded; add it")
     from peers.lab.processes.demo import run_demo
 
-    raise typer.Exit(run_demo(DemoOptions(peers, stages, seconds, report, seed, keep, method)))
+    raise typer.Exit(run_demo(DemoOptions(peers, stages, seconds, report, seed, keep, method, sharded)))

@@ -335,6 +335,8 @@ class DemoOptions:
     """Folder for the peers' state, kept afterwards; None: a temporary one."""
     method: MethodName = "demo-votes"
     """The run's sync.method."""
+    sharded: bool = False
+    """Its sync.exchange is that."""
 
 
 def is_run_id(text: str) -> bool:

@@ -33,7 +33,7 @@ WAYS = ("direct", "relayed", "none", "unknown")
 PHASES = ("none", "catching_up", "gathering", "contributing", "waiting", "settling")
 """What rounds can be at (`rounds.phase.Phase`); none: this peer has no rounds now."""
 
-COMPUTE_PHASES = ("forward", "backward", "last", "step", "encode", "apply")
+COMPUTE_PHASES = ("forward", "backward", "last", "step", "encode", "reduce", "apply")
 """What a peer computes, as it takes the time of it."""
 
 STATES = ("connecting", "joining", "training", "held", "paused", "leaving")

@@ -97,7 +97,7 @@ class Slices(Message, frozen=True, tag=28):
     protocols/signed/slices.py; no shards and no body: it contributes nothing to that round, or to none of
     them."""
 
-    kind: ClassVar[str] = "slices"
+    kind: ClassVar[str] = "contribution"
     priority: ClassVar[int] = 1
     body: ClassVar[bool] = True
     round: RoundNumber

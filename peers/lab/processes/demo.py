@@ -119,6 +119,8 @@ class Demo:
             "name": "demo", "seed": self.options.seed, "stages": layers, "model": {"layers": sum(layers)},
             "intended_use": "to see a swarm work", **SHAPES[self.options.method],
         }  # fmt: skip
+        if self.options.sharded:
+            run["sync"] = {**SHAPES[self.options.method].get("sync", {}), "exchange": "sharded"}
         file = self.folder / "run.yaml"
         file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
         signed, _ = publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")

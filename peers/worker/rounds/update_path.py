@@ -437,7 +437,6 @@ class UpdatePath:
         except (WireError, ContributionError) as error:
             self._refused(peer, getattr(error, "code", "malformed"), str(error))
             return
-        self._count("slices")
         self._keep_slices(round, Contributor.of(peer, slices.id, slices.tokens), slices.data)
         self.feed(events.SlicesArrived(peer, round, True))
 
