@@ -339,9 +339,6 @@ def plan(
     shape: Annotated[
         bool, typer.Option("--shape", help="Search stages, microbatch, exchange and rounds for these peers.")
     ] = False,
-    sharded: Annotated[
-        bool, typer.Option("--sharded", help="With --shape: also through keepers, which peers cannot do yet.")
-    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --shape: write the run file of the best.")
     ] = None,
@@ -365,7 +362,7 @@ def plan(
         classes, between, churn, tokens, cores, machine, slots, simulated=simulate, seed=seed, links=table
     )
     if shape:
-        _find_shape(manifest, question, run_file, sharded, out)
+        _find_shape(manifest, question, run_file, out)
     else:
         typer.echo(render(answer(manifest, question)))
 
@@ -397,16 +394,14 @@ def _measured(manifest: Manifest) -> Measured:
     return machine
 
 
-def _find_shape(
-    manifest: Manifest, question: Asked, run_file: Path, sharded: bool, out: Path | None
-) -> None:
+def _find_shape(manifest: Manifest, question: Asked, run_file: Path, out: Path | None) -> None:
     from peers.lab.planner.shape.report import render
     from peers.lab.planner.shape.search import search
     from peers.lab.planner.shape.writing import require_new, write
 
     if out is not None:
         require_new(out)
-    found = search(manifest, question, sharded)
+    found = search(manifest, question)
     typer.echo(render(found))
     if out is not None:
         write(found, manifest, run_file, out)

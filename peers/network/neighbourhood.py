@@ -132,6 +132,10 @@ class Neighbourhood:
         """The peers that are met."""
         return self.membership.peers
 
+    def linked(self, stage: int) -> list[PeerId]:
+        """Peers of a stage to whom links stand."""
+        return [peer for peer, known in self.known().items() if known.stage == stage and known.linked]
+
     def queued_bytes(self, peer: PeerId, lane: Lane) -> int:
         """What waits to be sent to a peer on that lane."""
         return self._lanes.queued_bytes(peer, lane)

@@ -15,6 +15,7 @@ from protocols.messages.table import (
     Message,
     OrderIs,
     ReceiptIs,
+    Slices,
     Statements,
 )
 from swarmnet.identifiers import PeerId
@@ -35,7 +36,7 @@ class Hearing:
         self.orders.linked(peer)
         worker.receipts.linked(peer)
         if worker.update is not None and stage == worker.stage:
-            worker.update.joined(peer)
+            worker.update.linked(peer)
 
     def counted(self, peers: int) -> None:
         if self.worker.update is not None:
@@ -81,5 +82,7 @@ class Hearing:
             worker.receipts.message(peer, message)
         elif isinstance(message, AskForward):
             worker.inference.message(peer, message, body)
-        elif worker.update is not None and peer in worker.update.rounds.neighbours:
+        elif worker.update is not None and (
+            peer in worker.update.rounds.neighbours or isinstance(message, Slices)
+        ):
             worker.update.message(peer, message, body)

@@ -298,7 +298,7 @@ class Worker(Parts):
         update.start()
         update.counted(self.neighbourhood.membership.group_size())
         for peer in self.recovery.group():
-            update.joined(peer)
+            update.linked(peer)
         await self._in_step()
 
     def _longest_bodies(self) -> Bodies:

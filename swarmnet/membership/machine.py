@@ -110,6 +110,9 @@ class Membership:
         """Sequence of the last record of peers that said Bye: the directory keeps it for a while."""
         self._wanted: frozenset[PeerId] | None = None
         """Kept until something changes who is present."""
+        self._ring: frozenset[PeerId] = frozenset()
+        """Of those, the neighbours in the own group."""
+        self._reducers: frozenset[PeerId] = frozenset()
         self._is_large = False
         """As when `_wanted` was chosen."""
 
@@ -274,25 +277,45 @@ class Membership:
         Chosen among all, then among those that were reached or met, or that a reached one tells of, then
         among those that were reached. Where all records are true and all links stand, these are the same."""
         if self._wanted is None:
-            wanted: frozenset[PeerId] = frozenset()
+            self._ring, wanted = frozenset(), self._reducers
             for trusted in (lambda _: True, self._vouched, lambda known: known.reached):
-                wanted |= self._chosen(trusted)
+                self._ring |= choose_neighbours(self.me, self._those(self.stage, trusted))
+                wanted |= self._adjacent(trusted)
             group = self._present(self.stage)
             if not any(self.peers[peer].linked for peer in group):  # Whoever leads into the group will do.
-                wanted |= choose_some(self.me, group, MOST_ADJACENT)
-            self._wanted = wanted
+                self._ring |= choose_some(self.me, group, MOST_ADJACENT)
+            self._wanted = wanted | self._ring
             reached = sum(self.peers[peer].reached for peer in group)
             self._is_large = len(group) >= FULL_GROUP and reached >= FEWEST_ON_RINGS
         return self._wanted
 
-    def _chosen(self, trusted: Callable[[Known], bool]) -> frozenset[PeerId]:
-        def those(stage: int) -> list[PeerId]:
-            return [peer for peer in self._present(stage) if trusted(self.peers[peer])]
+    def reduces(self, reducers: Iterable[PeerId]) -> None:
+        """To these slices of contributions go, now or soon: they are linked wherever they stand in the
+        group."""
+        known = {peer for peer in reducers if peer in self.peers or peer == self.me}
+        if known != self._reducers:
+            self._reducers, self._wanted = frozenset(known), None
 
-        chosen = choose_neighbours(self.me, those(self.stage))
+    def candidates(self) -> list[PeerId]:
+        """Those of the own group, besides this peer, that somebody says to be there."""
+        return self._those(self.stage, self._vouched)
+
+    def shares_rounds(self, peer: PeerId) -> bool:
+        """Whether a linked peer of the own group is a neighbour in it. In a group that is not linked whole
+        some links are for slices alone, and carry no gossip: those of a reducer to everybody who is none."""
+        self.wanted()
+        if peer in self._ring or not self._is_large:
+            return True
+        return peer not in self._reducers and self.me not in self._reducers
+
+    def _those(self, stage: int, trusted: Callable[[Known], bool]) -> list[PeerId]:
+        return [peer for peer in self._present(stage) if trusted(self.peers[peer])]
+
+    def _adjacent(self, trusted: Callable[[Known], bool]) -> frozenset[PeerId]:
+        chosen: frozenset[PeerId] = frozenset()
         for away in range(1, self.reach + 1):
             for stage in (self.stage - away, self.stage + away):
-                chosen |= choose_some(self.me, those(stage), MOST_ADJACENT)
+                chosen |= choose_some(self.me, self._those(stage, trusted), MOST_ADJACENT)
         return chosen
 
     def others_may_be_there(self) -> bool:

@@ -42,6 +42,13 @@ class Reducing:
         """To whom the slices of a round go, by shard."""
         return self.draw.reducers(round, self.members)
 
+    def soon(self, round: int, others: Iterable[PeerId]) -> frozenset[PeerId]:
+        """Who is drawn among all that are known in the block of that round and in the next: links to them
+        must stand before they are needed."""
+        known = (self.me, *others)
+        later = round + self.draw.block_rounds
+        return frozenset((*self.draw.reducers(round, known), *self.draw.reducers(later, known)))
+
     def close(self, round: int, contributes: bool, now: float) -> bool:
         """The round is closed here. Whether this peer has to add something up for it."""
         if not contributes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from peers.lab.planner.layout import Layout
 from peers.lab.processes.demo_report import contribution_bytes
@@ -19,13 +18,11 @@ from swarmnet.model.parameters import parameter_shapes
 from swarmnet.pipeline.flow_control import graph_bytes
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
 from swarmnet.resources.memory_estimate import needs_of
-from swarmnet.run.manifest import Manifest
+from swarmnet.run.manifest import ExchangeName, Manifest
 
-Carried = Literal["everyone", "sharded"]
-
-RESULT_CONTRIBUTIONS = 8.0
-"""Bytes of a shard's result in those of a contribution, at most: one-bit votes of up to 127 peers add up to
-numbers of 8 bits, and larger groups do not send longer ones."""
+RESULT_CONTRIBUTIONS = 4.0
+"""Bytes of a round's results in those of a contribution: four bits a number where it has one
+(swarmnet/optimizer/reduced_steps.py)."""
 ALONE_BYTES = 16
 """Memory per parameter of somebody who trains alone: weights, gradient and two moments, 4 each."""
 MOST_OF_A_LINE = 0.9
@@ -40,10 +37,9 @@ class Exchange:
 
     contribution: tuple[float, ...]
     """Bytes of one, by stage."""
-    carried: Carried = "everyone"
+    carried: ExchangeName = "everyone"
     """everyone: each receives the contribution of each; sharded: each sends one contribution in slices to
-    keepers, who add up, and the sums go to all, whatever the size of the group. Peers do not speak that
-    yet."""
+    reducers, who add up, and the sums go to all, whatever the size of the group."""
     step_tokens: int = 0
     """A peer has something to contribute after so many of its own; 0: after a microbatch."""
 
@@ -76,11 +72,11 @@ class Exchange:
         return needs_of(manifest, stage, 0).least
 
 
-def exchange_of(manifest: Manifest, carried: Carried = "everyone") -> Exchange:
+def exchange_of(manifest: Manifest) -> Exchange:
     """As the run says."""
     sync, stages = manifest.sync, range(len(manifest.stages))
     step = (sync.step_tokens or manifest.microbatch_tokens) if sync.method == "local-steps" else 0
-    return Exchange(tuple(contribution_bytes(manifest, stage) for stage in stages), carried, step)
+    return Exchange(tuple(contribution_bytes(manifest, stage) for stage in stages), sync.exchange, step)
 
 
 def parameters_of(manifest: Manifest, stage: int) -> int:

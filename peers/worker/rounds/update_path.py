@@ -344,8 +344,17 @@ class UpdatePath:
         there to hold it."""
         return self.rounds.handed_over()
 
-    def joined(self, peer: PeerId) -> None:
-        self.feed(events.NeighbourJoined(peer))
+    def linked(self, peer: PeerId) -> None:
+        """To a peer of the own stage."""
+        if self.neighbourhood.membership.shares_rounds(peer):
+            self.feed(events.NeighbourJoined(peer))
+
+    def _share_rounds(self, peer: PeerId, joins: bool) -> None:
+        """Its link is for gossip now, too, or for slices alone."""
+        if joins:
+            self.feed(events.NeighbourJoined(peer))
+        else:
+            self.left(peer, released=True)
 
     def left(self, peer: PeerId, released: bool) -> None:
         """`released`: it is there still, only not a neighbour any more."""
@@ -359,9 +368,14 @@ class UpdatePath:
             if peers != self.rounds.open_round.peers:
                 self.feed(events.GroupCounted(peers))
             return
-        members = frozenset(self.neighbourhood.membership.live(self.work.stage)) | {self.me}
+        membership = self.neighbourhood.membership
+        members = frozenset(membership.live(self.work.stage)) | {self.me}
         if peers != self.rounds.open_round.peers or members != reducing.members:
             self.feed(events.GroupCounted(peers, members))
+        membership.reduces(reducing.soon(self.rounds.current, membership.candidates()))
+        for peer in self.neighbourhood.linked(self.work.stage):
+            if membership.shares_rounds(peer) != (peer in self.rounds.neighbours):
+                self._share_rounds(peer, peer not in self.rounds.neighbours)
 
     def _send(self, peer: PeerId, identity: ContributionId) -> None:
         """A contribution that this neighbour wants, unless it is settled and forgotten by now."""

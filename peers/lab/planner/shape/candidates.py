@@ -17,7 +17,6 @@ from math import inf
 from peers.errors import UserError
 from peers.lab.planner.exchange import (
     MOST_OF_A_LINE,
-    Carried,
     Exchange,
     exchange_of,
     largest,
@@ -27,7 +26,7 @@ from peers.lab.planner.question import BACKWARD_RATIO, Question
 from peers.lab.planner.shape import laws
 from swarmnet.placement.policy import stage_work
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.manifest import Manifest, Paths
+from swarmnet.run.manifest import ExchangeName, Manifest, Paths
 
 SEQUENCES = (1, 2, 4)
 """Of a microbatch."""
@@ -46,7 +45,7 @@ class Shape:
     """Layers of each."""
     sequences: int
     """Of a microbatch."""
-    exchange: Carried
+    exchange: ExchangeName
     round_tokens: int
     """Of the whole group."""
     step_tokens: int = 0
@@ -68,9 +67,12 @@ class Shape:
         longest = max(run.rounds.longest_seconds, min(1e9, LONGER * round_seconds))
         sync = run.sync
         if self.local:
-            sync = replace(sync, method="local-steps", step_tokens=self.step_tokens, parts=self.parts)
+            sync = replace(
+                sync, method="local-steps", step_tokens=self.step_tokens, parts=self.parts,
+                exchange=self.exchange,
+            )  # fmt: skip
         elif sync.method == "local-steps":
-            sync = replace(sync, method="demo-votes")
+            sync = replace(sync, method="demo-votes", exchange="everyone")
         return replace(
             run,
             model=replace(run.model, boundary=self.boundary(run)),
@@ -122,8 +124,8 @@ def cuts(run: Manifest, stages: int) -> set[tuple[int, ...]]:
     return {even, (*uneven, last)} if others else {even}
 
 
-def shapes(run: Manifest, parameters: int, peers: int, sharded: bool) -> Iterator[Shape]:
-    """All that are looked at. `sharded`: also with an exchange through keepers."""
+def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
+    """All that are looked at."""
     for count in range(1, min(run.model.layers, peers) + 1):
         for stages in sorted(cuts(run, count)):
             for sequences in SEQUENCES:
@@ -137,8 +139,7 @@ def shapes(run: Manifest, parameters: int, peers: int, sharded: bool) -> Iterato
                 for steps in LOCAL_STEPS:
                     tokens = int(steps * step * replicas)
                     yield Shape(stages, sequences, "everyone", tokens, step)
-                    if sharded:
-                        yield Shape(stages, sequences, "sharded", tokens, step)
+                    yield Shape(stages, sequences, "sharded", tokens, step)
 
 
 class Judge:

@@ -72,15 +72,14 @@ class Search:
         return self.target / self.alone.tokens_per_second / DAY if self.alone.fits else inf
 
 
-def search(run: Manifest, question: Question, sharded: bool = False) -> Search:
-    """Raises UserError where no shape is found. The run's stages, microbatches and rounds do not count.
-    `sharded`: as if peers could exchange through keepers, too."""
+def search(run: Manifest, question: Question) -> Search:
+    """Raises UserError where no shape is found. The run's stages, microbatches and rounds do not count."""
     if question.measured is not None or any(one.tokens_per_second is None for one in question.classes):
         raise UserError("--shape needs the speed of every class, such as 8x2ktps: it differs from cut to cut")
     parameters = parameters_of(replace(run, stages=(run.model.layers,)), 0)
     target = question.tokens or laws.TOKENS_PER_PARAMETER * parameters
     judge = Judge(run, question, parameters, target)
-    every = list(shapes(run, parameters, sum(one.count for one in question.classes), sharded))
+    every = list(shapes(run, parameters, sum(one.count for one in question.classes)))
     judged = [one for one in map(judge.judged, every) if one is not None]
     found = [
         one for one in (_played(run, question, best, parameters, target) for best in _best(judged)) if one
@@ -125,8 +124,9 @@ def _played(run: Manifest, question: Question, best: Judged, parameters: int, ta
 def _as_it_is(run: Manifest, question: Question, parameters: int, target: int) -> tuple[Found | None, str]:
     step = exchange_of(run).step_tokens
     shape = Shape(
-        run.stages, run.data.microbatch_sequences, "everyone", run.rounds.target_tokens, step, run.sync.parts
-    )
+        run.stages, run.data.microbatch_sequences, run.sync.exchange, run.rounds.target_tokens, step,
+        run.sync.parts,
+    )  # fmt: skip
     try:
         return _found(run, question, shape, parameters, target), ""
     except UserError as error:
@@ -134,7 +134,7 @@ def _as_it_is(run: Manifest, question: Question, parameters: int, target: int) -
 
 
 def _found(manifest: Manifest, question: Question, shape: Shape, parameters: int, target: int) -> Found:
-    how = exchange_of(manifest, shape.exchange)
+    how = exchange_of(manifest)
     answer = plan(manifest, replace(question, tokens=target), how)
     replicas = sum(answer.peers) / len(answer.peers)
     loss, tokens = price(parameters, target, shape, replicas)

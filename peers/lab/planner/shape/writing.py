@@ -84,7 +84,8 @@ def _boundary(shape: Shape, run: Manifest) -> dict[str, Any]:
 def _method(shape: Shape) -> dict[str, Any]:
     if not shape.local:
         return {}
-    return {"method": "local-steps", "step_tokens": shape.step_tokens, "parts": shape.parts}
+    exchange = {"exchange": "sharded"} if shape.exchange == "sharded" else {}
+    return {"method": "local-steps", "step_tokens": shape.step_tokens, "parts": shape.parts, **exchange}
 
 
 def _reasons(search: Search) -> list[str]:
@@ -107,7 +108,7 @@ def _reasons(search: Search) -> list[str]:
             "rate is not that of votes: search for it with `swarmnet bench learning` on a small model."
         )
     if shape.exchange == "sharded":
-        lines.append("These figures are of an exchange through keepers, which peers do not speak yet.")
+        lines.append("exchange: each sends its contribution in slices to a few, who add them up for all.")
     return lines
 
 

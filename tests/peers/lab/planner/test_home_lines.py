@@ -98,10 +98,11 @@ def test_a_run_of_one_stage_is_as_fast_as_its_exchange_where_that_fills_the_line
     assert answer.tokens_per_second == pytest.approx(answer.bounds.exchange, rel=0.03)
 
 
-def test_what_keepers_add_up_costs_each_line_the_same_in_a_group_of_any_size():
+def test_what_reducers_add_up_costs_each_line_the_same_in_a_group_of_any_size():
     rounds = Rounds(target_tokens=10**6, longest_seconds=3600.0)
     manifest = replace(ONE, rounds=rounds, sync=Sync(method="local-steps", step_tokens=1024))
-    sharded, everyone = exchange_of(manifest, "sharded"), exchange_of(manifest)
+    reduced = replace(manifest, sync=replace(manifest.sync, exchange="sharded"))
+    sharded, everyone = exchange_of(reduced), exchange_of(manifest)
     one = sharded.contribution[0]
     assert sharded.per_round(0, 10) == sharded.per_round(0, 1000) == (1 + RESULT_CONTRIBUTIONS) * one
     assert everyone.per_round(0, 1000) == pytest.approx(999 * one)

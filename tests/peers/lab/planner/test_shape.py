@@ -92,11 +92,9 @@ def test_a_longer_round_costs_lines_less_and_a_sharded_one_less_still():
 
 
 def test_all_numbers_of_stages_that_there_are_peers_for_are_looked_at():
-    every = list(shapes(RUN, PARAMETERS, 3, sharded=True))
+    every = list(shapes(RUN, PARAMETERS, 3))
     assert {len(shape.stages) for shape in every} == {1, 2, 3}
     assert {shape.exchange for shape in every} == {"everyone", "sharded"}
-    spoken = list(shapes(RUN, PARAMETERS, 3, sharded=False))
-    assert spoken == [shape for shape in every if shape.exchange == "everyone"], "what peers speak today"
     assert all(shape.exchange == "everyone" for shape in every if not shape.local)
     assert all(shape.step_tokens % (shape.sequences * 128) == 0 for shape in every)
 
