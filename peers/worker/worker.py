@@ -179,7 +179,7 @@ class Worker(Parts):
         self.makers = Makers(membership, manifest.rounds)
         self.neighbourhood = Neighbourhood(
             self.transport, self.signed.run_id, membership,
-            Hearing(self, self.orders, self.wake), self.signed.wire(), self.note,
+            Hearing(self, self.orders, self._changed.set), self.signed.wire(), self.note,
             bodies_for_workers(manifest, self.part.method.payload_bytes, self.part.layout.size * 4),
         )  # fmt: skip
         self.neighbourhood.met = self.presence.directory.met
@@ -394,10 +394,6 @@ class Worker(Parts):
         return record
 
     # -- between the parts ----------------------------------------------------------------------------
-
-    def wake(self) -> None:
-        """Something happened: conditions that are waited for may hold now."""
-        self._changed.set()
 
     def linked(self) -> list[PeerId]:
         """Peers to whom links stand."""

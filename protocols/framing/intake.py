@@ -29,6 +29,8 @@ class Inflow:
         """Read, and not taken yet."""
         self._intake, self._number, self._ear, self._cut = intake, number, ear, cut
         self._greeted = False
+        self._held = 0
+        """As it was told to the intake."""
 
     def greeted(self) -> bool:
         """Whether its sender has greeted. It keeps what it has: after a goodbye on one lane the others' last
@@ -47,9 +49,12 @@ class Inflow:
             raise self.error
 
     def count(self) -> None:
-        """What it holds has changed: whoever holds too much now is cut."""
+        """What it holds may have changed, as it does not with messages that come whole: whoever holds too
+        much now is cut."""
         held = self.frames.held_bytes + self.waiting_bytes
-        self._intake.holds(self._number, held, self._ear.terms.longest)
+        if held != self._held:
+            self._held = held
+            self._intake.holds(self._number, held, self._ear.terms.longest)
 
     def cut(self, reason: str) -> None:
         """What it holds is freed at once; whoever reads it finds the error."""
