@@ -20,10 +20,9 @@ from peers.runtime.timer import Timer
 from peers.telemetry.counters import Timings
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork, Source, Trouble
 from peers.worker.pipeline.reservations import Ahead
-from peers.worker.pipeline.validate_act import Arrival, checked_act
+from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
 from protocols.messages.table import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Message, Nack, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.model import carried_text
 from swarmnet.model.carried_text import CarriedText
 from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
@@ -32,7 +31,6 @@ from swarmnet.pipeline.machine import Pipeline
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.next_hop import NextHop, Straight
 from swarmnet.routing.skipping import Skipping
-from swarmnet.run.activation_sizes import encoded_bytes
 from swarmnet.run.manifest import Manifest
 
 NACK_CODES = frozenset(
@@ -74,7 +72,9 @@ class DataPath:
         """`text` for the first stage. At most `in_flight` microbatches of its own and `slots` of others are
         under way here, and fewer if memory holds no more. `committed(tokens)` tells the update path;
         `round()` is that of the stage now."""
-        self.manifest = manifest
+        self.stages = len(manifest.stages)
+        self.form = ActForm.of(manifest)
+        self.gradient_bytes = manifest.gradient_bytes
         self.stage = stage
         self.is_last = stage == len(manifest.stages) - 1
         self.compute = compute
@@ -132,8 +132,6 @@ class DataPath:
         self._look_ahead()
         if self.text is None:
             return
-        live = self.neighbourhood.membership.live
-        self.flow.aim(len(self.manifest.stages), 1 + len(live(self.stage)), len(live(self.stage + 1)))
         while (
             self.serving
             and self.pipeline.started_here < self.flow.window
@@ -266,7 +264,7 @@ class DataPath:
         self.pump()
 
     def _act(self, peer: PeerId, act: Act, body: bytes) -> None:
-        came = checked_act(self.neighbourhood.membership, self.ways, self.manifest, peer, act, body)
+        came = checked_act(self.neighbourhood.membership, self.ways, self.form, peer, act, body)
         if isinstance(came, Trouble):
             self._refuse(peer, act, came)
             self.neighbourhood.refused(peer, came.code, came.reason)
@@ -310,9 +308,8 @@ class DataPath:
         key = MicrobatchId(PeerId(grad.origin), grad.counter)
         kept = self.bodies.get(key)
         if kept is not None and self.pipeline.expects_answer(key, peer):
-            size = encoded_bytes(kept.shape, self.manifest.codec_back)
             tokens = kept.shape[0] * kept.shape[1]
-            if grad.shape != kept.shape or len(body) != size or grad.tokens != tokens:
+            if grad.shape != kept.shape or len(body) != self.gradient_bytes or grad.tokens != tokens:
                 reason = f"a gradient of {len(body)} bytes, {grad.tokens} tokens"
                 self.neighbourhood.refused(peer, "malformed", reason)
                 self.feed(events.NackArrived(peer, key, grad.attempt, "malformed"))
@@ -352,7 +349,7 @@ class DataPath:
             if kept is not None:
                 text = kept.text
                 assert text is not None, "it comes with the inputs"
-                kept.output = result.encoded + carried_text.encode(self.manifest, text)
+                kept.output = result.encoded + self.form.text.encode(text)
                 kept.shape, kept.inputs = result.shape, None
                 kept.answer, kept.own_seconds = b"", seconds
             self.feed(events.ForwardDone(key))
@@ -379,6 +376,8 @@ class DataPath:
                 under_way=self.pipeline.started_here,
             )  # fmt: skip
             if kept is not None and kept.started_at is not None:
+                live = self.neighbourhood.membership.live
+                self.flow.aim(self.stages, 1 + len(live(self.stage)), len(live(self.stage + 1)))
                 total = self.clock.time() - kept.started_at
                 queue = kept.queued + kept.queued_below
                 self.flow.done(total, kept.seconds, queue, self.pipeline.started_here)
