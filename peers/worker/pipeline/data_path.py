@@ -141,8 +141,9 @@ class DataPath:
             self.next_counter += 1
             inputs_BT, labels_BT = self.text.microbatch(key)
             text = CarriedText(labels_BT, inputs_BT)
-            self.bodies[key] = Bodies(inputs=inputs_BT, text=text, started_at=self.clock.time())
-            self.ways.start(key)
+            self.bodies[key] = Bodies(
+                self.ways.start(key), inputs=inputs_BT, text=text, started_at=self.clock.time()
+            )
             self.feed(events.Start(key))
 
     def _look_ahead(self) -> None:
@@ -177,7 +178,7 @@ class DataPath:
                 if self.ahead is not None:
                     self.ahead.begins(key)
                 self.bodies[key].submitted_at = self.clock.time()
-                work = partial(self.work.forward, key, self.bodies[key], self.ways.branch_scale(key))
+                work = partial(self.work.forward, key, self.bodies[key])
                 self.compute.submit(FORWARD, work, partial(self._forwarded, key))
             case events.ComputeBackward(key):
                 self.bodies[key].submitted_at = self.clock.time()
@@ -275,11 +276,10 @@ class DataPath:
             return
         key = came.key
         if key not in self.pipeline.jobs:
-            self.ways.arrive(key, came.header)
             visited = came.header.visited
             self.bodies[key] = Bodies(
-                sender=Source(peer, visited[-2], len(visited)), text=came.text, output=came.hidden,
-                shape=act.shape, arrived_at=self.clock.time(),
+                self.ways.arrive(key, came.header), Source(peer, visited[-2], len(visited)), text=came.text,
+                output=came.hidden, shape=act.shape, arrived_at=self.clock.time(),
             )  # fmt: skip
         self.feed(events.ActArrived(peer, key, act.attempt, act.deadline_seconds))
         job = self.pipeline.jobs.get(key)
@@ -297,7 +297,7 @@ class DataPath:
         """Why it is not taken although it is in order."""
         if not self.serving:
             return Trouble("not_ready", "not in step yet")
-        if self.ways.came_otherwise(came.key, came.header):
+        if came.key in self.pipeline.jobs and self.ways.came_otherwise(came.key, came.header):
             reason = "it is here by another way: a gradient for that one is none for this one"
             return Trouble("other_path", reason)
         if self.router.is_shunned(peer, self.clock.time()):
@@ -321,7 +321,7 @@ class DataPath:
             kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
             known = self.neighbourhood.membership.peers.get(peer)
             stage = known.stage if known is not None else -1
-            kept.answerer = Source(peer, stage, self.ways.path_length(key))
+            kept.answerer = Source(peer, stage, kept.passage.path_stages)
             kept.seconds = max(0.0, grad.path_seconds)
             kept.queued_below = min(max(0.0, grad.queue_seconds), kept.answered)
         self.feed(events.GradArrived(peer, key, grad.attempt))
