@@ -188,7 +188,7 @@ class DataPath:
                 kept = self.bodies[key]
                 if kept.arrived_at is not None:
                     here = self.clock.time() - kept.arrived_at
-                    self.timings.add("handed up", here)
+                    self.timings.append(("handed up", here))
                     if self.ahead is not None:
                         self.ahead.hands_up(peer, key, attempt, here)
                     kept.arrived_at = None
@@ -317,7 +317,7 @@ class DataPath:
             kept.answered = self.clock.time() - self.pipeline.jobs[key].sent_at
             if self.ahead is not None:
                 self.ahead.answered(peer, key, grad.attempt, kept.answered)
-            self.timings.add("answered", kept.answered)
+            self.timings.append(("answered", kept.answered))
             kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
             known = self.neighbourhood.membership.peers.get(peer)
             stage = known.stage if known is not None else -1
@@ -332,7 +332,7 @@ class DataPath:
         kept = self._computed(key, seconds)
         if self.ahead is not None:
             self.ahead.computed(seconds, 0.0)
-        self.timings.add("last" if self.is_last else "forward", seconds)
+        self.timings.append(("last" if self.is_last else "forward", seconds))
         if isinstance(result, Trouble):
             self._failed(key, result)
         elif self.is_last:
@@ -359,7 +359,7 @@ class DataPath:
         kept = self._computed(key, seconds)
         if self.ahead is not None:
             self.ahead.computed(0.0, seconds)
-        self.timings.add("backward", seconds)
+        self.timings.append(("backward", seconds))
         if isinstance(result, Trouble):
             self._failed(key, result)
         else:

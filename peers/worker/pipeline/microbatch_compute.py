@@ -182,7 +182,7 @@ class MicrobatchWork:
 
     def _gathered(self, kept: Bodies, tokens: int) -> None:
         self.gathered_tokens += tokens
-        self.timings.add("staleness", self.applied_rounds - kept.weights_at)
+        self.timings.append(("staleness", self.applied_rounds - kept.weights_at))
         if self.after_gradient is not None:
             self.after_gradient()
 
@@ -203,7 +203,7 @@ class MicrobatchWork:
     def _decode(self, kind: Coded, data: bytes, shape: tuple[int, int, int]) -> Tensor:
         began = perf_counter()
         decoded = activation_codec.decode(data, shape, self.codecs[kind])
-        self.codings.decoded(kind, began)
+        self.timings.append((f"{kind} decode", perf_counter() - began))
         return decoded
 
 
