@@ -88,6 +88,7 @@ class GroupRounds:
         self.gossip = Gossip(now)
         self._differing_until = float("inf")
         """No set of a neighbour has differed long enough before."""
+        self._due = now
         self._effects: list[events.Effect] = []
 
     @property
@@ -132,8 +133,12 @@ class GroupRounds:
         self._effects = []
         match event:
             case events.Committed(tokens):
+                begins = not self.open_round.tokens  # From then on its time runs.
                 self.open_round.tokens += tokens
                 self.gossip.committed(self.open_round.tokens, self.open_round.share)
+                self._due = min(self._due, self.gossip.next_deadline())
+                if not begins and now < self._due and not self.open_round.full(now):
+                    return []  # As of most: all else that is decided below is decided already.
             case events.Contributed(round, reference):
                 self._contributed(round, reference, now)
             case events.ProgressArrived():
@@ -173,10 +178,14 @@ class GroupRounds:
             case events.Tick():
                 pass
         self._advance(now)
+        self._due = self._next_due()
         return self._effects
 
     def next_deadline(self) -> float:
         """When to call `handle` with Tick if nothing else happens."""
+        return self._due
+
+    def _next_due(self) -> float:
         times = [self.gossip.next_deadline(), self.pulls.next_deadline(), self.offers.next_deadline()]
         if self.open_round.tokens_of_group() and self._may_close():
             times.append(self.open_round.next_deadline())
