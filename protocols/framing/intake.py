@@ -7,10 +7,10 @@ swarmnet/resources/allowances.py.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from protocols.errors import Backlog, WireError
-from protocols.framing.frames import FrameReader, Received
+from protocols.framing.frames import FrameReader
 from protocols.framing.send_queue import Ear
 from protocols.messages.table import Message
 from swarmnet.identifiers import PeerId
@@ -18,7 +18,8 @@ from swarmnet.resources.allowances import Checks, Unfinished
 
 
 class Inflow:
-    """The messages of one stream, and what it holds of unfinished ones."""
+    """One stream: the reader of its frames, and what it holds of unfinished messages. Whoever reads calls
+    `count` after each read."""
 
     def __init__(self, intake: Intake, number: int, peer: PeerId, ear: Ear, cut: Callable[[], None]) -> None:
         self.peer = peer
@@ -40,13 +41,6 @@ class Inflow:
 
     def _limit(self, message: Message) -> int:
         return self._ear.terms.bodies.get(type(message), 0) if self.greeted() else 0
-
-    def take(self, data: bytes) -> Iterator[Received]:
-        """The messages that `data` completes, each as it is asked for. Raises WireError."""
-        yield from self.frames.take(data)
-        self.count()
-        if self.error is not None:
-            raise self.error
 
     def count(self) -> None:
         """What it holds may have changed, as it does not with messages that come whole: whoever holds too

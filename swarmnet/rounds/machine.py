@@ -135,9 +135,10 @@ class GroupRounds:
             case events.Committed(tokens):
                 begins = not self.open_round.tokens  # From then on its time runs.
                 self.open_round.tokens += tokens
+                full = self.open_round.full(now)
                 self.gossip.committed(self.open_round.tokens, self.open_round.share)
                 self._due = min(self._due, self.gossip.next_deadline())
-                if not begins and now < self._due and not self.open_round.full(now):
+                if not (begins or full) and now < self._due:
                     return []  # As of most: all else that is decided below is decided already.
             case events.Contributed(round, reference):
                 self._contributed(round, reference, now)

@@ -140,7 +140,8 @@ class MicrobatchWork:
             assert text is not None, "it came with the hidden states, or was cut with the inputs"
             if not self.is_last:
                 output_BTD = self.stage_compute.forward(key, inputs, kept.passage.branch_scale, text.tokens)
-                return Computed(self._encode("activation", output_BTD), _shape(output_BTD))
+                batch, tokens, width = output_BTD.shape
+                return Computed(self._encode("activation", output_BTD), (batch, tokens, width))
             finished = self.stage_compute.finish(key, inputs, text.labels, text.tokens)
         except (StageError, activation_codec.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
@@ -205,11 +206,6 @@ class MicrobatchWork:
         decoded = activation_codec.decode(data, shape, self.codecs[kind])
         self.timings.append((f"{kind} decode", perf_counter() - began))
         return decoded
-
-
-def _shape(hidden_BTD: Tensor) -> tuple[int, int, int]:
-    batch, tokens, width = hidden_BTD.shape
-    return batch, tokens, width
 
 
 def _norm(hidden_BTD: Tensor) -> float:
