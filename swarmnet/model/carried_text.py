@@ -25,6 +25,8 @@ _INT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class CarriedText:
+    encoded: bytes
+    """As it goes from stage to stage, the same all the way down."""
     labels: Tensor
     """int64 [B, T], each below the vocabulary."""
     tokens: Tensor | None = None
@@ -42,26 +44,26 @@ class TextCodec:
         self._each = token_bytes(self._vocabulary)
         self._is_narrow = manifest.model.boundary.is_narrow
 
-    def encode(self, text: CarriedText) -> bytes:
-        """`size` bytes."""
+    def encode(self, tokens: Tensor, labels: Tensor) -> CarriedText:
+        """Of a microbatch that begins here; both int64 [B, T]."""
         if not self._is_narrow:
-            return text.labels.to(torch.int32).numpy().tobytes()
-        assert text.tokens is not None, "whoever is behind a narrow boundary needs the tokens"
-        windows = torch.cat((text.tokens, text.labels[:, -1:]), dim=1).numpy().astype("<i4")
+            return CarriedText(labels.to(torch.int32).numpy().tobytes(), labels)
+        windows = torch.cat((tokens, labels[:, -1:]), dim=1).numpy().astype("<i4")
         four_N4 = np.ascontiguousarray(windows).view(np.uint8).reshape(-1, _INT32_BYTES)
-        return four_N4[:, : self._each].tobytes()
+        return CarriedText(four_N4[:, : self._each].tobytes(), labels, tokens)
 
-    def decode(self, data: bytes | memoryview) -> CarriedText:
+    def decode(self, data: bytes) -> CarriedText:
         """Raises HiddenError."""
         sequences, tokens = self._sequences, self._tokens
         if len(data) != self.size:
             raise HiddenError(f"{len(data)} bytes of tokens, {sequences} x {tokens} take {self.size}")
         if not self._is_narrow:
-            return CarriedText(self._checked(np.frombuffer(data, "<i4"), "labels").view(sequences, tokens))
+            labels = self._checked(np.frombuffer(data, "<i4"), "labels").view(sequences, tokens)
+            return CarriedText(data, labels)
         packed_NB = np.frombuffer(data, np.uint8).reshape(-1, self._each)
         four_N4 = np.pad(packed_NB, ((0, 0), (0, _INT32_BYTES - self._each)))
         windows = self._checked(four_N4.view("<i4").ravel(), "tokens").view(sequences, tokens + 1)
-        return CarriedText(windows[:, 1:].contiguous(), windows[:, :-1].contiguous())
+        return CarriedText(data, windows[:, 1:].contiguous(), windows[:, :-1].contiguous())
 
     def _checked(self, values: np.ndarray, what: str) -> Tensor:
         if values.min() < 0 or values.max() >= self._vocabulary:

@@ -23,7 +23,6 @@ from peers.worker.pipeline.reservations import Ahead
 from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
 from protocols.messages.table import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Message, Nack, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.model.carried_text import CarriedText
 from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import Ledger, RecentLoss
@@ -140,7 +139,7 @@ class DataPath:
             key = MicrobatchId(self.neighbourhood.transport.peer, self.next_counter)
             self.next_counter += 1
             inputs_BT, labels_BT = self.text.microbatch(key)
-            text = CarriedText(labels_BT, inputs_BT)
+            text = self.form.text.encode(inputs_BT, labels_BT)
             self.bodies[key] = Bodies(
                 self.ways.start(key), inputs=inputs_BT, text=text, started_at=self.clock.time()
             )
@@ -349,7 +348,7 @@ class DataPath:
             if kept is not None:
                 text = kept.text
                 assert text is not None, "it comes with the inputs"
-                kept.output = result.encoded + self.form.text.encode(text)
+                kept.output = result.encoded + text.encoded
                 kept.shape, kept.inputs = result.shape, None
                 kept.answer, kept.own_seconds = b"", seconds
             self.feed(events.ForwardDone(key))

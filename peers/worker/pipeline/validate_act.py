@@ -82,7 +82,7 @@ def arrival_of(
         return Trouble("malformed", f"a body of {len(body)} bytes")
     hidden_bytes = form.body_bytes - form.text.size
     try:  # Else only the last stage would find it, and the honest peer that asked it would get the blame.
-        text = form.text.decode(memoryview(body)[hidden_bytes:])
+        text = form.text.decode(body[hidden_bytes:])
     except HiddenError as error:
         return Trouble("malformed", str(error))
     if not 0.0 < act.deadline_seconds < 3600.0:
