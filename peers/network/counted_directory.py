@@ -84,6 +84,6 @@ class CountedDirectory:
             self.ended[operation, "failed"] += 1
             raise
         finally:
-            self.timings.add(operation, clock.time() - began)
+            self.timings.append((operation, clock.time() - began))
         self.ended[operation, "ok" if result else "empty"] += 1
         return result

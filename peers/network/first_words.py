@@ -12,33 +12,17 @@ from contextlib import suppress
 from swarmnet.identifiers import PeerId
 
 
-class Unheard:
-    def __init__(self) -> None:
-        self._words: dict[PeerId, asyncio.Event] = {}
-
-    def fell_silent(self, peer: PeerId) -> None:
-        """Nothing that was heard of it before counts."""
-        self._words[peer] = asyncio.Event()
-
-    def await_word(self, peer: PeerId) -> None:
-        self._words.setdefault(peer, asyncio.Event())
-
-    def heard(self, peer: PeerId) -> None:
-        word = self._words.pop(peer, None)
-        if word is not None:
-            word.set()
-
-    def forget(self, peer: PeerId) -> None:
-        self._words.pop(peer, None)
+class Unheard(dict[PeerId, asyncio.Event]):
+    """Each with what is set when its word comes; whoever has spoken is taken out."""
 
     def keep(self, peers: Container[PeerId]) -> None:
         """Forget all others."""
-        for peer in [peer for peer in self._words if peer not in peers]:
-            del self._words[peer]
+        for peer in [peer for peer in self if peer not in peers]:
+            del self[peer]
 
     async def speaks(self, peer: PeerId, seconds: float) -> bool:
         """Whether it says something within so long, if it must."""
-        word = self._words.get(peer)
+        word = self.get(peer)
         if word is None:
             return True
         with suppress(TimeoutError):

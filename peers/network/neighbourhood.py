@@ -250,7 +250,7 @@ class Neighbourhood:
         """To a peer of that stage; why not, if it was not reached. It may have closed its own while we waited
         for a word of it, and ours ended with them."""
         if peer not in self._greeted:  # Its greeting tells whether it may be here, and that it is.
-            self._unheard.await_word(peer)
+            self._unheard.setdefault(peer, asyncio.Event())
         next_to_ours = stage >= 0 and stage != self.membership.stage
         lanes: Sequence[Lane] = ("group", "data") if next_to_ours else ("group",)
         for attempt in (1, 2):
@@ -277,7 +277,7 @@ class Neighbourhood:
         released = not left and code != "moved" and was_linked and not self.membership.needs(peer)
         self.echoes.forget(peer)
         if left:
-            self._unheard.forget(peer)
+            self._unheard.pop(peer, None)
             self._greeted.discard(peer)
             self.membership.left(peer)
         elif released:
@@ -340,7 +340,8 @@ class Neighbourhood:
 
     def _hears(self, peer: PeerId) -> None:
         self.membership.heard(peer, self.clock.time())
-        self._unheard.heard(peer)
+        if word := self._unheard.pop(peer, None):
+            word.set()
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self.traffic.refused[code] += 1
@@ -391,7 +392,7 @@ class Neighbourhood:
         """At the very moment: what a silent peer holds has waited long enough."""
         now = self.clock.time()
         for peer in self.membership.silent(now):
-            self._unheard.fell_silent(peer)
+            self._unheard[peer] = asyncio.Event()  # Nothing that was heard of it before counts.
             self._unlink(peer, "silent")
         self._silence.arm(self.membership.next_silence(now))
 

@@ -48,7 +48,7 @@ class Echoes:
         sent_at = self._sent.get(echo)
         if sent_at is not None:
             seconds = max(0.0, now - sent_at - delay_seconds)
-            self.timings.add("round trip", seconds)
+            self.timings.append(("round trip", seconds))
             known = self.round_trips.get(peer, seconds)
             self.round_trips[peer] = min(seconds, known + SMOOTHING * (seconds - known))
 

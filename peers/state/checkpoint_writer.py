@@ -91,7 +91,7 @@ class Disk:
             except checkpoint_file.CheckpointError as error:
                 self.say("checkpoint_unusable", f"{error}; an older one or the swarm's state is used")
                 continue
-            self.timings.add("load", perf_counter() - began)
+            self.timings.append(("load", perf_counter() - began))
             self.digests.restore(held.signed)
             round = held.round
             self.say("restored", f"has the weights of round {round} in its own checkpoint")
@@ -157,7 +157,7 @@ class Disk:
                 self._say_again = now + REFUSED_SECONDS
                 self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")
             return
-        self.timings.add("save", perf_counter() - began)
+        self.timings.append(("save", perf_counter() - began))
         self.saved, self.saved_bytes = (path, round), path.stat().st_size
         self.note("saved", round=round, bytes=self.saved_bytes)
         self._say_again = 0.0

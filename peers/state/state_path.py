@@ -305,7 +305,7 @@ class StatePath:
         units = units_of(bytes(download.data))
         if state_digest(root.round, units) != root.digest:
             raise NoState(f"the chunks of the snapshot of round {root.round} do not make up its digest")
-        self.timings.add("fetch", self.clock.time() - began)
+        self.timings.append(("fetch", self.clock.time() - began))
         told = [self._tokens[peer, root.digest] for peer in naming if (peer, root.digest) in self._tokens]
         return Weights(units, root.round, root.chain, tokens=median_low(told) if told else None)
 

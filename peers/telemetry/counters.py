@@ -17,20 +17,16 @@ KEPT = 8192
 """An observer reads once a second; without one the oldest are forgotten."""
 
 
-class Timings:
-    """Any thread may add; one reads."""
+class Timings(deque[tuple[str, float]]):
+    """What was measured, and how long it took unless it is no duration. Any thread may append; one reads."""
 
     def __init__(self) -> None:
-        self._taken: deque[tuple[str, float]] = deque(maxlen=KEPT)
-
-    def add(self, what: str, measured: float) -> None:
-        """Seconds, unless `what` is measured otherwise."""
-        self._taken.append((what, measured))
+        super().__init__(maxlen=KEPT)
 
     def read(self) -> Iterator[tuple[str, float]]:
-        """(what, measured) of everything since the last reading."""
-        while self._taken:
-            yield self._taken.popleft()
+        """Everything since the last reading."""
+        while self:
+            yield self.popleft()
 
 
 Coded = Literal["activation", "gradient", "contribution"]
@@ -51,12 +47,9 @@ class CodecCounts:
 
     def encoded(self, kind: Coded, began: float, numbers: int, size: int) -> None:
         """So many numbers became `size` bytes; `began`: perf_counter() before."""
-        self._timings.add(f"{kind} encode", perf_counter() - began)
+        self._timings.append((f"{kind} encode", perf_counter() - began))
         self.input_bytes[kind] += FLOAT_BYTES * numbers
         self.output_bytes[kind] += size
-
-    def decoded(self, kind: Coded, began: float) -> None:
-        self._timings.add(f"{kind} decode", perf_counter() - began)
 
 
 OBSERVE_SECONDS = 1.0

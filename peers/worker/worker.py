@@ -180,7 +180,7 @@ class Worker(Parts):
         self.makers = Makers(membership, manifest.rounds)
         self.neighbourhood = Neighbourhood(
             self.transport, self.signed.run_id, membership,
-            Hearing(self, self.orders, self.wake), self.signed.wire(), self.note,
+            Hearing(self, self.orders, self._changed.set), self.signed.wire(), self.note,
             self._longest_bodies(),
         )  # fmt: skip
         self.neighbourhood.met = self.presence.directory.met
@@ -406,10 +406,6 @@ class Worker(Parts):
         return record
 
     # -- between the parts ----------------------------------------------------------------------------
-
-    def wake(self) -> None:
-        """Something happened: conditions that are waited for may hold now."""
-        self._changed.set()
 
     def linked(self) -> list[PeerId]:
         """Peers to whom links stand."""

@@ -22,7 +22,6 @@ from collections.abc import Callable, Generator, Iterator
 from protocols.errors import Malformed, TooLarge
 from protocols.fields import Body
 from protocols.messages.table import BODY_LIMIT, HEADER_LIMIT, Message, decode, encode
-from protocols.signed import msgpack_guard
 
 PIECE_BYTES = 64 * 1024
 """A piece's content as we write it. At 10 Mbit/s, a home uplink, one takes 52 ms: what an urgent message
@@ -278,7 +277,6 @@ class FrameReader:
         if hashlib.sha256(view[start:end]).digest()[:CHECK_BYTES] != view[end : end + CHECK_BYTES]:
             return 0
         header = bytes(view[start : start + header_bytes])
-        msgpack_guard.check(header, HEADER_LIMIT)
         message = decode(header)
         if message.priority != flags & _PRIORITY or body_bytes > self._limit(message):
             return 0
@@ -323,7 +321,6 @@ class FrameReader:
         if header_bytes == 0:
             raise Malformed("an empty header")
         header = bytes((yield header_bytes))
-        msgpack_guard.check(header, HEADER_LIMIT)
         message = decode(header)
         if message.priority != priority:
             raise Malformed(f"a {type(message).__name__} with priority {priority}")

@@ -7,10 +7,10 @@ swarmnet/resources/allowances.py.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from protocols.errors import Backlog, WireError
-from protocols.framing.frames import FrameReader, Received
+from protocols.framing.frames import FrameReader
 from protocols.framing.send_queue import Ear
 from protocols.messages.table import Message
 from swarmnet.identifiers import PeerId
@@ -18,7 +18,8 @@ from swarmnet.resources.allowances import Checks, Unfinished
 
 
 class Inflow:
-    """The messages of one stream, and what it holds of unfinished ones."""
+    """One stream: the reader of its frames, and what it holds of unfinished messages. Whoever reads calls
+    `count` after each read."""
 
     def __init__(self, intake: Intake, number: int, peer: PeerId, ear: Ear, cut: Callable[[], None]) -> None:
         self.peer = peer
@@ -29,6 +30,8 @@ class Inflow:
         """Read, and not taken yet."""
         self._intake, self._number, self._ear, self._cut = intake, number, ear, cut
         self._greeted = False
+        self._held = 0
+        """As it was told to the intake."""
 
     def greeted(self) -> bool:
         """Whether its sender has greeted. It keeps what it has: after a goodbye on one lane the others' last
@@ -39,17 +42,13 @@ class Inflow:
     def _limit(self, message: Message) -> int:
         return self._ear.terms.bodies.get(type(message), 0) if self.greeted() else 0
 
-    def take(self, data: bytes) -> Iterator[Received]:
-        """The messages that `data` completes, each as it is asked for. Raises WireError."""
-        yield from self.frames.take(data)
-        self.count()
-        if self.error is not None:
-            raise self.error
-
     def count(self) -> None:
-        """What it holds has changed: whoever holds too much now is cut."""
+        """What it holds may have changed, as it does not with messages that come whole: whoever holds too
+        much now is cut."""
         held = self.frames.held_bytes + self.waiting_bytes
-        self._intake.holds(self._number, held, self._ear.terms.longest)
+        if held != self._held:
+            self._held = held
+            self._intake.holds(self._number, held, self._ear.terms.longest)
 
     def cut(self, reason: str) -> None:
         """What it holds is freed at once; whoever reads it finds the error."""

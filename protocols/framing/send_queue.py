@@ -24,12 +24,10 @@ class BoundedLink:
     def __init__(self, peer: PeerId, lane: Lane, backlog_bytes: int = BACKLOG_BYTES) -> None:
         self.peer, self.lane = peer, lane
         self._backlog_bytes = backlog_bytes
-        self._end: str | None = None
+        self.closed = False
+        self._end = ""
+        """Why it has ended."""
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-
-    @property
-    def closed(self) -> bool:
-        return self._end is not None
 
     @property
     @abstractmethod
@@ -37,7 +35,7 @@ class BoundedLink:
 
     def post(self, message: Message, body: Body = b"") -> int:
         """See `Link.post`."""
-        if self._end is not None:
+        if self.closed:
             raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
         if self.queued_bytes + len(body) > self._backlog_bytes:
             raise Backlog(f"{self.queued_bytes} bytes wait on the {self.lane} link to {self.peer}")
@@ -45,7 +43,7 @@ class BoundedLink:
 
     async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
         """See `Link.drained`."""
-        if self._end is not None:
+        if self.closed:
             raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
         if self.queued_bytes <= below_bytes:
             return
@@ -73,9 +71,9 @@ class BoundedLink:
 
     def _finish(self, reason: str) -> bool:
         """End the link; False if it had ended already."""
-        if self._end is not None:
+        if self.closed:
             return False
-        self._end = reason
+        self.closed, self._end = True, reason
         self._drop()
         for _, waiter in self._waiters:
             if not waiter.done():

@@ -128,8 +128,10 @@ class MemoryLink(QueuedLink):
         receiver = self.target.receiver
         if not self._inbound_open or receiver is None:
             return
-        error = deliver(receiver, self.source.peer, self.lane, self._inflow.take(data))
-        if error is not None and self._inbound_open:
+        error = deliver(receiver, self.source.peer, self.lane, self._inflow.frames.take(data))
+        if error is None:
+            self._inflow.count()
+        elif self._inbound_open:
             self._refuse(receiver, error)
 
     def _refuse(self, receiver: Receiver, error: WireError) -> None:

@@ -7,6 +7,7 @@ sender's. docs/wire.md holds the table. Durations in seconds, sizes in bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -55,6 +56,7 @@ from protocols.messages.snapshots import Chunk as Chunk
 from protocols.messages.snapshots import NoChunk as NoChunk
 from protocols.messages.snapshots import SnapshotRoot as SnapshotRoot
 from protocols.messages.snapshots import State as State
+from protocols.signed import msgpack_guard
 from protocols.signed.peer_record import PeerRecord as PeerRecord
 
 Lane = Literal["data", "group", "bulk"]
@@ -78,18 +80,14 @@ DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit, Prospect, Ask, Place, He
 STATE_MESSAGES = (AskState, State, AskChunk, Chunk, NoChunk)
 """Of the state path."""
 
-_encoder = msgspec.msgpack.Encoder()
+encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
+"""MessagePack bytes of a message header."""
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
 
-def encode(message: Message) -> bytes:
-    """MessagePack bytes of a message header."""
-    return _encoder.encode(message)
-
-
 def decode(data: bytes) -> Message:
-    """The message in `data`; Malformed if it is none. `data` must have passed the guard
-    (signed/msgpack_guard.py)."""
+    """The message in a header that a stranger may have sent. Raises Malformed or TooLarge."""
+    msgpack_guard.check(data, HEADER_LIMIT)
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

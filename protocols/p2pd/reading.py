@@ -111,7 +111,7 @@ class Reading:
 
     async def _deliver(self, data: bytes) -> None:
         """Hand on what `data` completes, a message a turn of the loop. Raises WireError."""
-        for message, body, taken in self.inflow.take(data):
+        for message, body, taken in self.inflow.frames.take(data):
             await self._afford(len(data))
             if self.ear.receiver is None or self.inflow.error is not None:
                 return
@@ -123,6 +123,9 @@ class Reading:
                 CHECKED.reset(token)
                 self.intake.checks.spend(self.peer, checked.count, self.clock())
             await asyncio.sleep(0)
+        self.inflow.count()
+        if self.inflow.error is not None:
+            raise self.inflow.error
 
     async def _afford(self, waiting_bytes: int) -> None:
         """Wait until the peer may have signatures checked again. What was read counts as unfinished. Raises

@@ -24,20 +24,10 @@ from swarmnet.model.draws import normal
 from swarmnet.model.linear import linear
 from swarmnet.model.parameters import anchors_after, anchors_before
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.manifest import ModelShape, Span
+from swarmnet.run.manifest import ModelShape
 
 PROJECTORS_KEPT = 64
 """Of the process, on each device: more than a model has boundaries."""
-
-
-def begins_narrow(shape: ModelShape, span: Span) -> bool:
-    """Whether the span's inputs have come through a narrow boundary."""
-    return shape.boundary.is_narrow and not span.has_embedding
-
-
-def ends_narrow(shape: ModelShape, span: Span) -> bool:
-    """Whether what the span gives goes through a narrow boundary."""
-    return shape.boundary.is_narrow and not span.has_head
 
 
 def leave(

@@ -25,38 +25,47 @@ _INT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class CarriedText:
+    encoded: bytes
+    """As it goes from stage to stage, the same all the way down."""
     labels: Tensor
     """int64 [B, T], each below the vocabulary."""
     tokens: Tensor | None = None
     """int64 [B, T]: what hidden states belong to; None where nobody asks, because boundaries are open."""
 
 
-def encode(manifest: Manifest, text: CarriedText) -> bytes:
-    """`manifest.text_bytes` bytes."""
-    if not manifest.model.boundary.is_narrow:
-        return text.labels.to(torch.int32).numpy().tobytes()
-    assert text.tokens is not None, "whoever is behind a narrow boundary needs the tokens"
-    windows = torch.cat((text.tokens, text.labels[:, -1:]), dim=1).numpy().astype("<i4")
-    four_N4 = np.ascontiguousarray(windows).view(np.uint8).reshape(-1, _INT32_BYTES)
-    return four_N4[:, : token_bytes(manifest.model.vocabulary)].tobytes()
+class TextCodec:
+    """Of one run, in which every microbatch's text is of one size."""
 
+    def __init__(self, manifest: Manifest) -> None:
+        self.size = manifest.text_bytes
+        """In bytes."""
+        self._sequences, self._tokens = manifest.data.microbatch_sequences, manifest.data.sequence_tokens
+        self._vocabulary = manifest.model.vocabulary
+        self._each = token_bytes(self._vocabulary)
+        self._is_narrow = manifest.model.boundary.is_narrow
 
-def decode(manifest: Manifest, data: bytes | memoryview) -> CarriedText:
-    """Raises HiddenError."""
-    vocabulary = manifest.model.vocabulary
-    sequences, tokens = manifest.data.microbatch_sequences, manifest.data.sequence_tokens
-    if len(data) != manifest.text_bytes:
-        raise HiddenError(f"{len(data)} bytes of tokens, {sequences} x {tokens} take {manifest.text_bytes}")
-    if not manifest.model.boundary.is_narrow:
-        return CarriedText(_checked(np.frombuffer(data, "<i4"), vocabulary, "labels").view(sequences, tokens))
-    each = token_bytes(vocabulary)
-    packed_NB = np.frombuffer(data, np.uint8).reshape(-1, each)
-    four_N4 = np.pad(packed_NB, ((0, 0), (0, _INT32_BYTES - each)))
-    windows = _checked(four_N4.view("<i4").ravel(), vocabulary, "tokens").view(sequences, tokens + 1)
-    return CarriedText(windows[:, 1:].contiguous(), windows[:, :-1].contiguous())
+    def encode(self, tokens: Tensor, labels: Tensor) -> CarriedText:
+        """Of a microbatch that begins here; both int64 [B, T]."""
+        if not self._is_narrow:
+            return CarriedText(labels.to(torch.int32).numpy().tobytes(), labels)
+        windows = torch.cat((tokens, labels[:, -1:]), dim=1).numpy().astype("<i4")
+        four_N4 = np.ascontiguousarray(windows).view(np.uint8).reshape(-1, _INT32_BYTES)
+        return CarriedText(four_N4[:, : self._each].tobytes(), labels, tokens)
 
+    def decode(self, data: bytes) -> CarriedText:
+        """Raises HiddenError."""
+        sequences, tokens = self._sequences, self._tokens
+        if len(data) != self.size:
+            raise HiddenError(f"{len(data)} bytes of tokens, {sequences} x {tokens} take {self.size}")
+        if not self._is_narrow:
+            labels = self._checked(np.frombuffer(data, "<i4"), "labels").view(sequences, tokens)
+            return CarriedText(data, labels)
+        packed_NB = np.frombuffer(data, np.uint8).reshape(-1, self._each)
+        four_N4 = np.pad(packed_NB, ((0, 0), (0, _INT32_BYTES - self._each)))
+        windows = self._checked(four_N4.view("<i4").ravel(), "tokens").view(sequences, tokens + 1)
+        return CarriedText(data, windows[:, 1:].contiguous(), windows[:, :-1].contiguous())
 
-def _checked(values: np.ndarray, vocabulary: int, what: str) -> Tensor:
-    if values.min() < 0 or values.max() >= vocabulary:
-        raise HiddenError(f"{what} outside the vocabulary")
-    return torch.from_numpy(values.astype(np.int64))
+    def _checked(self, values: np.ndarray, what: str) -> Tensor:
+        if values.min() < 0 or values.max() >= self._vocabulary:
+            raise HiddenError(f"{what} outside the vocabulary")
+        return torch.from_numpy(values.astype(np.int64))

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.model.boundary import begins_narrow, ends_narrow, enter, leave
+from swarmnet.model.boundary import enter, leave
 from swarmnet.model.draws import normal
 from swarmnet.model.fixed_point import UNIT, to_units
 from swarmnet.model.flat_layout import Layout
-from swarmnet.model.linear import linear
+from swarmnet.model.linear import linear, products
 from swarmnet.model.parameters import (
     BRANCH_ENDS,
     EMBEDDING,
@@ -96,29 +96,26 @@ def forward(
     boundaries are narrow, hidden states that come and go are [B, T, R], and a span without the embedding
     takes the tokens besides.
     """
+    hidden_BTD = inputs
     if span.has_embedding:
         tokens_BT, hidden_BTD = inputs, functional.embedding(inputs, weights[EMBEDDING])
-    elif begins_narrow(shape, span):
-        assert tokens_BT is not None, "behind a narrow boundary a token is not known from its hidden states"
-        hidden_BTD = enter(weights, shape, span.first, inputs, tokens_BT)
-    else:
-        hidden_BTD = inputs
     start, length = cache.length if cache is not None else 0, hidden_BTD.shape[1]
     rotation = _rotation(shape, start, length, hidden_BTD.device)
     for layer in range(span.first, span.stop):
-        if layer > span.first and layer in shape.boundary.after:  # It stands inside this span.
-            assert tokens_BT is not None
-            crossed_BTR = leave(weights, shape, layer, hidden_BTD, tokens_BT)
-            hidden_BTD = enter(weights, shape, layer, crossed_BTR, tokens_BT)
+        if layer in shape.boundary.after:
+            assert tokens_BT is not None, "hidden states behind a narrow boundary do not tell their tokens"
+            if layer > span.first:  # It stands inside this span.
+                hidden_BTD = leave(weights, shape, layer, hidden_BTD, tokens_BT)
+            hidden_BTD = enter(weights, shape, layer, hidden_BTD, tokens_BT)
         hidden_BTD = _layer(weights, shape, layer, hidden_BTD, rotation, cache)
     if cache is not None:
         cache.length += length
     if span.has_head:
         return linear(_norm(hidden_BTD, weights[FINAL_NORM], shape), weights[HEAD])
-    if not ends_narrow(shape, span):
-        return hidden_BTD
-    assert tokens_BT is not None
-    return leave(weights, shape, span.stop, hidden_BTD, tokens_BT)
+    if span.stop in shape.boundary.after:
+        assert tokens_BT is not None
+        hidden_BTD = leave(weights, shape, span.stop, hidden_BTD, tokens_BT)
+    return hidden_BTD
 
 
 def _layer(
@@ -135,8 +132,8 @@ def _layer(
     normed_BTD = _norm(hidden_BTD, weight("input_layernorm"), shape)
     hidden_BTD = hidden_BTD + _attention(weight, shape, layer, normed_BTD, rotation, cache)
     normed_BTD = _norm(hidden_BTD, weight("post_attention_layernorm"), shape)
-    gate_BTF = functional.silu(linear(normed_BTD, weight("mlp.gate_proj")))
-    return hidden_BTD + linear(gate_BTF * linear(normed_BTD, weight("mlp.up_proj")), weight("mlp.down_proj"))
+    gate_BTF, up_BTF = products(normed_BTD, weight("mlp.gate_proj"), weight("mlp.up_proj"))
+    return hidden_BTD + linear(functional.silu(gate_BTF) * up_BTF, weight("mlp.down_proj"))
 
 
 def _attention(
@@ -147,16 +144,17 @@ def _attention(
     rotation: tuple[Tensor, Tensor],
     cache: Cache | None,
 ) -> Tensor:
-    def heads(projection: str, norm: str | None = None) -> Tensor:
-        projected = linear(normed_BTD, weight(projection))
+    def heads(projected: Tensor, norm: str | None = None) -> Tensor:
         x_BTHW = projected.view(*projected.shape[:2], -1, shape.head_width)
         if shape.qk_norm and norm:
             x_BTHW = _norm(x_BTHW, weight(norm), shape)
         return x_BTHW.transpose(1, 2)
 
-    query_BHTW = _rotate(heads("self_attn.q_proj", "self_attn.q_norm"), rotation)
-    key_BKSW = _rotate(heads("self_attn.k_proj", "self_attn.k_norm"), rotation)
-    value_BKSW = heads("self_attn.v_proj")
+    projections = (weight(f"self_attn.{letter}_proj") for letter in "qkv")
+    query, key, value = products(normed_BTD, *projections)
+    query_BHTW = _rotate(heads(query, "self_attn.q_norm"), rotation)
+    key_BKSW = _rotate(heads(key, "self_attn.k_norm"), rotation)
+    value_BKSW = heads(value)
     if cache is not None:
         key_BKSW, value_BKSW = cache.extend(layer, key_BKSW, value_BKSW)
     attended_BHTW = functional.scaled_dot_product_attention(

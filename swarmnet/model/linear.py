@@ -7,6 +7,7 @@ carries too, takes the AVX-512 of any maker, with float32's full precision: meas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Protocol
 
@@ -17,10 +18,15 @@ from torch.nn import functional
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """[..., in] and [out, in] -> [..., out]."""
-    if x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and _onednn_is_faster():
-        product: Tensor = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
-        return product
-    return functional.linear(x, weight)
+    return products(x, weight)[0]
+
+
+def products(x: Tensor, *weights: Tensor) -> Sequence[Tensor]:
+    """Of one x with several weights, to the bits of as many single ones, gradients too."""
+    if x.device.type == "cpu" and x.dtype == weights[0].dtype == torch.float32 and _onednn_is_faster():
+        several: Sequence[Tensor] = _Products.apply(x, *weights)  # type: ignore[no-untyped-call]
+        return several
+    return [functional.linear(x, weight) for weight in weights]
 
 
 @cache
@@ -38,23 +44,29 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Context(Protocol):
-    saved_tensors: tuple[Tensor, Tensor]
-    needs_input_grad: tuple[bool, bool]
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
 
     def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
-class _Linear(torch.autograd.Function):
+class _Products(torch.autograd.Function):
     @staticmethod
-    def forward(context: _Context, x: Tensor, weight: Tensor) -> Tensor:
-        context.save_for_backward(x, weight)
-        return _product(x, weight)
+    def forward(context: _Context, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        context.save_for_backward(x, *weights)
+        return tuple(_product(x, weight) for weight in weights)
 
     @staticmethod
-    def backward(context: _Context, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, weight = context.saved_tensors
-        needs_x, needs_weight = context.needs_input_grad
-        return (
-            _product(gradient, weight.t()) if needs_x else None,
-            _product(gradient.flatten(0, -2).t(), x.flatten(0, -2).t()) if needs_weight else None,
+    def backward(context: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = context.saved_tensors
+        needs_x, *needs = context.needs_input_grad
+        of_x: Tensor | None = None
+        if needs_x:  # Added from the last one on, as autograd adds those of single products.
+            for gradient, weight in zip(reversed(gradients), reversed(weights), strict=True):
+                part = _product(gradient, weight.t())
+                of_x = part if of_x is None else of_x.add_(part)
+        x_t = x.flatten(0, -2).t()
+        return of_x, *(
+            _product(gradient.flatten(0, -2).t(), x_t) if needed else None
+            for gradient, needed in zip(gradients, needs, strict=True)
         )

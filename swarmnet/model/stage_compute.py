@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.model.boundary import begins_narrow
 from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.sizes import MOST_NORM
@@ -66,6 +65,7 @@ class StageCompute:
         device: torch.device | None = None,
     ) -> None:  # fmt: skip
         self._shape, self._span, self._layout = shape, span, layout
+        self._crossing = shape.crossing
         self._recompute = recompute == "stage"
         self._device = device or torch.device("cpu")
         self._flat: Tensor | None = None
@@ -192,8 +192,8 @@ class StageCompute:
         if self._span.has_embedding:
             kind, fits = "int64 tokens [B, T]", inputs.dtype == torch.int64 and inputs.dim() == 2
         else:
-            kind = f"float32 hidden states [B, T, {self._shape.crossing}]"
-            fits = inputs.dtype == torch.float32 and inputs.shape[2:] == (self._shape.crossing,)
+            kind = f"float32 hidden states [B, T, {self._crossing}]"
+            fits = inputs.dtype == torch.float32 and inputs.shape[2:] == (self._crossing,)
         if not fits:
             raise StageError(f"microbatch {key}: inputs are {_kind(inputs)}, this stage takes {kind}")
         sequences, tokens = inputs.shape[:2]
@@ -210,7 +210,7 @@ class StageCompute:
 
     def _beside(self, key: Hashable, inputs: Tensor, tokens_BT: Tensor | None) -> Tensor | None:
         """Check the tokens that hidden states behind a narrow boundary belong to; None: it takes none."""
-        if not begins_narrow(self._shape, self._span):
+        if self._span.first not in self._shape.boundary.after:
             return None
         if tokens_BT is None or tokens_BT.shape != inputs.shape[:2] or tokens_BT.dtype != torch.int64:
             came, need = "none" if tokens_BT is None else _kind(tokens_BT), list(inputs.shape[:2])

@@ -92,6 +92,7 @@ class GroupRounds:
         self.gossip = Gossip(now)
         self._differing_until = float("inf")
         """No set of a neighbour has differed long enough before."""
+        self._due = now
         self._effects: list[events.Effect] = []
 
     @property
@@ -136,8 +137,13 @@ class GroupRounds:
         self._effects = []
         match event:
             case events.Committed(tokens):
+                begins = not self.open_round.tokens  # From then on its time runs.
                 self.open_round.tokens += tokens
+                full = self.open_round.full(now)
                 self.gossip.committed(self.open_round.tokens, self.open_round.share)
+                self._due = min(self._due, self.gossip.next_deadline())
+                if not (begins or full) and now < self._due:
+                    return []  # As of most: all else that is decided below is decided already.
             case events.Contributed(round, reference, table):
                 self._read(reference, table)
                 self._contributed(round, reference, now)
@@ -187,10 +193,14 @@ class GroupRounds:
             case events.Tick():
                 pass
         self._advance(now)
+        self._due = self._next_due()
         return self._effects
 
     def next_deadline(self) -> float:
         """When to call `handle` with Tick if nothing else happens."""
+        return self._due
+
+    def _next_due(self) -> float:
         times = [self.gossip.next_deadline(), self.pulls.next_deadline(), self.offers.next_deadline()]
         if self.reducing is not None:
             times.append(self.reducing.next_deadline())

@@ -7,6 +7,7 @@ Which of the two it is, is decided once, when a peer's parts are put together.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -16,13 +17,23 @@ Live = Callable[[int], Collection[PeerId]]
 """Stage -> its peers that take microbatches now."""
 
 
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A microbatch's passage through a stage: what its path means there."""
+
+    path_stages: int
+    """On its whole path."""
+    branch_scale: float = 1.0
+    """What the stage's layers count for on it (Rules.branch_scale)."""
+
+
 class NextHop(Protocol):
     """The paths of the microbatches on one peer. Each is checked when it comes, kept until `forget`, and
     leads to peers of the stages that may be next."""
 
     stage: int
 
-    def start(self, key: MicrobatchId) -> None:
+    def start(self, key: MicrobatchId) -> Passage:
         """One begins here, on the first stage."""
 
     def check(self, header: Header) -> None:
@@ -31,7 +42,7 @@ class NextHop(Protocol):
     def came_otherwise(self, key: MicrobatchId, header: Header) -> bool:
         """Whether it is here already, by another path: what is kept for it is no answer to this one."""
 
-    def arrive(self, key: MicrobatchId, header: Header) -> None:
+    def arrive(self, key: MicrobatchId, header: Header) -> Passage:
         """Keep a checked header until `forget`."""
 
     def candidates(self, key: MicrobatchId | None, tried: Collection[PeerId] = ()) -> Collection[PeerId]:
@@ -40,12 +51,6 @@ class NextHop(Protocol):
 
     def header_for(self, key: MicrobatchId, stage: int) -> Header:
         """What to send with it to a peer of `stage`. Raises IllegalPath if it may not go there."""
-
-    def path_length(self, key: MicrobatchId) -> int:
-        """Stages on its whole path."""
-
-    def branch_scale(self, key: MicrobatchId) -> float:
-        """What this stage's layers count for on its path (Rules.branch_scale)."""
 
     def missing(self) -> tuple[int, ...]:
         """Stages that the next microbatch would wait for because nobody holds them; empty: none."""
@@ -61,11 +66,12 @@ class Straight:
         self.rules = rules
         self.stage = stage
         self.live = live
+        self._passage = Passage(rules.stages)
         self._here = straight(rules, stage)
         self._next = straight(rules, stage + 1) if stage < rules.last else None
 
-    def start(self, key: MicrobatchId) -> None:
-        pass
+    def start(self, key: MicrobatchId) -> Passage:
+        return self._passage
 
     def check(self, header: Header) -> None:
         if header != self._here:
@@ -74,8 +80,8 @@ class Straight:
     def came_otherwise(self, key: MicrobatchId, header: Header) -> bool:
         return False
 
-    def arrive(self, key: MicrobatchId, header: Header) -> None:
-        pass
+    def arrive(self, key: MicrobatchId, header: Header) -> Passage:
+        return self._passage
 
     def candidates(self, key: MicrobatchId | None, tried: Collection[PeerId] = ()) -> Collection[PeerId]:
         live = self.live(self.stage + 1)
@@ -85,12 +91,6 @@ class Straight:
         if self._next is None or stage != self.stage + 1:
             raise IllegalPath(f"stage {stage} does not come after stage {self.stage}")
         return self._next
-
-    def path_length(self, key: MicrobatchId) -> int:
-        return self.rules.stages
-
-    def branch_scale(self, key: MicrobatchId) -> float:
-        return 1.0
 
     def missing(self) -> tuple[int, ...]:
         there = self._next is None or self.live(self.stage + 1)

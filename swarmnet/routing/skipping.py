@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.routing.cheapest_path import Onward, onward
-from swarmnet.routing.next_hop import Live
+from swarmnet.routing.next_hop import Live, Passage
 from swarmnet.run.path_rules import Header, Rules, begin, check, needs_swap, straight, visit
 
 
@@ -33,10 +33,11 @@ class Skipping:
         self.sent: dict[MicrobatchId, int] = {}
         """The stage that each went to last."""
 
-    def start(self, key: MicrobatchId) -> None:
+    def start(self, key: MicrobatchId) -> Passage:
         """An origin's microbatch: it is to visit as many stages as the rules say for it."""
-        self.headers[key] = self._first()
+        header = self._first()
         self.begun += 1
+        return self.arrive(key, header)
 
     def check(self, header: Header) -> None:
         """Raise IllegalPath unless a microbatch may come here with this header."""
@@ -47,9 +48,10 @@ class Skipping:
         known = self.headers.get(key)
         return known is not None and known.visited != header.visited
 
-    def arrive(self, key: MicrobatchId, header: Header) -> None:
+    def arrive(self, key: MicrobatchId, header: Header) -> Passage:
         """Keep a checked header until `forget`."""
         self.headers[key] = header
+        return Passage(header.length, self.rules.branch_scale(self.stage, header.length))
 
     def candidates(self, key: MicrobatchId | None, tried: Collection[PeerId] = ()) -> list[PeerId]:
         """Live peers that it may be sent to; None: a microbatch that would be started now.
@@ -69,13 +71,6 @@ class Skipping:
         header = visit(self._onward(key).header, stage, self.rules)
         self.sent[key] = stage
         return header
-
-    def path_length(self, key: MicrobatchId) -> int:
-        return self.headers[key].length
-
-    def branch_scale(self, key: MicrobatchId) -> float:
-        """What this stage's layers count for on its way (Rules.branch_scale)."""
-        return self.rules.branch_scale(self.stage, self.path_length(key))
 
     def missing(self) -> tuple[int, ...]:
         """Stages that a microbatch started here, or the next one that came, would wait for; empty: none."""

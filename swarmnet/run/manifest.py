@@ -72,7 +72,7 @@ class ModelShape:
     @property
     def crossing(self) -> int:
         """Numbers per token between stages."""
-        return self.boundary.width if self.boundary.is_narrow else self.width
+        return self.boundary.width or self.width  # An open boundary has no width of its own.
 
 
 STANDARD_LIBRARY = "python-stdlib"

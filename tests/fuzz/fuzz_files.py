@@ -177,7 +177,7 @@ def microbatch(chance: Random) -> tuple[Manifest, Act, bytes]:
 def take_microbatch(sent: tuple[Manifest, Act, bytes], _folder: Path) -> None:
     manifest, act, body = sent
     key, header = MicrobatchId(PeerId(act.origin), act.counter), act.path.header()
-    came = validate_act.arrival_of(manifest, key, header, act, body)
+    came = validate_act.arrival_of(validate_act.ActForm.of(manifest), key, header, act, body)
     refused(came if isinstance(came, Trouble) else None)
 
 

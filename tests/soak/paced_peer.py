@@ -31,9 +31,9 @@ class PacedWork(MicrobatchWork):
         super().__init__(manifest, stage, stage_compute)
         self.layers = stage_work(manifest)[stage]
 
-    def forward(self, key: MicrobatchId, kept: Bodies, branch_scale: float = 1.0) -> Computed | Trouble:
+    def forward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
         with self.paced(1.0 if self.is_last else FORWARD_PART):
-            return super().forward(key, kept, branch_scale)
+            return super().forward(key, kept)
 
     def backward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
         with self.paced(BACKWARD_PART):

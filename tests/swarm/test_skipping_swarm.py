@@ -10,6 +10,7 @@ from torch import Tensor
 from peers.lab.world.virtual_time import run
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.model.stage_compute import StageCompute
+from swarmnet.routing.next_hop import Passage
 from swarmnet.routing.skipping import Skipping
 from swarmnet.run.manifest import Paths
 from swarmnet.run.path_rules import Header
@@ -78,10 +79,10 @@ def test_a_run_begins_whole_and_skips_afterwards(monkeypatch):
     scales: dict[Hashable, set[float]] = {}
     arrive, forward = Skipping.arrive, StageCompute.forward
 
-    def noted(ways: Skipping, key: MicrobatchId, header: Header) -> None:
+    def noted(ways: Skipping, key: MicrobatchId, header: Header) -> Passage:
         if ways.stage == ways.rules.last:
             lengths[key] = len(header.visited)
-        arrive(ways, key, header)
+        return arrive(ways, key, header)
 
     def scaled(
         stage: StageCompute, key: Hashable, inputs: Tensor, branch_scale: float, tokens_BT: Tensor | None
@@ -118,10 +119,10 @@ def test_a_swap_is_made_only_where_it_is_allowed_and_nobody_has_told_anything_ye
     paths: dict[MicrobatchId, tuple[int, ...]] = {}
     arrive = Skipping.arrive
 
-    def noted(ways: Skipping, key: MicrobatchId, header: Header) -> None:
+    def noted(ways: Skipping, key: MicrobatchId, header: Header) -> Passage:
         if ways.stage == ways.rules.last:
             paths[key] = header.visited
-        arrive(ways, key, header)
+        return arrive(ways, key, header)
 
     monkeypatch.setattr(Skipping, "arrive", noted)
 

@@ -22,7 +22,6 @@ from peers.worker.pipeline.microbatch_compute import Trouble
 from protocols.messages.table import AskForward
 from swarmnet.inference.machine import MALFORMED, NO_ROUND, NOT_FINITE, NOT_READY
 from swarmnet.model import activation_codec
-from swarmnet.model.boundary import begins_narrow
 from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.run.activation_sizes import Codec, encoded_bytes
@@ -46,6 +45,7 @@ class ForwardWork:
     def __init__(self, manifest: Manifest, stage: int, part: StagePart, snapshots: Snapshots) -> None:
         self.manifest = manifest
         self.span = manifest.span(stage)
+        self._begins_narrow = self.span.first in manifest.model.boundary.after
         self._rules = manifest.path_rules()
         self.part = part
         self.snapshots = snapshots
@@ -57,7 +57,7 @@ class ForwardWork:
         tokens, model = ask.sequences * ask.tokens * TOKEN_BYTES, self.manifest.model
         shape = (ask.sequences, ask.tokens, model.crossing)
         inputs = tokens if self.span.has_embedding else encoded_bytes(shape, self._codec(ask))
-        beside = tokens if begins_narrow(model, self.span) else 0
+        beside = tokens if self._begins_narrow else 0
         return inputs + beside + (tokens if ask.scores and self.span.has_head else 0)
 
     def run(self, ask: AskForward, body: bytes) -> Answer | Trouble:
@@ -101,7 +101,7 @@ class ForwardWork:
         if self.span.has_embedding:
             return self._tokens(ask, rest), None, labels
         beside = None
-        if begins_narrow(self.manifest.model, self.span):
+        if self._begins_narrow:
             beside, rest = self._tokens(ask, rest[-size:]), rest[:-size]
         shape = (ask.sequences, ask.tokens, self.manifest.model.crossing)
         return activation_codec.decode(rest, shape, self._codec(ask)), beside, labels

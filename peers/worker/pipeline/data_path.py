@@ -20,11 +20,9 @@ from peers.runtime.timer import Timer
 from peers.telemetry.counters import Timings
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork, Source, Trouble
 from peers.worker.pipeline.reservations import Ahead
-from peers.worker.pipeline.validate_act import Arrival, checked_act
+from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
 from protocols.messages.table import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Message, Nack, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.model import carried_text
-from swarmnet.model.carried_text import CarriedText
 from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import Ledger, RecentLoss
@@ -32,7 +30,6 @@ from swarmnet.pipeline.machine import Pipeline
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.next_hop import NextHop, Straight
 from swarmnet.routing.skipping import Skipping
-from swarmnet.run.activation_sizes import encoded_bytes
 from swarmnet.run.manifest import Manifest
 
 NACK_CODES = frozenset(
@@ -74,7 +71,9 @@ class DataPath:
         """`text` for the first stage. At most `in_flight` microbatches of its own and `slots` of others are
         under way here, and fewer if memory holds no more. `committed(tokens)` tells the update path;
         `round()` is that of the stage now."""
-        self.manifest = manifest
+        self.stages = len(manifest.stages)
+        self.form = ActForm.of(manifest)
+        self.gradient_bytes = manifest.gradient_bytes
         self.stage = stage
         self.is_last = stage == len(manifest.stages) - 1
         self.compute = compute
@@ -132,8 +131,6 @@ class DataPath:
         self._look_ahead()
         if self.text is None:
             return
-        live = self.neighbourhood.membership.live
-        self.flow.aim(len(self.manifest.stages), 1 + len(live(self.stage)), len(live(self.stage + 1)))
         while (
             self.serving
             and self.pipeline.started_here < self.flow.window
@@ -142,9 +139,10 @@ class DataPath:
             key = MicrobatchId(self.neighbourhood.transport.peer, self.next_counter)
             self.next_counter += 1
             inputs_BT, labels_BT = self.text.microbatch(key)
-            text = CarriedText(labels_BT, inputs_BT)
-            self.bodies[key] = Bodies(inputs=inputs_BT, text=text, started_at=self.clock.time())
-            self.ways.start(key)
+            text = self.form.text.encode(inputs_BT, labels_BT)
+            self.bodies[key] = Bodies(
+                self.ways.start(key), inputs=inputs_BT, text=text, started_at=self.clock.time()
+            )
             self.feed(events.Start(key))
 
     def _look_ahead(self) -> None:
@@ -179,7 +177,7 @@ class DataPath:
                 if self.ahead is not None:
                     self.ahead.begins(key)
                 self.bodies[key].submitted_at = self.clock.time()
-                work = partial(self.work.forward, key, self.bodies[key], self.ways.branch_scale(key))
+                work = partial(self.work.forward, key, self.bodies[key])
                 self.compute.submit(FORWARD, work, partial(self._forwarded, key))
             case events.ComputeBackward(key):
                 self.bodies[key].submitted_at = self.clock.time()
@@ -189,7 +187,7 @@ class DataPath:
                 kept = self.bodies[key]
                 if kept.arrived_at is not None:
                     here = self.clock.time() - kept.arrived_at
-                    self.timings.add("handed up", here)
+                    self.timings.append(("handed up", here))
                     if self.ahead is not None:
                         self.ahead.hands_up(peer, key, attempt, here)
                     kept.arrived_at = None
@@ -266,7 +264,7 @@ class DataPath:
         self.pump()
 
     def _act(self, peer: PeerId, act: Act, body: bytes) -> None:
-        came = checked_act(self.neighbourhood.membership, self.ways, self.manifest, peer, act, body)
+        came = checked_act(self.neighbourhood.membership, self.ways, self.form, peer, act, body)
         if isinstance(came, Trouble):
             self._refuse(peer, act, came)
             self.neighbourhood.refused(peer, came.code, came.reason)
@@ -277,11 +275,10 @@ class DataPath:
             return
         key = came.key
         if key not in self.pipeline.jobs:
-            self.ways.arrive(key, came.header)
             visited = came.header.visited
             self.bodies[key] = Bodies(
-                sender=Source(peer, visited[-2], len(visited)), text=came.text, output=came.hidden,
-                shape=act.shape, arrived_at=self.clock.time(),
+                self.ways.arrive(key, came.header), Source(peer, visited[-2], len(visited)), text=came.text,
+                output=came.hidden, shape=act.shape, arrived_at=self.clock.time(),
             )  # fmt: skip
         self.feed(events.ActArrived(peer, key, act.attempt, act.deadline_seconds))
         job = self.pipeline.jobs.get(key)
@@ -299,7 +296,7 @@ class DataPath:
         """Why it is not taken although it is in order."""
         if not self.serving:
             return Trouble("not_ready", "not in step yet")
-        if self.ways.came_otherwise(came.key, came.header):
+        if came.key in self.pipeline.jobs and self.ways.came_otherwise(came.key, came.header):
             reason = "it is here by another way: a gradient for that one is none for this one"
             return Trouble("other_path", reason)
         if self.router.is_shunned(peer, self.clock.time()):
@@ -310,9 +307,8 @@ class DataPath:
         key = MicrobatchId(PeerId(grad.origin), grad.counter)
         kept = self.bodies.get(key)
         if kept is not None and self.pipeline.expects_answer(key, peer):
-            size = encoded_bytes(kept.shape, self.manifest.codec_back)
             tokens = kept.shape[0] * kept.shape[1]
-            if grad.shape != kept.shape or len(body) != size or grad.tokens != tokens:
+            if grad.shape != kept.shape or len(body) != self.gradient_bytes or grad.tokens != tokens:
                 reason = f"a gradient of {len(body)} bytes, {grad.tokens} tokens"
                 self.neighbourhood.refused(peer, "malformed", reason)
                 self.feed(events.NackArrived(peer, key, grad.attempt, "malformed"))
@@ -320,11 +316,11 @@ class DataPath:
             kept.answered = self.clock.time() - self.pipeline.jobs[key].sent_at
             if self.ahead is not None:
                 self.ahead.answered(peer, key, grad.attempt, kept.answered)
-            self.timings.add("answered", kept.answered)
+            self.timings.append(("answered", kept.answered))
             kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
             known = self.neighbourhood.membership.peers.get(peer)
             stage = known.stage if known is not None else -1
-            kept.answerer = Source(peer, stage, self.ways.path_length(key))
+            kept.answerer = Source(peer, stage, kept.passage.path_stages)
             kept.seconds = max(0.0, grad.path_seconds)
             kept.queued_below = min(max(0.0, grad.queue_seconds), kept.answered)
         self.feed(events.GradArrived(peer, key, grad.attempt))
@@ -335,7 +331,7 @@ class DataPath:
         kept = self._computed(key, seconds)
         if self.ahead is not None:
             self.ahead.computed(seconds, 0.0)
-        self.timings.add("last" if self.is_last else "forward", seconds)
+        self.timings.append(("last" if self.is_last else "forward", seconds))
         if isinstance(result, Trouble):
             self._failed(key, result)
         elif self.is_last:
@@ -352,7 +348,7 @@ class DataPath:
             if kept is not None:
                 text = kept.text
                 assert text is not None, "it comes with the inputs"
-                kept.output = result.encoded + carried_text.encode(self.manifest, text)
+                kept.output = result.encoded + text.encoded
                 kept.shape, kept.inputs = result.shape, None
                 kept.answer, kept.own_seconds = b"", seconds
             self.feed(events.ForwardDone(key))
@@ -362,7 +358,7 @@ class DataPath:
         kept = self._computed(key, seconds)
         if self.ahead is not None:
             self.ahead.computed(0.0, seconds)
-        self.timings.add("backward", seconds)
+        self.timings.append(("backward", seconds))
         if isinstance(result, Trouble):
             self._failed(key, result)
         else:
@@ -379,6 +375,8 @@ class DataPath:
                 under_way=self.pipeline.started_here,
             )  # fmt: skip
             if kept is not None and kept.started_at is not None:
+                live = self.neighbourhood.membership.live
+                self.flow.aim(self.stages, 1 + len(live(self.stage)), len(live(self.stage + 1)))
                 total = self.clock.time() - kept.started_at
                 queue = kept.queued + kept.queued_below
                 self.flow.done(total, kept.seconds, queue, self.pipeline.started_here)

@@ -6,7 +6,7 @@ A microbatch that cannot be computed (wrong shape, not finite) is an ordinary ou
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import hypot, inf, sqrt
 from time import perf_counter
 
@@ -20,6 +20,7 @@ from swarmnet.model import activation_codec
 from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.sizes import Judgement, Sizes
 from swarmnet.model.stage_compute import StageError
+from swarmnet.routing.next_hop import Passage
 from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import Manifest
 
@@ -43,6 +44,7 @@ class Source:
 class Bodies:
     """Everything kept for one microbatch, until Forget."""
 
+    passage: Passage = field(default=Passage(1))
     sender: Source | None = None
     """Whose hidden states `output` holds at first; None: it starts here."""
     answerer: Source | None = None
@@ -122,8 +124,7 @@ class MicrobatchWork:
         self.timings = Timings()
         self.codings = CodecCounts(self.timings, "activation", "gradient")
 
-    def forward(self, key: MicrobatchId, kept: Bodies, branch_scale: float = 1.0) -> Computed | Trouble:
-        """`branch_scale` (StageCompute.forward) is of middle stages alone: for the last one it is 1."""
+    def forward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
         kept.weights_at = self.applied_rounds
         try:
             inputs = kept.inputs
@@ -138,8 +139,9 @@ class MicrobatchWork:
             text = kept.text
             assert text is not None, "it came with the hidden states, or was cut with the inputs"
             if not self.is_last:
-                output_BTD = self.stage_compute.forward(key, inputs, branch_scale, text.tokens)
-                return Computed(self._encode("activation", output_BTD), _shape(output_BTD))
+                output_BTD = self.stage_compute.forward(key, inputs, kept.passage.branch_scale, text.tokens)
+                batch, tokens, width = output_BTD.shape
+                return Computed(self._encode("activation", output_BTD), (batch, tokens, width))
             finished = self.stage_compute.finish(key, inputs, text.labels, text.tokens)
         except (StageError, activation_codec.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
@@ -181,7 +183,7 @@ class MicrobatchWork:
 
     def _gathered(self, kept: Bodies, tokens: int) -> None:
         self.gathered_tokens += tokens
-        self.timings.add("staleness", self.applied_rounds - kept.weights_at)
+        self.timings.append(("staleness", self.applied_rounds - kept.weights_at))
         if self.after_gradient is not None:
             self.after_gradient()
 
@@ -202,13 +204,8 @@ class MicrobatchWork:
     def _decode(self, kind: Coded, data: bytes, shape: tuple[int, int, int]) -> Tensor:
         began = perf_counter()
         decoded = activation_codec.decode(data, shape, self.codecs[kind])
-        self.codings.decoded(kind, began)
+        self.timings.append((f"{kind} decode", perf_counter() - began))
         return decoded
-
-
-def _shape(hidden_BTD: Tensor) -> tuple[int, int, int]:
-    batch, tokens, width = hidden_BTD.shape
-    return batch, tokens, width
 
 
 def _norm(hidden_BTD: Tensor) -> float:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from peers.worker.pipeline.microbatch_compute import Trouble
 from protocols.messages.table import Act
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.membership.machine import Membership
-from swarmnet.model import carried_text
 from swarmnet.model.activation_codec import HiddenError
-from swarmnet.model.carried_text import CarriedText
+from swarmnet.model.carried_text import CarriedText, TextCodec
 from swarmnet.routing.next_hop import NextHop
-from swarmnet.run.activation_sizes import encoded_bytes
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import Header, IllegalPath
 
@@ -29,16 +28,28 @@ class Arrival:
     """Labels, and the tokens where a stage needs them."""
 
 
+@dataclass(frozen=True, slots=True)
+class ActForm:
+    """What every ACT of a run is like."""
+
+    shape: tuple[int, int, int]
+    """Of its hidden states."""
+    body_bytes: int
+    text: TextCodec
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        return cls(manifest.hidden_shape, manifest.body_bytes, TextCodec(manifest))
+
+
 def checked_act(
-    membership: Membership, ways: NextHop, manifest: Manifest, peer: PeerId, act: Act, body: bytes
+    membership: Membership, ways: NextHop, form: ActForm, peer: PeerId, act: Act, body: bytes
 ) -> Arrival | Trouble:
     """What came, or why it is not computed."""
     if act.stage != ways.stage:
         return Trouble("wrong_stage", f"this peer takes microbatches for stage {ways.stage} from above")
     key, header = MicrobatchId(PeerId(act.origin), act.counter), act.path.header()
-    return unfit_way(membership, ways, peer, key.origin, header) or arrival_of(
-        manifest, key, header, act, body
-    )
+    return unfit_way(membership, ways, peer, key.origin, header) or arrival_of(form, key, header, act, body)
 
 
 def unfit_way(
@@ -62,16 +73,16 @@ def unfit_way(
 
 
 def arrival_of(
-    manifest: Manifest, key: MicrobatchId, header: Header, act: Act, body: bytes
+    form: ActForm, key: MicrobatchId, header: Header, act: Act, body: bytes
 ) -> Arrival | Trouble:
     """Its body decoded, or why it cannot be computed."""
-    if act.shape != manifest.hidden_shape:
+    if act.shape != form.shape:
         return Trouble("malformed", f"hidden states of shape {act.shape}")
-    if len(body) != manifest.body_bytes:
+    if len(body) != form.body_bytes:
         return Trouble("malformed", f"a body of {len(body)} bytes")
-    hidden_bytes = encoded_bytes(act.shape, manifest.hidden_codec)
+    hidden_bytes = form.body_bytes - form.text.size
     try:  # Else only the last stage would find it, and the honest peer that asked it would get the blame.
-        text = carried_text.decode(manifest, memoryview(body)[hidden_bytes:])
+        text = form.text.decode(body[hidden_bytes:])
     except HiddenError as error:
         return Trouble("malformed", str(error))
     if not 0.0 < act.deadline_seconds < 3600.0:

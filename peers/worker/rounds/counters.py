@@ -40,10 +40,10 @@ class RoundCounts:
         outcome = _outcome(effect, rounds)
         self.ended[outcome] += 1
         self.contributors = len(effect.contributors)
-        self.timings.add("round wait", effect.waited_seconds)
+        self.timings.append(("round wait", effect.waited_seconds))
         before = rounds.rounds.get(effect.round - 1) or rounds.history.get(effect.round - 1)
         if before is not None:  # A round opens when the one before it closes.
-            self.timings.add("round", now - before.closed_at)
+            self.timings.append(("round", now - before.closed_at))
         return outcome
 
 

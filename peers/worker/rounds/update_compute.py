@@ -163,7 +163,7 @@ class UpdateWork:
                     at = perf_counter()
                     self.replica.add(round, peer, payload)
                     if round > self.replica.applied_round:  # Else most of it was the corrected step.
-                        self.counts.codings.decoded("contribution", at)
+                        self.counts.timings.append(("contribution decode", perf_counter() - at))
                     self.counts.corrections += round <= self.replica.applied_round
                     stale |= round <= self.replica.applied_round
                 case RemoveContribution(round, peer):
@@ -188,8 +188,8 @@ class UpdateWork:
         if stale:
             self.publish()
         if encoding:
-            self.counts.timings.add("encode", encoding)
-        self.counts.timings.add("apply", perf_counter() - began - encoding)
+            self.counts.timings.append(("encode", encoding))
+        self.counts.timings.append(("apply", perf_counter() - began - encoding))
         return results
 
     def step_if_due(self) -> None:
@@ -220,7 +220,7 @@ class UpdateWork:
             self.shadow_steps -= 1
         else:
             self._stepped_tokens += tokens
-        self.counts.timings.add("step", perf_counter() - began)
+        self.counts.timings.append(("step", perf_counter() - began))
 
     def give_back(self, round: int, identity: ContributionId, shards: tuple[int, ...] = ()) -> None:
         """Return the votes of an own contribution to the momentum, or those of some shards, if they are still
@@ -281,7 +281,7 @@ class UpdateWork:
         result = reduced.reduce(slices)
         table, head = reduced.head(result)
         sealed = self._sealed(round, table.tokens(reduced.draw.shards), result[:head], result[head:])
-        self.counts.timings.add("reduce", perf_counter() - began)
+        self.counts.timings.append(("reduce", perf_counter() - began))
         return replace(sealed, is_result=True, table=table)
 
     def _by_gradient(self, round: int) -> tuple[bytes | None, int]:

@@ -3,7 +3,7 @@ import torch
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import HiddenError
-from swarmnet.model.carried_text import CarriedText, decode, encode
+from swarmnet.model.carried_text import TextCodec
 from swarmnet.run.activation_sizes import token_bytes
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Data, Manifest, ModelShape
@@ -31,10 +31,11 @@ def windows(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_behind_narrow_boundaries_tokens_and_labels_are_one_window_in_few_bytes(vocabulary, each):
     run = manifest(vocabulary)
     tokens, labels = windows(vocabulary)
-    data = encode(run, CarriedText(labels, tokens))
+    data = TextCodec(run).encode(tokens, labels).encoded
     assert token_bytes(vocabulary) == each
     assert len(data) == run.text_bytes == each * SEQUENCES * (TOKENS + 1)
-    found = decode(run, memoryview(data))
+    found = TextCodec(run).decode(data)
+    assert found.encoded == data
     assert found.tokens is not None
     assert torch.equal(found.tokens, tokens)
     assert torch.equal(found.labels, labels)
@@ -43,9 +44,10 @@ def test_behind_narrow_boundaries_tokens_and_labels_are_one_window_in_few_bytes(
 def test_through_open_boundaries_go_labels_as_ever():
     run = manifest(300, narrow=False)
     tokens, labels = windows(300)
-    data = encode(run, CarriedText(labels, tokens))
+    data = TextCodec(run).encode(tokens, labels).encoded
     assert data == labels.to(torch.int32).numpy().tobytes()
-    found = decode(run, data)
+    found = TextCodec(run).decode(data)
+    assert found.encoded == data
     assert found.tokens is None
     assert torch.equal(found.labels, labels)
 
@@ -54,12 +56,12 @@ def test_through_open_boundaries_go_labels_as_ever():
 def test_what_is_no_text_of_the_run_is_refused(narrow):
     run = manifest(1000, narrow)
     tokens, labels = windows(1000)
-    data = encode(run, CarriedText(labels, tokens))
+    data = TextCodec(run).encode(tokens, labels).encoded
     for wrong in (b"", data[:-1], data + b"\0"):
         with pytest.raises(HiddenError, match="bytes of tokens, 3 x 7 take"):
-            decode(run, wrong)
+            TextCodec(run).decode(wrong)
     for place in (0, len(data) - 2):
         bent = bytearray(data)
         bent[place : place + 2] = b"\xff\xff"
         with pytest.raises(HiddenError, match="outside the vocabulary"):
-            decode(run, bytes(bent))
+            TextCodec(run).decode(bytes(bent))

@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import swarmnet.model.linear
-from swarmnet.model.linear import linear
+from swarmnet.model.linear import linear, products
 
 
 @pytest.fixture(params=[True, False], ids=["onednn", "torch"])
@@ -31,6 +31,21 @@ def test_product_and_gradients_are_those_of_functional_linear(product: bool, siz
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("several", [1, 2, 3])
+def test_several_products_of_one_x_are_single_ones_to_the_bit(product: bool, several: int) -> None:
+    weights = [made(8 * (number + 1), 32).requires_grad_() for number in range(several)]
+    upwards = [made(3, 5, 8 * (number + 1)) for number in range(several)]
+    x = made(3, 5, 32).requires_grad_()
+    within = 2.0 * x  # As in a decoder, where gradients meet inside the graph.
+    together = products(within, *weights)
+    ours = torch.autograd.grad(together, (x, *weights), upwards)
+    within = 2.0 * x
+    singly = [linear(within, weight) for weight in weights]
+    theirs = torch.autograd.grad(singly, (x, *weights), upwards)
+    for one, other in zip((*together, *ours), (*singly, *theirs), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_operands_may_lie_in_memory_in_any_order(product: bool) -> None:

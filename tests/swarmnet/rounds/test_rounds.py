@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from swarmnet.rounds.contribution_sets import set_digest
 from swarmnet.rounds.events import (
     AddContribution,
     Announced,
+    Committed,
     ContributionArrived,
     NeighbourJoined,
     NeighbourLeft,
@@ -19,6 +22,7 @@ from swarmnet.rounds.events import (
     ProgressArrived,
     Reference,
     RemoveContribution,
+    Tick,
     Want,
 )
 from swarmnet.rounds.history import START
@@ -40,6 +44,37 @@ def test_peers_settle_the_same_sets_and_nothing_is_left_out() -> None:
     settled = {reference.id for sets in group.settled[PeerId("peer0")].values() for reference in sets}
     last = group.peers[PeerId("peer0")].settled
     assert settled == {i for i, reference in group.made.items() if reference.round <= last}
+
+
+@pytest.mark.parametrize(("peers", "loss", "tokens_per_second"), [(4, 0.0, 100), (4, 0.2, 100), (1, 0.0, 3)])
+def test_nothing_is_left_undone_by_a_commit_that_is_only_counted(
+    peers: int, loss: float, tokens_per_second: int
+) -> None:
+    looked_again = 0
+
+    class LooksAgain(Group):
+        def handle(self, name: PeerId, event: object) -> None:
+            super().handle(name, event)
+            if isinstance(event, Committed):
+                nonlocal looked_again
+                looked_again += 1
+                machine = self.peers[name]
+                due = machine.next_deadline()
+                assert machine.handle(Tick(), self.now) == []
+                assert machine.next_deadline() == due
+
+    group = LooksAgain(peers, loss=loss)
+    group.run(2000.0 / tokens_per_second, tokens_per_second)
+    assert min(machine.settled for machine in group.peers.values()) >= 10
+    assert looked_again >= 100 * peers
+
+
+def test_a_round_is_closed_in_time_though_its_first_commit_comes_late_and_fills_little() -> None:
+    machine = GroupRounds(replace(RULES, target_tokens=10**6), PeerId("peer0"), -1, 0.0)
+    machine.handle(Tick(), 4.5)
+    assert machine.next_deadline() > 5.0, "nothing is there that could be closed"
+    assert machine.handle(Committed(10), 4.7) == []
+    assert machine.next_deadline() == 5.0 == RULES.longest_seconds
 
 
 def test_a_slow_peer_delays_a_round_only_until_the_deadline() -> None:
