@@ -77,11 +77,19 @@ def group(
         int, typer.Option(min=100, max=10_000_000, help="Size of each contribution.")
     ] = 24_000,
     seed: Annotated[int, typer.Option(min=0, max=255, help="Of delays and times.")] = 1,
+    shards: Annotated[
+        int, typer.Option(min=0, max=64, help="Through reducers, of so many shards; 0: everybody hears all.")
+    ] = 0,
+    kills: Annotated[
+        bool, typer.Option("--kills", help="In every round the first reducer that has to add up dies.")
+    ] = False,
 ) -> None:
     """How fast contributions reach everybody in groups of 8, 64 and 512 peers, and what that costs."""
     from peers.lab.bench.group import bench, render
 
-    typer.echo(render(bench(peers or [8, 64, 512], contribution_bytes, seconds, seed)))
+    if kills and not shards:
+        raise UserError("--kills: only an exchange through reducers has any; add --shards")
+    typer.echo(render(bench(peers or [8, 64, 512], contribution_bytes, seconds, seed, shards, kills)))
 
 
 def moving(

@@ -17,12 +17,16 @@ from random import Random
 from peers.worker.rounds.wire_events import read_progress, read_reference, write_announces, write_progress
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import AskIds as WireAskIds
-from protocols.messages.table import Contribution, Message, encode
+from protocols.messages.table import Contribution, Message, Slices, encode
 from protocols.messages.table import Want as WireWant
+from protocols.signed.envelope import ENVELOPE_BYTES
+from protocols.signed.slices import head_bytes
 from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.membership.machine import SILENT_SECONDS
 from swarmnet.membership.overlay import choose_neighbours, hops
 from swarmnet.rounds import events
 from swarmnet.rounds.machine import GroupRounds
+from swarmnet.rounds.result_table import Contributor, Draw, Table, head_of
 from swarmnet.run.manifest import Rounds
 
 MICROBATCH_TOKENS = 256
@@ -30,6 +34,10 @@ MICROBATCH_SECONDS = 1.0
 """A peer commits one about so often: between half of it and one and a half."""
 SHARE_MICROBATCHES = 4
 """Each peer's share of a round: rounds of about four seconds."""
+BLOCK_ROUNDS = 16
+"""As `rounds.snapshot_rounds` begins with: reducers are drawn anew so often."""
+RESULT_CONTRIBUTIONS = 4.0
+"""Bytes of a round's results in those of a contribution: four bits a number where it has one."""
 MAKE_SECONDS = 0.1
 """From closing a round to the own contribution."""
 LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.01, 0.1
@@ -68,23 +76,56 @@ class Row:
     """What a peer sends, by what all contributions weigh together: mean, and of the peer that sends most."""
     corrections: float
     """Share of the contributions that came after their round was applied."""
+    line_mean: float
+    line_most: float
+    """What goes up a peer's line in a round, by what one contribution weighs: mean, and of whom it was
+    most."""
+    closed_to_held: float
+    """From a round's closing at the first peer until all hold what it settles with, median."""
+    counted: float
+    """Share of what was contributed to settled rounds that counts in them: what is missing went back."""
+    killed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """Slices that arrived."""
+
+    peer: PeerId
+    round: int
+    shards: tuple[int, ...]
+    contribution: ContributionId | None
 
 
 class StubGroup:
-    """`peers` machines, linked as `swarmnet.membership.overlay` says."""
+    """`peers` machines, linked as `swarmnet.membership.overlay` says, and with their reducers where a
+    contribution is cut into `shards`. `kills`: in every round the first reducer that has to add something up
+    dies."""
 
-    def __init__(self, peers: int, contribution_bytes: int, seed: int) -> None:
+    def __init__(
+        self, peers: int, contribution_bytes: int, seed: int, shards: int = 0, kills: bool = False
+    ) -> None:
         self.chance = Random(seed)
+        self.draw = Draw(bytes([seed]), BLOCK_ROUNDS, shards) if shards else None
+        self.kills = kills
+        self.dead: dict[PeerId, int] = {}
+        """Who was killed, and the round in which."""
+        self.slices: dict[tuple[PeerId, int], dict[int, set[Contributor]]] = {}
+        """What came to a reducer for a round, by shard."""
+        self.tables: dict[ContributionId, Table] = {}
+        self.contributed: dict[int, set[ContributionId]] = {}
+        """By round: where there are reducers, what was cut."""
         self.contribution_bytes = contribution_bytes
         self.rules = Rounds(
             target_tokens=peers * SHARE_MICROBATCHES * MICROBATCH_TOKENS, deadline_seconds=5.0, window=2
         )
         self.now = 0.0
-        self.queue: list[tuple[float, int, PeerId, events.Event | Wanted]] = []
+        self.queue: list[tuple[float, int, PeerId, events.Event | Wanted | Spoken]] = []
         self.sequence = 0
         names = [PeerId(f"12D3KooW{hashlib.sha256(bytes([seed]) + n.to_bytes(4)).hexdigest()[:44]}")
                  for n in range(peers)]  # fmt: skip
-        self.machines = {name: GroupRounds(self.rules, name, -1, 0.0) for name in names}
+        self.members = frozenset(names)
+        self.machines = {name: GroupRounds(self.rules, name, -1, 0.0, draw=self.draw) for name in names}
         self.links = {name: choose_neighbours(name, names) for name in names}
         self.timers = dict.fromkeys(names, float("inf"))
         self.delays: dict[tuple[PeerId, PeerId], float] = {}
@@ -97,19 +138,20 @@ class StubGroup:
         self.closed: dict[int, float] = {}
         self.late = self.twice = 0
         for name in names:
-            self.handle(name, events.GroupCounted(peers))
+            self.handle(name, events.GroupCounted(peers, self.members))
             for other in self.links[name]:
                 self.handle(name, events.NeighbourJoined(other))
             first = self.chance.uniform(0, MICROBATCH_SECONDS)
             self.post_at(first, name, events.Committed(MICROBATCH_TOKENS))
 
-    def post_at(self, due: float, receiver: PeerId, event: events.Event | Wanted) -> None:
+    def post_at(self, due: float, receiver: PeerId, event: events.Event | Wanted | Spoken) -> None:
         self.sequence += 1
         heapq.heappush(self.queue, (due, self.sequence, receiver, event))
 
     def send(
-        self, sender: PeerId, receiver: PeerId, message: Message, event: events.Event | Wanted, body: int = 0
-    ) -> None:
+        self, sender: PeerId, receiver: PeerId, message: Message, event: events.Event | Wanted | Spoken,
+        body: int = 0,
+    ) -> None:  # fmt: skip
         """In the order of sending on each link, as on a stream."""
         self.sent[sender] += wire_bytes(len(encode(message)), body)
         pair = (sender, receiver)
@@ -132,14 +174,19 @@ class StubGroup:
 
     def carry_out(self, me: PeerId, effect: events.Effect) -> None:
         match effect:
-            case events.MakeContribution(round):
+            case events.MakeContribution(round, _, reducers):
                 self.closed.setdefault(round, self.now)
-                identity = ContributionId(hashlib.sha256(f"{me}/{round}".encode()).digest()[:16])
-                self.references[identity] = events.Reference(round, me, identity, self.contribution_bytes)
-                self.made_at[identity] = self.now + MAKE_SECONDS
-                self.held_by[identity] = {}
-                made = events.Contributed(round, self.references[identity])
-                self.post_at(self.now + MAKE_SECONDS, me, made)
+                identity = self.name(me, round, "contribution")
+                self.contributed.setdefault(round, set()).add(identity)
+                if reducers:
+                    self.cut(me, round, identity, reducers)
+                else:
+                    self.publish(me, round, identity, self.contribution_bytes, None)
+            case events.SayNothing(round, reducers):
+                for peer in reducers:
+                    self.send(me, peer, Slices(round, []), Spoken(me, round, (), None))
+            case events.Reduce(round):
+                self.add_up(me, round)
             case events.SendProgress():
                 progress = write_progress(effect)
                 for peer in effect.peers:
@@ -153,21 +200,86 @@ class StubGroup:
                 self.send(me, peer, WireWant(list(ids)), Wanted(me, ids))
             case events.AskIds(peer, rounds):
                 self.send(me, peer, WireAskIds(list(rounds)), events.IdsAsked(me, rounds))
-            case events.SettleRound(round, references, _):
+            case events.SettleRound(round, references):
                 names = tuple(reference.id for reference in references)
                 self.settled.setdefault(round, {})[me] = (names, self.now)
+
+    def name(self, me: PeerId, round: int, what: str) -> ContributionId:
+        return ContributionId(hashlib.sha256(f"{me}/{round}/{what}".encode()).digest()[:16])
+
+    def publish(
+        self, me: PeerId, round: int, identity: ContributionId, size: int, table: Table | None
+    ) -> None:
+        """What the round's set is made of: a contribution, or a result."""
+        self.references[identity] = events.Reference(round, me, identity, size)
+        self.made_at[identity] = self.now + MAKE_SECONDS
+        self.held_by[identity] = {}
+        made = events.Contributed(round, self.references[identity], table)
+        self.post_at(self.now + MAKE_SECONDS, me, made)
+
+    def cut(
+        self, me: PeerId, round: int, identity: ContributionId, reducers: tuple[PeerId, ...]
+    ) -> None:
+        self.post_at(self.now + MAKE_SECONDS, me, events.Sliced(round, identity))
+        for peer in sorted(set(reducers)):
+            shards = [shard for shard, reducer in enumerate(reducers) if reducer == peer]
+            spoken = Spoken(me, round, tuple(shards), identity)
+            if peer == me:
+                self.post_at(self.now + MAKE_SECONDS, me, spoken)
+            else:
+                size = head_bytes(len(reducers)) + self.contribution_bytes * len(shards) // len(reducers)
+                self.send(me, peer, Slices(round, shards), spoken, size)
+        if me not in reducers:
+            self.post_at(self.now + MAKE_SECONDS, me, Spoken(me, round, (), None))
+
+    def spoken(self, me: PeerId, said: Spoken) -> None:
+        if said.contribution is not None and self.machines[me].takes_slices(said.peer, said.round):
+            kept = self.slices.setdefault((me, said.round), {})
+            for shard in said.shards:
+                kept.setdefault(shard, set()).add(Contributor.of(said.peer, said.contribution, 1))
+        self.handle(me, events.SlicesArrived(said.peer, said.round, bool(said.shards)))
+
+    def add_up(self, me: PeerId, round: int) -> None:
+        if self.kills and round not in self.dead.values() and len(self.dead) < len(self.machines) // 4:
+            self.kill(me, round)
+            return
+        kept = self.slices.pop((me, round), {})
+        if not kept:
+            self.post_at(self.now, me, events.Contributed(round, None))
+            return
+        assert self.draw is not None
+        table = Table({shard: frozenset(held) for shard, held in kept.items()})
+        sums = RESULT_CONTRIBUTIONS * self.contribution_bytes * len(kept) / self.draw.shards
+        identity = self.name(me, round, "result")
+        self.tables[identity] = table
+        self.publish(me, round, identity, ENVELOPE_BYTES + len(head_of(table, b"")) + int(sums), table)
+
+    def kill(self, me: PeerId, round: int) -> None:
+        """Its neighbours notice, and who drew it."""
+        self.dead[me] = round
+        self.members -= {me}
+        for name in self.members:
+            counted = events.GroupCounted(len(self.members), self.members)
+            self.post_at(self.now + SILENT_SECONDS, name, counted)
+            if me in self.links[name]:
+                self.post_at(self.now + SILENT_SECONDS, name, events.NeighbourLeft(me))
 
     def run(self, seconds: float) -> None:
         while self.queue and self.queue[0][0] <= seconds:
             self.now, _, name, event = heapq.heappop(self.queue)
+            if name in self.dead:
+                continue
             if isinstance(event, events.Tick):
                 if self.timers[name] == self.now:
                     self.timers[name] = float("inf")
                     self.handle(name, event)
             elif isinstance(event, Wanted):
                 for identity in event.ids:
-                    arrived = events.ContributionArrived(name, self.references[identity])
-                    self.send(name, event.peer, Contribution(), arrived, self.contribution_bytes)
+                    reference = self.references[identity]
+                    arrived = events.ContributionArrived(name, reference, self.tables.get(identity))
+                    self.send(name, event.peer, Contribution(), arrived, reference.size)
+            elif isinstance(event, Spoken):
+                self.spoken(name, event)
             else:
                 if isinstance(event, events.ContributionArrived):
                     self.take(name, event.reference)
@@ -183,11 +295,14 @@ class StubGroup:
         self.late += self.machines[name].applied >= reference.round
 
 
-def measure(peers: int, contribution_bytes: int, seconds: float, seed: int) -> Row:
+def measure(
+    peers: int, contribution_bytes: int, seconds: float, seed: int, shards: int = 0, kills: bool = False
+) -> Row:
     """Play one group for so long on its own clock. AssertionError if two peers settled different sets."""
-    group = StubGroup(peers, contribution_bytes, seed)
+    group = StubGroup(peers, contribution_bytes, seed, shards, kills)
     group.run(seconds)
-    whole = [number for number, of_round in group.settled.items() if len(of_round) == peers]
+    living = group.machines.keys() - group.dead.keys()
+    whole = [number for number, of_round in group.settled.items() if living <= of_round.keys()]
     for number, of_round in group.settled.items():
         assert len({names for names, _ in of_round.values()}) == 1, f"different sets settled as {number}"
     pairs, everywhere = [], []
@@ -195,15 +310,42 @@ def measure(peers: int, contribution_bytes: int, seconds: float, seed: int) -> R
         if group.references[identity].round in whole:
             times = [at - group.made_at[identity] for at in held.values()]
             pairs += times
-            everywhere.append(max(times) if len(times) == peers - 1 else float("inf"))
+            others = living - {group.references[identity].peer}
+            everywhere.append(max(times) if others <= held.keys() else float("inf"))
     settled = [at - group.closed[number] for number in whole for _, at in group.settled[number].values()]
-    volume = len(group.held_by) * contribution_bytes
+    volume = sum(group.references[identity].size for identity in group.held_by)
+    per_round = contribution_bytes * max(1, len(group.closed))
     return Row(
         peers, sum(map(len, group.links.values())) / peers, hops(peers), len(whole), _share(pairs, 0.5),
         _share(pairs, 0.999), _share(everywhere, 0.999), _share(settled, 0.5), group.twice,
         sum(group.sent.values()) / peers / volume, max(group.sent.values()) / volume,
-        group.late / max(1, len(pairs)),
+        group.late / max(1, len(pairs)), sum(group.sent.values()) / peers / per_round,
+        max(group.sent.values()) / per_round, _share(_held_after(group, whole), 0.5), _counted(group, whole),
+        len(group.dead),
     )  # fmt: skip
+
+
+def _held_after(group: StubGroup, whole: Sequence[int]) -> list[float]:
+    """Of each round, from its closing at the first peer until the last of its set is held by the last."""
+    last: dict[int, float] = {}
+    for identity, held in group.held_by.items():
+        number = group.references[identity].round
+        last[number] = max(last.get(number, 0.0), *held.values(), group.made_at[identity])
+    return [last[number] - group.closed[number] for number in whole if number in last]
+
+
+def _counted(group: StubGroup, whole: Sequence[int]) -> float:
+    """Share of what was contributed that is in settled sets, by shards where there are reducers."""
+    made = counted = 0
+    for number in whole:
+        names, _ = next(iter(group.settled[number].values()))
+        for identity in group.contributed.get(number, ()):
+            if group.draw is None:
+                made, counted = made + 1, counted + (identity in names)
+            else:
+                held = frozenset[int]().union(*(group.tables[name].holding(identity) for name in names))
+                made, counted = made + group.draw.shards, counted + len(held)
+    return counted / max(1, made)
 
 
 def _share(values: Sequence[float], share: float) -> float:
@@ -211,21 +353,27 @@ def _share(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
-def bench(sizes: Sequence[int], contribution_bytes: int, seconds: float, seed: int) -> list[Row]:
+def bench(
+    sizes: Sequence[int], contribution_bytes: int, seconds: float, seed: int, shards: int = 0,
+    kills: bool = False,
+) -> list[Row]:  # fmt: skip
     """One row for each size of group."""
-    return [measure(peers, contribution_bytes, seconds, seed) for peers in sizes]
+    return [measure(peers, contribution_bytes, seconds, seed, shards, kills) for peers in sizes]
 
 
 def render(rows: Sequence[Row]) -> str:
     lines = [
         "| peers | links | hops | rounds settled by all | one peer, p50 (s) | one peer, p99.9 (s) "
-        "| everybody, p99.9 (s) | settled after (s) | sent, mean / most | bodies twice | corrections |",
-        "|" + "---|" * 11,
+        "| everybody, p99.9 (s) | settled after (s) | sent, mean / most | a line a round, mean / most "
+        "| all held after (s) | counted | killed | bodies twice | corrections |",
+        "|" + "---|" * 15,
     ]
     lines += [
         f"| {row.peers} | {row.links:.1f} | {row.hops} | {row.rounds} | {row.delivered_p50:.2f} "
         f"| {row.delivered_p999:.2f} | {row.everywhere_p999:.2f} | {row.settled_seconds:.1f} "
-        f"| {row.sent_ratio:.2f} / {row.most_sent_ratio:.2f} | {row.twice} | {row.corrections:.1%} |"
+        f"| {row.sent_ratio:.2f} / {row.most_sent_ratio:.2f} | {row.line_mean:.2f} / {row.line_most:.2f} "
+        f"| {row.closed_to_held:.2f} | {row.counted:.1%} | {row.killed} | {row.twice} "
+        f"| {row.corrections:.1%} |"
         for row in rows
     ]
     return "\n".join(lines)
