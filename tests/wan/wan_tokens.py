@@ -16,6 +16,7 @@ from peers.config.peer_file import PeerFile
 from peers.lab.processes import chaos_report
 from peers.lab.processes.chaos import ChaosOptions
 
+SHARDS = 16
 STEP_TOKENS = 16384
 """Of an own step: 32 microbatches. More often, eight peers on two cores would measure these cores."""
 
@@ -27,6 +28,8 @@ async def measure_tokens(folder, net, arguments):
     run = {"rounds": {"target_tokens": arguments.target_tokens}}
     if arguments.stages == 1:  # A stage is a whole model: peers step by themselves between rounds.
         run["sync"] = {"method": "local-steps", "parts": arguments.parts, "step_tokens": STEP_TOKENS}
+        if arguments.sharded:
+            run["sync"] |= {"exchange": "sharded", "shards": SHARDS}
         run["rounds"] |= {"longest_seconds": 120.0, "deadline_seconds": 60.0, "settle_seconds": 60.0}
     swarm = WanSwarm(options, folder, net, arguments.model, keys, run)
     swarm.quic, swarm.paced, swarm.subflows = arguments.quic, arguments.paced, arguments.subflows
