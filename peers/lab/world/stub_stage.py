@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from peers.compute.stage_part import StagePart
+from peers.lab.world.world_events import Payload, Returned
+from peers.telemetry import events as noted
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.stage_compute import Finished, Used
@@ -93,7 +95,7 @@ class StubMethod:
     own = None
     gradient_norm = momentum_norm = None
 
-    def __init__(self, note: Callable[..., None], serial: int) -> None:
+    def __init__(self, note: noted.Note, serial: int) -> None:
         """`note` is the peer's event log; `serial` tells this process' payloads from an earlier one's."""
         self._note = note
         self._serial = serial
@@ -105,12 +107,12 @@ class StubMethod:
         self._owed = 0
         self._serial += 1
         payload = payload_of(peer, round, self._serial, microbatches)
-        self._note("payload", round=round, payload=payload)
+        self._note(Payload(round, payload))
         return payload
 
     def give_back(self, payload: bytes, round: int, peer: PeerId) -> None:
         self._owed += microbatches_in(payload)
-        self._note("returned", round=round, payload=payload)
+        self._note(Returned(round, payload))
 
     def check(self, payload: bytes) -> None:
         if len(payload) != _PAYLOAD.size:
@@ -161,7 +163,7 @@ class StubCompute:
         return use(gathered)
 
 
-def stub_part(manifest: Manifest, note: Callable[..., None], serial: int) -> StagePart:
+def stub_part(manifest: Manifest, note: noted.Note, serial: int) -> StagePart:
     """The part of any stage."""
     layout = layout_of({"weight": (SIZE,)})
     return StagePart(layout, StubCompute(manifest), StubMethod(note, serial), first_units)
