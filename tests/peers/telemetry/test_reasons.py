@@ -3,7 +3,9 @@
 import ast
 from pathlib import Path
 
+import msgspec
 import pytest
+from one_of_each import one_of_each
 
 from peers.telemetry import events as noted
 from peers.telemetry import notices, reasons
@@ -173,6 +175,10 @@ def test_the_page_lists_them_all():
 
 def test_every_event_with_codes_has_words():
     assert {event for area in reasons.AREAS for event in area.events} == set(notices.WHAT)
+    for event in one_of_each():
+        area = reasons.area_of(event)
+        for code in area.reasons if area is not None else ():
+            assert told(msgspec.structs.replace(event, code=code)).code == code
 
 
 def test_events_are_told_with_what_happened_why_and_what_helps():

@@ -2,14 +2,18 @@
 
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
+from one_of_each import one_of_each
 
 from peers.errors import UserError
 from peers.telemetry.event_fold import MOST_POINTS, SILENT_SECONDS, Curve, Story
 from peers.telemetry.event_log import EventLog, Line, parse
 from peers.telemetry.events import Started, Stopped
+from peers.telemetry.notices import Teller
 from peers.telemetry.picture import Picture
+from peers.telemetry.said import Remark
 from peers.tools.top import show
 from peers.tools.top.replay import FASTEST, Player, Replay, logs_of
 
@@ -105,6 +109,14 @@ def test_a_log_that_ends_without_a_word_is_of_a_peer_that_is_gone():
     assert story.state_at(EPOCH + 1.0 + SILENT_SECONDS) == "joining"
     assert story.state_at(EPOCH + 1.1 + SILENT_SECONDS) == "gone"
     assert story.seen(EPOCH + 60.0).tokens_per_second is None
+
+
+def test_every_event_is_followed_and_told_without_a_fault():
+    story, teller = Story("x"), Teller(SimpleNamespace(say=lambda *_, **__: None))
+    for event in [*one_of_each(), Remark("goes to 2 MB", "line"), Remark("paused", "order")]:
+        story.take(Line(EPOCH, 0.0, event))
+        teller.heard(Line(EPOCH, 0.0, event))
+    assert [one.text for one in story.events][-2:] == ["goes to 2 MB", "paused"]
 
 
 def test_a_bootstrap_has_little_to_write_and_is_not_gone_for_that():
