@@ -17,6 +17,7 @@ from peers.runtime.liveness import Pulse
 from peers.telemetry.console import Report
 from peers.telemetry.event_log import EventLog
 from peers.telemetry.metrics import Metrics
+from peers.telemetry.said import Remark, Said, Topic
 from protocols.dht.directory import DhtDirectory
 from protocols.errors import Unreachable
 from protocols.p2pd.transport import P2pdTransport
@@ -50,10 +51,14 @@ class Process:
     joined: Callable[[], str] = str
     """Called when some bootstrap has answered; what to say of it, if anything."""
 
-    def say(self, event: str, text: str, **fields: object) -> None:
+    def say(self, topic: Topic, text: str) -> None:
         """One line for people, and the event log."""
-        self.report.say(event, text, "info", **fields)
-        self.log.record(event, text=text, **fields)
+        self.tell(Remark(text, topic))
+
+    def tell(self, said: Said) -> None:
+        """The same, with fields."""
+        self.report.say(said.name, level="info", **said.fields)
+        self.log.record(said)
 
     def known_as(self, run: str, device: str = "none") -> None:
         """Tell the metrics which run this peer belongs to."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +17,9 @@ from peers.state.archive import Archive, Entry, IndexFull, entry_name
 from peers.state.archive_store import ArchiveError, sha256
 from peers.state.snapshot_store import Snapshots, Weights
 from peers.state.state_path import NoState, StatePath
+from peers.telemetry import events as noted
 from peers.telemetry.console import counted
+from peers.telemetry.said import Say
 from protocols.errors import WireError
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import PeerRecord
@@ -84,8 +85,8 @@ class Archivist:
         identity: Identity,
         book: OrderBook,
         circle: Circle,
-        note: Callable[..., None],
-        say: Callable[[str, str], None],
+        note: noted.Note,
+        say: Say,
     ) -> None:
         self.archive = archive
         self.policy = policy
@@ -151,7 +152,7 @@ class Archivist:
     def _failed(self, stage: int, error: Failure) -> None:
         code = code_of(error)
         self.failures[stage, code] += 1
-        self.note("archiving_failed", stage=stage, code=code, reason=str(error))
+        self.note(noted.ArchivingFailed(stage=stage, code=code, reason=str(error)))
         self.say("archive", f"stage {stage} is not archived this time: {error or 'it took too long'}")
 
     async def _stage(self, stage: int) -> None:
@@ -177,7 +178,7 @@ class Archivist:
         now = self.circle.directory.now()
         entry = await asyncio.to_thread(self._write, stage, weights, signed, now)
         self.signed.update(entry.signers)
-        self.note("archived", stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signed))
+        self.note(noted.Archived(stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signed)))
         told = f"archived stage {stage}, round {entry.round}, signed by {counted(len(signed), 'peer')}"
         self.say("archived", f"{told}, in {self.archive.store.url}")
         await self._prune()
@@ -188,7 +189,7 @@ class Archivist:
         prune = partial(self.archive.prune, interval, self.policy.newest, self.policy.every)
         try:
             for gone in await asyncio.to_thread(prune):
-                self.note("pruned", stage=gone.stage, round=gone.round)
+                self.note(noted.Pruned(stage=gone.stage, round=gone.round))
         except UserError as error:
             self.say("archive", str(error))
 

@@ -8,7 +8,6 @@ snapshots by the code with which a newcomer does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from random import Random
 
 from peers.archivist.serve import Serving
@@ -17,6 +16,7 @@ from peers.network.orders.order_book import OrderBook
 from peers.runtime.lived_clock import Clock
 from peers.state.checkpoint_file import STATEMENT_BYTES
 from peers.state.state_path import StatePath
+from peers.telemetry import events as noted
 from peers.telemetry.reasons import refusal
 from protocols.errors import WireError
 from protocols.fields import Body
@@ -78,7 +78,7 @@ class Surroundings:
         return self.circle.post(peer, message, body)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
-        self.circle.note("refused", peer=peer, code=code, reason=reason)
+        self.circle.note(noted.Refused(peer=peer, code=code, reason=reason))
 
     def roots(self) -> dict[PeerId, frozenset[tuple[int, bytes]]]:
         """What each peer has put its name to, as (round, digest)."""
@@ -122,7 +122,7 @@ class Circle:
         directory: Directory,
         invite: bytes,
         chance: Random,
-        note: Callable[..., None],
+        note: noted.Note,
         serving: Serving,
     ) -> None:
         self.book = book
@@ -132,7 +132,7 @@ class Circle:
         self.invite = invite
         self.chance = chance
         self.note = note
-        self.clock = Clock(lambda seconds: note("stood_still", seconds=round(seconds, 3)))
+        self.clock = Clock(lambda seconds: note(noted.StoodStill(seconds=round(seconds, 3))))
         self.states: dict[int, tuple[Surroundings, StatePath]] = {}
         self._links: dict[PeerId, Link] = {}
         self._stages: dict[PeerId, int] = {}
@@ -190,7 +190,7 @@ class Circle:
             self._met.add(peer)
             link.post(Hello(WIRE_VERSION, run_bytes(self.book.signed.run_id), b"", self.invite))
         except WireError as error:
-            self.note("dial_failed", peer=peer, lane="group", code=error.code, reason=str(error))
+            self.note(noted.DialFailed(peer=peer, lane="group", code=error.code, reason=str(error)))
             return
         self._links[peer], self._stages[peer] = link, record.stage
         known = Known(record.stage, record.role, tuple(record.addresses), signed.sequence, b"", 0.0)
@@ -241,7 +241,7 @@ class Circle:
             if not isinstance(message, State) or message.stage == stage:
                 self.states[stage][1].message(peer, message, body)
         elif isinstance(message, Refuse):
-            self.note("refused_by", peer=peer, code=refusal(message.code), reason=message.reason[:200])
+            self.note(noted.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200]))
             self._drop(peer)
 
     def _asked(self, peer: PeerId, message: AskState | AskChunk) -> None:
@@ -259,5 +259,5 @@ class Circle:
             self._drop(peer)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
-        self.note("refused", peer=peer, code=code, reason=reason)
+        self.note(noted.Refused(peer=peer, code=code, reason=reason))
         self._drop(peer)

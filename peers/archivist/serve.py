@@ -23,6 +23,7 @@ from peers.state import checkpoint_file
 from peers.state.archive import Archive, Entry
 from peers.state.archive_store import ArchiveError
 from peers.state.snapshot_store import Snapshots, Weights
+from peers.telemetry import events as noted
 from protocols.daemon.temporary import prefix
 from protocols.errors import WireError
 from protocols.fields import Body
@@ -71,7 +72,7 @@ class Serving:
         transport: Transport,
         admission: Admission,
         record: Callable[[], bytes],
-        note: Callable[..., None],
+        note: noted.Note,
     ) -> None:
         """`record`: the archivist's own, signed."""
         self.archive = archive
@@ -148,14 +149,14 @@ class Serving:
             await link.drained(0, OPEN_SECONDS)
             link.close()
         except WireError as error:
-            self.note("answer_failed", peer=peer, code=error.code, reason=str(error))
+            self.note(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
 
     async def _greet(self, peer: PeerId, stage: int, addresses: list[str], link: Link | None) -> None:
         try:
             if link is None or link.closed:
                 link = await self.transport.open(peer, "group", OPEN_SECONDS, addresses)
         except WireError as error:
-            self.note("answer_failed", peer=peer, code=error.code, reason=str(error))
+            self.note(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
             return
         self._forget(peer)
         self._newcomers[peer] = _Newcomer(stage, link, self._loop.time())
@@ -187,7 +188,7 @@ class Serving:
             link.post(Bye("idle"))
             await link.drained(0, BEAT_SECONDS)
         except WireError as error:
-            self.note("answer_failed", peer=link.peer, code=error.code, reason=str(error))
+            self.note(noted.AnswerFailed(peer=link.peer, code=error.code, reason=str(error)))
         link.close()
 
     def _forget(self, peer: PeerId, close: bool = True) -> None:
@@ -213,7 +214,7 @@ class Serving:
         try:
             newcomer.link.post(message, body)
         except WireError as error:
-            self.note("answer_failed", peer=peer, code=error.code, reason=str(error))
+            self.note(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
             return
         if isinstance(message, Chunk):
             self.served_bytes[newcomer.stage] += len(body)
@@ -252,7 +253,7 @@ class Serving:
                 try:
                     weights, signed = await asyncio.to_thread(self._read, entry, layout)
                 except UserError as error:
-                    self.note("archive_unusable", stage=stage, round=entry.round, reason=str(error))
+                    self.note(noted.ArchiveUnusable(stage=stage, round=entry.round, reason=str(error)))
                     continue
                 self._statements[stage] = signed
                 await asyncio.to_thread(snapshots.hold, weights)

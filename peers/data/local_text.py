@@ -17,6 +17,7 @@ from peers.config.run_file import as_key
 from peers.data.documents import Text, TextError, files_of
 from peers.data.tokens import Progress, Tokens, tokens_on_disk
 from peers.errors import UserError
+from peers.telemetry.said import Say
 from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest
 
 FIRST_STAGE = 0
@@ -139,7 +140,7 @@ class Tokenizing:
 
     def __init__(
         self,
-        say: Callable[[str, str], None],
+        say: Say,
         now: Callable[[], float],
         what: str = "makes tokens of the text, once",
     ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from peers.telemetry import events as noted
 from protocols.errors import WireError
 from protocols.fields import Body
 from protocols.messages.table import Hello, Lane, Message
@@ -42,7 +43,7 @@ class Lanes:
         hello: Callable[[], Hello],
         addresses: Callable[[PeerId], Sequence[str]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
-        note: Callable[..., None],
+        note: noted.Note,
     ) -> None:
         """`sent` counts bytes by message kind; `spawn` runs a task that ends with the neighbourhood."""
         self.transport = transport
@@ -89,7 +90,7 @@ class Lanes:
         try:
             link = await self.transport.open(peer, lane, DIAL_SECONDS, self.addresses(peer))
         except WireError as error:
-            self.note("dial_failed", peer=peer, lane=lane, code=error.code, reason=str(error))
+            self.note(noted.DialFailed(peer=peer, lane=lane, code=error.code, reason=str(error)))
             return False
         finally:
             self._opening.discard((peer, lane))
@@ -123,7 +124,6 @@ class Lanes:
         for peer in self.peers():
             for message in last:
                 self._post(self._links[peer, "group"], message)
-            self.note("bye_sent", peer=peer)
         drains = [link.drained(0, DRAIN_SECONDS) for link in self._links.values()]
         try:
             await asyncio.gather(*drains, return_exceptions=True)  # PeerGone: it left first.
@@ -136,7 +136,7 @@ class Lanes:
         try:
             self.sent[message.kind] += link.post(message, body)
         except WireError as error:
-            self.note("post_failed", peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
+            self.note(noted.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error)))
             return False
         return True
 

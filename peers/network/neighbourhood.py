@@ -19,6 +19,7 @@ from peers.network.ports import Admission, Listener, OpenToAll
 from peers.network.round_trips import Echoes
 from peers.runtime.lived_clock import Clock
 from peers.runtime.timer import Timer
+from peers.telemetry import events as noted
 from peers.telemetry.counters import Timings
 from peers.telemetry.reasons import refusal
 from protocols.errors import BadSignature, WireError
@@ -62,7 +63,7 @@ class Neighbourhood:
         membership: Membership,
         listener: Listener,
         signed_manifest: bytes,
-        note: Callable[..., None],
+        note: noted.Note,
         bodies: Bodies = ANYTHING.bodies,
     ) -> None:
         """`note(event, **fields)` writes to the peer's event log; `bodies`: the longest that are taken."""
@@ -78,7 +79,7 @@ class Neighbourhood:
         self.traffic = Traffic()
         self.departures: Counter[str] = Counter()
         self.timings = Timings()
-        self.clock = Clock(lambda seconds: note("stood_still", seconds=round(seconds, 3)))
+        self.clock = Clock(lambda seconds: note(noted.StoodStill(seconds=round(seconds, 3))))
         """By which silence and patience are measured, here and in the peer's other parts."""
         self._loop = asyncio.get_running_loop()
         self._lanes = Lanes(transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, note)
@@ -239,7 +240,7 @@ class Neighbourhood:
             known = self.membership.peers.get(peer)
         if known is not None:
             self.membership.linked(peer, self.clock.time())
-            self.note("linked", peer=peer, stage=known.stage)
+            self.note(noted.Linked(peer=peer, stage=known.stage))
             self.listener.linked(peer, known.stage)
             self.listener.counted(self.membership.group_size())
             told = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
@@ -286,7 +287,7 @@ class Neighbourhood:
             self.membership.unlinked(peer, self.clock.time())
         if was_linked:
             self.departures[code] += 1
-            self.note("unlinked", peer=peer, code=code, reason=reason or code, released=released)
+            self.note(noted.Unlinked(peer=peer, code=code, reason=reason or code, released=released))
             self.listener.unlinked(peer, reason or code, released)
             self.listener.counted(self.membership.group_size())
 
@@ -329,7 +330,7 @@ class Neighbourhood:
             case Bye(reason):
                 self._unlink(peer, GOODBYES.get(reason, "left"), f"left: {reason[:200]}", left=True)
             case Refuse(code, reason):
-                self.note("refused_by", peer=peer, code=refusal(code), reason=reason[:200])
+                self.note(noted.RefusedBy(peer=peer, code=refusal(code), reason=reason[:200]))
                 self._unlink(peer, "refused_us", f"refused us: {code[:40]}")
             case _:
                 self.listener.message(peer, message, body)
@@ -345,7 +346,7 @@ class Neighbourhood:
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self.traffic.refused[code] += 1
-        self.note("refused", peer=peer, code=code, reason=reason)
+        self.note(noted.Refused(peer=peer, code=code, reason=reason))
 
     def _hello(self, peer: PeerId, hello: Hello) -> None:
         code = reason = ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
+from peers.telemetry import events as noted
 from protocols.errors import WireError
 from protocols.fields import Body
 from protocols.messages.table import Message
@@ -16,7 +16,7 @@ class Strangers:
     """One answer of a kind per peer at a time: a flood of questions costs the asker more than us."""
 
     def __init__(
-        self, transport: Transport, sent: Counter[str], note: Callable[..., None], deadline_seconds: float
+        self, transport: Transport, sent: Counter[str], note: noted.Note, deadline_seconds: float
     ) -> None:
         """`sent` counts bytes on the wire by message kind."""
         self.transport = transport
@@ -36,6 +36,6 @@ class Strangers:
             await link.drained(0, self.deadline_seconds)
             link.close()
         except WireError as error:
-            self.note("answer_failed", peer=peer, code=error.code, reason=str(error))
+            self.note(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
         finally:
             self._under_way.discard(question)

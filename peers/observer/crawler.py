@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.observer.owner_orders import Orders
 from peers.observer.sightings import Miss, Sightings
 from peers.runtime.supervision import until_one_ends
+from peers.telemetry import events as noted
 from protocols.dht.directory import split_multiaddr
 from protocols.errors import Unreachable, WireError
 from protocols.ports import Directory
@@ -32,8 +33,6 @@ MOST_ADDRESSES = 4
 BOOTSTRAP_SECONDS = 15.0
 FUTURE_SECONDS = 3.0
 
-Note = Callable[..., None]
-
 
 def walk_seconds(peers: int) -> float:
     """Between two walks of a run with so many peers."""
@@ -49,7 +48,7 @@ class Walk:
         sightings: Sightings,
         orders: Orders,
         bootstraps: Sequence[str],
-        note: Note,
+        note: noted.Note,
     ) -> None:
         """`bootstraps`: multiaddrs whose answering is shown."""
         self.run_id = run
@@ -90,7 +89,7 @@ class Walk:
             try:
                 found = await self.directory.look_up(self.run_id, stage, OPERATION_SECONDS)
             except WireError as error:
-                self.note("look_up_failed", stage=stage, code=error.code, reason=str(error))
+                self.note(noted.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
                 complete = False
                 continue
             await self._take(found)
@@ -137,7 +136,7 @@ class Walk:
             self.sightings.missed(peer, code, now)
         gone = self._gone(peer)
         if gone and not before:
-            self.note("departed", peer=peer, code=gone)
+            self.note(noted.Departed(peer=peer, code=gone))
 
     def _gone(self, peer: PeerId) -> str:
         known = self.sightings.peers.get(peer)

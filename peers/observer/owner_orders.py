@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.orders.order_book import OrderBook
+from peers.telemetry import events as noted
 from protocols.errors import WireError
 from protocols.ports import Directory
 from swarmnet.run.owner_orders import NO_ORDER, Order
@@ -76,7 +76,7 @@ UNASKED = Ordered()
 class Orders:
     """Asks again and again. What was read stays where the directory is silent or has lost it."""
 
-    def __init__(self, signed: SignedManifest, note: Callable[..., None]) -> None:
+    def __init__(self, signed: SignedManifest, note: noted.Note) -> None:
         self.book = OrderBook(signed, None, note, lambda *_: None)
         self.book.heard.append(self._heard)
         self.note = note
@@ -87,7 +87,7 @@ class Orders:
         try:
             await self.book.look_up(directory, OPERATION_SECONDS)
         except WireError as error:
-            self.note("look_up_failed", what="order", code=error.code, reason=str(error))
+            self.note(noted.LookUpFailed(what="order", code=error.code, reason=str(error)))
             return
         self.ordered = replace(self.ordered, asked_at=directory.now())
 

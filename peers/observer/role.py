@@ -19,6 +19,7 @@ from peers.observer.sightings import Sightings
 from peers.role import Network, Process, Role
 from peers.runtime.http_server import PageServer
 from peers.runtime.supervision import until_one_ends
+from peers.telemetry import said
 from peers.telemetry.console import Status
 from protocols.signed.peer_record import NO_STAGE
 
@@ -42,7 +43,7 @@ class ObserverRole(Role):
         shown = pages(lambda: self.board, self.metrics, config.observer.targets, process.pulse.problem)
         observer = config.observer
         server = PageServer(observer.address, shown, "observer.listen", observer.hosts)
-        process.say("page", f"the swarm's page is at {server.url}", url=server.url)
+        process.tell(said.Page(f"the swarm's page is at {server.url}", server.url))
         try:
             await network.join(process)
             kept = config.state / "run.json"

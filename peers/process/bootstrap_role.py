@@ -18,6 +18,7 @@ from peers.network.discovery.record_reader import look
 from peers.network.orders.order_book import OrderBook
 from peers.network.orders.republish import keep
 from peers.role import Network, Process, Role
+from peers.telemetry import events as noted
 from peers.telemetry.console import Status
 from protocols.errors import WireError
 from protocols.signed.peer_record import NO_STAGE
@@ -79,7 +80,7 @@ class Bootstrap(Role):
                     record = presence.record(NO_STAGE, claims)
                     await directory.announce(signed.run_id, NO_STAGE, record, 10.0)
             except WireError as error:
-                note("look_up_failed", what="height", code=error.code, reason=str(error))
+                note(noted.LookUpFailed(what="height", code=error.code, reason=str(error)))
             except UserError as error:  # A full disk: it is remembered until a restart.
                 process.say("height_not_kept", str(error))
             await asyncio.sleep(HEIGHT_SECONDS)
@@ -101,7 +102,7 @@ class Bootstrap(Role):
             carries = network.transport.circuits
             if carries.carried_bytes != carried:
                 carried = carries.carried_bytes
-                process.log.record("circuits", open=carries.circuits, slots=carries.slots, bytes=carried)
+                process.log.record(noted.Circuits(open=carries.circuits, slots=carries.slots, bytes=carried))
             process.log.flush()
             await asyncio.sleep(LOOK_SECONDS)
 

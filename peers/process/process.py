@@ -28,6 +28,8 @@ from peers.runtime.http_server import Exporter
 from peers.runtime.liveness import Pulse
 from peers.runtime.state_lock import only_one
 from peers.runtime.supervision import FAULT, Fault, Watchdog, reason
+from peers.telemetry import events as noted
+from peers.telemetry import said
 from peers.telemetry.console import Report, SiblingReport, hear_libraries, open_report
 from peers.telemetry.event_log import EventLog
 from peers.telemetry.metrics import Metrics
@@ -122,7 +124,7 @@ class Peer:
         else:
             processes = self._siblings(identity)
         self.process, self.processes = processes[0], processes
-        self.log, self.metrics, self.say = self.process.log, self.process.metrics, self.process.say
+        self.log, self.metrics = self.process.log, self.process.metrics
         self.roles = [role_of(process, others) for process in processes]
         for word in OF_A_STAGE if config.role != "worker" else ():
             self.control.answers[word] = self._asked_for_a_stage
@@ -170,15 +172,15 @@ class Peer:
             taken = "" if exporter.address[1] == address[1] or not address[1] else (
                 f", as port {address[1]} is taken (metrics.listen chooses another)"
             )  # fmt: skip
-            self.say("metrics", f"metrics at {exporter.url}/metrics{taken}", url=exporter.url)
+            self.process.tell(said.Metrics(f"metrics at {exporter.url}/metrics{taken}", exporter.url))
         for process in self.processes:
             me = process.identity.peer_id
-            process.log.record("started", peer=me, pid=os.getpid(), role=self.config.role)
+            process.log.record(noted.Started(peer=me, pid=os.getpid(), role=self.config.role))
         self.metrics.about.build(version("swarmnet"), platform.python_version(), version("torch")).set(1)
         pulse = asyncio.create_task(self.pulse.run(), name="pulse")
         watchdog = Watchdog(lambda: self.pulse.turns, self._working_seconds, self._last_words)
         watchdog.start()
-        ended = {"code": "fault"}
+        ended = noted.Stopped("fault")
         try:
             await self.control.start()
             await self._live()
@@ -186,18 +188,18 @@ class Peer:
             why = str(error) if isinstance(error, Fault) else reason(error)
             self._last_words(f"cannot go on: {why}")
             code = error.code if isinstance(error, Fault) else "out_of_memory"
-            self.log.record("fault", code=code, reason=why)
-            ended = {"code": code, "reason": why}
+            self.log.record(noted.Fault(code=code, reason=why))
+            ended = noted.Stopped(code, why)
             return FAULT
         except UserError as error:
-            ended = {"code": "not_possible", "reason": str(error)}
+            ended = noted.Stopped("not_possible", str(error))
             raise
         finally:
             watchdog.stop()
             pulse.cancel()
             await self.control.close()
             for process in self.processes:
-                process.log.record("stopped", **({"code": "asked"} if self._stop.is_set() else ended))
+                process.log.record(noted.Stopped("asked") if self._stop.is_set() else ended)
                 process.log.close()
             if exporter is not None:
                 await asyncio.to_thread(exporter.close)

@@ -17,6 +17,7 @@ from peers.network.discovery.bootstrap import PeerCache
 from peers.network.discovery.mdns import neighbours
 from peers.network.reachability_probe import TEXTS, Reachable, Way, has_a_network
 from peers.role import Network, Process, Role
+from peers.telemetry import said
 from peers.telemetry.console import Status
 from peers.telemetry.metric_kinds import only
 from peers.telemetry.metrics import WAYS
@@ -94,9 +95,9 @@ class Sessions:
             beside.append(asyncio.create_task(directory.keep_time_forever(), name="clock"))
             for address in transport.addresses:
                 where = f"listening on {address}/p2p/{transport.peer}"
-                process.say("listening", where, p2pd=transport.daemon.pid)
+                process.tell(said.Listening(where, transport.daemon.pid))
             if keeps_slots(self.config):
-                transport.relays.use(self.config.bootstrap, process.say)
+                transport.relays.use(self.config.bootstrap, self._relayed)
                 await transport.relays.first(SLOT_SECONDS)
             counted = CountedDirectory(directory)
             observer = DirectoryObserver(counted, directory, process.metrics, transport.daemon.connections)
@@ -114,6 +115,9 @@ class Sessions:
                 await directory.close()
             await transport.close()
 
+    def _relayed(self, text: str, relay: PeerId, addresses: Sequence[str]) -> None:
+        self.process.tell(said.Relayed(text, relay, addresses) if addresses else said.NotRelayed(text, relay))
+
     def _reachable(self, transport: P2pdTransport) -> Reachable:
         """What asks others whether they get in."""
         process, config, gauges = self.process, self.config, self.process.metrics.network.reachable
@@ -124,7 +128,7 @@ class Sessions:
 
         def tell(way: Way) -> None:
             only(gauges, WAYS, way)
-            process.say("reachable", TEXTS[way], way=way)
+            process.tell(said.Reachable(TEXTS[way], way))
 
         return Reachable(
             ask, transport.daemon.connections,

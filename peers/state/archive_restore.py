@@ -18,6 +18,7 @@ from peers.state.archive import Archive, Entry
 from peers.state.archive_store import ArchiveError, open_store, until_reached, without_secret
 from peers.state.checkpoint_file import STATEMENT_BYTES, Checkpoint, CheckpointError
 from peers.telemetry.console import counted
+from peers.telemetry.said import Say
 from protocols.errors import WireError
 from protocols.signed.envelope import Kind, open_envelope
 from swarmnet.identifiers import PeerId
@@ -42,7 +43,7 @@ def signers(checkpoint: Checkpoint) -> set[PeerId]:
 class Restoring:
     """`bring` runs before a worker looks at its own disk."""
 
-    def __init__(self, url: str, signed: SignedManifest, say: Callable[[str, str], None]) -> None:
+    def __init__(self, url: str, signed: SignedManifest, say: Say) -> None:
         self.url = without_secret(url)
         self._secret_url = url
         self.signed = signed

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from peers.config.atomic_files import is_file, is_there, write_atomically
 from peers.errors import UserError, how_to_install
 from peers.runtime.supervision import reason
+from peers.telemetry.said import Say
 
 
 class ArchiveError(UserError):
@@ -166,7 +167,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
 """Between attempts; twice as long each time."""
 
 
-async def until_reached(attempt: Callable[[], Awaitable[Result]], say: Callable[[str, str], None]) -> Result:
+async def until_reached(attempt: Callable[[], Awaitable[Result]], say: Say) -> Result:
     """What it gives once the store answers; what cannot become otherwise is raised."""
     pause = FIRST_PAUSE_SECONDS
     while True:

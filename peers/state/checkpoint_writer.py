@@ -14,7 +14,9 @@ from peers.config.run_file import SignedManifest
 from peers.state import checkpoint_file
 from peers.state.partial_download import KeptChunks
 from peers.state.snapshot_store import Snapshots, Weights
+from peers.telemetry import events as noted
 from peers.telemetry.counters import Timings
+from peers.telemetry.said import Say
 from swarmnet.rounds.history import START
 from swarmnet.rounds.own_contributions import Past
 
@@ -55,8 +57,8 @@ class Disk:
         stage: int,
         part: StagePart,
         compute: Compute,
-        note: Callable[..., None],
-        say: Callable[[str, str], None],
+        note: noted.Note,
+        say: Say,
         digests: KeepsStatements,
         past: Callable[[int], Past],
     ) -> None:
@@ -159,6 +161,6 @@ class Disk:
             return
         self.timings.append(("save", perf_counter() - began))
         self.saved, self.saved_bytes = (path, round), path.stat().st_size
-        self.note("saved", round=round, bytes=self.saved_bytes)
+        self.note(noted.Saved(round=round, bytes=self.saved_bytes))
         self._say_again = 0.0
         self.say("checkpoint", f"saved the weights of round {round} in {path}")

@@ -11,10 +11,11 @@ import asyncio
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from peers.telemetry.said import Say
 from protocols.messages.table import SnapshotRoot
 from swarmnet.snapshots.digest_votes import Root
 from swarmnet.snapshots.fetch import chunk_bytes, worth_resuming
@@ -26,7 +27,7 @@ _UNFINISHED = ".part"
 class KeptChunks:
     """The folder of a peer's newest download, of which nobody else writes. `folder` None keeps nothing."""
 
-    def __init__(self, folder: Path | None, say: Callable[[str, str], None]) -> None:
+    def __init__(self, folder: Path | None, say: Say) -> None:
         self.folder = folder
         self.say = say
         self._said = False

@@ -21,9 +21,11 @@ from peers.runtime.timer import Timer
 from peers.state.checkpoint_file import state_digest
 from peers.state.partial_download import Download, KeptChunks
 from peers.state.snapshot_store import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Standing, Weights, units_of
+from peers.telemetry import events as noted
 from peers.telemetry.console import amount
 from peers.telemetry.counters import Timings
 from peers.telemetry.reasons import HOLDERS
+from peers.telemetry.said import Say
 from protocols.errors import CannotStart, Malformed, WireError
 from protocols.fields import Body
 from protocols.messages.table import (
@@ -100,8 +102,8 @@ class StatePath:
         snapshots: Snapshots,
         neighbourhood: Around,
         state_bytes: int,
-        note: Callable[..., None],
-        say: Callable[[str, str], None],
+        note: noted.Note,
+        say: Say,
     ) -> None:
         self.snapshots = snapshots
         self.neighbourhood = neighbourhood
@@ -191,7 +193,7 @@ class StatePath:
                 async with asyncio.timeout(ASK_AGAIN_SECONDS):
                     await self._offered.wait()
         if self._offers.keys() < self._asked:
-            self.note("offers_missing", peers=sorted(self._asked - self._offers.keys()))
+            self.note(noted.OffersMissing(peers=sorted(self._asked - self._offers.keys())))
         if not self._offers:
             raise NoState(f"none of {len(holders)} peers of the stage said what it has")
         begun = {peer: offer for peer, offer in self._offers.items() if offer.round >= 0}
@@ -283,7 +285,9 @@ class StatePath:
         at_once = carriers.lanes_per_holder if carriers is not None else ASKED_AT_ONCE
         self._fetch = SnapshotFetch(hashes, holders, at_once, here)
         began = self.clock.time()
-        self.note("fetching", round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
+        self.note(
+            noted.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
+        )
         size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if here else "")
         self.say("weights", f"fetches the weights of round {root.round}: {size}, holders: {len(holders)}")
         try:
@@ -324,7 +328,7 @@ class StatePath:
         try:
             return await self.neighbourhood.transport.carriers(CARRIERS, self._carried, self._progressed)
         except CannotStart as error:
-            self.note("no_carriers", reason=str(error))
+            self.note(noted.NoCarriers(reason=str(error)))
             return None
 
     def _progressed(self, peer: PeerId) -> None:
@@ -385,7 +389,7 @@ class StatePath:
                         self.neighbourhood.post(peer, "group", AskChunk(root.digest, index))
                 case Dropped(peer, code, reason):
                     reason = reason or HOLDERS[code].meaning
-                    self.note("holder_dropped", peer=peer, code=code, reason=reason)
+                    self.note(noted.HolderDropped(peer=peer, code=code, reason=reason))
                     left = len(fetch.holders)
                     self.say("holder", f"{peer} {reason}; it is asked no more, other holders: {left}")
         if not fetch.missing or fetch.stuck:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from peers.telemetry.event_log import Event
+from peers.telemetry import events as noted
+from peers.telemetry.event_log import Line
+from peers.telemetry.events import NOTED, Event, Unknown
 from peers.telemetry.notices import EVERYDAY, told
 from peers.telemetry.picture import Happened, PeerSeen
+from peers.telemetry.reasons import code_of
+from peers.telemetry.said import Paused, Pausing, Remark, Resuming
 from swarmnet.pipeline.ledger import RecentLoss
 
 SPEED_SECONDS = 10.0
@@ -18,12 +21,17 @@ SILENT_SECONDS = 12.0
 or froze."""
 MOST_POINTS = 512
 MOST_EVENTS = 200
-PLAIN = {"started": "started", "assembled": "holds stage {stage}", "in_step": "in step at round {round}",
-         "saved": "checkpoint of round {round} written", "stood_still": "stood still for {seconds} s",
-         "moving": "would move to stage {stage}", "fetching": "fetches the state of round {round}",
-         "bye_sent": ""}  # fmt: skip
-"""Events without a code that are news, in words; empty: none."""
-SAID = frozenset({"run", "listening", "metrics", "text", "trains", "weights", "checkpoint", "holder"})
+PLAIN: Mapping[type[Event], str] = {
+    noted.Started: "started",
+    noted.Assembled: "holds stage {stage}",
+    noted.InStep: "in step at round {round}",
+    noted.Saved: "checkpoint of round {round} written",
+    noted.StoodStill: "stood still for {seconds} s",
+    noted.Moving: "would move to stage {stage}",
+    noted.Fetching: "fetches the state of round {round}",
+}
+"""Events without a code that are news, in words."""
+NO_NEWS = frozenset({"run", "listening", "metrics", "text", "trains", "weights", "checkpoint", "holder"})
 """Said to people at the start, or told by another event too."""
 
 
@@ -48,6 +56,21 @@ class Curve:
             pairs = zip(self.points[::2], self.points[1::2], strict=True)
             self.points = [(at, (one + other) / 2) for (at, one), (_, other) in pairs]
             self._each *= 2
+
+
+class SettledRounds(dict[int, noted.Settled]):
+    """Round -> what a peer has settled, without what it gave up as the group had another history."""
+
+    def take(self, event: Event) -> None:
+        """The peer's next event."""
+        match event:
+            case noted.Settled(round):
+                self[round] = event
+            case noted.Resynchronise(fork_round=int(first)):
+                for round in [round for round in self if round >= first]:
+                    del self[round]
+            case _:
+                pass
 
 
 class Story:
@@ -79,13 +102,11 @@ class Story:
         """Unix time of the newest event."""
         self._commits: deque[tuple[float, int]] = deque()
 
-    def take(self, event: Event) -> None:
+    def take(self, line: Line) -> None:
         """The next event."""
-        self.seen_at = max(self.seen_at, event.time)
-        follow = _FOLLOW.get(event.name)
-        if follow is not None:
-            follow(self, event)
-        happened = self._news(event)
+        self.seen_at = max(self.seen_at, line.time)
+        self._follow(line.event, line.time)
+        happened = self._news(line)
         if happened is not None:
             self.events.append(happened)
 
@@ -113,104 +134,77 @@ class Story:
 
     # -- events ---------------------------------------------------------------------------------------
 
-    def _started(self, event: Event) -> None:
-        self.peer, self.role = str(event.fields.get("peer", "")), str(event.fields.get("role", "worker"))
-        self.state = "connecting" if self.role == "worker" else self.role
-        self.tokens, self.stage = 0, -1
-        self.microbatches, self.sent, self.received = {}, {}, {}
-        self.neighbours.clear()
-        self._commits.clear()
+    def _follow(self, event: Event, at: float) -> None:
+        match event:
+            case noted.Started(peer, role=role):
+                self.peer, self.role = peer, role
+                self.state = "connecting" if role == "worker" else role
+                self.tokens, self.stage = 0, -1
+                self.microbatches, self.sent, self.received = {}, {}, {}
+                self.neighbours.clear()
+                self._commits.clear()
+            case noted.Assembled(stage):
+                self.stage, self.state = stage, "joining"
+                self.round = self.settled = None
+                self.waits_for = ()
+                self.neighbours.clear()
+            case noted.InStep(round):
+                self.state, self.round = "training", round
+            case noted.Committed(tokens=tokens, loss=loss):
+                self.tokens += tokens
+                self._commits.append((at, tokens))
+                if loss is not None:
+                    self.recent.add(loss * tokens, tokens)
+                    self.losses.add(at, loss)
+            case noted.Applied(round, code):
+                self.round = round + 1
+                self.rounds[code] += 1
+            case noted.Settled(round, tokens=settled_tokens):
+                self.settled, self.settled_tokens = round, settled_tokens
+            case noted.Linked(peer, stage):
+                self.neighbours[peer] = stage
+            case noted.Unlinked(peer):
+                self.neighbours.pop(peer, None)
+            case noted.Traffic(sent, received):
+                self.sent, self.received = sent, received
+            case noted.Ledger():
+                self.microbatches = counts_of(event)
+            case noted.Waiting(stages=stages):
+                self.waits_for = tuple(stages)
+            case noted.WaitingOver():
+                self.waits_for = ()
+            case Remark(text, "run"):
+                self.run = text.removeprefix("run ").partition(" ")[0].rstrip(":")
+            case Unknown(kind) if kind in NOTED:
+                raise ValueError(f"{kind} is written with other fields")
+            case noted.Resynchronise() | Resuming():
+                self.state = "joining"
+            case Pausing() | Remark(topic="moves"):
+                self.state = "leaving"
+            case Paused():
+                self.state = "paused"
+            case noted.Stopped():
+                self.state = "stopped"
+            case _:
+                pass
 
-    def _assembled(self, event: Event) -> None:
-        self.stage, self.state = int(event.fields["stage"]), "joining"
-        self.round = self.settled = None
-        self.waits_for = ()
-        self.neighbours.clear()
-
-    def _in_step(self, event: Event) -> None:
-        self.state, self.round = "training", int(event.fields["round"])
-
-    def _committed(self, event: Event) -> None:
-        tokens, loss = int(event.fields["tokens"]), event.fields.get("loss")
-        self.tokens += tokens
-        self._commits.append((event.time, tokens))
-        if isinstance(loss, float):
-            self.recent.add(loss * tokens, tokens)
-            self.losses.add(event.time, loss)
-
-    def _applied(self, event: Event) -> None:
-        self.round = int(event.fields["round"]) + 1
-        self.rounds[str(event.fields.get("code", "applied"))] += 1
-
-    def _settled(self, event: Event) -> None:
-        self.settled, self.settled_tokens = int(event.fields["round"]), event.fields.get("tokens")
-
-    def _linked(self, event: Event) -> None:
-        self.neighbours[str(event.fields["peer"])] = int(event.fields["stage"])
-
-    def _unlinked(self, event: Event) -> None:
-        self.neighbours.pop(str(event.fields["peer"]), None)
-
-    def _traffic(self, event: Event) -> None:
-        self.sent, self.received = dict(event.fields["sent"]), dict(event.fields["received"])
-
-    def _ledger(self, event: Event) -> None:
-        self.microbatches = counts_of(event.fields)
-
-    def _waiting(self, event: Event) -> None:
-        self.waits_for = tuple(event.fields.get("stages", ()))
-
-    def _ran(self, event: Event) -> None:
-        self.run = str(event.fields.get("text", "")).removeprefix("run ").partition(" ")[0].rstrip(":")
-
-    def _becomes(self, event: Event) -> None:
-        self.state = _BECOMES[event.name]
-
-    def _news(self, event: Event) -> Happened | None:
+    def _news(self, line: Line) -> Happened | None:
         """A line for people, if it is worth one."""
-        if event.fields.get("code") in EVERYDAY or event.name in SAID:
+        event = line.event
+        if code_of(event) in EVERYDAY or event.name in NO_NEWS:
             return None
-        words = told(event.name, event.fields)
-        if words is not None:
-            return Happened(event.time, words.code, words.text, words.level, self.name)
-        plain = PLAIN.get(event.name)
-        if plain:
-            return Happened(event.time, event.name, plain.format_map(_Blank(event.fields)), "info", self.name)
+        if (words := told(event)) is not None:
+            return Happened(line.time, words.code, words.text, words.level, self.name)
+        if plain := PLAIN.get(type(event)):
+            return Happened(line.time, event.name, plain.format_map(event.fields), "info", self.name)
         text = event.fields.get("text")
-        if isinstance(text, str) and plain is None:
-            return Happened(event.time, event.name, text[:200], "info", self.name)
+        if isinstance(text, str):
+            return Happened(line.time, event.name, text[:200], "info", self.name)
         return None
 
 
-class _Blank(dict[str, Any]):
-    """Fields of which one may be missing."""
-
-    def __missing__(self, key: str) -> str:
-        return "?"
-
-
-def counts_of(ledger: Mapping[str, Any]) -> dict[str, int]:
-    """A ledger's event or fields as plain counts."""
-    dropped, rerouted = ledger.get("dropped", {}), ledger.get("rerouted", {})
-    counts = {name: ledger.get(name, 0) for name in ("committed", "repeated", "refused", "late_answers")}
-    return {**counts, "rerouted": sum(rerouted.values()), "dropped": sum(dropped.values())}
-
-
-_BECOMES = {"resynchronise": "joining", "moves": "leaving", "leaving": "leaving", "stopped": "stopped",
-            "pausing": "leaving", "paused": "paused", "resuming": "joining"}  # fmt: skip
-_FOLLOW: dict[str, Callable[[Story, Event], None]] = {
-    "started": Story._started,
-    "run": Story._ran,
-    "assembled": Story._assembled,
-    "in_step": Story._in_step,
-    "committed": Story._committed,
-    "applied": Story._applied,
-    "settled": Story._settled,
-    "linked": Story._linked,
-    "unlinked": Story._unlinked,
-    "traffic": Story._traffic,
-    "ledger": Story._ledger,
-    "waiting": Story._waiting,
-    "waiting_over": Story._waiting,
-    **dict.fromkeys(_BECOMES, Story._becomes),
-}
+def counts_of(ledger: noted.Ledger) -> dict[str, int]:
+    """With codes added up."""
+    rerouted, dropped = sum(ledger.rerouted.values()), sum(ledger.dropped.values())
+    counts = {name: getattr(ledger, name) for name in ("committed", "repeated", "refused", "late_answers")}
+    return {**counts, "rerouted": rerouted, "dropped": dropped}

@@ -12,32 +12,43 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from peers.errors import UserError
+from peers.telemetry.events import NOTED, Assembled, Event, LogWrittenAgain, Started, Unknown
+from peers.telemetry.said import SAID, Listening, NotRelayed, Relayed, Remark
 
 _RESERVED = frozenset({"time", "monotonic", "event"})
 LONGEST_WAITING_BYTES = 4 << 20
 """Some minutes of a busy peer's events."""
-STANDING = {"started": "", "assembled": "", "listening": "text", "relayed": "relay"}
-"""Events that hold until they are said again, and the field by which several of them are told apart."""
 OF_P2PD = frozenset({"listening", "relayed"})
-"""Of these, those that end with p2pd."""
+"""What ends with p2pd, of what holds until it is said again."""
 CONTINUED = "continued"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Line:
+    """One line of the log."""
+
     time: float
     """Unix time in seconds, for people and for comparing machines."""
     monotonic: float
     """Seconds of the process' own clock, for durations."""
-    name: str
-    fields: dict[str, Any]
+    event: Event
+
+    @property
+    def name(self) -> str:
+        return self.event.name
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return self.event.fields
 
 
 class EventLog:
@@ -62,7 +73,7 @@ class EventLog:
         self._limit_bytes = limit_bytes
         self.trouble: Callable[[str], None] = lambda text: None
         """Told once when the disk refuses, and once when it takes again."""
-        self.listeners: list[Callable[[Event], None]] = []
+        self.listeners: list[Callable[[Line], None]] = []
         """Told of every event at once, with its fields as they were given."""
         self._lines: list[str] = []
         self._oldest = 0.0
@@ -75,19 +86,17 @@ class EventLog:
         _cut_torn_line(path)
         self._file = path.open("ab", buffering=0)
 
-    def record(self, event: str, /, **fields: object) -> None:
-        """Note that something happened. Fields are JSON values; bytes become hexadecimal."""
-        if not _RESERVED.isdisjoint(fields):
-            raise TypeError(f"{sorted(_RESERVED & fields.keys())} are the log's own fields")
+    def record(self, event: Event) -> None:
+        """Note that something happened."""
         now = self._monotonic()
         at = self._clock()
-        line = {"time": round(at, 6), "monotonic": round(now, 6), "event": event, **fields}
+        line = {"time": round(at, 6), "monotonic": round(now, 6), "event": event.name, **event.fields}
         for listener in self.listeners:
-            listener(Event(at, now, event, fields))
+            listener(Line(at, now, event))
         if not self._lines:
             self._oldest = now
-        self._lines.append(json.dumps(line, separators=(",", ":"), default=_plain))
-        self._note_standing(event, fields, self._lines[-1])
+        self._lines.append(json.dumps(line, separators=(",", ":")))
+        self._note_standing(event, self._lines[-1])
         if len(self._lines) >= self._flush_count or now - self._oldest >= self._flush_seconds:
             self.flush()
 
@@ -120,15 +129,20 @@ class EventLog:
         self._file.close()
         self._file = file
 
-    def _note_standing(self, event: str, fields: dict[str, object], line: str) -> None:
-        if event == "started":
-            self._standing.clear()
-        elif event == "p2pd_ended":
-            self._standing = {key: kept for key, kept in self._standing.items() if key[0] not in OF_P2PD}
-        elif event == "not_relayed":
-            self._standing.pop(("relayed", str(fields.get("relay", ""))), None)
-        if event in STANDING:
-            self._standing[event, str(fields.get(STANDING[event], ""))] = line
+    def _note_standing(self, event: Event, line: str) -> None:
+        match event:
+            case Started():
+                self._standing = {("started", ""): line}
+            case Assembled():
+                self._standing["assembled", ""] = line
+            case Listening(text):
+                self._standing["listening", text] = line
+            case Relayed(relay=relay):
+                self._standing["relayed", relay] = line
+            case NotRelayed(relay=relay):
+                self._standing.pop(("relayed", relay), None)
+            case Remark(topic="p2pd_ended"):
+                self._standing = {key: kept for key, kept in self._standing.items() if key[0] not in OF_P2PD}
 
     def _continued(self) -> bytes:
         """The first line of a file after another one; none if nothing holds."""
@@ -152,7 +166,7 @@ class EventLog:
     def _take_again(self) -> None:
         if self._refused:
             lost, self._refused, self._lost = self._lost, False, 0
-            self.record("log_written_again", lost=lost)
+            self.record(LogWrittenAgain(lost))
             self.trouble(f"{self._path} is written again; events lost meanwhile: {lost}")
 
     def close(self) -> None:
@@ -169,7 +183,7 @@ class EventLog:
         self.close()
 
 
-def read(path: Path) -> Iterator[Event]:
+def read(path: Path) -> Iterator[Line]:
     """The events in a log, oldest first; a last line without its end is left out. Raises UserError."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -177,7 +191,7 @@ def read(path: Path) -> Iterator[Event]:
                 return
             try:
                 fields = json.loads(line)
-                yield Event(fields.pop("time"), fields.pop("monotonic"), fields.pop("event"), fields)
+                yield Line(fields.pop("time"), fields.pop("monotonic"), parse(fields.pop("event"), fields))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise UserError(f"{path}:{number}: is no event; the file was changed or damaged") from None
 
@@ -187,16 +201,16 @@ def parts(path: Path) -> list[Path]:
     return [file for file in (_older(path), path) if file.is_file()]
 
 
-def read_part(file: Path) -> Iterator[Event]:
+def read_part(file: Path) -> Iterator[Line]:
     """One of the `parts`; what held already when it was begun comes first. Raises UserError."""
-    for event in read(file):
-        if event.name == CONTINUED:
-            yield from _standing_in(event, file)
+    for line in read(file):
+        if line.name == CONTINUED:
+            yield from _standing_in(line, file)
         else:
-            yield event
+            yield line
 
 
-def read_lately(path: Path) -> Iterator[Event]:
+def read_lately(path: Path) -> Iterator[Line]:
     """What tells how the peer stands now: the log, after its older part where it does not begin with that
     itself. Where nobody `started` in it that is lost. Raises UserError."""
     files = parts(path)
@@ -207,27 +221,28 @@ def read_lately(path: Path) -> Iterator[Event]:
         yield from read_part(file)
 
 
-def _standing_in(event: Event, file: Path) -> Iterator[Event]:
+def _standing_in(line: Line, file: Path) -> Iterator[Line]:
     try:
-        for fields in event.fields["standing"]:
+        for fields in line.fields["standing"]:
             kept = {key: value for key, value in fields.items() if key not in _RESERVED}
-            yield Event(event.time, event.monotonic, fields["event"], kept)
+            yield Line(line.time, line.monotonic, parse(fields["event"], kept))
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{file}: says wrongly what held before; the file was changed or damaged") from None
 
 
+def parse(name: str, fields: Mapping[str, Any]) -> Event:
+    """The event that a line tells of; Unknown if this version writes none with such fields."""
+    kind = (SAID if "text" in fields else NOTED).get(name)
+    with contextlib.suppress(msgspec.ValidationError):
+        if kind is not None:
+            return msgspec.convert(fields, kind)
+        if "text" in fields:
+            return msgspec.convert({**fields, "topic": name}, Remark)
+    return Unknown(name, dict(fields))
+
+
 def _older(path: Path) -> Path:
     return path.with_name(path.name + ".old")
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value).hex()
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} is no event field")
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from peers.telemetry import events as noted
 from peers.telemetry.console import Level, Report
-from peers.telemetry.event_log import Event
-from peers.telemetry.reasons import NOTHING, Reason, reason_of
+from peers.telemetry.event_log import Line
+from peers.telemetry.events import Event
+from peers.telemetry.reasons import NOTHING, Reason, code_of, reason_of
 
 QUIET_SECONDS = 30.0
 """The same trouble with the same peer is told once in so long: strangers decide how often it comes."""
@@ -19,37 +20,39 @@ ALARMING = frozenset(
      "out_of_line", "too_large", "wrong_hash", "wrong_length", "index_full", "not_written", "not_given_back"}
 )  # fmt: skip
 """Codes that are a warning; all others are news."""
-WHAT = {
-    "unlinked": "lost {peer}",
-    "departed": "{peer} is gone",
-    "refused": "refused {peer}",
-    "refused_by": "{peer} refused this peer",
-    "dial_failed": "{peer} was not reached",
-    "post_failed": "could not send to {peer}",
-    "look_up_failed": "the directory did not answer",
-    "announce_failed": "could not announce this peer",
-    "visitor_not_reached": "visitor {peer} was not reached",
-    "answer_failed": "{peer} was not answered",
-    "upkeep_failed": "could not keep the run's orders known",
-    "rerouted": "a microbatch went to {to} instead",
-    "nack": "{peer} did not take a microbatch",
-    "microbatch_failed": "a microbatch was given up",
-    "applied": "a round was applied",
-    "not_finite": "no contribution to round {round}",
-    "given_back": "contribution to round {round} taken back",
-    "resynchronise": "the state is fetched anew",
-    "digest_differs": "weights after round {round} differ",
-    "not_moving": "stays on its stage",
-    "holder_dropped": "{peer} is no source of the state",
-    "waiting": "waits for stages {stages}",
-    "waiting_over": "waits no more",
-    "fault": "cannot go on",
-    "stopped": "stopped",
-    "archiving_failed": "stage {stage} was not archived",
+WHAT: Mapping[type[Event], str] = {
+    noted.Unlinked: "lost {peer}",
+    noted.Departed: "{peer} is gone",
+    noted.Refused: "refused {peer}",
+    noted.RefusedBy: "{peer} refused this peer",
+    noted.DialFailed: "{peer} was not reached",
+    noted.PostFailed: "could not send to {peer}",
+    noted.LookUpFailed: "the directory did not answer",
+    noted.AnnounceFailed: "could not announce this peer",
+    noted.VisitorNotReached: "visitor {peer} was not reached",
+    noted.AnswerFailed: "{peer} was not answered",
+    noted.UpkeepFailed: "could not keep the run's orders known",
+    noted.Rerouted: "a microbatch went to {to} instead",
+    noted.Nack: "{peer} did not take a microbatch",
+    noted.MicrobatchFailed: "a microbatch was given up",
+    noted.Applied: "a round was applied",
+    noted.NotFinite: "no contribution to round {round}",
+    noted.GivenBack: "contribution to round {round} taken back",
+    noted.Resynchronise: "the state is fetched anew",
+    noted.DigestDiffers: "weights after round {round} differ",
+    noted.NotMoving: "stays on its stage",
+    noted.HolderDropped: "{peer} is no source of the state",
+    noted.Waiting: "waits for stages {stages}",
+    noted.WaitingOver: "waits no more",
+    noted.Fault: "cannot go on",
+    noted.Stopped: "stopped",
+    noted.ArchivingFailed: "stage {stage} was not archived",
 }
 """Of every event that has codes."""
-TOLD = frozenset({"unlinked", "refused", "refused_by", "resynchronise", "digest_differs", "waiting",
-                  "waiting_over", "not_finite", "given_back", "rerouted", "applied"})  # fmt: skip
+TOLD = (
+    noted.Unlinked, noted.Refused, noted.RefusedBy, noted.Resynchronise, noted.DigestDiffers, noted.Waiting,
+    noted.WaitingOver, noted.NotFinite, noted.GivenBack, noted.Rerouted, noted.Applied,
+)  # fmt: skip
 """What a peer's own report tells of these; `holder_dropped` and the like are said where they happen."""
 EVERYDAY = frozenset({"completed", "replayed", "released"})
 """Codes that are no news."""
@@ -71,21 +74,18 @@ def short(peer: object) -> str:
     return f"...{text[-6:]}" if len(text) > 12 else text
 
 
-def told(event: str, fields: Mapping[str, Any]) -> Told | None:
+def told(event: Event) -> Told | None:
     """An event in words; None if it has no code that this version knows."""
-    reason, code = reason_of(event, fields), fields.get("code")
-    if reason is None or not isinstance(code, str):
+    reason, code, fields = reason_of(event), code_of(event), event.fields
+    if reason is None:
         return None
     named = {key: value if isinstance(value, (int, float)) else short(value) for key, value in fields.items()}
-    if isinstance(stages := fields.get("stages"), list):
-        named["stages"] = ", ".join(map(str, stages[:8]))
-    try:
-        what = WHAT[event].format_map(named)
-    except (KeyError, IndexError):  # An older or newer version's event: the code says enough.
-        what = event.replace("_", " ")
-    if event == "waiting_over":
+    if isinstance(event, noted.Waiting):
+        named["stages"] = ", ".join(map(str, event.stages[:8]))
+    what = WHAT[type(event)].format_map(named)
+    if isinstance(event, noted.WaitingOver):
         return Told(code, what, "info", None)
-    level: Level = "error" if event == "fault" else "warning" if code in ALARMING else "info"
+    level: Level = "error" if isinstance(event, noted.Fault) else "warning" if code in ALARMING else "info"
     return Told(code, f"{what}: {reason.meaning}", level, reason)
 
 
@@ -98,19 +98,18 @@ class Teller:
         self._kept: dict[tuple[str, str, str], int] = {}
         self._alone = False
 
-    def heard(self, event: Event) -> None:
-        """`event.monotonic` is the time by which repetitions are held back."""
-        if event.name == "applied":
-            was_alone, self._alone = self._alone, event.fields.get("code") == ALONE
+    def heard(self, line: Line) -> None:
+        """`line.monotonic` is the time by which repetitions are held back."""
+        event = line.event
+        if isinstance(event, noted.Applied):
+            was_alone, self._alone = self._alone, event.code == ALONE
             if was_alone and self._alone:
                 return
-        if event.name not in TOLD or event.fields.get("code") in EVERYDAY:
-            return
-        words = told(event.name, event.fields)
+        words = told(event) if isinstance(event, TOLD) and event.code not in EVERYDAY else None
         if words is None:
             return
-        which = (event.name, words.code, str(event.fields.get("peer", "")))
-        if event.monotonic < self._said.get(which, float("-inf")) + QUIET_SECONDS:
+        which = (event.name, words.code, str(getattr(event, "peer", "")))
+        if line.monotonic < self._said.get(which, float("-inf")) + QUIET_SECONDS:
             self._kept[which] = self._kept.get(which, 0) + 1
             return
         if len(self._said) >= MOST_REMEMBERED:
@@ -118,7 +117,7 @@ class Teller:
             del self._said[oldest]
             self._kept.pop(oldest, None)
         self._said.pop(which, None)
-        self._said[which] = event.monotonic
+        self._said[which] = line.monotonic
         more = self._kept.pop(which, 0)
         cure = "" if words.reason is None or words.reason.cure == NOTHING else f" ({words.reason.cure})"
         again = f" ({more} more since it was last said)" if more else ""

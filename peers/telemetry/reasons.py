@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from peers.telemetry import events as noted
+from peers.telemetry.events import Event
 
 NOTHING = "nothing to do"
 TOP = "`swarmnet top`"
@@ -29,7 +31,7 @@ class Area:
     """Codes that answer one question."""
 
     title: str
-    events: tuple[str, ...]
+    events: tuple[type[Event], ...]
     """Of the event log; their field `code` is one of these."""
     metric: str
     """Where they are counted; empty: nowhere."""
@@ -212,42 +214,48 @@ RELAYING = {
 }
 
 AREAS = (
-    Area("A neighbour is gone", ("unlinked", "departed"), "departures_total", DEPARTURES),
-    Area("Refused", ("refused", "refused_by"), "refused_total", REFUSALS),
-    Area("Not sent, not found", ("dial_failed", "post_failed", "look_up_failed", "announce_failed",
-                                 "visitor_not_reached", "answer_failed", "upkeep_failed"), "", LINKS),
-    Area("A microbatch went to another peer", ("rerouted", "nack"), "microbatches_rerouted_total", REROUTES),
-    Area("A microbatch was given up", ("microbatch_failed",), "microbatches_dropped_total", DROPS),
-    Area("A round was applied", ("applied",), "rounds_total", ROUNDS),
-    Area("A contribution", ("not_finite", "given_back"), "updates_total", CONTRIBUTIONS),
-    Area("The state is fetched anew", ("resynchronise", "digest_differs"), "", RESYNCHRONISATIONS),
-    Area("A move was called off", ("not_moving",), "", MOVES),
-    Area("A holder of a snapshot is asked no more", ("holder_dropped",), "", HOLDERS),
-    Area("Waiting", ("waiting", "waiting_over"), "stages_missing", WAITS),
-    Area("The peer ended", ("stopped", "fault"), "", ENDS),
+    Area("A neighbour is gone", (noted.Unlinked, noted.Departed), "departures_total", DEPARTURES),
+    Area("Refused", (noted.Refused, noted.RefusedBy), "refused_total", REFUSALS),
+    Area("Not sent, not found", (noted.DialFailed, noted.PostFailed, noted.LookUpFailed, noted.AnnounceFailed,
+                                 noted.VisitorNotReached, noted.AnswerFailed, noted.UpkeepFailed), "", LINKS),
+    Area("A microbatch went to another peer", (noted.Rerouted, noted.Nack),
+         "microbatches_rerouted_total", REROUTES),
+    Area("A microbatch was given up", (noted.MicrobatchFailed,), "microbatches_dropped_total", DROPS),
+    Area("A round was applied", (noted.Applied,), "rounds_total", ROUNDS),
+    Area("A contribution", (noted.NotFinite, noted.GivenBack), "updates_total", CONTRIBUTIONS),
+    Area("The state is fetched anew", (noted.Resynchronise, noted.DigestDiffers), "", RESYNCHRONISATIONS),
+    Area("A move was called off", (noted.NotMoving,), "", MOVES),
+    Area("A holder of a snapshot is asked no more", (noted.HolderDropped,), "", HOLDERS),
+    Area("Waiting", (noted.Waiting, noted.WaitingOver), "stages_missing", WAITS),
+    Area("The peer ended", (noted.Stopped, noted.Fault), "", ENDS),
     Area("A visitor's request", (), "inference_requests_total", REQUESTS),
-    Area("A stage was not archived", ("archiving_failed",), "archive_failures_total", ARCHIVING),
+    Area("A stage was not archived", (noted.ArchivingFailed,), "archive_failures_total", ARCHIVING),
     Area("A relay gave no slot or circuit", (), "relay_refused_total", RELAYING),
 )  # fmt: skip
 
 _BY_EVENT = {event: area for area in AREAS for event in area.events}
 
 
-def area_of(event: str) -> Area | None:
-    return _BY_EVENT.get(event)
+def area_of(event: Event) -> Area | None:
+    return _BY_EVENT.get(type(event))
 
 
-def reason_of(event: str, fields: Mapping[str, Any]) -> Reason | None:
+def reason_of(event: Event) -> Reason | None:
     """What the code of an event means; None for events without one, or with one of a newer version."""
-    area, code = area_of(event), fields.get("code")
-    return area.reasons.get(code) if area is not None and isinstance(code, str) else None
+    area = area_of(event)
+    return area.reasons.get(code_of(event)) if area is not None else None
+
+
+def code_of(event: Event) -> str:
+    """Empty: it has none."""
+    return str(getattr(event, "code", ""))
 
 
 def document() -> str:
     """The part of docs/watching.md that lists all codes."""
     lines: list[str] = []
     for area in AREAS:
-        events = ", ".join(f"`{event}`" for event in area.events)
+        events = ", ".join(f"`{event.__struct_config__.tag}`" for event in area.events)
         metric = f"`swarmnet_{area.metric}`" if area.metric else ""
         where = "; ".join(words for words in (f"events {events}" if events else "", metric) if words)
         lines += [f"### {area.title}", "", f"In {where}.", "", "| code | meaning | what helps |"]

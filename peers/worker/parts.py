@@ -5,8 +5,6 @@ They know this and not the worker, which owns the life of them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from peers.compute.executor import Compute
 from peers.compute.stage_part import StagePart
 from peers.network.discovery.announcer import Presence
@@ -14,6 +12,8 @@ from peers.network.neighbourhood import Neighbourhood
 from peers.network.ports import Load
 from peers.state.checkpoint_writer import Disk
 from peers.state.state_path import StatePath
+from peers.telemetry import events as noted
+from peers.telemetry.said import Say
 from peers.worker.inference.server import Inference
 from peers.worker.pipeline.data_path import DataPath
 from peers.worker.rounds.digest_gossip import SignedDigests
@@ -36,8 +36,8 @@ class Parts:
     transport: Transport
     presence: Presence
     compute: Compute
-    note: Callable[..., None]
-    say: Callable[[str, str], None]
+    note: noted.Note
+    say: Say
     state: str
     stage: int
     part: StagePart

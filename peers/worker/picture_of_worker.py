@@ -10,7 +10,7 @@ from peers.network.neighbourhood import Neighbourhood
 from peers.telemetry.event_fold import Story, counts_of
 from peers.telemetry.notices import short
 from peers.telemetry.picture import PeerSeen, Picture, as_json, curve
-from peers.worker.sampler import ledger_fields
+from peers.worker.sampler import ledger_event
 from peers.worker.worker import Worker
 from swarmnet.membership.machine import BEAT_SECONDS, Known
 
@@ -69,7 +69,7 @@ def picture_of(
         tokens_per_second=own.tokens_per_second,
         sent=dict(traffic.sent),
         received=dict(traffic.received),
-        microbatches=counts_of(ledger_fields(data.ledger)),
+        microbatches=counts_of(ledger_event(data.ledger)),
         rounds=dict(update.counts.ended.items()) if update is not None else {},
         idle_share=idle,
         utilization=utilization,

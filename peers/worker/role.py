@@ -43,6 +43,7 @@ from peers.errors import UserError
 from peers.role import Network, Process, Role
 from peers.runtime.control_server import Request
 from peers.runtime.supervision import hear_loop, unless_failed
+from peers.telemetry import said
 from peers.telemetry.console import Status
 from peers.telemetry.counters import OBSERVE_SECONDS
 from peers.telemetry.event_fold import Story
@@ -181,7 +182,7 @@ class WorkerRole(Role):
         process.say("swarm", swarm_line(records))
         await self._taken.wait()
         pace = await pace_of(self._tokens, PACE_MICROBATCHES * signed.manifest.microbatch_tokens)
-        process.say("traffic", traffic_line(signed.manifest, self._first, pace, records, limits))
+        process.say("line", traffic_line(signed.manifest, self._first, pace, records, limits))
 
     def _tokens(self) -> int:
         """Committed by the present worker."""
@@ -324,8 +325,8 @@ class WorkerRole(Role):
         )
         for warning in read.reading.warnings():
             process.report.say("text", warning, level="warning")
-            process.log.record("text_left_out", text=warning)
-        process.say("text", text_line(read), **asdict(read.reading))
+            process.log.record(said.Remark(warning, "text_left_out"))
+        process.tell(said.Text(text_line(read), **asdict(read.reading)))
         return Corpus(signed, read.tokens)
 
     # -- pausing --------------------------------------------------------------------------------------
@@ -333,7 +334,7 @@ class WorkerRole(Role):
     def pause(self, reason: Why, text: str = "") -> None:
         """Let go of the stage soon, and hold none while this or another reason stands."""
         if reason not in self.pausing.texts:
-            self.process.say("pausing", f"pauses: {text or self.pausing.meaning(reason)}", reason=reason)
+            self.process.tell(said.Pausing(f"pauses: {text or self.pausing.meaning(reason)}", reason))
             self.process.metrics.about.paused(reason).set(1)
         self.pausing.pause(reason, text)
         self._tell_pause()
@@ -343,7 +344,7 @@ class WorkerRole(Role):
         if reason in self.pausing.texts:
             self.pausing.resume(reason)
             left = self.pausing.line() if self.pausing else "goes on"
-            self.process.say("resuming", f"no longer paused by {reason}: {left}", reason=reason)
+            self.process.tell(said.Resuming(f"no longer paused by {reason}: {left}", reason))
             self.process.metrics.about.paused(reason).set(0)
             self._tell_pause()
 
@@ -365,7 +366,7 @@ class WorkerRole(Role):
         only(process.metrics.rounds.phase, PHASES, "none")
         process.metrics.peak.set("train_flops_utilization_ratio", None)
         only(about.state, STATES, "paused")
-        process.say("paused", f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", bytes=held)
+        process.tell(said.Paused(f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", held))
         ended = asyncio.create_task(pausing.ended(), name="end of the pause")
         clock = asyncio.get_running_loop()
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from peers.network.discovery.height import Elsewhere
 from peers.network.discovery.record_reader import IN_STEP
 from peers.network.orders.order_book import OrderBook
+from peers.telemetry import events as noted
 from peers.worker.parts import Parts
 
 LOOK_SECONDS = 1.0
@@ -69,7 +70,7 @@ class Ending:
             await asyncio.sleep(LOOK_SECONDS)
         assert worker.update is not None
         self.round = worker.update.rounds.settled
-        worker.note("ended", round=self.round, ordered=self.last)
+        worker.note(noted.Ended(round=self.round, ordered=self.last))
         worker.say(
             "ended", f"the run has ended, by its owner's order: all rounds up to {self.round} are settled"
         )

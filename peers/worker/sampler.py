@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peers.network.neighbourhood import Neighbourhood
+from peers.telemetry import events as noted
 from peers.telemetry.console import Report, Status
 from peers.telemetry.counters import CODED, OBSERVE_SECONDS, CodecCounts, Growth, by_code
 from peers.telemetry.event_log import EventLog
@@ -120,18 +121,19 @@ class Observer:
         if worker.neighbourhood is not None:
             traffic = worker.neighbourhood.traffic
             self.log.record(
-                "traffic",
-                sent=dict(traffic.sent),
-                received=dict(traffic.received),
-                refused=by_code(traffic.refused),
-                subflows=dict(worker.neighbourhood.transport.subflows),
+                noted.Traffic(
+                    sent=dict(traffic.sent),
+                    received=dict(traffic.received),
+                    refused=by_code(traffic.refused),
+                    subflows=dict(worker.neighbourhood.transport.subflows),
+                )
             )
             credit, metrics = summary(worker.receipts.kept), self.metrics.credit
             metrics.contributions.set(credit["accepted"])
             metrics.tokens.set(credit["tokens"])
             metrics.signers.set(credit["signers"])
         if worker.data is not None:
-            self.log.record("ledger", **ledger_fields(worker.data.ledger))
+            self.log.record(ledger_event(worker.data.ledger))
 
     def look(self) -> None:
         """Update the metrics and the status line."""
@@ -346,13 +348,8 @@ def _state_of(known: Known, now: float) -> str:
     return "active" if known.ready else "joining"
 
 
-def ledger_fields(ledger: Ledger) -> dict[str, object]:
-    return {
-        "committed": ledger.committed,
-        "tokens": ledger.tokens,
-        "repeated": ledger.repeated,
-        "dropped": dict(ledger.dropped),
-        "rerouted": dict(ledger.rerouted),
-        "refused": ledger.refused,
-        "late_answers": ledger.late_answers,
-    }
+def ledger_event(ledger: Ledger) -> noted.Ledger:
+    return noted.Ledger(
+        ledger.committed, ledger.tokens, ledger.repeated, dict(ledger.dropped), dict(ledger.rerouted),
+        ledger.refused, ledger.late_answers,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ Bye said, and then a worker of the other stage begins on the same transport, fet
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from random import Random
 from typing import Protocol
 
@@ -16,7 +16,9 @@ from peers.network.discovery.record_reader import look
 from peers.network.neighbourhood import Neighbourhood
 from peers.network.ports import Load
 from peers.runtime.timer import Timer
+from peers.telemetry import events as noted
 from peers.telemetry.reasons import MOVES
+from peers.telemetry.said import Say
 from peers.worker.settings import Settings
 from protocols.errors import WireError
 from protocols.signed.records import SignedRecord
@@ -44,9 +46,6 @@ GUESSED_SECONDS = 5.0
 """What leaving, meeting the group and catching up take besides (docs/benchmarks/moving.md)."""
 CHANGED = 1.25
 """A speed that has changed by this factor is announced without waiting for the next time."""
-
-Say = Callable[[str, str], None]
-Note = Callable[..., None]
 
 
 class Serves(Protocol):
@@ -100,8 +99,8 @@ class Moving:
     """One worker's `Mover`; nothing happens before `begin`."""
 
     def __init__(
-        self, presence: Presence, neighbourhood: Neighbourhood, worker: Serves, chance: Random, note: Note,
-        say: Say,
+        self, presence: Presence, neighbourhood: Neighbourhood, worker: Serves, chance: Random,
+        note: noted.Note, say: Say,
     ) -> None:  # fmt: skip
         self.presence = presence
         self.neighbourhood = neighbourhood
@@ -167,10 +166,10 @@ class Moving:
                     self._looking.add_done_callback(self.worker.task_ended)
                 case AnnounceMove(stage):
                     self._announce(stage)
-                    self.note("moving", stage=stage)
+                    self.note(noted.Moving(stage=stage))
                 case Withdraw(code):
                     self._announce(-1)
-                    self.note("not_moving", code=code, reason=MOVES[code].meaning)
+                    self.note(noted.NotMoving(code=code, reason=MOVES[code].meaning))
                 case Go(stage):
                     here = self.worker.stage
                     self.say("moves", f"leaves stage {here} for stage {stage}, which has less capacity")
@@ -203,7 +202,9 @@ class Moving:
             seen.update(_linked(membership))
             seen[membership.me] = Seen(self.worker.stage, rate, self.moving_to, round=load.round)
             view = view_of(seen.items(), self.rules)
-            self.note("looked", capacities=[round(capacity, 3) for capacity in view.capacities], rate=rate)
+            self.note(
+                noted.Looked(capacities=[round(capacity, 3) for capacity in view.capacities], rate=rate)
+            )
         self._feed(Looked(view, rate))
 
 
@@ -240,6 +241,6 @@ async def _records(presence: Presence, stages: int) -> dict[PeerId, SignedRecord
     try:
         records = await look(presence.directory, presence.signed.run_id, stages)
     except WireError as error:
-        presence.note("look_up_failed", code=error.code, reason=str(error))
+        presence.note(noted.LookUpFailed(code=error.code, reason=str(error)))
         return None
     return {peer: signed for peer, signed in records.items() if signed.record.stage >= 0}

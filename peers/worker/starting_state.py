@@ -13,6 +13,8 @@ from peers.state.archivists import PATIENCE_SECONDS, Keepers
 from peers.state.checkpoint_writer import Disk
 from peers.state.snapshot_store import Weights
 from peers.state.state_path import NoState, StatePath
+from peers.telemetry import events as noted
+from peers.telemetry.said import Say
 from peers.worker.rounds.update_path import UpdatePath
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.events import Resynchronise
@@ -41,8 +43,8 @@ class Recovery:
         presence: Presence,
         neighbourhood: Neighbourhood,
         compute: Compute,
-        note: Callable[..., None],
-        say: Callable[[str, str], None],
+        note: noted.Note,
+        say: Say,
         elsewhere: Callable[[], Awaitable[bool]],
     ) -> None:
         """`elsewhere`: whether somebody who is not here has this run's weights
@@ -117,7 +119,7 @@ class Recovery:
                 self._forget_after(-1)
                 return self.disk.first_weights()
             bytes_now = self.states.fetched_bytes - self.states.kept_bytes
-            self.note("fetched", round=weights.settled_round, bytes=bytes_now)
+            self.note(noted.Fetched(round=weights.settled_round, bytes=bytes_now))
             # Of a history that was given up the weights after this very round are others, too.
             self._forget_after(weights.settled_round - (forked or self._holds_another(weights)))
             self.states.snapshots.hold(weights)

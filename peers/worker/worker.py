@@ -27,6 +27,8 @@ from peers.state.archive_restore import Restoring
 from peers.state.checkpoint_writer import Disk
 from peers.state.snapshot_store import Snapshots, Standing
 from peers.state.state_path import StatePath
+from peers.telemetry import events as noted
+from peers.telemetry.said import Say
 from peers.worker.dispatch import Hearing
 from peers.worker.inference.server import Inference
 from peers.worker.order_enforcement import Obedience
@@ -74,8 +76,8 @@ class Worker(Parts):
         load_text: Callable[[frozenset[bytes]], Awaitable[Text]],
         settings: Settings,
         chance: Random,
-        note: Callable[..., None],
-        say: Callable[[str, str], None],
+        note: noted.Note,
+        say: Say,
         make_part: MakePart = real_part,
     ) -> None:
         """`note(event, **fields)` is the event log, `say(event, text)` one line for people."""
@@ -223,7 +225,7 @@ class Worker(Parts):
         self.transport.when_moved(self.presence.announce_now)
         self.orders.begin()
         self.neighbourhood.start()
-        self.note("assembled", stage=self.stage, parameters=self.part.layout.parameters)
+        self.note(noted.Assembled(stage=self.stage, parameters=self.part.layout.parameters))
 
     async def _meet(self) -> None:
         """Find the group before deciding that there is none: a second history must not be started. Where
@@ -329,14 +331,16 @@ class Worker(Parts):
 
         if not await self._until(ready, self.loop.time() + STEP_SECONDS):
             reason, group = f"not in step after {STEP_SECONDS:g} s", tuple(self.recovery.group())
-            self.note("resynchronise", code="not_in_step", peers=list(group), reason=reason, fork_round=None)
+            self.note(
+                noted.Resynchronise(code="not_in_step", peers=list(group), reason=reason, fork_round=None)
+            )
             self._resynchronise(Resynchronise(group, reason))
         if not (self._behind.is_set() or self._leaving.is_set()):
             if self.part.method.own is not None and not self._in_step_before and rounds.applied >= 0:
                 update.work.shadow_steps = self.manifest.sync.shadow_steps
             self._in_step_before = True
             self.data.serving = True
-            self.note("in_step", round=rounds.current, settled=rounds.settled)
+            self.note(noted.InStep(round=rounds.current, settled=rounds.settled))
             self.say("trains", f"in step with its stage, at round {rounds.current}: takes part from now on")
             self.neighbourhood.beat_now()
             self.data.pump()

@@ -27,7 +27,7 @@ RENEW_SECONDS = 900.0
 """Well within the hour that a slot lasts."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
 
-Say = Callable[..., None]
+Tell = Callable[[str, PeerId, Sequence[str]], None]
 """(event, text for people, further fields)"""
 
 
@@ -70,10 +70,10 @@ class Relays:
         """Multiaddrs through the relays, without the own /p2p/ part."""
         return tuple(address for slot in self._slots.values() for address in slot)
 
-    def use(self, multiaddrs: Sequence[str], say: Say) -> None:
+    def use(self, multiaddrs: Sequence[str], tell: Tell) -> None:
         """Keep a slot at each of these that has one, for as long as this lives."""
         for relay, addresses in usable(multiaddrs).items():
-            keeping = self._keep(relay, addresses, say)
+            keeping = self._keep(relay, addresses, tell)
             self._tasks.append(asyncio.create_task(keeping, name=f"relay {relay}"))
 
     async def first(self, seconds: float) -> bool:
@@ -87,7 +87,7 @@ class Relays:
             return False
         return True
 
-    async def _keep(self, relay: PeerId, addresses: Sequence[str], say: Say) -> None:
+    async def _keep(self, relay: PeerId, addresses: Sequence[str], tell: Tell) -> None:
         pause = FIRST_PAUSE_SECONDS
         told = ""
         while True:
@@ -100,7 +100,7 @@ class Relays:
                     self.moved()
                     through = self._slots[relay]
                     text = f"who cannot dial this peer directly reaches it through {through[0]}"
-                    say("relayed", text, relay=relay, addresses=through)
+                    tell(text, relay, through)
                     pause, told = FIRST_PAUSE_SECONDS, ""
                 await self._watch(relay)
                 continue  # It is time to renew it.
@@ -110,7 +110,7 @@ class Relays:
                 self.moved()
             if why != told:
                 told = why
-                say("not_relayed", f"nobody reaches this peer through {relay} now: {why}", relay=relay)
+                tell(f"nobody reaches this peer through {relay} now: {why}", relay, ())
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
 

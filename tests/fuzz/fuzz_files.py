@@ -246,8 +246,8 @@ def statement(chance: Random) -> bytes:
 
 @cache
 def digests() -> SignedDigests:
-    def note(_event: str, reason: str) -> None:
-        raise Refused(reason)
+    def note(event: Any) -> None:
+        raise Refused(event.reason)
 
     return SignedDigests(BOB, signed_manifest(), 1, SimpleNamespace(), lambda event: None, note)  # type: ignore[arg-type]
 

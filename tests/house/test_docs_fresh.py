@@ -6,13 +6,18 @@ import pytest
 
 from peers.config import explain as config_explain
 from peers.observer import metrics
+from peers.telemetry import event_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
     ("page", "document"),
-    [("configuration.md", config_explain.document), ("metrics.md", metrics.document)],
+    [
+        ("configuration.md", config_explain.document),
+        ("metrics.md", metrics.document),
+        ("events.md", event_page.document),
+    ],
 )
 def test_the_page_is_fresh(page, document):
     assert (DOCS / page).read_text() == document(), "run scripts/docs"

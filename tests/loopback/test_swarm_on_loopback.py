@@ -44,8 +44,8 @@ async def test_a_real_swarm_trains_survives_a_kill_and_takes_in_a_newcomer(tmp_p
     assert fmean(losses[:8]) > 5.0
     assert fmean(losses[-8:]) < fmean(losses[:8]) - 0.5
     assert demo_report.unequal_digests(stories) == []
-    assert len(stories[2].digests.keys() & stories[4].digests.keys()) >= 1
-    assert len(stories[0].digests.keys() & stories[1].digests.keys()) >= 3
+    assert len(stories[2].settled.keys() & stories[4].settled.keys()) >= 1
+    assert len(stories[0].settled.keys() & stories[1].settled.keys()) >= 3
     waited = demo_report.kill_to_commit_seconds(stories, 1, victim.killed_at)
     assert waited is not None, "others went on, without anybody's order"
     assert waited < 3.0

@@ -108,7 +108,7 @@ class Played:
         if self.boot is not None:
             await self.boot.stop(5.0)
 
-    def events(self, number: int, name: str) -> list[event_log.Event]:
+    def events(self, number: int, name: str) -> list[event_log.Line]:
         log = self.peers[number].state / "events.jsonl"
         return [event for event in event_log.read(log) if event.name == name] if log.exists() else []
 

@@ -152,7 +152,7 @@ class Swarm:
             for folder in self.folder.glob(f"stage-{stage}-*/")
         }
 
-    def events(self, folder: Path, name: str) -> list[event_log.Event]:
+    def events(self, folder: Path, name: str) -> list[event_log.Line]:
         log = folder / "events.jsonl"
         return [event for event in event_log.read(log) if event.name == name] if log.exists() else []
 

@@ -114,7 +114,7 @@ class Desk:
         self.archive = Archive(open_store(place))
         self.archive.open(SIGNED)
         me = Identity.from_seed(b"archivist")
-        note = lambda event, **fields: self.notes.append((event, fields))  # noqa: E731 - a name for a line
+        note = lambda event: self.notes.append((event.name, event.fields))  # noqa: E731 - a name for a line
         transport = self.network.transport(me.peer_id)
         self.serving = Serving(self.archive, SIGNED, transport, OpenToAll(), bytes, note)
         self.snapshots = Snapshots(me, SIGNED.run_id, STAGE, MANIFEST.rounds)

@@ -35,6 +35,9 @@ from peers.data.documents import Text
 from peers.data.tokenizer import open_tokenizer
 from peers.data.tokens import encoded
 from peers.lab.world.stub_stage import stub_part
+from peers.telemetry import events as noted
+from peers.telemetry.event_fold import SettledRounds
+from peers.telemetry.events import Event
 from peers.tools.model.swarm_client import Conversation, SwarmClient
 from peers.tools.model.swarm_session import stream
 from peers.worker.settings import Settings
@@ -117,8 +120,15 @@ class Note:
 
     time: float
     name: str
-    event: str
-    fields: dict[str, Any]
+    what: Event
+
+    @property
+    def event(self) -> str:
+        return self.what.name
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return self.what.fields
 
 
 @dataclass(slots=True)
@@ -184,8 +194,8 @@ class Swarm:
         identity = Identity.from_seed(name.encode())
         said: list[tuple[str, str]] = []
 
-        def note(event: str, **fields: Any) -> None:
-            line = Note(round(self.loop.time(), 6), name, event, fields)
+        def note(event: Event) -> None:
+            line = Note(round(self.loop.time(), 6), name, event)
             self.notes.append(line)
             self.on_note(line)
 
@@ -226,7 +236,7 @@ class Swarm:
         member = self.members[name]
         member.dead = True
         self.network.crash(member.peer)
-        member.worker.note = lambda *_, **__: None
+        member.worker.note = lambda _: None
         member.task.cancel()
         await asyncio.wait([member.task])
 
@@ -292,23 +302,24 @@ class Swarm:
         that was given up: what a peer settled while nobody reached it is not its word any more once it has
         fetched the state of the others, or has parted with it from a round on."""
         names = {name for name, member in self.members.items() if member.worker.stage == stage}
-        found: dict[str, dict[int, bytes]] = {name: {} for name in sorted(names)}
+        found = {name: SettledRounds() for name in sorted(names)}
         alone: dict[str, list[int]] = {name: [] for name in names}
         for note in self.notes:
             if note.name not in names:
                 continue
-            if note.event == "settled":
-                found[note.name][note.fields["round"]] = note.fields["digest"]
-                alone[note.name].append(note.fields["round"])
-            elif note.event == "unlinked":
-                alone[note.name] = []
-            elif note.event == "fetched":
-                for round in alone[note.name]:
-                    found[note.name].pop(round, None)
-            elif note.event == "resynchronise" and note.fields["fork_round"] is not None:
-                for round in [round for round in found[note.name] if round >= note.fields["fork_round"]]:
-                    del found[note.name][round]
-        return found
+            found[note.name].take(note.what)
+            match note.what:
+                case noted.Settled(round):
+                    alone[note.name].append(round)
+                case noted.Unlinked():
+                    alone[note.name] = []
+                case noted.Fetched():
+                    for round in alone[note.name]:
+                        found[note.name].pop(round, None)
+        return {
+            name: {round: bytes.fromhex(settled.digest) for round, settled in rounds.items()}
+            for name, rounds in found.items()
+        }
 
     def _escaped(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.escaped.append(context.get("exception") or RuntimeError(str(context["message"])))

@@ -21,6 +21,7 @@ from peers.observer.sightings import Sightings
 from peers.telemetry.event_log import EventLog, read
 from peers.telemetry.metrics import Metrics
 from peers.telemetry.picture import from_json
+from peers.telemetry.said import Remark
 from peers.tools.model.evaluate import bits_per_byte
 from peers.tools.model.evaluator import EvaluatorRole
 from peers.tools.top import screen
@@ -39,13 +40,17 @@ def process_of(folder, log):
     file.write_text(f"role: evaluator\nrun: {'ab' * 32}\nstate: {folder}\n")
     said = []
 
-    def say(event, text, **fields):
-        said.append(text)
-        log.record(event, text=text, **fields)
+    def say(topic, text, **_):
+        tell(Remark(text, topic))
+
+    def tell(event):
+        said.append(event.text)
+        log.record(event)
 
     return SimpleNamespace(
-        config=load(file), identity=ME, metrics=Metrics(process=False), log=log, say=say, said=said,
-        control=SimpleNamespace(answers={}), report=SimpleNamespace(say=say, status=lambda status: None),
+        config=load(file), identity=ME, metrics=Metrics(process=False), log=log, say=say, tell=tell,
+        said=said, control=SimpleNamespace(answers={}),
+        report=SimpleNamespace(say=say, status=lambda status: None),
     )  # fmt: skip
 
 
@@ -78,7 +83,7 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
         assert event.fields["bits_per_byte"] == local.bits_per_byte
         answer = json.loads(json.dumps(await role.process.control.answers["status"]({})))
         assert from_json(answer).eval_loss == local.loss
-        presence = Presence(signed, ME, network.transport, network.directory, "1", lambda *_, **__: None)
+        presence = Presence(signed, ME, network.transport, network.directory, "1", lambda _: None)
         record = open_record(role._record(presence), signed.run_id)
         assert record.record.loss == local.loss
         watched = Watch(signed.manifest).take({ME.peer_id: record}, record.sequence / 1e6)

@@ -53,7 +53,7 @@ def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_warm()
     nothing_is_committed_twice(swarm)
     assert warm == {"left": 0}, "nothing of a newcomer is counted before it is warm"
     assert shared_rounds(swarm) > 30
-    taken = {note.fields["id"].hex() for note in swarm.of("made", "g")}
+    taken = {note.fields["id"] for note in swarm.of("made", "g")}
     counted = {identity for note in swarm.of("settled", "d") for identity in note.fields["ids"]}
     assert taken & counted, "what the newcomer made counts"
     losses = swarm.losses(0)

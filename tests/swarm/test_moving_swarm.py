@@ -168,7 +168,7 @@ async def test_a_stage_about_which_the_directory_is_silent_does_not_pass_for_an_
     presence = SimpleNamespace(
         signed=signed,
         directory=HalfSilent(seal_record(PEER, signed.run_id, wire, 100.0)),
-        note=lambda event, **fields: noted.append(event),
+        note=lambda event: noted.append(event.name),
     )
     found = await stage_moves._records(presence, 1)
     assert found is not None

@@ -45,7 +45,7 @@ def series(metrics) -> dict[str, float]:
 
 def in_settled_sets(swarm, stage: int) -> int:
     """What the makers noted, of the contributions that the settled rounds of a stage hold."""
-    made = {note.fields["id"].hex(): note.fields["tokens"] for note in swarm.of("made")}
+    made = {note.fields["id"]: note.fields["tokens"] for note in swarm.of("made")}
     sets = {
         note.fields["round"]: note.fields["ids"]
         for note in swarm.of("settled")

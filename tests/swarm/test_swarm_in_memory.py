@@ -131,7 +131,7 @@ def test_a_polite_leave_finishes_what_it_started_and_hands_over_the_last_contrib
         await swarm.until(lambda: settled(swarm, "d") >= last, 20.0)
 
     swarm = play(Swarm(tiny_manifest()), story)
-    made = {note.fields["id"].hex() for note in swarm.of("made", "c")}
+    made = {note.fields["id"] for note in swarm.of("made", "c")}
     in_sets = {identity for note in swarm.of("settled", "d") for identity in note.fields["ids"]}
     assert made <= in_sets
     tokens = sum(note.fields["tokens"] for note in swarm.of("made", "c"))

@@ -17,7 +17,7 @@ from peers.network.discovery.record_reader import QUIET_SECONDS, look
 from peers.runtime.control_server import Control
 from peers.runtime.control_socket import LONGEST_ANSWER_BYTES
 from peers.telemetry.event_fold import Story
-from peers.telemetry.event_log import Event
+from peers.telemetry.event_log import Line
 from peers.telemetry.picture import as_json, from_json
 from peers.tools.top import show
 from peers.tools.top.from_directory import Watch
@@ -63,9 +63,9 @@ def hears_too(worker, tale):
     for part in (worker, worker.presence):
         plain = part.note
 
-        def note(event, plain=plain, **fields):
-            plain(event, **fields)
-            tale.take(Event(time.time(), 0.0, event, fields))
+        def note(event, plain=plain):
+            plain(event)
+            tale.take(Line(time.time(), 0.0, event))
 
         part.note = note
 

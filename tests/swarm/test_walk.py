@@ -7,6 +7,7 @@ from swarm import Swarm, tiny_manifest
 from walk import Walk, walking
 
 from peers.lab.world.virtual_time import run
+from peers.telemetry.events import Applied, Committed, InStep
 from swarmnet.run.manifest import Rounds
 
 LONG_ROUNDS = Rounds(
@@ -31,7 +32,7 @@ def walk_of_a_microbatch() -> Walk:
         with walking(lambda file, function: function == "start" and file.endswith("next_hop.py")) as found:
 
             def noted(note):
-                if note.event == "committed" and note.name == "a" and found.calls:
+                if isinstance(note.what, Committed) and note.name == "a" and found.calls:
                     ended.set()
                     walk.calls = walk.calls or list(found.calls)
 
@@ -66,7 +67,7 @@ async def walked(swarm, starts, event, *names):
         whole = Walk()
 
         def noted(note):
-            if found.calls and note.event == event:
+            if found.calls and isinstance(note.what, event):
                 missing.discard(note.name)
             if not missing and not ended.is_set():
                 whole.calls = [call for call in found.calls if not call[0].startswith(WORLD)]
@@ -85,7 +86,7 @@ def walk_of_a_contribution() -> Walk:
         swarm = slow_swarm()
         swarm.start("d", 1, in_flight=1)
         await swarm.until(lambda: min(len(swarm.of("applied", name)) for name in "bd") > 3, 200.0)
-        return await walked(swarm, lambda file, function: function == "_make", "applied", "b", "d")
+        return await walked(swarm, lambda file, function: function == "_make", Applied, "b", "d")
 
     return run(story())
 
@@ -97,7 +98,7 @@ def walk_of_a_newcomer() -> Walk:
         swarm = slow_swarm()
         await swarm.until(lambda: len(swarm.of("settled", "b")) > 3, 200.0)
         swarm.start("d", 1, in_flight=1)
-        return await walked(swarm, lambda file, function: True, "in_step", "d")
+        return await walked(swarm, lambda file, function: True, InStep, "d")
 
     return run(story())
 

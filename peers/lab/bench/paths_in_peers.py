@@ -28,6 +28,7 @@ from peers.config.run_file import SignedManifest
 from peers.lab.bench.topologies import Topology, draw
 from peers.lab.world.gated_clock import GatedLoop
 from peers.lab.world.stub_stage import StubCompute, stub_part
+from peers.telemetry.events import Committed, Event
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from protocols.memory.conditions import Conditions
@@ -200,9 +201,9 @@ class Story:
                 return forward * (1 + LOSS + BACKWARD_TIMES) if last else forward
             return BACKWARD_TIMES * forward if priority == BACKWARD else 0.001
 
-        def note(event: str, **fields: Any) -> None:  # noqa: ANN401
-            if event == "committed":
-                key = MicrobatchId(PeerId(fields["origin"]), fields["counter"])
+        def note(event: Event) -> None:
+            if isinstance(event, Committed):
+                key = MicrobatchId(PeerId(event.origin), event.counter)
                 self.committed.append((self.loop.time(), number, key))
 
         def part(manifest: Manifest, _stage: int) -> StagePart:
@@ -247,7 +248,7 @@ class Story:
     async def kill(self, number: int) -> None:
         """SIGKILL."""
         self.network.crash(self.identities[number].peer_id)
-        self.workers[number].note = lambda *_, **__: None
+        self.workers[number].note = lambda _: None
         task = self.tasks.pop(number)
         task.cancel()
         await asyncio.wait([task])

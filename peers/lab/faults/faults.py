@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from peers.lab.world.world import Disturbance, Member, World
+from peers.lab.world.world_events import StageBack, StageKilled, ToldToLeave
 from peers.state.snapshot_store import Snapshot, Snapshots
 from protocols.memory.conditions import Conditions
 from swarmnet.identifiers import PeerId
@@ -70,7 +71,7 @@ class Restart:
         if not world.survives(killed):
             return False
         world.killed[self] = [member.name for member in killed]
-        world.note("world", 0, "stage_killed", stage=stage, lives=[f"{m.name}.{m.life}" for m in killed])
+        world.note("world", 0, StageKilled(stage, [f"{m.name}.{m.life}" for m in killed]))
         for member in killed:
             await world.crash(member)
         return True
@@ -80,7 +81,7 @@ class Restart:
         lost, stage = names[: min(self.lost, len(names) - 1)], world.members[self.name].worker.stage
         for name in names:
             world.start_again(name, name not in lost)
-        world.note("world", 0, "stage_back", stage=stage, names=names, lost=lost)
+        world.note("world", 0, StageBack(stage, names, lost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ class Leave:
         if member is None or not world.spare(member) or not _truth_stays(world, member):
             return False
         for each in world.process(self.name):
-            world.note(each.name, each.life, "told_to_leave")
+            world.note(each.name, each.life, ToldToLeave())
             each.told_to_leave = True
             each.worker.leave()
         return True

@@ -18,7 +18,9 @@ from peers.lab.faults.trees import (
     read,
     stages_of,
 )
+from peers.lab.world.world_events import Crashed, Say, StageBack, StageKilled, ToldToLeave, ToldToMove
 from peers.state.checkpoint_file import KEPT
+from peers.telemetry import events as noted
 from swarmnet.membership.machine import SILENT_SECONDS
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.snapshots.fetch import AGREEMENT
@@ -131,20 +133,20 @@ def _restarts(seen: Seen, number: int, stage: Stage, final: dict[int, Key]) -> I
     """A stage that was killed as a whole goes on from the newest round that two thirds of its disks hold,
     unless the way between its peers was disturbed, or somebody else took the stage up meanwhile."""
     stage_of, killed_at = stages_of(seen.notes), -1.0
-    assembled = [(who, other) for who, other in makers(seen.notes) if other.event == "assembled"]
+    assembled = [(who, other) for who, other in makers(seen.notes) if isinstance(other.what, noted.Assembled)]
     for note in seen.notes:
-        if note.name == "world" and note.fields.get("stage") == number and note.event == "stage_killed":
+        if isinstance(note.what, StageKilled) and note.what.stage == number:
             killed_at = note.time
-        elif note.name == "world" and note.fields.get("stage") == number and note.event == "stage_back":
+        elif isinstance(note.what, StageBack) and note.what.stage == number:
             until = note.time + UNDISTURBED_SECONDS
             others = [
                 other
                 for who, other in assembled
                 if killed_at < other.time < until
-                and stage_of[who] == number and other.name not in note.fields["names"]
+                and stage_of[who] == number and other.name not in note.what.names
             ]  # fmt: skip
-            disks = [_disk(stage, name, killed_at) for name in note.fields["names"]
-                     if name not in note.fields["lost"]]  # fmt: skip
+            disks = [_disk(stage, name, killed_at) for name in note.what.names
+                     if name not in note.what.lost]  # fmt: skip
             if others or not disks or _disturbed(seen, killed_at, until):
                 continue
             named = Counter(key for disk in disks for key in disk)
@@ -171,9 +173,9 @@ def _disturbed(seen: Seen, since: float, until: float) -> bool:
 def _committed(seen: Seen) -> Iterator[Violation]:
     stage_of = stages_of(seen.notes)
     committed = Counter(
-        (process_of(note), stage_of[who], note.fields["origin"], note.fields["counter"])
+        (process_of(note), stage_of[who], note.what.origin, note.what.counter)
         for who, note in makers(seen.notes)
-        if note.event == "committed"
+        if isinstance(note.what, noted.Committed)
     )
     for (me, stage, origin, counter), count in committed.items():
         if count > 1:
@@ -190,15 +192,15 @@ def _emptied(seen: Seen) -> Iterator[Violation]:
     stage_of = stages_of(seen.notes)
     for who, note in makers(seen.notes):
         me = process_of(note)
-        match note.event:
-            case "in_step":
+        match note.what:
+            case noted.InStep():
                 serving[me] = stage_of[who]
-            case "assembled":
+            case noted.Assembled():
                 serving.pop(me, None)
                 gone.pop(me, None)
-            case "crashed" | "told_to_leave" | "told_to_move":
+            case Crashed() | ToldToLeave() | ToldToMove():
                 gone[me] = note.time
-            case "said" if note.fields["what"] == "moves":
+            case Say("moves"):
                 stage = serving.pop(me, None)
                 stay = [
                     other for other, held in serving.items()

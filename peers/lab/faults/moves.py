@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peers.lab.world.world import World
+from peers.lab.world.world_events import StageLost, ToldToMove
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Move:
         if not others or not world.spare(member):
             return False
         stage = others[self.turn % len(others)]
-        world.note(member.name, member.life, "told_to_move", stage=stage)
+        world.note(member.name, member.life, ToldToMove(stage))
         member.worker.leave()
         member.worker.goes_to = stage  # As `Moving` does.
         return True
@@ -59,7 +60,7 @@ class LostStage:
         if not world.survives(killed):
             return False
         world.killed[self] = [member.name for member in killed]
-        world.note("world", 0, "stage_lost", stage=stage, lives=[member.who for member in killed])
+        world.note("world", 0, StageLost(stage, [member.who for member in killed]))
         for member in killed:
             await world.crash(member)
         return True

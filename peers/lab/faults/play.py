@@ -16,6 +16,7 @@ from peers.lab.faults.schedules import schedule
 from peers.lab.world.gated_clock import GatedLoop
 from peers.lab.world.stub_stage import StubReduced
 from peers.lab.world.world import Member, Note, World
+from peers.lab.world.world_events import Declined, Healed, Injected
 from peers.network.channels import DIAL_SECONDS
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId
@@ -187,10 +188,10 @@ async def _inflict(world: World, faults: list[Fault]) -> None:
         if not healing:
             done = await fault.inject(world)
             injected.update([number] if done else [])
-            world.note("world", 0, "injected" if done else "declined", fault=repr(fault))
+            world.note("world", 0, Injected(repr(fault)) if done else Declined(repr(fault)))
         elif number in injected:
             await fault.heal(world)
-            world.note("world", 0, "healed", fault=repr(fault))
+            world.note("world", 0, Healed(repr(fault)))
     await asyncio.sleep(max(0.0, FAULT_SECONDS - loop.time()))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from peers.lab.faults.invariants import check
 from peers.lab.faults.play import Options, Seen, play
 from peers.lab.faults.trees import Violation, makers, stages_of
+from peers.telemetry.events import Settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,9 @@ def _rounds(seen: Seen) -> dict[int, int]:
     newest: dict[int, int] = {}
     stages = stages_of(seen.notes)
     for who, note in makers(seen.notes):
-        if note.event == "settled":
+        if isinstance(note.what, Settled):
             stage = stages[who]
-            newest[stage] = max(newest.get(stage, -1), note.fields["round"])
+            newest[stage] = max(newest.get(stage, -1), note.what.round)
     return dict(sorted(newest.items()))
 
 

@@ -18,6 +18,8 @@ import numpy as np
 from peers.lab.faults.play import Seen
 from peers.lab.world.stub_stage import SIZE, StubReduced, fingerprint, first_units, slice_of
 from peers.lab.world.world import Note
+from peers.lab.world.world_events import Payload, Returned, Summed
+from peers.telemetry import events as noted
 from swarmnet.identifiers import PeerId
 
 Weights = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -84,23 +86,19 @@ def makers(notes: Iterable[Note]) -> Iterator[tuple[str, Note]]:
     moved: dict[str, int] = {}
     for note in notes:
         me = process_of(note)
-        if note.event == "assembled":
+        if isinstance(note.what, noted.Assembled):
             moved[me] = moved.get(me, -1) + 1
         yield (f"{me}+{moved[me]}" if moved.get(me) else me), note
 
 
 def stages_of(notes: Iterable[Note]) -> dict[str, int]:
     """Maker -> the stage that it held."""
-    return {who: note.fields["stage"] for who, note in makers(notes) if note.event == "assembled"}
+    return {who: note.what.stage for who, note in makers(notes) if isinstance(note.what, noted.Assembled)}
 
 
 def parts_of(made: Made, reduced: StubReduced | None) -> list[bytes]:
     """Of one's own contribution: what must each be settled once, or come back once."""
     return [made.payload] if reduced is None else reduced.slices(made.payload)
-
-
-def _hex(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def read(seen: Seen) -> tuple[dict[int, Stage], list[Violation]]:
@@ -140,43 +138,38 @@ class _Reader:
         self._keys: dict[int, Key] = {}
 
     def take(self, note: Note) -> Iterator[Violation]:
-        fields = note.fields
-        match note.event:
-            case "payload":
-                self._payloads[fields["round"]] = fields["payload"]
-            case "summed":
-                self._results[fields["round"]] = fields["payload"]
-            case "reduced":
-                round, name = fields["round"], _hex(fields["id"])
-                self.stage.results[name] = Made(self.me, round, name, note.time, self._results[round])
-                self._held[round].add(name)
-            case "made":
-                round, name = fields["round"], _hex(fields["id"])
-                made = Made(self.me, round, name, note.time, self._payloads.get(round, b""))
-                self.stage.made[name] = self._made_by_payload[made.payload] = made
+        match note.what:
+            case Payload(round, payload):
+                self._payloads[round] = payload
+            case Summed(round, payload):
+                self._results[round] = payload
+            case noted.Reduced(round, id):
+                self.stage.results[id] = Made(self.me, round, id, note.time, self._results[round])
+                self._held[round].add(id)
+            case noted.Made(round, id):
+                made = Made(self.me, round, id, note.time, self._payloads.get(round, b""))
+                self.stage.made[id] = self._made_by_payload[made.payload] = made
                 if not self._is_reduced:
-                    self._held[made.round].add(name)
-            case "took":
-                self._held[fields["round"]].add(_hex(fields["id"]))
-            case "given_back":
-                self._held[fields["round"]].discard(_hex(fields["id"]))
-                if (own := self.stage.made.get(_hex(fields["id"]))) is not None:
+                    self._held[round].add(id)
+            case noted.Took(round, id):
+                self._held[round].add(id)
+            case noted.GivenBack(round=round, id=id):
+                self._held[round].discard(id)
+                if (own := self.stage.made.get(id)) is not None:
                     own.given_back_at = note.time
-            case "resynchronise":
+            case noted.Resynchronise():
                 self._held.clear()  # The state is fetched anew, and with it what is open.
-            case "returned" if fields["payload"] in self._made_by_payload:
-                payload, shards = fields["payload"], fields["shards"]
+            case Returned(_, payload, shards) if payload in self._made_by_payload:
                 parts = [slice_of(payload, shard) for shard in shards] or [payload]
                 self._made_by_payload[payload].returned.update(parts)
-            case "saved" if fields["round"] in self._keys:
-                self.stage.saved[self.name].append((note.time, self._keys[fields["round"]]))
-            case "settled":
-                yield from self._settled(note)
+            case noted.Saved(round) if round in self._keys:
+                self.stage.saved[self.name].append((note.time, self._keys[round]))
+            case noted.Settled(round, digest, ids):
+                yield from self._settled(note.time, (round, digest), tuple(ids))
 
-    def _settled(self, note: Note) -> Iterator[Violation]:
-        key = self._keys[note.fields["round"]] = (note.fields["round"], _hex(note.fields["digest"]))
-        ids = tuple(note.fields["ids"])
-        self.stage.settled[self.me].append((note.time, key))
+    def _settled(self, time: float, key: Key, ids: tuple[str, ...]) -> Iterator[Violation]:
+        self._keys[key[0]] = key
+        self.stage.settled[self.me].append((time, key))
         held = self._held.pop(key[0], set())
         self.stage.held[key] = self.stage.held.get(key, held) & held
         known = self.stage.nodes.setdefault(key, Node(ids))

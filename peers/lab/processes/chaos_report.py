@@ -21,6 +21,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from peers.telemetry import event_log
+from peers.telemetry import events as noted
+from peers.telemetry.event_fold import SettledRounds
 
 KEYS = (
     "final_loss", "undisturbed_losses", "shared_settled_rounds", "equal_digest_rounds",
@@ -58,8 +60,7 @@ class Life:
     commits: list[tuple[float, str, int, float | None]] = field(default_factory=list)
     """(time, origin, counter, loss)."""
     applied: dict[int, float] = field(default_factory=dict)
-    settled: dict[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    """Round -> (digest, ids)."""
+    settled: SettledRounds = field(default_factory=SettledRounds)
     settled_at: dict[int, float] = field(default_factory=dict)
     settled_again: int = 0
     """Rounds that settled twice in this life, without the state having been fetched between."""
@@ -86,48 +87,47 @@ def read(folder: Path) -> list[Life]:
 def read_peer(path: Path) -> list[Life]:
     lives: list[Life] = []
     peer = ""
-    for event in event_log.read(path):
-        if event.name == "started":
-            peer = event.fields["peer"]
-        elif event.name == "assembled":
-            lives.append(Life(path.parent.name, peer, event.time, event.fields["stage"]))
-        elif lives:
-            _take(lives[-1], event)
+    for line in event_log.read(path):
+        match line.event:
+            case noted.Started():
+                peer = line.event.peer
+            case noted.Assembled(stage):
+                lives.append(Life(path.parent.name, peer, line.time, stage))
+            case _ if lives:
+                _take(lives[-1], line.event, line.time)
     return lives
 
 
-def _take(life: Life, event: event_log.Event) -> None:
-    fields = event.fields
-    match event.name:
-        case "committed":
-            life.commits.append((event.time, fields["origin"], fields["counter"], fields["loss"]))
-        case "applied":
-            life.applied[fields["round"]] = event.time
-        case "settled":
-            life.settled_again += fields["round"] in life.settled
-            life.settled[fields["round"]] = (fields["digest"], tuple(fields["ids"]))
-            life.settled_at[fields["round"]] = event.time
-        case "made":
-            life.made[fields["id"]] = (fields["round"], event.time)
-        case "took":
-            life.took[fields["id"]] = (fields["round"], fields["maker"])
-        case "given_back":
-            life.given_back.add(fields["id"])
-        case "undecided":
-            life.undecided |= set(fields["ids"])
-        case "resynchronise":
-            life.resynchronised.append(fields["reason"])
-            life.settled = {} if fields["fork_round"] is None else {
-                round: held for round, held in life.settled.items() if round < fields["fork_round"]
-            }  # fmt: skip
-        case "rerouted":
-            life.rerouted.append((event.time, frozenset(fields["tried"])))
-        case "unlinked":
-            life.unlinked.append((event.time, fields["peer"]))
-        case "stood_still":
-            life.stood_still.append(fields["seconds"])
-        case "in_step":
-            life.in_step.append(event.time)
+def _take(life: Life, event: noted.Event, at: float) -> None:
+    match event:
+        case noted.Committed(origin, counter, loss=loss):
+            life.commits.append((at, origin, counter, loss))
+        case noted.Applied(round):
+            life.applied[round] = at
+        case noted.Settled(round):
+            life.settled_again += round in life.settled
+            life.settled_at[round] = at
+        case noted.Made(round, id):
+            life.made[id] = (round, at)
+        case noted.Took(round, id, maker):
+            life.took[id] = (round, maker)
+        case noted.GivenBack(id=id):
+            life.given_back.add(id)
+        case noted.Undecided(ids):
+            life.undecided |= set(ids)
+        case noted.Resynchronise(reason=reason, fork_round=fork_round):
+            life.resynchronised.append(reason)
+            if fork_round is None:  # What it settles from then on it may have settled before.
+                life.settled.clear()
+        case noted.Rerouted(tried=tried):
+            life.rerouted.append((at, frozenset(tried)))
+        case noted.Unlinked(peer):
+            life.unlinked.append((at, peer))
+        case noted.StoodStill(seconds):
+            life.stood_still.append(seconds)
+        case noted.InStep():
+            life.in_step.append(at)
+    life.settled.take(event)
 
 
 # -- figures ----------------------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ def digests(lives: Sequence[Life]) -> tuple[int, list[str]]:
     """(rounds that at least two lives of a stage settled, those of them with different digests)."""
     found: dict[tuple[int, int], list[str]] = {}
     for life in lives:
-        for round, (digest, _) in life.settled.items():
-            found.setdefault((life.stage, round), []).append(digest)
+        for round, settled in life.settled.items():
+            found.setdefault((life.stage, round), []).append(settled.digest)
     shared = {place: named for place, named in found.items() if len(named) > 1}
     unequal = [f"stage {s} round {r}" for (s, r), named in sorted(shared.items()) if len(set(named)) > 1]
     return len(shared), unequal
@@ -180,8 +180,8 @@ def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, A
     undecided: set[str] = set()
     for life in lives:
         newest[life.stage] = max([newest.get(life.stage, -1), *life.settled])
-        for round, (_, ids) in life.settled.items():
-            for id in ids:
+        for round, held in life.settled.items():
+            for id in held.ids:
                 settled.setdefault(id, set()).add((life.stage, round))
         made |= {id: (life.stage, round, life.peer) for id, (round, _) in life.made.items()}
         made |= {id: (life.stage, round, maker) for id, (round, maker) in life.took.items() if id not in made}
@@ -207,7 +207,7 @@ def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, A
     twice = [id for id, places in settled.items() if len(places) > 1] + sorted(given_back & settled.keys())
     again = sum(life.settled_again for life in lives)
     repeated = [
-        id for life in lives for _, ids in life.settled.values() for id in ids if ids.count(id) > 1
+        id for life in lives for held in life.settled.values() for id in held.ids if held.ids.count(id) > 1
     ]  # fmt: skip
     counts |= {"made": len(made), "settled": len(settled)}
     return {**counts, "lost": lost, "twice": twice + repeated, "settled_again": again}

@@ -10,6 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from peers.telemetry import event_log
+from peers.telemetry import events as noted
+from peers.telemetry.event_fold import SettledRounds
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Contribution, encode
 from protocols.signed.envelope import ENVELOPE_BYTES
@@ -32,41 +34,30 @@ class PeerStory:
     alive: bool = True
     commits: list[tuple[float, str, int, int, float | None]] = field(default_factory=list)
     """(Unix time, origin, counter, tokens, loss)."""
-    digests: dict[int, str] = field(default_factory=dict)
-    settled_ids: dict[int, list[str]] = field(default_factory=dict)
+    settled: SettledRounds = field(default_factory=SettledRounds)
     took: list[tuple[float, str]] = field(default_factory=list)
     """(Unix time, maker) of contributions that came and were accepted."""
     sent: dict[str, int] = field(default_factory=dict)
-    ledger: dict[str, Any] = field(default_factory=dict)
+    ledger: noted.Ledger = field(default_factory=lambda: noted.Ledger(0))
 
 
 def read_story(state: Path) -> PeerStory:
     story = PeerStory("")
-    for event in event_log.read(state / "events.jsonl"):
-        fields = event.fields
-        match event.name:
-            case "started":
-                story.peer, story.started_at = fields["peer"], event.time
-            case "assembled":
-                story.stage = fields["stage"]
-            case "committed":
-                commit = (event.time, fields["origin"], fields["counter"], fields["tokens"], fields["loss"])
-                story.commits.append(commit)
-            case "settled":
-                story.digests[fields["round"]] = fields["digest"]
-                story.settled_ids[fields["round"]] = fields["ids"]
-            case "resynchronise" if fields["fork_round"] is not None:
-                # It gave up its history from there on; what it settles now is the group's.
-                for round in [round for round in story.digests if round >= fields["fork_round"]]:
-                    del story.digests[round], story.settled_ids[round]
-            case "took":
-                story.took.append((event.time, fields["maker"]))
-            case "traffic":
-                story.sent = fields["sent"]
-            case "ledger":
-                story.ledger = fields
-            case _:
-                pass
+    for line in event_log.read(state / "events.jsonl"):
+        story.settled.take(line.event)
+        match line.event:
+            case noted.Started(peer):
+                story.peer, story.started_at = peer, line.time
+            case noted.Assembled(stage):
+                story.stage = stage
+            case noted.Committed(origin, counter, tokens, loss):
+                story.commits.append((line.time, origin, counter, tokens, loss))
+            case noted.Took(maker=maker):
+                story.took.append((line.time, maker))
+            case noted.Traffic(sent):
+                story.sent = sent
+            case noted.Ledger():
+                story.ledger = line.event
     return story
 
 
@@ -74,8 +65,8 @@ def unequal_digests(stories: Sequence[PeerStory]) -> list[str]:
     """Stage and round wherever two peers of a stage name different digests for a round both settled."""
     found: dict[tuple[int, int], set[str]] = {}
     for story in stories:
-        for round, digest in story.digests.items():
-            found.setdefault((story.stage, round), set()).add(digest)
+        for round, settled in story.settled.items():
+            found.setdefault((story.stage, round), set()).add(settled.digest)
     return [f"stage {s} round {r}" for (s, r), digests in sorted(found.items()) if len(digests) > 1]
 
 
@@ -131,7 +122,7 @@ def build(
         "bits_per_byte": bits_per_byte,
         "scored_sha256": scored_sha256,
         "tokens": sum(tokens for s in stories if s.stage == 0 for _, _, _, tokens, _ in s.commits),
-        "rounds": max((round + 1 for story in stories for round in story.digests), default=0),
+        "rounds": max((round + 1 for story in stories for round in story.settled), default=0),
         "train_seconds": train_seconds,
         "kill_to_commit_seconds": (
             kill_to_commit_seconds(stories, killed[0].stage, killed[1]) if killed else None
@@ -150,12 +141,12 @@ def build(
                 "peer": story.peer,
                 "stage": story.stage,
                 "alive": story.alive,
-                "digests": {str(round): digest for round, digest in story.digests.items()},
+                "digests": {str(round): settled.digest for round, settled in story.settled.items()},
                 "bytes_sent": story.sent,
                 "ledger": {
-                    "committed": story.ledger.get("committed", 0),
-                    "repeated": story.ledger.get("repeated", 0),
-                    "dropped": sum(story.ledger.get("dropped", {}).values()),
+                    "committed": story.ledger.committed,
+                    "repeated": story.ledger.repeated,
+                    "dropped": sum(story.ledger.dropped.values()),
                 },
             }
             for story in stories

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from peers.compute.stage_part import StagePart
+from peers.lab.world.world_events import Payload, Returned, Summed
+from peers.telemetry import events as noted
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.stage_compute import Finished, Used
@@ -71,7 +73,7 @@ def first_units() -> Tensor:
 class StubReduced:
     """`Reduced` whose results are the slices that they are made of."""
 
-    def __init__(self, draw: Draw, note: Callable[..., None] = lambda event, **fields: None) -> None:
+    def __init__(self, draw: Draw, note: noted.Note = lambda event: None) -> None:
         self.draw, self._note = draw, note
         self.slice_bytes = [SLICE_BYTES] * draw.shards
         self.longest_result = longest_head(draw.shards) + MOST_CONTRIBUTORS * draw.shards * SLICE_BYTES
@@ -88,7 +90,7 @@ class StubReduced:
         bodies = [slices[shard][one] for shard in sorted(slices) for one in sorted(slices[shard])]
         sums = b"".join(bodies)
         result = head_of(table, sums) + sums
-        self._note("summed", round=_PAYLOAD.unpack(bodies[0][:-1])[1], payload=result)
+        self._note(Summed(_PAYLOAD.unpack(bodies[0][:-1])[1], result))
         return result
 
     def head(self, result: bytes) -> tuple[Table, int]:
@@ -172,7 +174,7 @@ class StubMethod:
     own = None
     gradient_norm = momentum_norm = None
 
-    def __init__(self, note: Callable[..., None], serial: int, reduced: StubReduced | None = None) -> None:
+    def __init__(self, note: noted.Note, serial: int, reduced: StubReduced | None = None) -> None:
         """`note` is the peer's event log; `serial` tells this process' payloads from an earlier one's."""
         self.reduced = reduced
         self._note = note
@@ -185,13 +187,13 @@ class StubMethod:
         self._owed = 0
         self._serial += 1
         payload = payload_of(peer, round, self._serial, microbatches)
-        self._note("payload", round=round, payload=payload)
+        self._note(Payload(round, payload))
         return payload
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         if not shards:
             self._owed += microbatches_in(payload)
-        self._note("returned", round=round, payload=payload, shards=shards)
+        self._note(Returned(round, payload, shards))
 
     def check(self, payload: bytes) -> None:
         if self.reduced is not None:
@@ -244,7 +246,7 @@ class StubCompute:
         return use(gathered)
 
 
-def stub_part(manifest: Manifest, note: Callable[..., None], serial: int) -> StagePart:
+def stub_part(manifest: Manifest, note: noted.Note, serial: int) -> StagePart:
     """The part of any stage."""
     layout = layout_of({"weight": (SIZE,)})
     reduced = StubReduced(draw_of(manifest), note) if manifest.sync.exchange == "sharded" else None

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,6 +27,8 @@ from peers.compute.stage_part import StagePart, real_part
 from peers.config.run_file import SignedManifest
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop
 from peers.lab.world.stub_stage import stub_part
+from peers.lab.world.world_events import Begun, Crashed, Frozen, Returned, Say, Thawed
+from peers.telemetry.events import Event, GivenBack
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from protocols.errors import Unreachable
@@ -48,18 +51,19 @@ class Note:
     time: float
     name: str
     life: int
-    event: str
-    fields: dict[str, Any]
+    what: Event
+
+    @property
+    def event(self) -> str:
+        return self.what.name
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return self.what.fields
 
     def line(self) -> str:
-        fields = json.dumps(self.fields, default=_plain, sort_keys=True)
+        fields = json.dumps(self.fields, default=bytes.hex, sort_keys=True)
         return f"{self.time:.6f} {self.name}.{self.life} {self.event} {fields}"
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, bytes):
-        return value.hex()
-    return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,7 @@ class World:
         member = context.run(build)
         self.members[name] = member
         self.all_lives.append(member)
-        self.note(name, life, "started", stage=stage, keep_disk=keep_disk)
+        self.note(name, life, Begun(stage, keep_disk))
         member.task.add_done_callback(lambda task: self._ended(member, task))
         self.shape()
         return member
@@ -219,8 +223,7 @@ class World:
         self, name: str, life: int, stage: int | None, identity: Identity, transport: MemoryTransport,
         folder: Path, moved: int = 0,
     ) -> Worker:  # fmt: skip
-        def note(event: str, **fields: Any) -> None:  # noqa: ANN401
-            self.note(name, life, event, **fields)
+        note = partial(self.note, name, life)
 
         def cost(priority: int) -> float:
             member = self.members[name]
@@ -241,7 +244,7 @@ class World:
                 checkpoints=folder, moves=self.moves and name not in self.siblings, moved=moved,
             ),
             Random(f"{self.seed}/{name}/{life}"), note,
-            lambda event, line: note("said", what=event, line=line.replace(str(folder), name)), part,
+            lambda topic, line: note(Say(topic, line.replace(str(folder), name))), part,
         )  # fmt: skip
 
     def _compute(self, name: str, life: int, cost: Callable[[int], float]) -> Compute:
@@ -274,10 +277,10 @@ class World:
         """SIGKILL: it says nothing more."""
         killed = [each for each in self.process(member.name) if not each.ended]
         for each in killed:
-            self.note(each.name, each.life, "crashed")
+            self.note(each.name, each.life, Crashed())
             each.ended = True
             self.network.crash(each.peer)
-            each.worker.note = _silence
+            each.worker.note = lambda _: None
         member.gate.open()
         for each in killed:
             each.task.cancel()
@@ -286,12 +289,12 @@ class World:
     def freeze(self, member: Member) -> None:
         member.gate.shut = True
         for each in self.process(member.name):
-            self.note(each.name, each.life, "frozen")
+            self.note(each.name, each.life, Frozen())
             self.network.freeze(each.peer)
 
     def thaw(self, member: Member) -> None:
         for each in [each for each in self.process(member.name) if not each.ended]:
-            self.note(each.name, each.life, "thawed")
+            self.note(each.name, each.life, Thawed())
             member.gate.open()
             self.network.thaw(each.peer)
 
@@ -363,10 +366,10 @@ class World:
 
     # -- the log --------------------------------------------------------------------------------------
 
-    def note(self, name: str, life: int, event: str, /, **fields: Any) -> None:  # noqa: ANN401
-        self.notes.append(Note(round(self.loop.time(), 6), name, life, event, fields))
-        if event in ("given_back", "returned") and not self.real:
-            self.returning[name, life] += 1 if event == "given_back" else -1
+    def note(self, name: str, life: int, event: Event) -> None:
+        self.notes.append(Note(round(self.loop.time(), 6), name, life, event))
+        if isinstance(event, (GivenBack, Returned)) and not self.real:
+            self.returning[name, life] += 1 if isinstance(event, GivenBack) else -1
 
     def settled(self, stage: int) -> dict[str, int]:
         """Name -> newest settled round of the living peers of a stage that have any."""
@@ -390,7 +393,3 @@ class World:
         for member in self.living():
             if not member.ended:  # With its sibling.
                 await self.crash(member)
-
-
-def _silence(*_: object, **__: object) -> None:
-    """What the dead write."""

@@ -9,6 +9,7 @@ from random import Random
 
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.claims import Claims
+from peers.telemetry import events as noted
 from protocols.errors import WireError
 from protocols.messages.table import PeerRecord
 from protocols.ports import Directory, Transport
@@ -40,7 +41,7 @@ class Presence:
         transport: Transport,
         directory: Directory,
         version: str,
-        note: Callable[..., None],
+        note: noted.Note,
     ) -> None:
         self.signed = signed
         self.identity = identity
@@ -83,7 +84,7 @@ class Presence:
         try:
             return await self.directory.look_up(self.signed.run_id, stage, OPERATION_SECONDS)
         except WireError as error:
-            self.note("look_up_failed", stage=stage, code=error.code, reason=str(error))
+            self.note(noted.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
             return None
 
     def record(self, stage: int, claims: Claims, invite: bytes = b"") -> bytes:
@@ -106,9 +107,9 @@ class Presence:
                 stored &= await self.directory.put_manifest(run, self.signed.wire(), OPERATION_SECONDS)
                 if not stored:
                     reason = "no node of the directory stored it"
-                    self.note("announce_failed", code="not_stored", reason=reason)
+                    self.note(noted.AnnounceFailed(code="not_stored", reason=reason))
             except WireError as error:
-                self.note("announce_failed", code=error.code, reason=str(error))
+                self.note(noted.AnnounceFailed(code=error.code, reason=str(error)))
                 stored = False
             early -= 1
             pause = EARLY_SECONDS if early > 0 else ANNOUNCE_SECONDS

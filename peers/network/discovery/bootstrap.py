@@ -19,6 +19,7 @@ from peers.config.run_file import (
 )
 from peers.errors import UnknownRun
 from peers.network.counted_directory import Joinable
+from peers.telemetry.said import Say
 from protocols.dht.directory import split_multiaddr
 from protocols.errors import Unreachable, WireError
 from protocols.ports import Directory
@@ -35,7 +36,6 @@ UNKNOWN_SECONDS = 60.0
 """A manifest that is in the directory is found within a second; peers of a lab start within a minute."""
 REMEMBERED_PEERS = 64
 
-Say = Callable[[str, str], None]
 
 
 class PeerCache:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from peers.network.discovery.announcer import Presence
 from peers.network.neighbourhood import Neighbourhood
+from peers.telemetry.said import Say
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.dht_partition import DirectorySplit
 from swarmnet.membership.machine import Membership
 
 
 class Looking:
-    def __init__(
-        self, presence: Presence, neighbourhood: Neighbourhood, stages: int, say: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, presence: Presence, neighbourhood: Neighbourhood, stages: int, say: Say) -> None:
         """`stages`: of the run."""
         self.presence = presence
         self.neighbourhood = neighbourhood

@@ -18,6 +18,7 @@ from peers.config.atomic_files import write_atomically
 from peers.errors import UserError
 from peers.network.discovery.announcer import Presence
 from peers.network.discovery.record_reader import IN_STEP, QUIET_SECONDS
+from peers.telemetry.said import Say
 from protocols.errors import WireError
 from protocols.signed.peer_record import NO_STAGE, PeerRecord
 from protocols.signed.records import SignedRecord, open_record
@@ -67,7 +68,7 @@ class Elsewhere:
         ends: Callable[[], int | None],
         from_seed: bool,
         may_be_empty: Callable[[], bool],
-        say: Callable[[str, str], None],
+        say: Say,
     ) -> None:
         """`ends`: the last round, if the owner has ordered one; `from_seed`: the person knows;
         `may_be_empty`: whether the run goes on without anybody in the own stage."""

@@ -13,7 +13,7 @@ import hashlib
 import importlib.util
 import ipaddress
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from pathlib import Path
@@ -23,6 +23,7 @@ from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.quantities import bootstrap_multiaddr
 from peers.config.run_file import load_signed
 from peers.errors import UserError, how_to_install
+from peers.telemetry.said import Say
 from protocols.dht.directory import split_multiaddr
 from swarmnet.identifiers import PeerId
 
@@ -88,7 +89,7 @@ def heard(
 
 @asynccontextmanager
 async def neighbours(
-    config: PeerFile, peer: PeerId, addresses: Sequence[str], say: Callable[[str, str], None]
+    config: PeerFile, peer: PeerId, addresses: Sequence[str], say: Say
 ) -> AsyncIterator[Lan | None]:
     """The local network of a peer for as long as it is needed; None where there is none.
 

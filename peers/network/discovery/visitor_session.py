@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 from peers.config.run_file import SignedManifest
 from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache, find_manifest, join_directory
+from peers.telemetry.said import Say
 from protocols.daemon.p2pd import LOOPBACK, DaemonOptions
 from protocols.daemon.temporary import prefix
 from protocols.dht.directory import DhtDirectory
@@ -24,7 +25,6 @@ FIND_SECONDS = 60.0
 LOOK = "is the address right? swarmnet doctor --run RUN --bootstrap ADDRESS"
 """What to do where that was too short."""
 
-Say = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)

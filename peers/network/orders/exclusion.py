@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 
 from peers.network.orders.gatekeeper import Gatekeeper
 from peers.network.orders.order_book import OrderBook
+from peers.telemetry import events as noted
 from protocols.errors import WireError
 from protocols.ports import Directory
 from swarmnet.identifiers import PeerId
@@ -23,13 +23,13 @@ async def first_look(
     directory: Directory,
     me: PeerId,
     deadline_seconds: float,
-    note: Callable[..., None],
+    note: noted.Note,
 ) -> None:
     """Ask the directory once before anything starts. UserError if this peer is not to take part."""
     try:
         await book.look_up(directory, deadline_seconds)
     except WireError as error:
-        note("order_unknown", reason=str(error))
+        note(noted.OrderUnknown(reason=str(error)))
     gatekeeper.check_self(me)
 
 

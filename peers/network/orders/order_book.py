@@ -8,19 +8,19 @@ from pathlib import Path
 from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
 from peers.errors import UserError
+from peers.telemetry import events as noted
+from peers.telemetry.said import Say
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.orders import SignedOrder, open_order
 from swarmnet.run.owner_orders import NO_ORDER, Order
 
-Note = Callable[..., None]
-Say = Callable[[str, str], None]
 Heard = Callable[[Order, Order], None]
 """(order before, order now)."""
 
 
 class OrderBook:
-    def __init__(self, signed: SignedManifest, kept: Path | None, note: Note, say: Say) -> None:
+    def __init__(self, signed: SignedManifest, kept: Path | None, note: noted.Note, say: Say) -> None:
         """`kept`: where the order survives a restart; None: nowhere."""
         self.signed = signed
         self.kept = kept
@@ -53,7 +53,7 @@ class OrderBook:
             return False
         before, self.held = self.order, order
         self._write(order.data)
-        self.note("order", sequence=order.order.sequence, reason=order.order.reason)
+        self.note(noted.Order(sequence=order.order.sequence, reason=order.order.reason))
         for heard in tuple(self.heard):
             heard(before, order.order)
         return True
@@ -67,7 +67,7 @@ class OrderBook:
         except FileNotFoundError:
             pass
         except (OSError, WireError) as error:
-            self.note("order_unusable", reason=str(error))
+            self.note(noted.OrderUnusable(reason=str(error)))
             self.say("order_unusable", f"the order kept in {self.kept} cannot be used: {error}")
 
     def _write(self, data: bytes) -> None:

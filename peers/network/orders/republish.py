@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from peers.network.orders.order_book import OrderBook
+from peers.telemetry import events as noted
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.identity import SIGNATURE_BYTES
@@ -16,14 +16,14 @@ UPKEEP_SECONDS = 60.0
 OPERATION_SECONDS = 10.0
 
 
-async def keep_forever(book: OrderBook, directory: Directory, note: Callable[..., None]) -> None:
+async def keep_forever(book: OrderBook, directory: Directory, note: noted.Note) -> None:
     """Store again and again what this peer has, and take what is newer there."""
     while True:
         await keep(book, directory, note)
         await asyncio.sleep(UPKEEP_SECONDS)
 
 
-async def keep(book: OrderBook, directory: Directory, note: Callable[..., None]) -> None:
+async def keep(book: OrderBook, directory: Directory, note: noted.Note) -> None:
     """Once. A directory that does not answer is asked again the next time."""
     signed = book.signed
     try:
@@ -37,4 +37,4 @@ async def keep(book: OrderBook, directory: Directory, note: Callable[..., None])
             entry = seal_listing(signed.run_id, signed.manifest.owner, signature)
             await directory.put_listing(entry, OPERATION_SECONDS)
     except WireError as error:
-        note("upkeep_failed", code=error.code, reason=str(error))
+        note(noted.UpkeepFailed(code=error.code, reason=str(error)))

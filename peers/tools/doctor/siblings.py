@@ -8,6 +8,7 @@ from peers.config.peer_file import PeerFile
 from peers.config.sibling_file import HIGHEST_PORT, sibling_file
 from peers.errors import ConfigError
 from peers.telemetry.event_log import read_lately
+from peers.telemetry.events import Assembled, Started
 from peers.tools.doctor.line import Line, Tell
 from peers.tools.doctor.machine import port
 
@@ -22,11 +23,11 @@ def stage_held(config: PeerFile, number: int, running: bool) -> int | None:
         return config.stage + number
     log = sibling_file(config, number).state / "events.jsonl"
     found = None
-    for event in read_lately(log) if running else ():
-        if event.name == "started":
+    for line in read_lately(log) if running else ():
+        if isinstance(line.event, Started):
             found = None
-        elif event.name == "assembled" and isinstance(event.fields.get("stage"), int):
-            found = int(event.fields["stage"])
+        elif isinstance(line.event, Assembled):
+            found = line.event.stage
     return found
 
 

@@ -25,6 +25,8 @@ from peers.network.discovery.bootstrap import PeerCache, find_manifest
 from peers.network.discovery.record_reader import opened
 from peers.process.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
 from peers.telemetry.event_log import read_lately
+from peers.telemetry.events import Started
+from peers.telemetry.said import Listening, NotRelayed, Relayed
 from peers.tools.doctor.line import Line, Tell
 from peers.tools.doctor.reachability import judge, line_of, no_bootstrap
 from peers.tools.doctor.stage_memory import Memory, judge_text
@@ -142,7 +144,7 @@ class Examination:
             data = {"seconds": round(took, 2), "peer": transport.peer}
             self.tell(Line("p2pd", "ok", f"starts in {took:.1f} s as {transport.peer}", data=data))
             if keeps_slots(config) and not self.subject.running and "reachability" in self.wanted:
-                transport.relays.use(config.bootstrap, lambda *_, **__: None)
+                transport.relays.use(config.bootstrap, lambda *_: None)
             directory = await DhtDirectory.start(transport.daemon, stores=False)
             yield transport, directory
         finally:
@@ -398,18 +400,18 @@ def logged_addresses(state: Path, peer: PeerId) -> Sequence[str] | None:
     found: list[str] = []
     circuits: dict[str, list[str]] = {}
     started = False
-    for event in read_lately(state / "events.jsonl"):
-        if event.name == "started":
-            started, found, circuits = True, [], {}
-        elif event.name == "relayed":
-            circuits[str(event.fields.get("relay"))] = list(event.fields.get("addresses", ()))
-        elif event.name == "not_relayed":
-            circuits.pop(str(event.fields.get("relay")), None)
-        elif event.name == "listening":
-            text = str(event.fields.get("text", "")).removeprefix("listening on ")
-            address, _, whose = text.rpartition("/p2p/")
-            if whose == peer:
-                found.append(address)
+    for line in read_lately(state / "events.jsonl"):
+        match line.event:
+            case Started():
+                started, found, circuits = True, [], {}
+            case Relayed(relay=relay, addresses=addresses):
+                circuits[relay] = list(addresses)
+            case NotRelayed(relay=relay):
+                circuits.pop(relay, None)
+            case Listening(text):
+                address, _, whose = text.removeprefix("listening on ").rpartition("/p2p/")
+                if whose == peer:
+                    found.append(address)
     if not started:
         return None
     return list(dict.fromkeys([*found, *(each for slot in circuits.values() for each in slot)]))

@@ -26,6 +26,7 @@ from peers.network.discovery.record_reader import EVALUATOR
 from peers.role import Network, Process, Role
 from peers.runtime.control_server import Request
 from peers.runtime.supervision import until_one_ends
+from peers.telemetry import said
 from peers.telemetry.console import Status
 from peers.telemetry.event_fold import Story
 from peers.telemetry.picture import Picture, as_json, curve
@@ -117,13 +118,12 @@ class EvaluatorRole(Role):
         evaluation.set("eval_loss", found.loss)
         evaluation.set("eval_round", round)
         evaluation.set("eval_timestamp_seconds", time.time())
-        self.process.say(
-            "evaluated",
+        self.process.tell(said.Evaluated(
             f"held-out loss {found.loss:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte, at "
             f"round {round}",
             loss=found.loss, bits_per_byte=found.bits_per_byte, round=round, bytes=found.bytes,
             sha256=found.sha256, window=found.window, seconds=time.monotonic() - began,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def _record(self, presence: Presence) -> bytes:
         loss = self.newest.loss if self.newest is not None else None

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from peers.errors import UserError
 from peers.state.checkpoint_file import STATEMENT_BYTES, number, token_count
 from peers.telemetry import event_log
+from peers.telemetry import events as noted
 from protocols.errors import WireError
 from protocols.signed.envelope import Kind, open_envelope
 from protocols.signed.receipts import open_receipt
@@ -126,8 +127,8 @@ def _read_logs(found: Facts, logs: list[Path]) -> None:
         found.logs += bool(files)
         for file in files:
             try:
-                for event in _about(file, author, makers, settled, tokens):
-                    first, last = min(first, event.time), max(last, event.time)
+                for line in _about(file, author, makers, settled, tokens):
+                    first, last = min(first, line.time), max(last, line.time)
             except (UserError, OSError) as error:
                 found.troubles.append(str(error))
                 author = _Author()  # In what was not read it may have moved to another stage.
@@ -181,24 +182,21 @@ def _about(
     makers: dict[str, str],
     settled: set[str],
     tokens: dict[int, Counter[str]],
-) -> Iterator[event_log.Event]:
+) -> Iterator[event_log.Line]:
     """Read a part of one log into what is gathered of all of them, except what is of an unknown stage or
     maker. Raises UserError where it is damaged."""
-    for event in event_log.read_part(file):
-        fields = event.fields
-        match event.name, fields:
-            case "started", {"peer": str(peer)}:
+    for line in event_log.read_part(file):
+        match line.event:
+            case noted.Started(peer):
                 author.peer, author.stage = peer, None
-            case "assembled", {"stage": int(held)}:
-                author.stage = held
-            case "committed", {"origin": str(origin), "tokens": int(count)} if author.stage is not None:
+            case noted.Assembled(stage):
+                author.stage = stage
+            case noted.Committed(origin, tokens=count) if author.stage is not None:
                 tokens.setdefault(author.stage, Counter())[origin] += count
-            case "made", {"id": str(identity)} if author.peer is not None:
+            case noted.Made(id=identity) if author.peer is not None:
                 makers[identity] = author.peer
-            case "took", {"id": str(identity), "maker": str(maker)}:
+            case noted.Took(id=identity, maker=maker):
                 makers[identity] = maker
-            case "settled", {"ids": list(ids)}:
-                settled.update(identity for identity in ids if isinstance(identity, str))
-            case _:
-                pass
-        yield event
+            case noted.Settled(ids=ids):
+                settled.update(ids)
+        yield line

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,6 +23,7 @@ from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.discovery.record_reader import newest, opened
 from peers.runtime.timer import Timer
 from peers.telemetry.reasons import refusal
+from peers.telemetry.said import Say
 from peers.worker.inference.forward_compute import TOKEN_BYTES
 from protocols.errors import WireError
 from protocols.messages.body_limits import longest_bodies
@@ -103,7 +103,7 @@ class SwarmClient:
         transport: Transport,
         directory: Directory,
         chance: Random,
-        say: Callable[[str, str], None],
+        say: Say,
         exact: bool = True,
         invite: bytes = b"",
         tokenizer: Path | None = None,

@@ -16,7 +16,8 @@ from peers.config.run_file import SignedManifest
 from peers.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_file
 from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache
-from peers.network.discovery.visitor_session import Say, reaching
+from peers.network.discovery.visitor_session import reaching
+from peers.telemetry.said import Say
 from peers.tools.model.evaluate import SCORED_BYTES, Score, cut
 from peers.tools.model.generate import Continuation
 from peers.tools.model.swarm_client import Conversation, SwarmClient

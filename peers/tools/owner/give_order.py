@@ -12,6 +12,7 @@ from peers.errors import UserError
 from peers.network.discovery.record_reader import opened
 from peers.network.discovery.visitor_session import Reached
 from peers.network.orders.order_book import OrderBook
+from peers.telemetry.said import Say
 from protocols.errors import TooLarge, WireError
 from protocols.messages.table import OrderIs
 from protocols.signed.identity import Identity
@@ -57,7 +58,7 @@ def check_owner(signed: SignedManifest, identity: Identity, key: Path) -> None:
         )
 
 
-async def newest(found: Reached, kept: Path | None, say: Callable[[str, str], None]) -> Known:
+async def newest(found: Reached, kept: Path | None, say: Say) -> Known:
     """The newest orders that the directory and this machine (`kept`) know. Raises WireError."""
     book = OrderBook(found.signed, kept, lambda *_, **__: None, say)
     run, owner = found.signed.run_id, found.signed.manifest.owner

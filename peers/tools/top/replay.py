@@ -12,13 +12,14 @@ from peers.errors import UserError
 from peers.telemetry import event_log
 from peers.telemetry.console import counted
 from peers.telemetry.event_fold import Story
-from peers.telemetry.event_log import Event
+from peers.telemetry.event_log import Line
+from peers.telemetry.events import Looked, Made, OffersMissing, Took
 from peers.telemetry.notices import short
 from peers.telemetry.picture import Happened, Picture, curve, lag_of, summed
 
 EVENTS = "events.jsonl"
 SHOWN_EVENTS = 100
-UNUSED = frozenset({"took", "made", "first_pull", "offers_missing", "looked"})
+UNUSED = (Took, Made, OffersMissing, Looked)
 """The most frequent events that no story tells: not kept while a log is read."""
 SLOWEST, FASTEST = 1 / 16, 1024.0
 JUMP_SECONDS = 10.0
@@ -51,7 +52,7 @@ def _of_peer(state: Path) -> list[Path]:
 class Replay:
     """Pictures of any moment; moving forward is cheap, moving back tells the stories again."""
 
-    def __init__(self, events: Iterable[tuple[str, Event]], names: Sequence[str]) -> None:
+    def __init__(self, events: Iterable[tuple[str, Line]], names: Sequence[str]) -> None:
         """`events`: with the name of the peer whose log they are from, in any order."""
         self.names = tuple(names)
         self._events = sorted(events, key=lambda one: one[1].time)
@@ -67,11 +68,11 @@ class Replay:
         """Raises UserError for what is no log."""
         logs = logs_of(paths)
         events = [
-            (name, event)
+            (name, line)
             for name, files in logs.items()
             for number, file in enumerate(files)
-            for event in _read(file, first=number == 0)
-            if event.name not in UNUSED
+            for line in _read(file, first=number == 0)
+            if not isinstance(line.event, UNUSED)
         ]
         return cls(events, list(logs))
 
@@ -85,12 +86,12 @@ class Replay:
         if self._next and self._events[self._next - 1][1].time > until:
             self._begin()
         while self._next < len(self._events) and self._events[self._next][1].time <= until:
-            name, event = self._events[self._next]
+            name, line = self._events[self._next]
             try:
-                self._stories[name].take(event)
-            except (KeyError, TypeError, ValueError, AttributeError):
+                self._stories[name].take(line)
+            except (TypeError, ValueError):
                 raise UserError(
-                    f"the event `{event.name}` in the log of {name} is not as this version writes it; "
+                    f"the event `{line.name}` in the log of {name} is not as this version writes it; "
                     "replay it with the version that wrote it"
                 ) from None
             self._next += 1
@@ -134,7 +135,7 @@ class Replay:
         )
 
 
-def _read(path: Path, first: bool) -> Iterable[Event]:
+def _read(path: Path, first: bool) -> Iterable[Line]:
     """Of the first file of a log what held already when it began, too: what stood before it is gone."""
     try:
         yield from event_log.read_part(path) if first else event_log.read(path)

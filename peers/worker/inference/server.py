@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +20,7 @@ from peers.compute.stage_part import StagePart
 from peers.network.neighbourhood import Neighbourhood
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Snapshots
+from peers.telemetry import events as noted
 from peers.worker.inference.forward_compute import Answer, ForwardWork
 from peers.worker.inference.visitor_links import Visitors
 from peers.worker.pipeline.microbatch_compute import Trouble
@@ -55,7 +55,7 @@ class Inference:
         part: StagePart,
         compute: Compute,
         neighbourhood: Neighbourhood,
-        note: Callable[..., None],
+        note: noted.Note,
     ) -> None:
         self.manifest = manifest
         self.stage = stage

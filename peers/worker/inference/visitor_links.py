@@ -7,13 +7,14 @@ reached us. So it need not listen, and may sit behind any router.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from peers.network.neighbourhood import Neighbourhood
 from peers.network.one_off_replies import Strangers
 from peers.runtime.timer import Timer
+from peers.telemetry import events as noted
 from protocols.errors import WireError
 from protocols.fields import Body
 from protocols.messages.table import Hello, Message
@@ -42,7 +43,7 @@ class _Visitor:
 
 
 class Visitors:
-    def __init__(self, neighbourhood: Neighbourhood, note: Callable[..., None]) -> None:
+    def __init__(self, neighbourhood: Neighbourhood, note: noted.Note) -> None:
         self.neighbourhood = neighbourhood
         self.note = note
         self._loop = asyncio.get_running_loop()
@@ -99,7 +100,7 @@ class Visitors:
         try:
             visitor.link = await self.neighbourhood.transport.open(peer, "data", OPEN_SECONDS)
         except WireError as error:
-            self.note("visitor_not_reached", peer=peer, code=error.code, reason=str(error))
+            self.note(noted.VisitorNotReached(peer=peer, code=error.code, reason=str(error)))
             self._visitors.pop(peer, None)
             return
         hello = Hello(WIRE_VERSION, run_bytes(self.neighbourhood.run_id), self.neighbourhood.record)
@@ -111,7 +112,7 @@ class Visitors:
         try:
             self.neighbourhood.traffic.sent[message.kind] += link.post(message, body)
         except WireError as error:
-            self.note("post_failed", peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
+            self.note(noted.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error)))
 
     def _look(self) -> None:
         now = self._loop.time()

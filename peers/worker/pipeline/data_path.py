@@ -17,6 +17,7 @@ from peers.compute.process_memory import memory_bytes
 from peers.compute.stage_part import StagePart
 from peers.network.neighbourhood import Neighbourhood
 from peers.runtime.timer import Timer
+from peers.telemetry import events as noted
 from peers.telemetry.counters import Timings
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork, Source, Trouble
 from peers.worker.pipeline.reservations import Ahead
@@ -66,7 +67,7 @@ class DataPath:
         in_flight: int,
         committed: Callable[[int], None],
         round: Callable[[], int],
-        note: Callable[..., None],
+        note: noted.Note,
     ) -> None:
         """`text` for the first stage. At most `in_flight` microbatches of its own and `slots` of others are
         under way here, and fewer if memory holds no more. `committed(tokens)` tells the update path;
@@ -156,9 +157,9 @@ class DataPath:
         if missing != self.missing:
             self.missing = missing
             if missing:
-                self.note("waiting", code="stage_missing", stages=list(missing))
+                self.note(noted.Waiting(code="stage_missing", stages=list(missing)))
             else:
-                self.note("waiting_over", code="stage_missing")
+                self.note(noted.WaitingOver(code="stage_missing"))
 
     def finished(self) -> bool:
         """Whether nothing is under way here, or all that is waits for a next stage that has left."""
@@ -215,7 +216,7 @@ class DataPath:
         if attempt > 1:
             job = self.pipeline.jobs[key]
             others = sorted(job.tried.keys() - {peer})
-            self.note("rerouted", code=job.rerouted, counter=key.counter, to=peer, tried=others)
+            self.note(noted.Rerouted(code=job.rerouted, counter=key.counter, to=peer, tried=others))
         stage = self.neighbourhood.membership.peers[peer].stage
         way = Path.of(self.ways.header_for(key, stage))
         act = Act(*key, attempt, stage, send.deadline_seconds, kept.shape, way)
@@ -239,7 +240,7 @@ class DataPath:
             case Nack(origin, counter, attempt, code, reason):
                 key = MicrobatchId(PeerId(origin), counter)
                 code = code if code in NACK_CODES else "other"
-                self.note("nack", peer=peer, counter=counter, code=code, reason=reason[:200])
+                self.note(noted.Nack(peer=peer, counter=counter, code=code, reason=reason[:200]))
                 self.feed(events.NackArrived(peer, key, attempt, code))
             case Cancel(origin, counter, attempt):
                 key = MicrobatchId(PeerId(origin), counter)
@@ -339,7 +340,8 @@ class DataPath:
                 kept.answer, kept.loss_sum, kept.tokens = result.encoded, result.loss_sum, result.tokens
                 kept.seconds, kept.output, kept.text = seconds, b"", None
             self._measured(seconds)
-            self._note_commit(key, result.loss_sum, result.tokens)
+            loss = self._loss(result.loss_sum, result.tokens)
+            self.note(noted.Committed(*key, result.tokens, loss))
             if self.ahead is not None:
                 self.ahead.done(key)
             self.feed(events.LastDone(key, result.tokens))
@@ -370,10 +372,8 @@ class DataPath:
             below = kept.seconds - seconds - kept.own_seconds if kept is not None else 0.0
             answered = kept.answered if kept is not None else 0.0
             queued = kept.queued_below if kept is not None else 0.0
-            self._note_commit(
-                key, loss_sum, tokens, answered=answered, below=below, queued=queued,
-                under_way=self.pipeline.started_here,
-            )  # fmt: skip
+            loss, under_way = self._loss(loss_sum, tokens), self.pipeline.started_here
+            self.note(noted.Committed(*key, tokens, loss, answered, below, queued, under_way))
             if kept is not None and kept.started_at is not None:
                 live = self.neighbourhood.membership.live
                 self.flow.aim(self.stages, 1 + len(live(self.stage)), len(live(self.stage + 1)))
@@ -396,19 +396,19 @@ class DataPath:
     def _failed(self, key: MicrobatchId, trouble: Trouble) -> None:
         code, reason, peer = trouble.code, trouble.reason, trouble.peer
         self.note(
-            "microbatch_failed", code=code, origin=key.origin, counter=key.counter, reason=reason, peer=peer
+            noted.MicrobatchFailed(
+                code=code, origin=key.origin, counter=key.counter, reason=reason, peer=peer
+            )
         )
         self.feed(events.Failed(key, code, reason, trouble.again))
         if trouble.out_of_line and peer is not None:
             self.router.shun(peer, self.clock.time())
             self.neighbourhood.part_from(peer, "out_of_line", reason)
 
-    def _note_commit(self, key: MicrobatchId, loss_sum: float, tokens: int, **below: float) -> None:
-        """`below`: seconds until the answer, what of them was compute and waiting for compute, and how many
-        microbatches of this origin were under way."""
+    def _loss(self, loss_sum: float, tokens: int) -> float | None:
+        """Of a microbatch that is committed; None without tokens."""
         self.losses.add(loss_sum, tokens)
-        loss = loss_sum / tokens if tokens else None
-        self.note("committed", origin=key.origin, counter=key.counter, tokens=tokens, loss=loss, **below)
+        return loss_sum / tokens if tokens else None
 
     def _measured(self, seconds: float) -> None:
         known = self._own_seconds

@@ -13,6 +13,7 @@ from peers.config.run_file import SignedManifest
 from peers.network.neighbourhood import Neighbourhood
 from peers.state.checkpoint_file import STATEMENT_BYTES, state_digest
 from peers.state.snapshot_store import Weights
+from peers.telemetry import events as noted
 from peers.worker.rounds.update_compute import Settled
 from protocols.errors import BadSignature, Malformed, WireError
 from protocols.messages.table import MOST_STATEMENTS, Statements
@@ -32,7 +33,7 @@ class SignedDigests:
         stage: int,
         neighbourhood: Neighbourhood,
         wrong: Callable[[Resynchronise], None],
-        note: Callable[..., None],
+        note: noted.Note,
     ) -> None:
         """Signs for every snapshot. `wrong` is called when the own weights are not what the group has."""
         self.identity = identity
@@ -94,7 +95,7 @@ class SignedDigests:
             try:
                 self._keep(self._open(data), data)
             except WireError as error:
-                self.note("statement_unusable", reason=str(error))
+                self.note(noted.StatementUnusable(reason=str(error)))
 
     def of_round(self, round: int) -> list[bytes]:
         """To keep beside a checkpoint of that round."""
@@ -144,9 +145,9 @@ class SignedDigests:
         self._told = (round, differing)
         right = self.digests.against(round, group)
         code = "in_minority" if right else "digests_differ"
-        self.note("digest_differs", code=code, round=round, peers=list(differing))
+        self.note(noted.DigestDiffers(code=code, round=round, peers=list(differing)))
         if right:
             reason = f"{len(right)} peers agree on other weights after round {round}: this peer's are wrong"
             first = max(0, round + 1 - self.every_rounds)
-            self.note("resynchronise", code=code, peers=list(right), reason=reason, fork_round=first)
+            self.note(noted.Resynchronise(code=code, peers=list(right), reason=reason, fork_round=first))
             self.wrong(Resynchronise(right, reason, first))

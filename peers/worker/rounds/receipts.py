@@ -23,6 +23,7 @@ from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
 from peers.errors import UserError
 from peers.network.neighbourhood import Neighbourhood
+from peers.telemetry import events as noted
 from protocols.errors import Backlog, Malformed, WireError
 from protocols.messages.table import ReceiptIs
 from protocols.signed.envelope import claimed
@@ -152,7 +153,7 @@ class Receipts:
         path: Path | None,
         neighbourhood: Neighbourhood,
         now: Callable[[], float],
-        note: Callable[..., None],
+        note: noted.Note,
     ) -> None:
         """`path` None keeps nothing on disk; `now`: the swarm's time in seconds."""
         self.identity, self.signed, self.stage = identity, signed, stage
@@ -162,7 +163,7 @@ class Receipts:
         self.makers = SettledMakers(identity.peer_id, stage, rounds)
         self.kept = read(path, signed, identity.peer_id) if path is not None else Kept(ReceiptBook(rounds))
         if self.kept.unusable:
-            self.note("receipts_unusable", lines=self.kept.unusable)
+            self.note(noted.ReceiptsUnusable(lines=self.kept.unusable))
         self.own = OwnContributions(stage, rounds, self.kept.made)
         self.made = self.own.made
         self._owed: OrderedDict[PeerId, list[bytes]] = OrderedDict()
@@ -228,7 +229,7 @@ class Receipts:
         except WireError as error:
             self.neighbourhood.refused(peer, error.code, str(error))
         if line:
-            self.note("receipt", signer=peer, accepted=self.kept.book.total().contributions)
+            self.note(noted.Receipt(signer=peer, accepted=self.kept.book.total().contributions))
             self._append(line)
 
     def _not_due(self, peer: PeerId) -> None:
@@ -299,7 +300,7 @@ class Receipts:
                 await asyncio.to_thread(_append_to, self.path, lines)
         except (OSError, UserError) as error:
             self._added = LINES_ADDED
-            self.note("receipt_not_kept", reason=str(error))
+            self.note(noted.ReceiptNotKept(reason=str(error)))
 
 
 def _content(kept: Kept) -> tuple[int, list[Counted], list[str]]:

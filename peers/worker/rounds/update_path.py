@@ -15,6 +15,7 @@ from peers.compute.executor import UPDATE, Compute
 from peers.network.neighbourhood import Neighbourhood
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Weights
+from peers.telemetry import events as noted
 from peers.worker.rounds.update_compute import Add, AddUp, Cut, Made, Operation, Settled, UpdateWork
 from peers.worker.rounds.upload_scheduler import Giving
 from peers.worker.rounds.wire_events import (
@@ -81,7 +82,7 @@ class UpdatePath:
         offers: Offers,
         maker_counts: MakerCounts,
         resynchronise: Callable[[events.Resynchronise], None],
-        note: Callable[..., None],
+        note: noted.Note,
         rates: Rates = (),
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
@@ -119,8 +120,6 @@ class UpdatePath:
         """Of the newest settled weights."""
         self.tokens = work.tokens = weights.tokens
         """In all settled rounds, by all peers; None where nobody knew it of those before `weights`."""
-        self.accepted_by: set[PeerId] = set()
-        """Neighbours that have pulled a contribution of ours."""
         queued = partial(neighbourhood.queued_bytes, lane="group")
         self.giving = Giving(self._send, queued, self.clock)
         self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
@@ -147,7 +146,7 @@ class UpdatePath:
     def note_undecided(self) -> None:
         """For the log's readers, at the end: of these own contributions it is open what becomes of them."""
         if ids := [identity.hex() for identity in self.rounds.offers.open]:
-            self.note("undecided", ids=ids)
+            self.note(noted.Undecided(ids=ids))
 
     def close(self) -> None:
         self.work.closed = True
@@ -179,7 +178,7 @@ class UpdatePath:
                 operations.append(AddUp(round, self._slices.pop(round, {})))
             case events.GiveBack(round, identity):
                 self._count("given_back")
-                self.note("given_back", code="given_back", round=round, id=identity)
+                self.note(noted.GivenBack(code="given_back", round=round, id=identity.hex()))
                 operations.append(effect)
             case events.AddContribution(reference):
                 payload = self.stored[reference.id].payload
@@ -190,7 +189,7 @@ class UpdatePath:
                 if self.work.method.reduced is not None:
                     self.counts.contributors = len(self.rounds.offers.makers(self._references(round)))
                 count, waited = self.counts.contributors, round_off(waited)
-                self.note("applied", round=round, code=outcome, contributors=count, waited=waited)
+                self.note(noted.Applied(round=round, code=outcome, contributors=count, waited=waited))
             case events.SettleRound(round, references):
                 self._count_tokens(references)
                 operations.append(replace(effect, tokens=self.tokens, makers=self._makers(references)))
@@ -217,7 +216,7 @@ class UpdatePath:
                 post(peer, "group", AskIds(list(asked)))
             case events.Resynchronise(peers, reason, fork_round):
                 code = "behind" if fork_round is None else "forked"
-                self.note("resynchronise", code=code, peers=list(peers), reason=reason, fork_round=fork_round)
+                self.note(noted.Resynchronise(code, peers, reason, fork_round))
                 self.resynchronise(effect)
 
     def _worked(self, results: list[Made | Cut | Settled], _seconds: float) -> None:
@@ -233,15 +232,15 @@ class UpdatePath:
                     self._store(reference, result.data, result.tokens)
                     if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
                         self.rounds.offers.made(result.round, result.id, self.clock.time())
-                    self.note("made", round=result.round, id=reference.id, tokens=result.tokens)
+                    self.note(noted.Made(round=result.round, id=reference.id.hex(), tokens=result.tokens))
                     self.made(result.round, result.tokens)
                 else:
-                    self.note("not_finite", code="not_finite", round=result.round, tokens=result.tokens)
+                    self.note(noted.NotFinite(code="not_finite", round=result.round, tokens=result.tokens))
                 self.feed(events.Contributed(result.round, reference))
             else:
                 self.digest = result.digest
                 ids = [reference.id.hex() for reference in result.references]
-                self.note("settled", round=result.round, digest=result.digest, ids=ids, tokens=result.tokens)
+                self.note(noted.Settled(result.round, result.digest.hex(), ids, result.tokens))
                 if not self.work.closed:  # Nothing is signed of a history that was given up meanwhile.
                     self.settled(result)
 
@@ -249,12 +248,12 @@ class UpdatePath:
         """The own contribution is in slices: send each to its reducer."""
         others = set(cut.reducers) - {self.me}
         if cut.id is None:
-            self.note("not_finite", code="not_finite", round=cut.round, tokens=cut.tokens)
+            self.note(noted.NotFinite("not_finite", cut.round, cut.tokens))
             for peer in others:
                 self.neighbourhood.post(peer, "group", Slices(cut.round, []))
             self.feed(events.SlicesArrived(self.me, cut.round, False))
             return
-        self.note("made", round=cut.round, id=cut.id, tokens=cut.tokens)
+        self.note(noted.Made(cut.round, cut.id.hex(), cut.tokens))
         self.made(cut.round, cut.tokens)
         if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
             self.rounds.offers.made(cut.round, cut.id, self.clock.time())
@@ -275,7 +274,7 @@ class UpdatePath:
             reference = events.Reference(made.round, self.me, made.id, len(made.data))
             self._store(reference, made.data, made.tokens)
             shards, contributors = sorted(made.table.shards), len(made.table.contributors)
-            self.note("reduced", round=made.round, id=made.id, shards=shards, contributors=contributors)
+            self.note(noted.Reduced(made.round, made.id.hex(), shards, contributors))
         self.feed(events.Contributed(made.round, reference, made.table))
 
     def _keep_slices(self, round: int, contributor: Contributor, slices: Mapping[int, bytes]) -> None:
@@ -380,14 +379,9 @@ class UpdatePath:
     def _send(self, peer: PeerId, identity: ContributionId) -> None:
         """A contribution that this neighbour wants, unless it is settled and forgotten by now."""
         stored = self.stored.get(identity)
-        if stored is None:
-            if (head := self.heads.get(identity)) is not None:
-                self.neighbourhood.post(peer, "group", Contribution(), head)
-            return
-        self.neighbourhood.post(peer, "group", Contribution(), stored.data)
-        if stored.reference.peer == self.me and peer not in self.accepted_by:
-            self.accepted_by.add(peer)
-            self.note("first_pull", peer=peer, round=stored.reference.round)
+        body = stored.data if stored is not None else self.heads.get(identity)
+        if body is not None:
+            self.neighbourhood.post(peer, "group", Contribution(), body)
 
     def _take(self, peer: PeerId, body: bytes) -> None:
         """A contribution from anybody: verified by its maker's signature, not by who sent it. What would not
@@ -424,7 +418,7 @@ class UpdatePath:
         table = self._head(body)[0] if self.work.method.reduced is not None else None
         self._store(reference, body, tokens)
         self._count("accepted")
-        self.note("took", round=reference.round, id=reference.id, maker=reference.peer)
+        self.note(noted.Took(round=reference.round, id=reference.id.hex(), maker=reference.peer))
         self.feed(events.ContributionArrived(peer, reference, table))
 
     def _take_slices(self, peer: PeerId, round: int, shards: Sequence[int], body: bytes) -> None:

@@ -46,7 +46,7 @@ class Reading:
 
     def __init__(self):
         self.directory, self.notes = Directory(), []
-        self.orders = Orders(SIGNED, lambda event, **fields: self.notes.append((event, fields)))
+        self.orders = Orders(SIGNED, lambda event: self.notes.append((event.name, event.fields)))
 
     async def of(self, *given, owner=OWNER):
         """These orders are given, a second apart, before the next look."""

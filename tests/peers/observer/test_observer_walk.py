@@ -41,7 +41,7 @@ class Watched:
         swarm.network.transport(EYE.peer_id)
         self.sightings = Sightings(2)
         self.directory = swarm.network.directory(EYE.peer_id)
-        note = lambda event, **fields: self.notes.append((event, fields))  # noqa: E731 - the event log
+        note = lambda event: self.notes.append((event.name, event.fields))  # noqa: E731 - the event log
         self.orders = Orders(swarm.signed, note)
         self.walk = Walk(
             swarm.signed.run_id, EYE.peer_id, self.directory, self.sightings, self.orders, (), note

@@ -3,10 +3,13 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from one_of_each import one_of_each
 
 from peers.errors import UserError
 from peers.telemetry import event_log
+from peers.telemetry import events as noted
 from peers.telemetry.event_log import EventLog
+from peers.telemetry.said import SAID, Listening, NotRelayed, Relayed, Remark
 
 
 class Clock:
@@ -15,6 +18,9 @@ class Clock:
 
     def __call__(self):
         return self.now
+
+
+CIRCUIT = "/ip4/9.9.9.9/tcp/1/p2p/a/p2p-circuit"
 
 
 @pytest.fixture
@@ -28,23 +34,26 @@ def names(path):
 
 def test_events_are_read_as_they_were_written(tmp_path, clock):
     with EventLog(tmp_path / "state" / "events.jsonl", clock, clock) as log:
-        log.record("applied", round=3, digest=b"\x01\xff", peers={"b", "a"}, where=tmp_path)
-    (event,) = event_log.read(tmp_path / "state" / "events.jsonl")
-    assert (event.time, event.monotonic, event.name) == (100.0, 100.0, "applied")
-    assert event.fields == {"round": 3, "digest": "01ff", "peers": ["a", "b"], "where": str(tmp_path)}
+        log.record(noted.LookUpFailed(stage=3, code="gone", reason="nobody"))
+    (line,) = event_log.read(tmp_path / "state" / "events.jsonl")
+    assert (line.time, line.monotonic, line.name) == (100.0, 100.0, "look_up_failed")
+    assert line.event == noted.LookUpFailed(stage=3, code="gone", reason="nobody")
+    assert (tmp_path / "state" / "events.jsonl").read_text() == (
+        '{"time":100.0,"monotonic":100.0,"event":"look_up_failed","stage":3,"code":"gone","reason":"nobody"}\n'
+    ), "what is not known of it is left out"
 
 
 def test_events_reach_the_file_by_number_or_by_time(tmp_path, clock):
     path = tmp_path / "events.jsonl"
     log = EventLog(path, clock, clock, flush_count=3, flush_seconds=1.0)
-    log.record("a")
-    log.record("b")
+    log.record(noted.Unknown("a", {}))
+    log.record(noted.Unknown("b", {}))
     assert names(path) == []
-    log.record("c")
+    log.record(noted.Unknown("c", {}))
     assert names(path) == ["a", "b", "c"]
-    log.record("d")
+    log.record(noted.Unknown("d", {}))
     clock.now += 1.0
-    log.record("e")
+    log.record(noted.Unknown("e", {}))
     assert names(path)[3:] == ["d", "e"]
     log.close()
     log.close()
@@ -53,12 +62,12 @@ def test_events_reach_the_file_by_number_or_by_time(tmp_path, clock):
 def test_a_torn_last_line_is_left_out_and_cut_off_at_the_next_start(tmp_path, clock):
     path = tmp_path / "events.jsonl"
     with EventLog(path, clock, clock) as log:
-        log.record("whole")
+        log.record(noted.Unknown("whole", {}))
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:-5])
     assert names(path) == ["whole"]
     with EventLog(path, clock, clock) as log:
-        log.record("next")
+        log.record(noted.Unknown("next", {}))
     assert names(path) == ["whole", "next"]
 
 
@@ -73,7 +82,7 @@ def test_a_long_log_keeps_only_its_newer_part(tmp_path, clock):
     path = tmp_path / "events.jsonl"
     with EventLog(path, clock, clock, flush_count=1, limit_bytes=200) as log:
         for number in range(20):
-            log.record("e", number=number)
+            log.record(noted.Unknown("e", {"number": number}))
     kept = [
         event.fields["number"]
         for file in (tmp_path / "events.jsonl.old", path)
@@ -91,18 +100,18 @@ def fill(log, path):
     """Until it has moved to `.old` once more."""
     before = path.stat().st_ino
     while path.stat().st_ino == before:
-        log.record("e", text="x" * 50)
+        log.record(noted.Unknown("e", {"text": "x" * 50}))
 
 
 def begun(log):
-    log.record("started", peer="me", pid=1)
-    log.record("listening", text="listening on /ip4/8.8.4.4/tcp/1/p2p/me")
-    log.record("listening", text="listening on /ip4/9.9.9.9/tcp/1/p2p/me")
-    log.record("relayed", relay="a", addresses=("/ip4/9.9.9.9/tcp/1/p2p/a/p2p-circuit",))
-    log.record("relayed", relay="b", addresses=())
-    log.record("assembled", stage=2)
-    log.record("not_relayed", relay="b")
-    log.record("assembled", stage=3)
+    log.record(noted.Started("me", 1))
+    log.record(Listening("listening on /ip4/8.8.4.4/tcp/1/p2p/me", 7))
+    log.record(Listening("listening on /ip4/9.9.9.9/tcp/1/p2p/me", 7))
+    log.record(Relayed("through a", "a", (CIRCUIT,)))
+    log.record(Relayed("through b", "b", ()))
+    log.record(noted.Assembled(2))
+    log.record(NotRelayed("no more", "b"))
+    log.record(noted.Assembled(3))
 
 
 def standing(path, reader):
@@ -116,13 +125,13 @@ def test_what_still_holds_begins_each_new_file_of_a_long_log(tmp_path, clock):
         for _ in range(3):
             clock.now += 10.0
             fill(log, path)
-        log.record("e", text="more")
+        log.record(noted.Unknown("e", {"text": "more"}))
     held = [
-        ("started", {"peer": "me", "pid": 1}),
-        ("listening", {"text": "listening on /ip4/8.8.4.4/tcp/1/p2p/me"}),
-        ("listening", {"text": "listening on /ip4/9.9.9.9/tcp/1/p2p/me"}),
-        ("relayed", {"relay": "a", "addresses": ["/ip4/9.9.9.9/tcp/1/p2p/a/p2p-circuit"]}),
-        ("assembled", {"stage": 3}),
+        ("started", {"peer": "me", "pid": 1, "role": "worker"}),
+        ("listening", {"text": "listening on /ip4/8.8.4.4/tcp/1/p2p/me", "p2pd": 7}),
+        ("listening", {"text": "listening on /ip4/9.9.9.9/tcp/1/p2p/me", "p2pd": 7}),
+        ("relayed", {"text": "through a", "relay": "a", "addresses": [CIRCUIT]}),
+        ("assembled", {"stage": 3, "parameters": 0}),
     ]
     assert standing(path, event_log.read_part) == standing(path, event_log.read_lately) == held
     first = next(event_log.read_part(path))
@@ -134,22 +143,22 @@ def test_of_a_p2pd_that_has_ended_nothing_holds_in_the_next_file(tmp_path, clock
     path = tmp_path / "events.jsonl"
     with rotating(path, clock) as log:
         begun(log)
-        log.record("p2pd_ended", text="it died")
+        log.record(Remark("it died", "p2pd_ended"))
         fill(log, path)
         assert [name for name, _ in standing(path, event_log.read_part)] == ["started", "assembled"]
-        log.record("started", peer="you")
+        log.record(noted.Started("you"))
         fill(log, path)
-    assert standing(path, event_log.read_part) == [("started", {"peer": "you"})]
+    assert standing(path, event_log.read_part) == [("started", {"peer": "you", "pid": 0, "role": "worker"})]
 
 
 def test_how_a_peer_stands_is_read_from_the_older_part_too_where_the_log_does_not_say_so(tmp_path, clock):
     path, older = tmp_path / "events.jsonl", tmp_path / "events.jsonl.old"
     assert list(event_log.read_lately(path)) == []
     with EventLog(path, clock, clock) as log:
-        log.record("started", peer="me")
+        log.record(noted.Started("me"))
     path.replace(older)
     with EventLog(path, clock, clock) as log:
-        log.record("e")
+        log.record(noted.Unknown("e", {}))
     assert [event.name for event in event_log.read_lately(path)] == ["started", "e"]
     path.unlink()
     assert [event.name for event in event_log.read_lately(path)] == ["started"]
@@ -171,17 +180,33 @@ def test_what_holds_waits_for_room_on_a_full_disk_and_still_comes_first(tmp_path
     monkeypatch.setattr(type(path), "open", lambda *how, **more: Full(opens(*how, **more), 20))
     fill(log, path)
     monkeypatch.undo()
-    log.record("e")
+    log.record(noted.Unknown("e", {}))
     assert names(path) == []
     log._file.room = 10**9
-    log.record("e")
+    log.record(noted.Unknown("e", {}))
     log.close()
     assert names(path)[:3] == ["continued", "e", "e"]
 
 
-def test_an_event_cannot_overwrite_the_logs_own_fields(tmp_path, clock):
-    with EventLog(tmp_path / "e", clock, clock) as log, pytest.raises(TypeError, match="time"):
-        log.record("a", time=3)
+def test_no_event_has_the_logs_own_fields():
+    for kind in (*noted.NOTED.values(), *SAID.values()):
+        assert not {"time", "monotonic", "event"} & set(kind.__struct_fields__), kind
+
+
+def test_every_event_is_read_as_it_was_written(tmp_path, clock):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, clock, clock) as log:
+        for event in one_of_each():
+            log.record(event)
+    assert [line.event for line in event_log.read(path)] == one_of_each()
+
+
+def test_a_line_of_another_version_is_read_as_one_that_is_not_known():
+    assert event_log.parse("made", {"round": 1}) == noted.Unknown("made", {"round": 1})
+    assert event_log.parse("of_tomorrow", {"a": 1}).fields == {"a": 1}
+    assert event_log.parse("in_step", {"round": 1, "settled": 0, "more": 2}) == noted.InStep(1, 0)
+    assert event_log.parse("restored", {"text": "x"}) == Remark("x", "restored")
+    assert event_log.parse("of_tomorrow", {"text": "x"}).fields == {"text": "x"}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -191,7 +216,7 @@ def test_a_crash_at_any_byte_loses_only_the_end(tmp_path, clock, cut):
     path.unlink(missing_ok=True)
     with EventLog(path, clock, clock) as log:
         for number in range(8):
-            log.record("event", number=number, text="ü\n")
+            log.record(noted.Unknown("event", {"number": number, "text": "ü\n"}))
     whole = path.read_bytes()
     path.write_bytes(whole[:cut])
     read = [event.fields["number"] for event in event_log.read(path)]
@@ -219,14 +244,14 @@ def test_on_a_full_disk_events_wait_for_room_and_it_is_said_once(tmp_path, clock
     told = []
     log = EventLog(tmp_path / "events.jsonl", clock, clock, flush_count=1)
     log.trouble = told.append
-    log.record("before")
+    log.record(noted.Unknown("before", {}))
     full = log._file = Full(log._file, 30)
     for number in range(5):
-        log.record("during", number=number)
+        log.record(noted.Unknown("during", {"number": number}))
     assert len(told) == 1
     assert "No space left on device; training goes on" in told[0]
     full.room = 10**9
-    log.record("after")
+    log.record(noted.Unknown("after", {}))
     log.close()
     assert names(log._path) == ["before", *["during"] * 5, "after", "log_written_again"]
     assert told[1].endswith("events lost meanwhile: 0")
@@ -236,7 +261,7 @@ def test_a_long_log_whose_new_file_cannot_be_opened_is_written_on_and_turned_ove
     path, told = tmp_path / "events.jsonl", []
     log = rotating(path, clock)
     log.trouble = told.append
-    log.record("started", peer="me")
+    log.record(noted.Started("me"))
     refuses, opens = True, type(path).open
 
     def opening(self, *how, **more):
@@ -247,11 +272,11 @@ def test_a_long_log_whose_new_file_cannot_be_opened_is_written_on_and_turned_ove
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(path), "open", opening)
         for number in range(40):
-            log.record("e", number=number)
+            log.record(noted.Unknown("e", {"number": number}))
         assert len(told) == 1
         assert not path.exists()
         refuses = False
-        log.record("e", number=40)
+        log.record(noted.Unknown("e", {"number": 40}))
     log.close()
     older = tmp_path / "events.jsonl.old"
     numbers = [event.fields["number"] for file in (older, path) for event in event_log.read(file)
@@ -265,7 +290,7 @@ def test_of_too_many_that_wait_the_oldest_whole_lines_are_left_out_and_counted(t
     log = EventLog(tmp_path / "events.jsonl", clock, clock, flush_count=1)
     full = log._file = Full(log._file, 30)
     for number in range(100):
-        log.record("during", number=number)
+        log.record(noted.Unknown("during", {"number": number}))
     full.room = 10**9
     log.close()
     *kept, again = event_log.read(log._path)

@@ -3,10 +3,13 @@
 import ast
 from pathlib import Path
 
+import msgspec
 import pytest
+from one_of_each import one_of_each
 
+from peers.telemetry import events as noted
 from peers.telemetry import notices, reasons
-from peers.telemetry.event_log import Event
+from peers.telemetry.event_log import Line, parse
 from peers.telemetry.metrics import Metrics
 from peers.telemetry.notices import QUIET_SECONDS, Teller, told
 
@@ -69,7 +72,7 @@ def scopes(tree):
 
 
 def used_codes():
-    """Code -> where it is used: (file:line, the event's name or the empty string)."""
+    """Code -> where it is used: (file:line, the kind of event or None)."""
     shared = constants_of(ast.parse((ROOT / "swarmnet" / "inference" / "machine.py").read_text()).body)
     used = {}
     for path in MODULES:
@@ -78,7 +81,7 @@ def used_codes():
             continue
         for nodes, constants in scopes(ast.parse(path.read_text())):
             for node in nodes:
-                event = node.args[0].value if isinstance(node, ast.Call) and is_note(node) else ""
+                event = event_of(node)
                 for code in codes_at(node, {**shared, **constants}) - {""}:
                     used.setdefault(code, []).append((f"{name}:{node.lineno}", event))
     return used
@@ -91,9 +94,10 @@ def codes_at(node, constants):
     return codes_of_call(node, constants) if isinstance(node, ast.Call) else set()
 
 
-def is_note(call):
-    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    return called in ("note", "record", "say") and bool(call.args) and isinstance(call.args[0], ast.Constant)
+def event_of(node):
+    """The kind of event that is made here, or None."""
+    made = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    return getattr(noted, made[6:]) if made.startswith("noted.") else None
 
 
 def codes_of_call(call, constants):
@@ -122,7 +126,7 @@ def test_every_event_with_a_code_is_of_an_area_that_lists_it():
         (place, event, code)
         for code, places in USED.items()
         for place, event in places
-        if event and (reasons.area_of(event) is None or code not in reasons.area_of(event).reasons)
+        if event and not any(event in area.events and code in area.reasons for area in reasons.AREAS)
     ]
     assert wrong == []
 
@@ -139,7 +143,7 @@ def test_every_listed_code_is_used():
 
 
 def test_the_search_would_find_a_new_code():
-    tree = ast.parse("self.note('x', code='new' if a else 'newer')\nself._unlink(peer, NEW)\nNEW = 'newest'")
+    tree = ast.parse("note(noted.X(code='new' if a else 'newer'))\nself._unlink(peer, NEW)\nNEW = 'newest'")
     found = [codes_at(node, constants_of(tree.body)) for node in ast.walk(tree)]
     assert set().union(*found) == {"new", "newer", "newest"}
 
@@ -171,20 +175,21 @@ def test_the_page_lists_them_all():
 
 def test_every_event_with_codes_has_words():
     assert {event for area in reasons.AREAS for event in area.events} == set(notices.WHAT)
+    for event in one_of_each():
+        area = reasons.area_of(event)
+        for code in area.reasons if area is not None else ():
+            assert told(msgspec.structs.replace(event, code=code)).code == code
 
 
 def test_events_are_told_with_what_happened_why_and_what_helps():
-    words = told("unlinked", {"peer": "12D3KooWabcdef", "code": "silent"})
+    words = told(noted.Unlinked("12D3KooWabcdef", "silent"))
     assert words.text == "lost ...abcdef: nothing was heard of it for 4 seconds"
     assert words.level == "warning"
     assert "swarmnet doctor" in words.reason.cure
-    assert told("waiting", {"stages": [1, 2], "code": "stage_missing"}).text.startswith(
-        "waits for stages 1, 2:"
-    )
-    assert told("unlinked", {}) is None
-    assert told("unlinked", {"code": "of a newer version"}) is None
-    assert told("committed", {"code": "silent"}) is None
-    assert told("unlinked", {"code": "left"}).text == "unlinked: it said goodbye", "a field is missing"
+    assert told(noted.Waiting("stage_missing", [1, 2])).text.startswith("waits for stages 1, 2:")
+    assert told(noted.Unlinked("12D3KooWabcdef", "of a newer version")) is None
+    assert told(parse("unlinked", {"code": "left"})) is None, "no event of this version"
+    assert told(parse("committed", {"code": "silent"})) is None
 
 
 class Said:
@@ -199,7 +204,7 @@ def heard(events):
     said = Said()
     teller = Teller(said)
     for at, name, fields in events:
-        teller.heard(Event(1e9 + at, at, name, fields))
+        teller.heard(Line(1e9 + at, at, parse(name, fields)))
     return said.lines
 
 
@@ -238,13 +243,11 @@ def test_strangers_cannot_fill_the_memory_of_what_was_said():
     said = Said()
     teller = Teller(said)
     for number in range(2000):
-        teller.heard(Event(0.0, 0.0, "refused", {"peer": f"12D3KooW{number:06}", "code": "malformed"}))
+        teller.heard(Line(0.0, 0.0, noted.Refused(f"12D3KooW{number:06}", "malformed")))
     assert len(teller._said) <= notices.MOST_REMEMBERED
     assert len(teller._kept) <= notices.MOST_REMEMBERED
 
 
 @pytest.mark.parametrize("text", ["a\x1b[2J", "b\nc"])
 def test_a_reason_that_a_stranger_wrote_is_not_what_is_told(text):
-    assert (
-        text not in told("refused_by", {"peer": text, "code": "other", "reason": text}).text or len(text) < 12
-    )
+    assert text not in told(noted.RefusedBy(text, "other", text)).text or len(text) < 12

@@ -39,7 +39,7 @@ def test_who_leaves_before_it_is_dialled_is_not_dialled():
         noted: list[str] = []
         around = Neighbourhood(
             MemoryNetwork(Random(1)).transport(me.peer_id), RUN, Membership(me.peer_id, 0, Random(1)),
-            Nobody(), b"", lambda event, **fields: noted.append(event),
+            Nobody(), b"", lambda event: noted.append(event.name),
         )  # fmt: skip
         around.record = b"mine"
         record = seal_record(other, RUN, PeerRecord(other.peer_id, 0, "worker", ["/x"], 0, 0.0, ""), 0.0)
@@ -88,7 +88,7 @@ class Pair:
     def around(self, network: MemoryNetwork, identity: Identity, listener: Noticing) -> Neighbourhood:
         peer, membership = identity.peer_id, Membership(identity.peer_id, listener.stage, Random(1))
         transport = network.transport(peer)
-        around = Neighbourhood(transport, RUN, membership, listener, b"", lambda event, **fields: None)
+        around = Neighbourhood(transport, RUN, membership, listener, b"", lambda _: None)
         around.record = self.record(listener.stage, 100.0, identity)
         around.start()
         return around

@@ -239,7 +239,11 @@ def kept(daemon, then):
     async def scenario():
         slots = Relays(daemon)
         slots.moved = lambda: moved.append(slots.addresses)
-        slots.use([f"{DOOR}/p2p/{RELAY}"], lambda event, text, **_: said.append(event))
+
+        def tell(_text, _relay, addresses):
+            said.append("relayed" if addresses else "not_relayed")
+
+        slots.use([f"{DOOR}/p2p/{RELAY}"], tell)
         try:
             await then(slots, moved)
         finally:

@@ -168,7 +168,7 @@ def test_the_newest_order_counts_and_survives_a_restart(tmp_path):
 
     def book():
         return OrderBook(
-            SIGNED, tmp_path / "order.bin", lambda event, **_: notes.append(event), lambda *_: None
+            SIGNED, tmp_path / "order.bin", lambda event: notes.append(event.name), lambda *_: None
         )
 
     heard = []

@@ -42,7 +42,7 @@ class Scene:
 
     def settled(self, peer: DemoPeer) -> list[int]:
         log = peer.state / "events.jsonl"
-        return sorted(demo_report.read_story(peer.state).digests) if log.exists() else []
+        return sorted(demo_report.read_story(peer.state).settled) if log.exists() else []
 
     async def until(self, condition, what: str) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS

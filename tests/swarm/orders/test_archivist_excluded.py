@@ -71,8 +71,8 @@ class Running:
     async def joined(self, process) -> None:
         """There is nothing to join in memory."""
 
-    def note(self, event: str, **fields) -> None:
-        self.noted.append((event, fields))
+    def note(self, event) -> None:
+        self.noted.append((event.name, event.fields))
 
     async def end(self, seconds: float) -> None:
         """Raises what it ended with; TimeoutError if it has not in time."""
@@ -151,7 +151,7 @@ def test_a_refusal_is_noted_with_its_own_code(tmp_path):
         await trained(swarm, {"a": 0, "b": 1}, 1, compute=SLOW, invite=invite(swarm))
         archivist, _, _ = await archived(swarm, str(tmp_path), Policy())
         circle, noted = archivist.circle, []
-        circle.note = lambda event, **fields: noted.append((event, fields))
+        circle.note = lambda event: noted.append((event.name, event.fields))
 
         def codes():
             return {fields["code"] for event, fields in noted if event == "refused_by"}

@@ -196,7 +196,7 @@ def test_what_a_newcomer_makes_counts_with_those_who_can_not_reach_it_once_its_r
         swarm.start("e", 1, invite=invite)
         await swarm.until(lambda: len(swarm.of("made", "e")) > 5, 30.0)
         await swarm.during(8.0)
-        mine = {note.fields["id"].hex() for note in swarm.of("made", "e")[:5]}
+        mine = {note.fields["id"] for note in swarm.of("made", "e")[:5]}
         for name in "bcd":
             assert mine <= {name for note in swarm.of("settled", name) for name in note.fields["ids"]}
         assert not swarm.of("resynchronise")

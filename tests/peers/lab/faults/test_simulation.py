@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from peers.lab.faults.faults import Partition
@@ -21,6 +22,8 @@ from peers.lab.faults.schedules import KINDS, schedule
 from peers.lab.faults.trees import makers, read, stages_of
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop, Spinning
 from peers.lab.world.world import Note
+from peers.lab.world.world_events import Crashed, Payload, Returned
+from peers.telemetry import events as noted
 
 MOVED_SEED = 4
 FIRST_SEED, SCHEDULES = 3000, 4
@@ -126,9 +129,14 @@ def tampered(seen: Seen, event: str, number: int, **fields: object) -> list[str]
     places = [place for place, note in enumerate(seen.notes) if note.event == event]
     notes = list(seen.notes)
     place = places[-number]
-    notes[place] = replace(notes[place], fields={**notes[place].fields, **fields})
+    notes[place] = saying(notes[place], **fields)
     changed = replace_notes(seen, notes)
     return [violation.rule for violation in check(changed)]
+
+
+def saying(note: Note, **fields: object) -> Note:
+    """The same line with other fields."""
+    return replace(note, what=msgspec.structs.replace(note.what, **fields))
 
 
 def replace_notes(seen: Seen, notes: list) -> Seen:
@@ -144,7 +152,7 @@ def test_the_checker_finds_a_set_that_lacks_a_contribution_or_has_one_twice(quie
     ids = settled(quiet, number)["ids"]
     assert "one digest, one set" in tampered(quiet, "settled", number, ids=ids[1:])
     everywhere = [
-        replace(note, fields={**note.fields, "ids": note.fields["ids"][1:]})
+        saying(note, ids=note.fields["ids"][1:])
         if note.event == "settled" and note.fields["ids"] == ids else note
         for note in quiet.notes
     ]  # fmt: skip
@@ -153,23 +161,25 @@ def test_the_checker_finds_a_set_that_lacks_a_contribution_or_has_one_twice(quie
 
 
 def test_the_checker_finds_another_digest(quiet):
-    rules = tampered(quiet, "settled", 1, digest=b"\1" * 32)
+    rules = tampered(quiet, "settled", 1, digest="01" * 32)
     assert "settled weights are the sum of the settled sets" in rules
 
 
 def test_the_checker_finds_a_contribution_that_vanished(quiet):
     made = next(note for note in quiet.notes if note.event == "made")
-    lost = replace(made, fields={**made.fields, "id": b"\1" * 16})
+    lost = saying(made, id="01" * 16)
     first = quiet.notes.index(made)
     notes = [*quiet.notes[: first + 1], lost, *quiet.notes[first + 1 :]]
     assert "nothing vanishes" in [violation.rule for violation in check(replace_notes(quiet, notes))]
-    now = replace(lost, event="given_back", time=quiet.ended_at - 0.1)
+    given_back = noted.GivenBack("given_back", lost.what.round, lost.what.id)
+    now = replace(lost, what=given_back, time=quiet.ended_at - 0.1)
     assert check(replace_notes(quiet, [*notes, now])) == [], "the compute thread will come to it"
 
 
 def test_the_checker_finds_a_contribution_that_is_settled_and_came_back(quiet):
     payload = next(note for note in quiet.notes if note.event == "payload")
-    notes = [*quiet.notes, replace(payload, event="returned")]
+    returned = replace(payload, what=Returned(payload.what.round, payload.what.payload))
+    notes = [*quiet.notes, returned]
     assert "nothing settled twice" in [violation.rule for violation in check(replace_notes(quiet, notes))]
 
 
@@ -178,15 +188,11 @@ def test_the_checker_finds_that_what_all_held_was_left_out_though_its_maker_is_g
     stage = quiet.living[f"{last.name}.{last.life}"]
     round, holders = last.fields["round"], [me for me, held in quiet.living.items() if held == stage]
     gone = [
-        replace(last, time=0.0, name="gone", event=event, fields=fields)
-        for event, fields in (
-            ("assembled", {"stage": stage}),
-            ("payload", {"round": round, "payload": b"votes"}),
-            ("made", {"round": round, "id": b"\1" * 16}),
-        )
+        replace(last, time=0.0, name="gone", what=event)
+        for event in (noted.Assembled(stage), Payload(round, b"votes"), noted.Made(round, "01" * 16))
     ]
     names = [me.partition(".")[0] for me in holders]
-    taken = [replace(last, time=0.0, name=name, event="took", fields=gone[2].fields) for name in names]
+    taken = [replace(last, time=0.0, name=name, what=noted.Took(round, "01" * 16, "gone")) for name in names]
     start = max(place for place, note in enumerate(quiet.notes) if note.event == "assembled") + 1
     notes = [*quiet.notes[:start], *gone, *taken, *quiet.notes[start:]]
     rules = [violation.rule for violation in check(replace_notes(quiet, notes))]
@@ -217,7 +223,7 @@ def test_the_checker_finds_a_stage_that_forgot_what_its_disks_hold(restarted):
         if note.event == "settled" and f"{note.name}.{note.life}" in killed.fields["lives"]
     }
     round = min(note.fields["round"] for note in newest.values())
-    saved = [replace(note, event="saved", fields={"round": round}) for note in newest.values()]
+    saved = [replace(note, what=noted.Saved(round, 1)) for note in newest.values()]
     notes = [*before, *saved, *restarted.notes[place:]]
     rules = [violation.rule for violation in check(replace_notes(restarted, notes))]
     assert rules == ["no settled round is lost"]
@@ -262,7 +268,7 @@ def test_the_checker_finds_a_contribution_of_the_old_stage_in_the_new_one(moved)
         if note.event == "settled" and stage_of[who] == stage_of[mover]
     )  # fmt: skip
     notes = [
-        replace(note, fields={**note.fields, "ids": [*note.fields["ids"], old]})
+        saying(note, ids=[*note.fields["ids"], old])
         if note.event == "settled" and note.fields["digest"] == digest else note
         for note in moved.notes
     ]  # fmt: skip
@@ -278,7 +284,7 @@ def test_the_checker_finds_a_stage_that_a_move_emptied(moved):
     ]  # fmt: skip
     notes = [note for note in moved.notes if not any(note is other for other in others)]
     assert [v.rule for v in check(replace_notes(moved, notes))] == ["a stage is never emptied by a move"]
-    gone = replace(others[0], event="crashed", time=move.time - 3.0)
+    gone = replace(others[0], what=Crashed(), time=move.time - 3.0)
     place = moved.notes.index(move)
     crashes = [replace(gone, name=other.name) for other in others]
     killed = [*moved.notes[:place], *crashes, *moved.notes[place:]]
@@ -313,7 +319,7 @@ def test_schedules_hold_with_a_real_model_too():
     seen = play(Options(2, peers=4, stages=2, real=True, rounds=20))
     assert check(seen) == []
     settled = [note for note in seen.notes if note.event == "settled"]
-    wrong = replace(settled[-9], fields={**settled[-9].fields, "digest": b"\1" * 32})
+    wrong = saying(settled[-9], digest="01" * 32)
     notes = [wrong if note is settled[-9] else note for note in seen.notes]
     rules = {violation.rule for violation in check(replace(seen, notes=notes, healed_at=-100.0))}
     assert rules == {"one digest soon after the last heal"}

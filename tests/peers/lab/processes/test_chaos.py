@@ -19,8 +19,18 @@ from peers.lab.processes import chaos_report
 from peers.lab.processes.chaos import ChaosOptions, ChaosSwarm, plan
 from peers.lab.processes.chaos_report import Fault
 from peers.state.checkpoint_writer import aligned
+from peers.telemetry.event_log import parse
+from peers.telemetry.events import Unknown
 
 ROOT = Path(__file__).parents[4]
+
+
+USUAL = {
+    "committed": {"tokens": 32},
+    "given_back": {"code": "given_back"},
+    "rerouted": {"code": "gone", "counter": 0, "to": "z"},
+}
+"""What is not asked for."""
 
 
 class Log:
@@ -36,6 +46,8 @@ class Log:
         return self("assembled", at, stage=self.stage)
 
     def __call__(self, event, at, **fields):
+        fields = {**USUAL.get(event, {}), **fields}
+        assert not isinstance(parse(event, fields), Unknown), event
         self.lines.append(json.dumps({"time": at, "monotonic": at, "event": event, **fields}))
         self.path.parent.mkdir(exist_ok=True)
         self.path.write_text("\n".join(self.lines) + "\n")

@@ -12,13 +12,15 @@ from peers.config.run_file import published_text
 from peers.network.addresses import tcp_port
 from peers.runtime.state_lock import only_one
 from peers.telemetry.event_log import EventLog, parts, read
+from peers.telemetry.events import Looked, Started
+from peers.telemetry.said import Listening
 from peers.tools.doctor.swarm import Examination, logged_addresses
 
 
 def test_relays_of_a_running_peer_are_those_that_it_has_not_lost(tmp_path):
     circuits = [f"/ip4/9.9.9.9/tcp/1/p2p/{relay}/p2p-circuit" for relay in "ab"]
-    slots = [event("relayed", relay=relay, addresses=[circuits["ab".index(relay)]]) for relay in "ab"]
-    said = [event("started"), *slots, event("not_relayed", relay="a")]
+    slots = [event("relayed", text="", relay=name, addresses=[circuits["ab".index(name)]]) for name in "ab"]
+    said = [event("started", peer="me"), *slots, event("not_relayed", text="", relay="a")]
     (tmp_path / "events.jsonl").write_text("".join(said))
     assert logged_addresses(tmp_path, "12D3KooWme") == circuits[1:]
 
@@ -27,17 +29,17 @@ HERE = "listening on /ip4/8.8.4.4/tcp/2/p2p/12D3KooWme"
 
 
 def test_the_addresses_of_a_running_peer_are_known_after_its_log_has_moved(tmp_path):
-    (tmp_path / "events.jsonl.old").write_text(event("started") + event("listening", text=HERE))
+    (tmp_path / "events.jsonl.old").write_text(event("started", peer="me") + event("listening", text=HERE))
     log = tmp_path / "events.jsonl"
     for text in ("", event("looked")):
         log.write_text(text)
         assert logged_addresses(tmp_path, "12D3KooWme") == ["/ip4/8.8.4.4/tcp/2"]
     log.unlink()
     with EventLog(log, lambda: 1.0, lambda: 1.0, flush_count=1, limit_bytes=400) as running:
-        running.record("started", peer="12D3KooWme")
-        running.record("listening", text=HERE)
+        running.record(Started("12D3KooWme"))
+        running.record(Listening(HERE))
         for _ in range(100):
-            running.record("looked")
+            running.record(Looked((), 1.0))
     assert "listening" not in {one.name for file in parts(log) for one in read(file)}, "it moved often"
     assert logged_addresses(tmp_path, "12D3KooWme") == ["/ip4/8.8.4.4/tcp/2"]
 
@@ -45,7 +47,7 @@ def test_the_addresses_of_a_running_peer_are_known_after_its_log_has_moved(tmp_p
 def test_of_a_running_peer_whose_log_has_lost_its_start_no_address_is_known(tmp_path):
     assert logged_addresses(tmp_path, "12D3KooWme") is None
     for name in ("events.jsonl.old", "events.jsonl"):
-        (tmp_path / name).write_text(event("looked") + event("relayed", relay="a", addresses=["/x"]))
+        (tmp_path / name).write_text(event("looked") + event("relayed", text="", relay="a", addresses=["/x"]))
     assert logged_addresses(tmp_path, "12D3KooWme") is None
 
 
@@ -79,7 +81,8 @@ async def test_where_no_address_is_known_nobody_is_asked_to_dial_those_announced
 
 def test_the_addresses_of_a_running_peer_are_those_since_its_last_start(tmp_path):
     old, new = (f"listening on /ip4/8.8.4.4/tcp/{port}/p2p/12D3KooWme" for port in (1, 2))
-    text = event("started") + event("listening", text=old) + event("started") + event("listening", text=new)
+    start = event("started", peer="me")
+    text = start + event("listening", text=old) + start + event("listening", text=new)
     (tmp_path / "events.jsonl").write_text(text + event("listening", text=new) + '{"torn')
     assert logged_addresses(tmp_path, "12D3KooWme") == ["/ip4/8.8.4.4/tcp/2"]
     assert [tcp_port(each) for each in ("/ip4/1.1.1.1/tcp/7", "/ip4/1.1.1.1/udp/7/quic-v1", "")] == [7, 0, 0]

@@ -36,7 +36,7 @@ def test_stages_that_are_not_chosen_yet_have_numbers_and_those_of_a_running_peer
     wish = of_stages(tmp_path, 0)
     names = [line.text.partition(":")[0] for line in siblings.ports(wish, running=False)]
     assert names == ["stage 1 of the 2 it will hold", "stage 2 of the 2 it will hold"]
-    for number, events in enumerate(["", event("assembled", stage=7) + event("started")]):
+    for number, events in enumerate(["", event("assembled", stage=7) + event("started", peer="me")]):
         log = sibling_file(wish, number).state / "events.jsonl"
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(events + event("assembled", stage=5 + number))
@@ -51,7 +51,7 @@ def test_the_stage_of_a_running_peer_is_known_after_its_log_has_moved_or_said_no
     log.write_text(event("looked"))
     line = siblings.of_stage(wish, 1, True, Line("p2pd", "ok", "starts"))
     assert line.text == "its stage 2 of 2 (which one, its event log does not tell): starts"
-    log.with_name("events.jsonl.old").write_text(event("started") + event("assembled", stage=6))
+    log.with_name("events.jsonl.old").write_text(event("started", peer="me") + event("assembled", stage=6))
     assert siblings.stage_held(wish, 1, running=True) == 6
     log.write_text(event("continued", standing=[json.loads(event("assembled", stage=7))]))
     assert siblings.stage_held(wish, 1, running=True) == 7

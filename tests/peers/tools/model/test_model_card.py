@@ -19,7 +19,8 @@ from typed import typing
 from peers.data.documents import held_out_text
 from peers.errors import how_to_install
 from peers.state import checkpoint_file
-from peers.telemetry.event_log import EventLog
+from peers.telemetry import events as noted
+from peers.telemetry.event_log import EventLog, parse
 from peers.tools.model import export as exporting
 from peers.tools.model.model_card import card, plain
 from peers.tools.model.provenance import Facts, facts
@@ -62,10 +63,10 @@ def leave_checkpoint(
 def leave_log(folder: Path, peer: str, stage: int, events: list[tuple[str, dict[str, object]]]) -> Path:
     clock = iter(range(1000, 2000))
     with EventLog(folder / "events.jsonl", lambda: next(clock), lambda: 0.0) as log:
-        log.record("started", peer=peer)
-        log.record("assembled", stage=stage)
+        log.record(parse("started", {"peer": peer}))
+        log.record(parse("assembled", {"stage": stage}))
         for event, fields in events:
-            log.record(event, **fields)
+            log.record(parse(event, fields))
     return folder / "events.jsonl"
 
 
@@ -189,7 +190,7 @@ def move(folder: Path, events: list[tuple[str, dict[str, object]]]) -> None:
     clock = iter(range(1100, 2000))
     with EventLog(log, lambda: next(clock), lambda: 0.0) as begun:
         for event, fields in events:
-            begun.record(event, **fields)
+            begun.record(parse(event, fields))
 
 
 def test_a_log_that_has_moved_goes_on_in_the_next_file_as_the_same_peer_on_the_same_stage(states):
@@ -236,12 +237,12 @@ def test_a_log_that_has_moved_twice_says_itself_whose_it_is(tmp_path):
     leave_checkpoint(tmp_path, 1, 7, [])
     log = tmp_path / "events.jsonl"
     with EventLog(log, lambda: 1.0, lambda: 1.0, flush_count=1, limit_bytes=500) as running:
-        running.record("started", peer=ONE)
-        running.record("assembled", stage=1)
+        running.record(noted.Started(ONE))
+        running.record(noted.Assembled(1))
         for number in range(100):
-            running.record("committed", origin=TWO, counter=number, tokens=10)
-            running.record("made", id=f"{number}")
-        running.record("settled", ids=["99"])
+            running.record(noted.Committed(TWO, number, 10))
+            running.record(noted.Made(number, f"{number}"))
+        running.record(noted.Settled(99, "00", ["99"]))
     found = facts(tmp_path, MANIFEST)
     assert 0 < found.tokens < 1000
     assert found.contributions == {ONE: 1}

@@ -2,13 +2,18 @@
 
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
+from one_of_each import one_of_each
 
 from peers.errors import UserError
 from peers.telemetry.event_fold import MOST_POINTS, SILENT_SECONDS, Curve, Story
-from peers.telemetry.event_log import Event, EventLog
+from peers.telemetry.event_log import EventLog, Line, parse
+from peers.telemetry.events import Started, Stopped
+from peers.telemetry.notices import Teller
 from peers.telemetry.picture import Picture
+from peers.telemetry.said import Remark
 from peers.tools.top import show
 from peers.tools.top.replay import FASTEST, Player, Replay, logs_of
 
@@ -29,7 +34,7 @@ class Log:
 
     def __call__(self, at, event, **fields):
         self.at = at
-        self.log.record(event, **fields)
+        self.log.record(parse(event, fields))
 
     def commits(self, first, last, loss, step=0.5):
         at = first
@@ -100,17 +105,25 @@ def test_going_back_shows_the_same_as_going_there_directly(two_peers):
 def test_a_log_that_ends_without_a_word_is_of_a_peer_that_is_gone():
     story = Story("x")
     for at, name, fields in [(0.0, "started", {"peer": A}), (1.0, "assembled", {"stage": 1})]:
-        story.take(Event(EPOCH + at, at, name, fields))
+        story.take(Line(EPOCH + at, at, parse(name, fields)))
     assert story.state_at(EPOCH + 1.0 + SILENT_SECONDS) == "joining"
     assert story.state_at(EPOCH + 1.1 + SILENT_SECONDS) == "gone"
     assert story.seen(EPOCH + 60.0).tokens_per_second is None
 
 
+def test_every_event_is_followed_and_told_without_a_fault():
+    story, teller = Story("x"), Teller(SimpleNamespace(say=lambda *_, **__: None))
+    for event in [*one_of_each(), Remark("goes to 2 MB", "line"), Remark("paused", "order")]:
+        story.take(Line(EPOCH, 0.0, event))
+        teller.heard(Line(EPOCH, 0.0, event))
+    assert [one.text for one in story.events][-2:] == ["goes to 2 MB", "paused"]
+
+
 def test_a_bootstrap_has_little_to_write_and_is_not_gone_for_that():
     story = Story("boot")
-    story.take(Event(EPOCH, 0.0, "started", {"peer": A, "role": "bootstrap"}))
+    story.take(Line(EPOCH, 0.0, Started(A, 1, "bootstrap")))
     assert story.state_at(EPOCH + 3600.0) == "bootstrap"
-    story.take(Event(EPOCH + 3600.0, 3600.0, "stopped", {"code": "asked"}))
+    story.take(Line(EPOCH + 3600.0, 3600.0, Stopped("asked")))
     assert story.state_at(EPOCH + 3601.0) == "stopped"
 
 
@@ -185,7 +198,7 @@ def test_of_a_peer_that_ran_for_months_what_held_when_its_log_was_begun_anew_is_
     log = Log(tmp_path, "old", B, 3)
     log.log._limit_bytes = 500
     for number in range(60):
-        log(1.0 + number, "traffic", sent={}, received={}, refused={}, padding="x" * number)
+        log(1.0 + number, "traffic", sent={}, received={}, refused={}, subflows={"x" * number: 1})
     log.close()
     begun = (tmp_path / "old" / "events.jsonl.old").read_text().splitlines()[0]
     assert '"event":"continued"' in begun, "the file that told it all is gone"

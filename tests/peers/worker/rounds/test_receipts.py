@@ -169,7 +169,7 @@ class Posts:
         self.refusals.append((peer, code))
 
 
-def one(identity, path=None, posts=None, stage=0, note=lambda *a, **k: None):
+def one(identity, path=None, posts=None, stage=0, note=lambda _: None):
     return Receipts(identity, SIGNED, stage, path, posts or Posts(), lambda: 1000.0, note)
 
 
@@ -506,7 +506,7 @@ def test_the_file_and_the_memory_stay_bounded_while_the_peer_lives(tmp_path, mon
 
 def test_a_disk_that_was_full_costs_no_receipt_once_there_is_room(tmp_path):
     room, notes = tmp_path / "state", []
-    mine = one(ME, room / "receipts.jsonl", note=lambda event, **fields: notes.append(event))
+    mine = one(ME, room / "receipts.jsonl", note=lambda event: notes.append(event.name))
     room.write_text("a file where the folder belongs")
     settle(mine, range(4), [ME])
     mine.message(A.peer_id, of_block(0))

@@ -1,0 +1,418 @@
+"""Every event of a peer's event log: its name, its fields, and what it says of the peer that writes it.
+
+The name in the log is the class' name in small letters with underscores. A field that is UNSET is left out of
+the line. Durations are seconds, losses nats per token, ids and digests hexadecimal; `code` is one of those in
+reasons.py. What people are told as well is in said.py. docs/events.md is made from both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+def _name_of(kind: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
+
+
+class Event(Struct, frozen=True, tag_field="event", tag=_name_of):
+    """Something that happened."""
+
+    @property
+    def name(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What stands in the line beside the name, in this order."""
+        values = ((field, getattr(self, field)) for field in self.__struct_fields__)
+        return {field: value for field, value in values if value is not UNSET}
+
+
+class Unknown(Event, frozen=True):
+    """A line of another version, or with other fields than this one writes."""
+
+    kind: str
+    given: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return self.given
+
+
+Note = Callable[[Event], None]
+"""Writes to the peer's event log."""
+
+# One event is one paragraph.
+# fmt: off
+
+# -- the process ------------------------------------------------------------------------------------------
+
+class Started(Event, frozen=True):
+    """The process has begun."""
+    peer: str
+    pid: int = 0
+    role: str = "worker"
+
+class Stopped(Event, frozen=True):
+    """The process ends; its last line."""
+    code: str
+    reason: str | UnsetType = UNSET
+
+class Fault(Event, frozen=True):
+    """Something failed that should not, and the process ends."""
+    code: str
+    reason: str
+
+class StoodStill(Event, frozen=True):
+    """The event loop did not turn for so long: the machine slept, or the process was stopped."""
+    seconds: float
+
+class LogWrittenAgain(Event, frozen=True):
+    """The disk takes lines again; so many were lost meanwhile."""
+    lost: int
+
+# -- holding a stage --------------------------------------------------------------------------------------
+
+class Assembled(Event, frozen=True):
+    """A worker for a stage is built: one *life* begins."""
+    stage: int
+    parameters: int = 0
+
+class InStep(Event, frozen=True):
+    """It takes part in its group's rounds from `round` on."""
+    round: int
+    settled: int = -1
+
+class Ended(Event, frozen=True):
+    """The run is over: rounds up to `round` are settled here; the owner ordered `ordered` as the last one."""
+    round: int
+    ordered: int | None
+
+class Looked(Event, frozen=True):
+    """What each stage can do, tokens per second, and what this peer could; before it thinks of a move."""
+    capacities: Sequence[float]
+    rate: float
+
+class Moving(Event, frozen=True):
+    """It has said that it would move to a stage, and waits whether others do."""
+    stage: int
+
+class NotMoving(Event, frozen=True):
+    """It stays."""
+    code: str
+    reason: str
+
+# -- neighbours -------------------------------------------------------------------------------------------
+
+class Linked(Event, frozen=True):
+    """A neighbour is connected and has said hello."""
+    peer: str
+    stage: int
+
+class Unlinked(Event, frozen=True):
+    """A linked neighbour is gone; `released`: neither side needed the link."""
+    peer: str
+    code: str
+    reason: str = ""
+    released: bool = False
+
+class Departed(Event, frozen=True):
+    """A peer of the swarm is gone, as an observer sees it."""
+    peer: str
+    code: str
+
+class Refused(Event, frozen=True):
+    """This peer refused another one's message or connection."""
+    peer: str
+    code: str
+    reason: str = ""
+
+class RefusedBy(Event, frozen=True):
+    """Another peer refused this one."""
+    peer: str
+    code: str
+    reason: str = ""
+
+class DialFailed(Event, frozen=True):
+    """A peer could not be reached on one of its lanes."""
+    peer: str
+    lane: str
+    code: str
+    reason: str
+
+class PostFailed(Event, frozen=True):
+    """A message could not be sent on an open lane."""
+    peer: str
+    lane: str
+    code: str
+    reason: str
+
+class AnswerFailed(Event, frozen=True):
+    """A stranger who asked something could not be answered."""
+    peer: str
+    code: str
+    reason: str
+
+class VisitorNotReached(Event, frozen=True):
+    """A visitor whose request is done could not be dialled."""
+    peer: str
+    code: str
+    reason: str
+
+# -- the directory ----------------------------------------------------------------------------------------
+
+class LookUpFailed(Event, frozen=True, kw_only=True):
+    """The directory did not answer: for the records of a stage, or for something else."""
+    stage: int | UnsetType = UNSET
+    what: str | UnsetType = UNSET
+    code: str
+    reason: str
+
+class AnnounceFailed(Event, frozen=True):
+    """The own record could not be stored."""
+    code: str
+    reason: str
+
+class UpkeepFailed(Event, frozen=True):
+    """The owner's orders could not be stored again."""
+    code: str
+    reason: str
+
+# -- microbatches -----------------------------------------------------------------------------------------
+
+class Committed(Event, frozen=True):
+    """A microbatch counts here. Of one that others went on with: seconds until the answer, what of them was
+    compute and waiting below, and how many of this peer's own were under way."""
+    origin: str
+    counter: int
+    tokens: int
+    loss: float | None = None
+    answered: float | UnsetType = UNSET
+    below: float | UnsetType = UNSET
+    queued: float | UnsetType = UNSET
+    under_way: int | UnsetType = UNSET
+
+class Rerouted(Event, frozen=True):
+    """A microbatch goes to another peer than those that were tried."""
+    code: str
+    counter: int
+    to: str
+    tried: Sequence[str]
+
+class Nack(Event, frozen=True):
+    """A peer did not take a microbatch."""
+    peer: str
+    counter: int
+    code: str
+    reason: str
+
+class MicrobatchFailed(Event, frozen=True):
+    """A microbatch was given up here."""
+    code: str
+    origin: str
+    counter: int
+    reason: str
+    peer: str | None
+
+class Waiting(Event, frozen=True):
+    """No peer of these stages is there, and they cannot be left out."""
+    code: str
+    stages: Sequence[int] = ()
+
+class WaitingOver(Event, frozen=True):
+    """All stages have peers again."""
+    code: str
+
+# -- rounds -----------------------------------------------------------------------------------------------
+
+class Made(Event, frozen=True):
+    """The own contribution to a round, over so many tokens."""
+    round: int
+    id: str
+    tokens: int = 0
+
+class NotFinite(Event, frozen=True):
+    """None was made: the gradient is not finite."""
+    code: str
+    round: int
+    tokens: int
+
+class Reduced(Event, frozen=True):
+    """What others contributed of these shards was added up here, and is a result of the round's set."""
+    round: int
+    id: str
+    shards: Sequence[int]
+    contributors: int
+
+class Took(Event, frozen=True):
+    """Somebody's contribution came, was checked and counts."""
+    round: int
+    id: str
+    maker: str
+
+class GivenBack(Event, frozen=True):
+    """The group went on without the own contribution; it is offered again with later rounds."""
+    code: str
+    round: int
+    id: str
+
+class Applied(Event, frozen=True):
+    """A round became part of the live weights, with so many contributors after so many seconds' wait."""
+    round: int
+    code: str
+    contributors: int = 0
+    waited: float = 0.0
+
+class Settled(Event, frozen=True):
+    """The set of a round is final: digest of the weights after it, its ids, and the tokens of all rounds."""
+    round: int
+    digest: str
+    ids: Sequence[str]
+    tokens: int | None = None
+
+class Undecided(Event, frozen=True):
+    """At the end: what becomes of these own contributions is open."""
+    ids: Sequence[str]
+
+class Resynchronise(Event, frozen=True):
+    """The state is fetched anew; its own history from `fork_round` on is given up, none if null."""
+    code: str
+    peers: Sequence[str]
+    reason: str
+    fork_round: int | None
+
+class DigestDiffers(Event, frozen=True):
+    """Peers of the group have signed other weights of a round."""
+    code: str
+    round: int
+    peers: Sequence[str]
+
+class StatementUnusable(Event, frozen=True):
+    """A signed digest on the own disk is damaged and left out."""
+    reason: str
+
+class Receipt(Event, frozen=True):
+    """A peer signed what it has accepted of this one; so many contributions by all signers' word."""
+    signer: str
+    accepted: int
+
+class ReceiptsUnusable(Event, frozen=True):
+    """So many lines of the own receipts are damaged and left out."""
+    lines: int
+
+class ReceiptNotKept(Event, frozen=True):
+    """A receipt could not be written."""
+    reason: str
+
+# -- state ------------------------------------------------------------------------------------------------
+
+class Saved(Event, frozen=True):
+    """A checkpoint is on disk."""
+    round: int
+    bytes: int
+
+class OffersMissing(Event, frozen=True):
+    """These peers did not say in time what state they have."""
+    peers: Sequence[str]
+
+class Fetching(Event, frozen=True):
+    """A snapshot of so many bytes is fetched, of which so many were kept from before."""
+    round: int
+    size: int
+    kept: int
+    holders: int
+
+class Fetched(Event, frozen=True):
+    """The state is here; so many bytes came."""
+    round: int
+    bytes: int
+
+class HolderDropped(Event, frozen=True):
+    """A holder of the snapshot is asked no more."""
+    peer: str
+    code: str
+    reason: str
+
+class NoCarriers(Event, frozen=True):
+    """Further connections for a large snapshot could not be opened."""
+    reason: str
+
+# -- the run's owner --------------------------------------------------------------------------------------
+
+class Order(Event, frozen=True):
+    """A newer order of the owner is held."""
+    sequence: int
+    reason: str
+
+class OrderUnusable(Event, frozen=True):
+    """The order on the own disk is damaged."""
+    reason: str
+
+class OrderUnknown(Event, frozen=True):
+    """The directory did not say in time what the owner orders."""
+    reason: str
+
+# -- archivists and bootstraps ----------------------------------------------------------------------------
+
+class Archived(Event, frozen=True):
+    """A stage's settled weights are in the archive, signed by so many."""
+    stage: int
+    round: int
+    bytes: int
+    signers: int
+
+class ArchivingFailed(Event, frozen=True):
+    """A stage was not archived this time."""
+    stage: int
+    code: str
+    reason: str
+
+class Pruned(Event, frozen=True):
+    """An older checkpoint left the archive, by its policy."""
+    stage: int
+    round: int
+
+class ArchiveUnusable(Event, frozen=True):
+    """A checkpoint in the archive is damaged and not served."""
+    stage: int
+    round: int
+    reason: str
+
+class Circuits(Event, frozen=True):
+    """What the relay has carried since the last such line grew: open circuits, slots, bytes in all."""
+    open: int
+    slots: int
+    bytes: int
+
+# -- counters, now and then -------------------------------------------------------------------------------
+
+class Traffic(Event, frozen=True):
+    """Bytes by kind of message, refusals by code, links by state; since the worker's life began."""
+    sent: dict[str, int]
+    received: dict[str, int]
+    refused: dict[str, int] = {}
+    subflows: dict[str, int] = {}
+
+class Ledger(Event, frozen=True):
+    """What became of microbatches, dropped and re-routed ones by code; since the worker's life began."""
+    committed: int
+    tokens: int = 0
+    repeated: int = 0
+    dropped: dict[str, int] = {}
+    rerouted: dict[str, int] = {}
+    refused: int = 0
+    late_answers: int = 0
+
+# fmt: on
+
+
+NOTED = {str(kind.__struct_config__.tag): kind for kind in Event.__subclasses__() if kind is not Unknown}
+"""By name."""
