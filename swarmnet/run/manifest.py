@@ -372,6 +372,22 @@ def check(manifest: Manifest) -> None:
          f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages"),
         (paths.swaps > 0 and len(manifest.stages) < 4,
          "paths.swaps: two stages can only be swapped between the first and the last, so there must be 4"),
+        *_of_sync(sync),
+        (not 0.0 <= manifest.model.branch_share <= 1.0,
+         f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
+        *((True, problem) for problem in contradictions(
+            model.boundary, model.width, model.vocabulary, manifest.stages,
+            paths.skip_ratio > 0.0 or paths.swaps > 0,
+        )),
+    ]  # fmt: skip
+    for wrong, message in problems:
+        if wrong:
+            raise ManifestError(message)
+
+
+def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
+    """What `check` looks at there: whether it is wrong, and how to say so."""
+    return [
         (not 0 < sync.kept <= 4096 or sync.kept & (sync.kept - 1) != 0,
          f"sync.kept is {sync.kept}; it must be a power of two up to 4096"),
         (not 0 <= sync.momentum < 1, "sync.momentum must lie in [0, 1)"),
@@ -383,17 +399,8 @@ def check(manifest: Manifest) -> None:
          "sync.exchange: only what sync.method local-steps contributes can be sharded"),
         (not 0 < sync.shards <= MOST_SHARDS,
          f"sync.shards is {sync.shards}; it must lie in 1 to {MOST_SHARDS}"),
-        (not 0.0 <= manifest.model.branch_share <= 1.0,
-         f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
         (sync.learning_rate <= 0, "sync.learning_rate must be positive"),
-        *((True, problem) for problem in contradictions(
-            model.boundary, model.width, model.vocabulary, manifest.stages,
-            paths.skip_ratio > 0.0 or paths.swaps > 0,
-        )),
     ]  # fmt: skip
-    for wrong, message in problems:
-        if wrong:
-            raise ManifestError(message)
 
 
 def learning_rate(sync: Sync, round: int) -> float:
