@@ -39,7 +39,8 @@ class World:
         method = SimpleNamespace(payload_bytes=len(PAYLOAD), check=lambda payload: None, reduced=None)
         work = SimpleNamespace(
             replica=SimpleNamespace(settled_round=-1),
-            counts=SimpleNamespace(applied=lambda *_: "completed", contributors=0), method=method, run_id=RUN, stage=0, closed=False, run=lambda operations: [],
+            counts=SimpleNamespace(applied=lambda *_: "completed", contributors=0),
+            method=method, run_id=RUN, stage=0, closed=False, run=lambda operations: [],
         )  # fmt: skip
         around = SimpleNamespace(
             clock=SimpleNamespace(time=loop.time, call_at=loop.call_at),
