@@ -263,9 +263,7 @@ def simulate(
     for result in _played(options, jobs):
         results.append(result)
         again = _again(result, run_file, peers, stages, rounds, kind)
-        again += " --moves" * moves + f" --doubles {doubles}" * (doubles > 0) + " --real" * real
-        again += " --sharded" * sharded
-        _show(result, again)
+        _show(result, again + _flags(moves, doubles, real, sharded))
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
     if report is not None:
@@ -317,6 +315,13 @@ def _again(
     parts += [f"--rounds {rounds}"] if rounds != 50 else []
     parts += [f"--kind '{name}'" for name in kind or ()]
     return " ".join(part for part in parts if part)
+
+
+def _flags(moves: bool, doubles: int, real: bool, sharded: bool) -> str:
+    return (
+        " --moves" * moves + f" --doubles {doubles}" * (doubles > 0) + " --real" * real
+        + " --sharded" * sharded
+    )  # fmt: skip
 
 
 def plan(

@@ -70,8 +70,8 @@ BODY_LIMIT = 64 * 1024 * 1024
 
 AnyMessage = (
     Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit
-    | Prospect | Ask | Place | Held | Progress | Announce | Want | Contribution | Slices | AskIds | AskChain
-    | ChainIs | Statements | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
+    | Prospect | Ask | Place | Held | Progress | Announce | Want | Contribution | AskIds | AskChain
+    | ChainIs | Statements | Slices | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
     | AskForward | Forwarded | Declined | OrderIs | ReceiptIs
 )  # fmt: skip
 

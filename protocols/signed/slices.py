@@ -53,7 +53,7 @@ def open_slices(body: bytes, run_id: RunId, shards: Sequence[int], sizes: Sequen
     """`shards`: whose slices the body has; `sizes`: bytes of every slice of the run. Raises as
     `open_envelope`, and Malformed where a slice is not the one that was signed."""
     count = len(sizes)
-    if list(shards) != sorted(set(shards)) or not all(0 <= shard < count for shard in shards):
+    if not shards or list(shards) != sorted(set(shards)) or not 0 <= shards[0] <= shards[-1] < count:
         raise Malformed(f"slices of the shards {list(shards)[:8]} of {count}")
     start = head_bytes(count)
     if len(body) != start + sum(sizes[shard] for shard in shards):

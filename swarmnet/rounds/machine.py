@@ -147,12 +147,8 @@ class GroupRounds:
             case events.Contributed(round, reference, table):
                 self._read(reference, table)
                 self._contributed(round, reference, now)
-            case events.Sliced(round, identity):
-                self.offers.made(round, identity, now)
-            case events.SlicesArrived(peer, round, has_slices):
-                self._spoken(peer, round, has_slices, now)
-            case events.ResultRead(identity, table):
-                self.offers.read(identity, table)
+            case events.Sliced() | events.SlicesArrived() | events.ResultRead():
+                self._of_reducers(event, now)
             case events.ProgressArrived():
                 self._progress(event, now)
             case events.ChainArrived(peer, first, before, sets):
@@ -449,9 +445,17 @@ class GroupRounds:
         assert self.reducing is not None
         return not self._is_sealed(number) and self.reducing.close(number, contributes, now)
 
-    def _spoken(self, peer: PeerId, round: int, has_slices: bool, now: float) -> None:
-        if self.reducing is not None and self.settled < round <= self.current + self.rules.window:
-            self.reducing.spoken(peer, round, has_slices, round < self.current, now)
+    def _of_reducers(
+        self, event: events.Sliced | events.SlicesArrived | events.ResultRead, now: float
+    ) -> None:
+        match event:
+            case events.Sliced(round, identity):
+                self.offers.made(round, identity, now)
+            case events.ResultRead(identity, table):
+                self.offers.read(identity, table)
+            case events.SlicesArrived(peer, round, has_slices):
+                if self.reducing is not None and self.settled < round <= self.current + self.rules.window:
+                    self.reducing.spoken(peer, round, has_slices, round < self.current, now)
 
     def _read(self, reference: events.Reference | None, table: Table | None) -> None:
         if reference is not None and table is not None:

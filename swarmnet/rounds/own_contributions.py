@@ -169,7 +169,7 @@ class Offers:
 
     def wants(self, identity: ContributionId) -> bool:
         """Whether what became of an own contribution is to be read in this result."""
-        if identity in self._tables:
+        if self._draw is None or identity in self._tables:
             return False
         rounds = set(self.open.values())
         return any(entry.id == identity for round in rounds for entry in self._sets.get(round, ()))
@@ -221,6 +221,7 @@ class Offers:
         for identity, of_round in list(self.taken.items()):
             if of_round >= round:
                 self.open[identity] = self.taken.pop(identity)
+                self._asked.pop(of_round, None)
 
     def decide(self, settled: int, allies: Sequence[PeerId], now: float) -> list[Effect]:
         """What is known by now, `settled` being the newest settled round."""

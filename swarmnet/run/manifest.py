@@ -386,6 +386,7 @@ def check(manifest: Manifest) -> None:
 
 
 def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
+    """What `check` looks at there: whether it is wrong, and how to say so."""
     return [
         (not 0 < sync.kept <= 4096 or sync.kept & (sync.kept - 1) != 0,
          f"sync.kept is {sync.kept}; it must be a power of two up to 4096"),

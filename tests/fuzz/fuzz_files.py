@@ -65,6 +65,7 @@ from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.method import METHODS, Method, method_of
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.history import START
+from swarmnet.rounds.result_table import Contributor, head_of, read_head, tag_of
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Manifest, Sync, owner_statement
 
@@ -121,7 +122,28 @@ def methods() -> tuple[tuple[Method, bytes], ...]:
         method = method_of(manifest, layout)
         gradient = torch.randn(layout.size, generator=torch.Generator().manual_seed(1))
         found.append((method, method.contribute(gradient, 256, 0, PeerId(ALICE.peer_id))))
-    return tuple(found)
+    return (*found, through_reducers())
+
+
+def through_reducers() -> tuple[Method, bytes]:
+    """With a result of two contributors."""
+    manifest = tiny_manifest(sync=Sync(method="local-steps", exchange="sharded", shards=3))
+    layout = layout_of(parameter_shapes(manifest.model, manifest.span(1)))
+    slices: dict[int, dict[Contributor, bytes]] = {shard: {} for shard in range(3)}
+    for number, who in enumerate((ALICE, BOB)):
+        method = method_of(manifest, layout)
+        gradient = torch.randn(layout.size, generator=torch.Generator().manual_seed(number))
+        payload = method.contribute(gradient, 256, 0, PeerId(who.peer_id))
+        assert method.reduced is not None
+        for shard, data in enumerate(method.reduced.slices(payload)):
+            slices[shard][Contributor(tag_of(PeerId(who.peer_id)), bytes(8), 256)] = data
+    return method, method.reduced.reduce(slices)
+
+
+def named_again(result: bytes, payload: bytes) -> bytes:
+    """A bent result as its liar would sign it: the head names the sums that follow."""
+    table, start = read_head(result, 3)
+    return head_of(table, payload[start:]) + payload[start:]
 
 
 def contribution(chance: Random) -> tuple[int, bytes, bool]:
@@ -135,6 +157,8 @@ def contribution(chance: Random) -> tuple[int, bytes, bool]:
         payload = bytes(data)
     else:
         payload = bent(good, chance) if way < 0.8 else chance.randbytes(len(good))
+    if methods()[number][0].reduced is not None and way < 0.7:
+        payload = named_again(good, payload)
     return number, payload, chance.randrange(STEPS) == 0
 
 

@@ -18,6 +18,7 @@ from fuzz_inputs import (
     ALICE,
     BOB,
     FLOATS,
+    INTEGERS,
     TEXTS,
     Decoder,
     anything,
@@ -56,6 +57,7 @@ from protocols.signed.orders import is_stored_order, open_order, open_stored_ord
 from protocols.signed.receipts import open_receipt, seal_receipt
 from protocols.signed.records import open_record, seal_record, stage_key
 from protocols.signed.registry_entry import open_listing, seal_listing
+from protocols.signed.slices import open_slices, sign_slices
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.receipts import Receipt
 from swarmnet.run.manifest import owner_statement
@@ -181,6 +183,21 @@ def invite(chance: Random) -> bytes:
 def typed_invite(chance: Random) -> str:
     text = invite_text(seal_invite(ALICE, run_id(), None, NOW_SECONDS, NOW_SECONDS))
     return bent(text.encode(), chance).decode(chance.choice(("latin1", "utf-8", "utf-16")), "replace")
+
+
+SLICE_SIZES = (40, 0, 33)
+"""Of a run; one shard has nothing to say."""
+
+
+def slices(chance: Random) -> tuple[bytes, list[int]]:
+    """A body, and whose slices it is said to have."""
+    shards = chance.choice(([0, 1, 2], [0], [2], [1], [], [0, 2]))
+    parts = [chance.randbytes(size) for size in SLICE_SIZES]
+    head, _ = sign_slices(ALICE, run_id(), 0, 1, 5, parts)
+    body = head + b"".join(parts[shard] for shard in shards)
+    if chance.random() < 0.2:
+        shards = [chance.choice((*INTEGERS, 0, 1, 2)) for _ in range(chance.randrange(4))]
+    return bent(body, chance), shards
 
 
 def receipt(chance: Random) -> bytes:
@@ -438,6 +455,7 @@ DECODERS = (
     Decoder("stored orders", kept_order, read_kept_order, WIRE),
     Decoder("invites", invite, lambda data, _: open_invite(data, run_id(), PeerId(ALICE.peer_id)), WIRE),
     Decoder("typed invites", typed_invite, lambda text, _: invite_bytes(text), WIRE),
+    Decoder("slices", slices, lambda made, _: open_slices(made[0], run_id(), made[1], SLICE_SIZES), WIRE),
     Decoder("receipts", receipt, lambda data, _: open_receipt(data, run_id(), 4), WIRE),
     Decoder("listings", listing, lambda data, _: open_listing(data), WIRE),
     Decoder(

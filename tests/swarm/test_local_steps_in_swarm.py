@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
 from peers.lab.world.virtual_time import run
+from swarmnet.rounds.result_table import draw_of, read_head
 from swarmnet.run.manifest import Sync
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
@@ -15,11 +17,11 @@ STEP_TOKENS = 64
 SHADOW_STEPS = 5
 
 
-def local_manifest():
+def local_manifest(**exchange):
     manifest = tiny_manifest()
     sync = Sync(
         method="local-steps", learning_rate=1e-2, warmup_rounds=1, decay_rounds=1000,
-        step_tokens=STEP_TOKENS, shadow_steps=SHADOW_STEPS,
+        step_tokens=STEP_TOKENS, shadow_steps=SHADOW_STEPS, **exchange,
     )  # fmt: skip
     return replace(manifest, sync=sync, rounds=replace(manifest.rounds, target_tokens=512))
 
@@ -72,3 +74,76 @@ def test_from_the_seed_nobody_works_in_the_shadow():
         await swarm.close()
 
     run(story())
+
+
+SHARDED = local_manifest(exchange="sharded", shards=4)
+
+
+def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_comes():
+    swarm = Swarm(SHARDED)
+    told: dict[str, set[bytes]] = {}
+    """Result -> the contributions that its table names."""
+
+    def look(note):
+        if note.event in ("took", "reduced"):
+            stored = swarm.members[note.name].worker.update.stored[bytes.fromhex(note.fields["id"])]
+            table, _ = read_head(stored.payload, SHARDED.sync.shards)
+            told[note.fields["id"]] = {one.contribution for one in table.contributors}
+
+    swarm.on_note = look
+
+    def reduces(name, other):
+        """Whether that peer has something to add up of the round under way."""
+        one, both = swarm.members[name], [swarm.members[known].peer for known in (name, other)]
+        return one.peer in draw_of(SHARDED).reducers(one.worker.update.rounds.current, both)
+
+    async def story():
+        swarm.open()
+        for name, stage in SIX.items():
+            swarm.start(name, stage, in_flight=2)
+        await swarm.until(lambda: swarm.committed(0) >= 200, 60.0)
+        await swarm.until(lambda: reduces("c", "d"), 60.0)
+        await swarm.crash("c")
+        newcomer = swarm.start("g")
+        await swarm.until(lambda: swarm.of("in_step", "g"), 15.0)
+        assert newcomer.worker.stage == 1
+        assert newcomer.worker.update.work.shadow_steps == SHADOW_STEPS
+        await swarm.until(lambda: swarm.of("made", "g"), 30.0)
+        first = swarm.of("made", "g")[0].fields["round"]
+        await swarm.until(lambda: min(round for _, round in swarm.rounds().values()) > first + 8, 60.0)
+        await swarm.close()
+
+    run(story())
+    nothing_is_committed_twice(swarm)
+    assert shared_rounds(swarm) > 30
+    assert swarm.of("refused") == []
+    settled = {identity for note in swarm.of("settled", "d") for identity in note.fields["ids"]}
+    counted = {contribution for identity in settled for contribution in told[identity]}
+    made = {
+        name: {bytes.fromhex(note.fields["id"])[:8] for note in swarm.of("made", name)}
+        for name in ("c", "d", "g")
+    }
+    assert made["g"] & counted, "what the newcomer made counts"
+    back = {bytes.fromhex(note.fields["id"])[:8] for note in swarm.of("given_back")}
+    for name in ("c", "d"):
+        assert len(made[name] & counted) > 0.8 * len(made[name] - back)
+    losses = swarm.losses(0)
+    assert sum(losses[:20]) / 20 > 5.2
+    assert sum(losses[-20:]) / 20 < 4.6
+
+
+@pytest.mark.parametrize("shards", [1, 64])
+def test_any_number_of_shards_settles(shards):
+    swarm = Swarm(local_manifest(exchange="sharded", shards=shards))
+
+    async def story():
+        swarm.open()
+        for name, stage in SIX.items():
+            swarm.start(name, stage, in_flight=2)
+        await swarm.until(lambda: min([s for _, s in swarm.rounds().values()], default=-1) >= 6, 60.0)
+        await swarm.close()
+
+    run(story())
+    nothing_is_committed_twice(swarm)
+    assert shared_rounds(swarm) > 15
+    assert swarm.of("refused") == []

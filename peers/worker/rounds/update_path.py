@@ -346,14 +346,11 @@ class UpdatePath:
     def linked(self, peer: PeerId) -> None:
         """To a peer of the own stage."""
         if self.neighbourhood.membership.shares_rounds(peer):
-            self.feed(events.NeighbourJoined(peer))
+            self.joined(peer)
 
-    def _share_rounds(self, peer: PeerId, joins: bool) -> None:
-        """Its link is for gossip now, too, or for slices alone."""
-        if joins:
-            self.feed(events.NeighbourJoined(peer))
-        else:
-            self.left(peer, released=True)
+    def joined(self, peer: PeerId) -> None:
+        """A neighbour in the rounds."""
+        self.feed(events.NeighbourJoined(peer))
 
     def left(self, peer: PeerId, released: bool) -> None:
         """`released`: it is there still, only not a neighbour any more."""
@@ -373,8 +370,10 @@ class UpdatePath:
             self.feed(events.GroupCounted(peers, members))
         membership.reduces(reducing.soon(self.rounds.current, membership.candidates()))
         for peer in self.neighbourhood.linked(self.work.stage):
-            if membership.shares_rounds(peer) != (peer in self.rounds.neighbours):
-                self._share_rounds(peer, peer not in self.rounds.neighbours)
+            if membership.shares_rounds(peer) and peer not in self.rounds.neighbours:
+                self.joined(peer)
+            elif peer in self.rounds.neighbours and not membership.shares_rounds(peer):
+                self.left(peer, released=True)  # Its link is for slices alone now.
 
     def _send(self, peer: PeerId, identity: ContributionId) -> None:
         """A contribution that this neighbour wants, unless it is settled and forgotten by now."""
@@ -430,7 +429,7 @@ class UpdatePath:
         if not self.rounds.takes_slices(peer, round):
             self._count("not_counted")
             return
-        if not shards:
+        if not shards and not body:
             self.feed(events.SlicesArrived(peer, round, False))
             return
         try:

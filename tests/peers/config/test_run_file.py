@@ -86,12 +86,34 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
             "sync:\n  warmup_rounds: 1\n  kept: 100\n",
             "3: sync.kept is 100; it must be a power of two up to 4096",
         ),
+        (
+            "sync:\n  exchange: sharded\n",
+            "2: sync.exchange: only what sync.method local-steps contributes can be sharded",
+        ),
+        (
+            "sync:\n  method: demo-float\n  exchange: sharded\n",
+            "3: sync.exchange: only what sync.method local-steps contributes can be sharded",
+        ),
+        ("sync:\n  shards: 0\n", "2: sync.shards is 0; it must lie in 1 to 64"),
+        ("sync:\n  shards: 65\n", "2: sync.shards is 65; it must lie in 1 to 64"),
+        ("sync:\n  exchange: all\n", "2: sync.exchange: is the text 'all'; expected 'everyone' or 'sharded'"),
     ],
 )
 def test_every_mistake_in_a_run_file_has_its_place(run_yaml, text, expected):
     with pytest.raises(ConfigError) as caught:
         load_manifest(run_yaml(text), PeerId(""))
     assert str(caught.value).endswith(f"tiny.yaml:{expected}")
+
+
+@pytest.mark.parametrize("shards", [1, 16, 64])
+def test_a_run_file_can_say_that_its_exchange_is_sharded(run_yaml, shards):
+    text = f"sync: {{method: local-steps, exchange: sharded, shards: {shards}}}\n"
+    manifest = load_manifest(run_yaml(text), OWNER.peer_id)
+    assert (manifest.sync.exchange, manifest.sync.shards) == ("sharded", shards)
+    assert parse(manifest.canonical()) == manifest
+    plain = replace(manifest, sync=replace(manifest.sync, exchange="everyone", shards=16))
+    assert plain.run_id() != manifest.run_id()
+    assert b"shards" not in plain.canonical(), "runs that do not say so keep their ids"
 
 
 def test_what_is_published_loads_as_the_same_run(run_yaml, tmp_path):

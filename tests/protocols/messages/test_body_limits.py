@@ -18,9 +18,13 @@ from protocols.messages.table import (
     Forwarded,
     Grad,
     ManifestIs,
+    Slices,
 )
 from protocols.messages.terms import ANYTHING, Terms
 from protocols.signed.envelope import ENVELOPE_BYTES
+from protocols.signed.identity import Identity
+from protocols.signed.slices import sign_slices
+from swarmnet.identifiers import RunId
 from swarmnet.inference.machine import MOST_SEQUENCES
 from swarmnet.model import activation_codec
 from swarmnet.optimizer.method import METHODS
@@ -71,6 +75,29 @@ def test_contributions_and_chunks_of_every_stage_just_fit(method, kept, stage):
     limits = bodies_for_workers(manifest, part.method.payload_bytes, size)
     assert limits[Contribution] == ENVELOPE_BYTES + part.method.payload_bytes
     assert limits[Chunk] == min(size, chunk_bytes(size))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("shards", [1, 3, 64])
+def test_slices_and_results_of_every_stage_just_fit_where_there_are_reducers(stage, shards):
+    manifest = tiny_manifest(sync=Sync(method="local-steps", exchange="sharded", shards=shards))
+    check(manifest)
+    method = real_part(manifest, stage).method
+    limits = bodies_for_workers(
+        manifest, method.reduced.longest_result, 1000, sum(method.reduced.slice_bytes)
+    )
+    gradient = torch.ones(method.layout.size)
+    me = Identity.from_seed(b"me")
+    slices = method.slices(method.contribute(gradient, 1, 0, me.peer_id))
+    head, _ = sign_slices(me, RunId("ab" * 32), stage, 0, 1, slices)
+    assert len(head) + sum(map(len, slices)) == limits[Slices], "all of them, to one reducer"
+    assert limits[Contribution] == ENVELOPE_BYTES + method.longest_result
+
+
+def test_where_there_are_no_reducers_nobody_may_send_slices():
+    limits = bodies_for_workers(tiny_manifest(), 100, 1000)
+    assert limits[Slices] == 0
+    assert limits[Contribution] == ENVELOPE_BYTES + 100
 
 
 @pytest.mark.parametrize("model", [TINY_MODEL, NARROW], ids=["open", "narrow"])

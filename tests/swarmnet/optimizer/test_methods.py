@@ -4,24 +4,48 @@ from dataclasses import replace
 from itertools import permutations, product
 from typing import get_args
 
+import method_cases
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from method_cases import PEERS, SELECTIONS, bent, gradient_of, manifest, shapes_of
+from method_cases import PEERS, SELECTIONS, bent, gradient_of, shapes_of
 
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.fixed_point import to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.optimizer.method import METHODS, ContributionError, GradientError, method_of
 from swarmnet.optimizer.step import dense
+from swarmnet.rounds.result_table import Contributor, tag_of
 from swarmnet.run.manifest import MethodName, ModelShape
 
 TRANSFORMS = ["hadamard", "dct", "identity"]
 SIGNED = ["demo-votes", "demo-float"]
 """Methods that step by a learning rate in a direction; they alone select and transform."""
-EVERY = [*product(SIGNED, SELECTIONS, TRANSFORMS), ("local-steps", "group", "hadamard")]
+SHARDED = "local-steps, sharded"
+EVERY = [
+    *product(SIGNED, SELECTIONS, TRANSFORMS),
+    ("local-steps", "group", "hadamard"), (SHARDED, "group", "hadamard"),
+]  # fmt: skip
+NAMES = [*METHODS, SHARDED]
+"""All that a manifest can say: names of methods, and the exchange where there is a choice."""
+
+
+def manifest(method="demo-votes", **sync):
+    if method == SHARDED:
+        sync |= {"exchange": "sharded", "shards": 3}
+    return method_cases.manifest(method=method.partition(",")[0], **sync)
+
+
+def taken(method, peer, payload):
+    """What a tally takes of a contribution: where there are reducers the result of this one alone."""
+    if method.reduced is None:
+        return payload
+    one = Contributor.of(peer, ContributionId(tag_of(peer) * 2), 1)
+    return method.reduced.reduce(
+        {shard: {one: data} for shard, data in enumerate(method.reduced.slices(payload))}
+    )
 
 
 def contributions(method_manifest, layout, rounds=1):
@@ -37,7 +61,7 @@ def contributions(method_manifest, layout, rounds=1):
 def tally_of(method, payloads, round=0):
     tally = method.tally(round)
     for peer, payload in payloads.items():
-        tally.add(peer, payload)
+        tally.add(peer, taken(method, peer, payload))
     return tally
 
 
@@ -53,7 +77,7 @@ def test_every_name_that_a_manifest_can_say_has_a_class():
 
 
 def test_every_method_goes_through_this():
-    assert {name for name, _, _ in EVERY} == set(METHODS), "a new method: add it to SIGNED, or to EVERY"
+    assert {name for name, _, _ in EVERY} == set(NAMES), "a new method: add it to SIGNED, or to EVERY"
 
 
 @pytest.mark.parametrize("method_name", SIGNED)
@@ -97,7 +121,7 @@ def test_the_step_is_a_function_of_the_set_alone(method_name, selection, transfo
     assert not torch.equal(fewer, step)
     without = tally_of(method, {peer: payloads[peer] for peer in PEERS if peer != PEERS[2]})
     assert torch.equal(fewer, dense(without.step(), layout))
-    tally.add(PEERS[2], payloads[PEERS[2]])
+    tally.add(PEERS[2], taken(method, PEERS[2], payloads[PEERS[2]]))
     assert torch.equal(dense(tally.step(), layout), step)
 
 
@@ -118,7 +142,7 @@ def test_any_cut_of_the_layers_in_stages_gives_the_same_votes(method_name, selec
              assert torch.equal(part, whole[name]), name
 
 
-@pytest.mark.parametrize(("method_name", "selection"), list(product(METHODS, SELECTIONS)))
+@pytest.mark.parametrize(("method_name", "selection"), list(product(NAMES, SELECTIONS)))
 def test_payloads_have_the_promised_length_and_the_padding_stays(method_name, selection):
     layout = layout_of(shapes_of(2))
     assert layout.padding
@@ -127,13 +151,13 @@ def test_payloads_have_the_promised_length_and_the_padding_stays(method_name, se
     payloads = contributions(settings_, layout)
     for payload in payloads.values():
         assert len(payload) == method.payload_bytes
-        method.check(payload)
+        method.check(taken(method, PEERS[0], payload))
     step = dense(tally_of(method, payloads).step(), layout)
     for start, stop in layout.padding:
         assert not step[start:stop].any()
 
 
-@pytest.mark.parametrize("method_name", METHODS)
+@pytest.mark.parametrize("method_name", NAMES)
 def test_an_unusable_gradient_is_refused_and_changes_nothing(method_name):
     layout = layout_of(shapes_of(1))
     settings_ = manifest(method=method_name)
@@ -150,13 +174,13 @@ def test_an_unusable_gradient_is_refused_and_changes_nothing(method_name):
     assert method.contribute(good, 1, 0, PEERS[0]) == untouched.contribute(good, 1, 0, PEERS[0])
 
 
-@pytest.mark.parametrize("method_name", METHODS)
+@pytest.mark.parametrize("method_name", NAMES)
 @settings(deadline=None)
 @given(st.sampled_from(SELECTIONS), st.data())
 def test_bent_payloads_are_refused_by_the_check_and_by_the_tally_alike(method_name, selection, data):
     layout = layout_of({"lm_head.weight": (64, 64), "model.norm.weight": (60,)})
     method = method_of(manifest(selection=selection, kept=64, method=method_name), layout)
-    payload = bent(method.contribute(gradient_of(layout, 0), 1, 0, PEERS[0]), data)
+    payload = bent(taken(method, PEERS[0], method.contribute(gradient_of(layout, 0), 1, 0, PEERS[0])), data)
     tally = method.tally(0)
     try:
         method.check(payload)
@@ -169,7 +193,7 @@ def test_bent_payloads_are_refused_by_the_check_and_by_the_tally_alike(method_na
     dense(tally.step(), layout)
 
 
-@pytest.mark.parametrize("method_name", METHODS)
+@pytest.mark.parametrize("method_name", NAMES)
 def test_a_peer_counts_once(method_name):
     layout = layout_of(shapes_of(1))
     settings_ = manifest(method=method_name)
@@ -178,7 +202,7 @@ def test_a_peer_counts_once(method_name):
     tally = tally_of(method, payloads)
     step = dense(tally.step(), layout)
     with pytest.raises(ValueError, match="already"):
-        tally.add(PEERS[0], payloads[PEERS[1]])
+        tally.add(PEERS[0], taken(method, PEERS[1], payloads[PEERS[1]]))
     assert torch.equal(dense(tally.step(), layout), step)
     with pytest.raises(KeyError):
         tally.remove(PeerId("stranger"))
@@ -229,7 +253,7 @@ def test_every_selection_and_transform_descends(method_name, selection, transfor
             for start, stop in layout.padding:
                 noise[start:stop] = 0
             gradient = 4 * (where(method, round - 1) - target + noise)
-            tally.add(peer, method.contribute(gradient, 4, round, peer))
+            tally.add(peer, taken(method, peer, method.contribute(gradient, 4, round, peer)))
         weights += dense(tally.step(), layout)
     assert float(((to_floats(weights) - target) ** 2).sum()) < 0.1 * first
     assert torch.equal(to_units(to_floats(weights)), weights)

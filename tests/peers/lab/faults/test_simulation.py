@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from peers.lab.faults import invariants
 from peers.lab.faults.faults import Partition
 from peers.lab.faults.invariants import check
 from peers.lab.faults.moves import LostStage, Move
@@ -21,9 +22,11 @@ from peers.lab.faults.report import log_digest
 from peers.lab.faults.schedules import KINDS, schedule
 from peers.lab.faults.trees import makers, read, stages_of
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop, Spinning
+from peers.lab.world.stub_stage import SLICE_BYTES
 from peers.lab.world.world import Note
 from peers.lab.world.world_events import Crashed, Payload, Returned
 from peers.telemetry import events as noted
+from swarmnet.rounds.result_table import head_of, read_head
 
 MOVED_SEED = 4
 FIRST_SEED, SCHEDULES = 3000, 4
@@ -31,6 +34,8 @@ FIRST_SEED, SCHEDULES = 3000, 4
 played by `scripts/test` and `scripts/soak simulate`; those that fail belong into failing_seeds.txt."""
 WITH_MOVES = (14, 15, 205)
 """Cheap ones. In the first a stage is lost, and peers come to it by their own decision."""
+SHARDED = (4, 7, 10)
+"""Small ones, with partitions, crashes and peers that stand still."""
 SWARMNET = (sys.executable, "-m", "peers.cli.main", "simulate")
 PLACE = Path(__file__).parent
 ROOT = PLACE.parents[3]
@@ -43,11 +48,15 @@ def failed_before() -> list[Options]:
 
 def options_of(words: list[str]) -> Options:
     peers = int(words[words.index("--peers") + 1]) if "--peers" in words else None
-    return Options(int(words[0]), peers, moves="--moves" in words, doubles=2 * ("--doubles" in words))
+    return Options(
+        int(words[0]), peers, moves="--moves" in words, doubles=2 * ("--doubles" in words),
+        sharded="--sharded" in words,
+    )  # fmt: skip
 
 
 def again(options: Options) -> str:
-    return f"{options.seed}{' --moves' * options.moves}{' --doubles' * (options.doubles > 0)}"
+    flags = " --moves" * options.moves + " --doubles" * (options.doubles > 0) + " --sharded" * options.sharded
+    return f"{options.seed}{flags}"
 
 
 def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -72,6 +81,16 @@ def test_what_failed_once_holds_now(options):
 @pytest.mark.parametrize("seed", WITH_MOVES)
 def test_schedules_in_which_peers_move_violate_nothing(seed):
     assert check(play(Options(seed, moves=True))) == []
+
+
+@pytest.mark.parametrize("seed", SHARDED)
+def test_schedules_in_which_peers_exchange_through_reducers_violate_nothing(seed):
+    seen = play(Options(seed, peers=6, stages=2, rounds=20, sharded=True))
+    assert check(seen) == []
+    shards = {note.fields["shards"] for note in seen.notes if note.event == "returned"}
+    assert {len(found) for found in shards} >= {1, 3}, "contributions come back whole, and in parts"
+    reduced = [note for note in seen.notes if note.event == "reduced"]
+    assert {note.fields["contributors"] for note in reduced} >= {1, 2, 3}
 
 
 @pytest.mark.timeout(300)
@@ -167,9 +186,10 @@ def test_the_checker_finds_another_digest(quiet):
 
 def test_the_checker_finds_a_contribution_that_vanished(quiet):
     made = next(note for note in quiet.notes if note.event == "made")
-    lost = saying(made, id="01" * 16)
+    lost, payload = saying(made, id="01" * 16), Payload(made.what.round, b"nobody has it")
     first = quiet.notes.index(made)
-    notes = [*quiet.notes[: first + 1], lost, *quiet.notes[first + 1 :]]
+    more = [replace(made, what=payload), lost]
+    notes = [*quiet.notes[: first + 1], *more, *quiet.notes[first + 1 :]]
     assert "nothing vanishes" in [violation.rule for violation in check(replace_notes(quiet, notes))]
     given_back = noted.GivenBack("given_back", lost.what.round, lost.what.id)
     now = replace(lost, what=given_back, time=quiet.ended_at - 0.1)
@@ -181,6 +201,81 @@ def test_the_checker_finds_a_contribution_that_is_settled_and_came_back(quiet):
     returned = replace(payload, what=Returned(payload.what.round, payload.what.payload))
     notes = [*quiet.notes, returned]
     assert "nothing settled twice" in [violation.rule for violation in check(replace_notes(quiet, notes))]
+
+
+@pytest.fixture(scope="module")
+def sharded() -> Seen:
+    """A small world with reducers, of which some stand still, so that parts of contributions come back."""
+    seen = play(Options(6, peers=6, stages=2, rounds=20, sharded=True))
+    assert check(seen) == []
+    return seen
+
+
+def rules_of(seen: Seen, notes: list) -> set[str]:
+    return {violation.rule for violation in check(replace_notes(seen, notes))}
+
+
+def test_the_checker_finds_a_slice_that_came_back_twice_or_not_at_all(sharded):
+    place = next(
+        place for place, note in enumerate(sharded.notes)
+        if note.event == "returned" and len(note.fields["shards"]) == 1
+        and f"{note.name}.{note.life}" in sharded.living
+    )  # fmt: skip
+    notes = sharded.notes
+    assert rules_of(sharded, [*notes[:place], notes[place], *notes[place:]]) == {"nothing offered twice"}
+    found = check(replace_notes(sharded, [*notes[:place], *notes[place + 1 :]]))
+    assert [violation.rule for violation in found] == ["nothing vanishes"]
+    assert f"shard {notes[place].fields['shards'][0]} " in found[0].text
+
+
+def test_the_checker_finds_a_slice_that_is_settled_and_came_back(sharded):
+    gone = {note.fields["payload"] for note in sharded.notes if note.event == "returned"}
+    payload = next(
+        note for note in sharded.notes if note.event == "payload" and note.fields["payload"] not in gone
+    )
+    back = replace(payload, what=Returned(payload.what.round, payload.what.payload, (1,)))
+    found = check(replace_notes(sharded, [*sharded.notes, back]))
+    assert [violation.rule for violation in found] == ["nothing settled twice"]
+    assert "shard 1 is settled and came back" in found[0].text
+
+
+def test_the_checker_finds_a_slice_that_is_settled_twice_or_in_no_round(sharded, monkeypatch):
+    for times, rule in ((2, "nothing settled twice"), (0, "nothing vanishes")):
+        stages, problems = read(sharded)
+        stage = stages[0]
+        path = invariants._path(stage, max(key for _, key in stage.settled[next(
+            me for me, held in sharded.living.items() if held == 0
+        )]))  # fmt: skip
+        lives = {made.payload for made in stage.made.values() if made.who in sharded.living}
+        node, part = next(
+            (node, part)
+            for round, node in ((round, stage.nodes[path[round]]) for round in sorted(path))
+            for part in node.parts
+            if part[:-1] in lives
+        )
+        node.parts = tuple(one for one in node.parts if one != part) + (part,) * times
+        monkeypatch.setattr(invariants, "read", lambda seen, tree=(stages, problems): tree)
+        assert [violation.rule for violation in check(sharded)] == [rule]
+        monkeypatch.undo()
+
+
+def test_the_checker_finds_a_result_that_adds_up_something_else(sharded):
+    names = {name for note in sharded.notes if note.event == "settled" for name in note.fields["ids"]}
+    reduced = next(
+        note for note in sharded.notes if note.event == "reduced" and note.fields["id"] in names
+    )
+    place = next(
+        place for place, note in enumerate(sharded.notes)
+        if note.event == "summed" and note.name == reduced.name and note.life == reduced.life
+        and note.fields["round"] == reduced.fields["round"]
+    )  # fmt: skip
+    summed = sharded.notes[place]
+    table, start = read_head(summed.fields["payload"], sharded.reduced.draw.shards)
+    sums = bytearray(summed.fields["payload"][start:])
+    sums[SLICE_BYTES - 2] ^= 1
+    wrong = saying(summed, payload=head_of(table, bytes(sums)) + sums)
+    rules = rules_of(sharded, [*sharded.notes[:place], wrong, *sharded.notes[place + 1 :]])
+    assert "settled weights are the sum of the settled sets" in rules
 
 
 def test_the_checker_finds_that_what_all_held_was_left_out_though_its_maker_is_gone(quiet):

@@ -183,7 +183,8 @@ def contributed(path=None, posts=None, rounds=range(4)):
 def settle(receipts, rounds, makers):
     for round in rounds:
         references = tuple(Reference(round, peer.peer_id, ContributionId(b"x" * 16), 1) for peer in makers)
-        receipts.settled(Settled(round, b"", b"", references))
+        names = tuple(reference.peer for reference in references)
+        receipts.settled(Settled(round, b"", b"", references, makers=names))
 
 
 def test_a_receipt_reaches_its_maker_also_when_that_is_linked_only_later():

@@ -36,9 +36,10 @@ class World:
         loop = asyncio.get_running_loop()
         self.posted, self.refused, self.done = [], [], []
         manifest = tiny_manifest((3,))
-        method = SimpleNamespace(payload_bytes=len(PAYLOAD), check=lambda payload: None)
+        method = SimpleNamespace(payload_bytes=len(PAYLOAD), check=lambda payload: None, reduced=None)
         work = SimpleNamespace(
-            replica=SimpleNamespace(settled_round=-1), counts=SimpleNamespace(applied=lambda *_: "completed"),
+            replica=SimpleNamespace(settled_round=-1),
+            counts=SimpleNamespace(applied=lambda *_: "completed", contributors=0),
             method=method, run_id=RUN, stage=0, closed=False, run=lambda operations: [],
         )  # fmt: skip
         around = SimpleNamespace(

@@ -1,0 +1,439 @@
+"""What a peer does with slices and results that come in, and with its own, where there are reducers."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swarm import tiny_manifest
+
+from peers.lab.world.stub_stage import SLICE_BYTES, StubMethod, StubReduced, payload_of
+from peers.lab.world.virtual_time import run
+from peers.state.snapshot_store import Weights
+from peers.worker.rounds.update_compute import AddUp, Cut
+from peers.worker.rounds.update_path import UpdatePath
+from protocols.errors import BadSignature
+from protocols.messages.table import Announce, Contribution, Progress, Slices, Want
+from protocols.messages.table import Reference as WireReference
+from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.identity import Identity
+from protocols.signed.slices import sign_slices
+from protocols.signed.told_tokens import told
+from swarmnet.identifiers import ContributionId, RunId
+from swarmnet.rounds.events import Reference
+from swarmnet.rounds.history import START
+from swarmnet.rounds.own_contributions import Offers
+from swarmnet.rounds.result_table import Contributor, Draw
+
+RUN = RunId("ab" * 32)
+ME, B, C, STRANGER = (Identity.from_seed(name) for name in (b"me", b"b", b"c", b"stranger"))
+SHARDS = 3
+DRAW = Draw(bytes.fromhex(RUN), 4, SHARDS)
+ALL = [0, 1, 2]
+
+
+class World:
+    """An `UpdatePath` whose neighbours B and C are what the test says, and are in later rounds already, so
+    that the first ones are closed here, with nothing of this peer in them. Nothing is computed."""
+
+    def __init__(self, settled: int = -1, reduced: bool = True) -> None:
+        loop = asyncio.get_running_loop()
+        self.posted, self.refused, self.done = [], [], []
+        manifest = tiny_manifest((3,))
+        method = StubMethod(lambda *_, **__: None, 0, StubReduced(DRAW) if reduced else None)
+        work = SimpleNamespace(
+            replica=SimpleNamespace(settled_round=settled), method=method, run_id=RUN, stage=0, closed=False,
+            counts=SimpleNamespace(applied=lambda *_: "completed", contributors=0),
+            run=lambda operations: [],
+        )  # fmt: skip
+        around = SimpleNamespace(
+            clock=SimpleNamespace(time=loop.time, call_at=loop.call_at),
+            transport=SimpleNamespace(peer=ME.peer_id),
+            post=lambda peer, lane, message, body=b"": self.posted.append((peer, message, body)),
+            refused=lambda peer, code, reason: self.refused.append((peer, code)),
+            queued_bytes=lambda peer, lane: 0, introduce=lambda maker, peers: None, known=lambda: (),
+            membership=SimpleNamespace(
+                live=lambda stage: self.live, candidates=list, reduces=lambda peers: None,
+                shares_rounds=lambda peer: True,
+            ),
+            linked=lambda stage: (),
+        )  # fmt: skip
+        self.live = {}
+        compute = SimpleNamespace(submit=lambda kind, job, done: self.done.extend(job.args[0]))
+        self.offers = Offers(manifest.rounds, DRAW if reduced else None)
+        self.path = UpdatePath(
+            manifest, work, compute, around, Weights(None, settled, START), self.offers,
+            lambda maker, round: maker != STRANGER.peer_id, lambda wish: None, lambda *_, **__: None,
+        )  # fmt: skip
+        for peer in (B.peer_id, C.peer_id):
+            self.path.joined(peer)
+            self.path.message(peer, Progress(settled + 10, 0, [], settled, True, settled, START, []), b"")
+        self.posted.clear()
+
+    def hear(self, sender: Identity, message, body: bytes = b"") -> None:
+        self.path.message(sender.peer_id, message, body)
+
+    def nothing_is_kept(self) -> bool:
+        return not any(held for shards in self.path._slices.values() for held in shards.values())
+
+    def added_up(self) -> list[AddUp]:
+        return [operation for operation in self.done if isinstance(operation, AddUp)]
+
+
+def slices_of(who: Identity, round: int = 0, serial: int = 1) -> tuple[bytes, ...]:
+    reduced = StubReduced(DRAW)
+    return tuple(reduced.slices(payload_of(who.peer_id, round, serial, 5)))
+
+
+def signed(who: Identity, round: int = 0, stage: int = 0, serial: int = 1):
+    return sign_slices(who, RUN, stage, round, 20, slices_of(who, round, serial))
+
+
+def body_of(who: Identity, round: int = 0, shards=tuple(ALL), **of) -> bytes:
+    slices = slices_of(who, round, of.get("serial", 1))
+    return signed(who, round, **of)[0] + b"".join(slices[shard] for shard in shards)
+
+
+def contributor(who: Identity, round: int = 0) -> Contributor:
+    return Contributor.of(who.peer_id, signed(who, round)[1], 20)
+
+
+def result_of(maker: Identity, round: int = 0, contributors=(B, C), shards=tuple(ALL)):
+    """A result as it travels, and its name."""
+    held = {
+        shard: {contributor(who, round): slices_of(who, round)[shard] for who in contributors}
+        for shard in shards
+    }
+    reduced = StubReduced(DRAW)
+    payload = reduced.reduce(held)
+    table, length = reduced.head(payload)
+    tokens = told(table.tokens(SHARDS), round)
+    head = seal(maker, RUN, Kind.CONTRIBUTION, 0, round, tokens, payload[:length])
+    return head + payload[length:], open_envelope(head, RUN, Kind.CONTRIBUTION, length).id
+
+
+def head_only(data: bytes) -> bytes:
+    return data[: ENVELOPE_BYTES + StubReduced(DRAW).head(data[ENVELOPE_BYTES:])[1]]
+
+
+def played(story) -> None:
+    async def main() -> None:
+        story()
+
+    run(main())
+
+
+def test_slices_are_kept_until_everybody_has_spoken_and_added_up_then():
+    def story() -> None:
+        world = World()
+        world.hear(B, Slices(0, ALL), body_of(B))
+        assert world.added_up() == []
+        world.hear(C, Slices(0, [0, 2]), body_of(C, shards=(0, 2)))
+        of_b, of_c = slices_of(B), slices_of(C)
+        both = {shard: {contributor(B): of_b[shard], contributor(C): of_c[shard]} for shard in (0, 2)}
+        assert world.added_up() == [AddUp(0, {**both, 1: {contributor(B): of_b[1]}})]
+        assert world.nothing_is_kept()
+        assert world.path.outcomes == {}
+        assert world.refused == []
+        world.path.close()
+
+    played(story)
+
+
+def test_a_word_of_nothing_is_heard_and_keeps_nothing():
+    def story() -> None:
+        world = World()
+        world.hear(B, Slices(0, []))
+        world.hear(C, Slices(0, ALL), body_of(C))
+        assert [set(found.slices[0]) for found in world.added_up()] == [{contributor(C)}]
+        world.hear(C, Slices(1, []))
+        world.hear(B, Slices(1, []))
+        assert world.nothing_is_kept()
+        assert world.refused == []
+        world.path.close()
+
+    played(story)
+
+
+WRONG = [
+    pytest.param(body_of(STRANGER), ALL, id="signed by somebody else"),
+    pytest.param(body_of(B, round=1), ALL, id="of another round"),
+    pytest.param(body_of(B, stage=1), ALL, id="of another stage"),
+    pytest.param(body_of(B, shards=(0,)), ALL, id="too short"),
+    pytest.param(body_of(B), [0, 2, 1], id="out of order"),
+    pytest.param(body_of(B, shards=(0, 0)), [0, 0], id="twice the same"),
+    pytest.param(body_of(B), [0, 1, 3], id="no such shard"),
+    pytest.param(body_of(B)[:-1] + b"\1", ALL, id="changed"),
+    pytest.param(body_of(B, shards=(1,)), [0], id="another shard"),
+    pytest.param(b"", [0], id="no body"),
+]
+
+
+@pytest.mark.parametrize(("body", "shards"), WRONG)
+def test_what_an_honest_peer_cannot_have_sent_is_refused_and_nothing_of_it_kept(body, shards):
+    def story() -> None:
+        world = World()
+        world.hear(B, Slices(0, shards), body)
+        assert world.refused == [(B.peer_id, "malformed")]
+        assert world.nothing_is_kept()
+        assert world.path.outcomes == {"malformed": 1}
+        world.hear(B, Slices(0, ALL), body_of(B))
+        assert not world.nothing_is_kept(), "it may yet send the right ones"
+        world.path.close()
+
+    played(story)
+
+
+def test_slices_that_the_method_does_not_take_are_refused_though_they_are_signed():
+    def story() -> None:
+        world = World()
+        wrong = tuple(reversed(slices_of(B)))
+        head, _ = sign_slices(B, RUN, 0, 0, 20, wrong)
+        world.hear(B, Slices(0, ALL), head + b"".join(wrong))
+        assert world.refused == [(B.peer_id, "malformed")]
+        assert world.nothing_is_kept()
+        world.path.close()
+
+    played(story)
+
+
+def test_a_forged_signature_is_counted_and_ends_the_link():
+    def story() -> None:
+        world = World()
+        forged = bytearray(body_of(B))
+        forged[60] ^= 1
+        with pytest.raises(BadSignature):
+            world.hear(B, Slices(0, ALL), bytes(forged))
+        assert world.path.outcomes == {"bad_signature": 1}
+        assert world.nothing_is_kept()
+        world.path.close()
+
+    played(story)
+
+
+def test_what_would_not_be_added_up_is_counted_and_not_looked_at():
+    """Of a peer that does not count, of rounds that are settled or far ahead, a second time, too late."""
+    def story() -> None:
+        world = World(settled=4)
+        far = world.path.rounds.current + world.path.manifest.rounds.window + 1
+        for sender, round in ((STRANGER, 5), (B, 4), (B, 0), (B, far)):
+            world.hear(sender, Slices(round, ALL), b"not even slices")
+        assert world.path.outcomes == {"not_counted": 4}
+        world.hear(B, Slices(5, ALL), body_of(B, round=5))
+        kept = {shard: dict(held) for shard, held in world.path._slices[5].items()}
+        world.hear(B, Slices(5, ALL), body_of(B, round=5, serial=2))
+        assert world.path._slices[5] == kept, "the first ones count"
+        world.hear(C, Slices(5, []))
+        assert len(world.added_up()) == 1
+        world.hear(C, Slices(5, ALL), body_of(C, round=5))
+        assert world.nothing_is_kept()
+        assert world.path.outcomes == {"not_counted": 6}
+        assert world.refused == []
+        world.path.close()
+
+    played(story)
+
+
+def test_in_a_run_without_reducers_slices_are_malformed():
+    def story() -> None:
+        world = World(reduced=False)
+        for shards, body in (([], b""), (ALL, body_of(B))):
+            world.hear(B, Slices(0, shards), body)
+        assert world.refused == [(B.peer_id, "malformed")] * 2
+        assert world.nothing_is_kept()
+        world.path.close()
+
+    played(story)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 6), st.lists(st.integers(-1, 3), max_size=4), st.binary(max_size=300))
+def test_whatever_comes_keeps_nothing(round, shards, body):
+    def story() -> None:
+        world = World()
+        world.hear(B, Slices(round, shards), body)
+        assert world.nothing_is_kept()
+        world.path.close()
+
+    played(story)
+
+
+def test_a_result_enters_the_set_of_its_round():
+    def story() -> None:
+        world = World()
+        data, name = result_of(C)
+        world.hear(B, Contribution(), data)
+        assert world.path.outcomes == {"accepted": 1}
+        assert [reference.id for reference in world.path.rounds.rounds[0].held.values()] == [name]
+        assert world.offers.makers([Reference(0, C.peer_id, name, len(data))]), "and is read"
+        world.path.close()
+
+    played(story)
+
+
+DATA, NAME = result_of(C)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [head_only(DATA), DATA[:-1], DATA + b"\0", DATA[:-1] + b"\1", DATA[: ENVELOPE_BYTES + 9]],
+    ids=["the head alone", "too short", "too long", "other sums", "half a table"],
+)
+def test_for_an_open_round_only_a_whole_result_is_taken(data):
+    def story() -> None:
+        world = World()
+        world.hear(B, Contribution(), data)
+        assert world.refused == [(B.peer_id, "malformed")]
+        assert not world.path.stored
+        assert not world.path.heads
+        state = world.path.rounds.rounds.get(0)
+        assert state is None or not state.held
+        world.path.close()
+
+    played(story)
+
+
+def test_a_head_that_was_changed_is_a_forgery():
+    def story() -> None:
+        world = World()
+        bent = bytearray(DATA)
+        bent[ENVELOPE_BYTES + 2] ^= 1
+        with pytest.raises(BadSignature):
+            world.hear(B, Contribution(), bytes(bent))
+        assert not world.path.stored
+        world.path.close()
+
+    played(story)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "the head alone"])
+def test_a_settled_result_is_read_when_it_was_asked_for_and_only_then(whole):
+    def story() -> None:
+        world = World(settled=9)
+        data, name = result_of(C, round=1)
+        data = data if whole else head_only(data)
+        references = (Reference(1, C.peer_id, name, len(data)),)
+        world.hear(B, Contribution(), data)
+        assert world.path.outcomes == {"late": 1}
+        assert not world.offers.makers(references)
+        world.offers.made(1, ContributionId(b"my contribution."), 0.0)
+        world.offers.settled(1, references)
+        world.hear(B, Contribution(), data)
+        assert world.offers.makers(references), "now it is known who is in it"
+        assert not world.path.stored, "and nothing else is done with it"
+        assert world.path.outcomes == {"late": 1, "given_back": 1}, "none of it was mine"
+        world.path.close()
+
+    played(story)
+
+
+def test_who_was_away_gets_the_head_of_a_result_whose_sums_are_forgotten():
+    def story() -> None:
+        world = World()
+        world.hear(B, Contribution(), DATA)
+        world.posted.clear()
+        world.hear(C, Want([NAME]))
+        assert [body for peer, message, body in world.posted if isinstance(message, Contribution)] == [DATA]
+        world.path._forget_bodies(0)
+        world.posted.clear()
+        world.hear(B, Want([NAME, b"never heard of 1"]))
+        sent = [(peer, body) for peer, message, body in world.posted if isinstance(message, Contribution)]
+        assert sent == [(B.peer_id, head_only(DATA))]
+        world.path.close()
+
+    played(story)
+
+
+def test_names_of_results_that_are_longer_than_any_are_refused():
+    def story() -> None:
+        world = World()
+        longest = ENVELOPE_BYTES + world.path.work.method.reduced.longest_result
+        for size in (longest + 1, ENVELOPE_BYTES, 0, -5):
+            world.hear(B, Announce([WireReference(0, C.peer_id, b"i" * 16, size)], []))
+        assert world.refused == [(B.peer_id, "malformed")] * 4
+        world.hear(B, Announce([WireReference(0, C.peer_id, b"i" * 16, longest)], []))
+        assert len(world.path.rounds.pulls) == 1
+        world.path.close()
+
+    played(story)
+
+
+def test_an_own_contribution_goes_to_its_reducers_each_slice_to_one():
+    def story() -> None:
+        world = World()
+        head, name = signed(ME)
+        slices = slices_of(ME)
+        reducers = (B.peer_id, ME.peer_id, B.peer_id)
+        world.path._worked([Cut(0, reducers, 20, head, slices, name)], 0.0)
+        sent = [(peer, message, body) for peer, message, body in world.posted if isinstance(message, Slices)]
+        assert sent == [(B.peer_id, Slices(0, [0, 2]), head + slices[0] + slices[2])]
+        assert world.path._slices[0] == {1: {contributor(ME): slices[1]}}
+        assert list(world.offers.open) == [name]
+        world.path.close()
+
+    played(story)
+
+
+def test_of_a_gradient_that_was_not_finite_its_reducers_hear_that_nothing_comes():
+    def story() -> None:
+        world = World()
+        world.path._worked([Cut(0, (B.peer_id, ME.peer_id, C.peer_id), 20)], 0.0)
+        sent = {(peer, body) for peer, message, body in world.posted if message == Slices(0, [])}
+        assert sent == {(B.peer_id, b""), (C.peer_id, b"")}
+        assert world.nothing_is_kept()
+        assert not world.offers.open
+        world.path.close()
+
+    played(story)
+
+
+def test_what_was_cut_while_the_state_is_fetched_anew_is_sent_to_nobody_and_comes_back_later():
+    def story() -> None:
+        world = World()
+        head, name = signed(ME)
+        world.path.close()
+        world.path._worked([Cut(0, (B.peer_id,) * 3, 20, head, slices_of(ME), name)], 0.0)
+        assert world.posted == []
+        assert list(world.offers.open) == [name]
+
+    played(story)
+
+
+def test_reducers_are_drawn_among_those_who_take_part_in_the_stage():
+    def story() -> None:
+        world = World()
+        world.live = {B.peer_id: None, C.peer_id: None}
+        world.path.counted(3)
+        everybody = frozenset((ME.peer_id, B.peer_id, C.peer_id))
+        assert world.path.rounds.reducing.members == everybody
+        assert world.path.rounds.open_round.peers == 3
+        world.live = {C.peer_id: None}
+        world.path.counted(3)
+        assert world.path.rounds.reducing.members == everybody - {B.peer_id}, "as many, and others"
+        world.path.close()
+
+    played(story)
+
+
+def test_slices_of_a_round_that_settled_without_being_added_up_are_forgotten():
+    def story() -> None:
+        world = World()
+        world.hear(B, Slices(0, ALL), body_of(B))
+        assert not world.nothing_is_kept()
+        rounds = world.path.rounds
+        rounds.applied = max(rounds.applied, 0)
+        rounds._effects = []
+        rounds._settle(0, 0.0)
+        for effect in rounds._effects:
+            world.path._carry_out(effect, [])
+        assert world.nothing_is_kept()
+        world.path.close()
+
+    played(story)
+
+
+def test_a_slice_is_as_long_as_the_stub_says():
+    assert {len(data) for data in slices_of(B)} == {SLICE_BYTES}

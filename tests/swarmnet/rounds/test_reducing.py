@@ -1,0 +1,157 @@
+"""Whom the slices of a round are for, and when a reducer adds up what came."""
+
+from __future__ import annotations
+
+from swarmnet.identifiers import PeerId
+from swarmnet.rounds.contribution_sets import NeighbourView
+from swarmnet.rounds.reducing import WAIT_SHARE, Reducing
+from swarmnet.rounds.result_table import Draw
+from swarmnet.run.manifest import Rounds
+
+RULES = Rounds(deadline_seconds=4.0)
+HALF = WAIT_SHARE * RULES.deadline_seconds
+ME, A, B, C = (PeerId(name) for name in ("me", "a", "b", "c"))
+DRAW = Draw(b"run", 4, 3)
+INFINITE = float("inf")
+
+
+def seen(in_step: bool = True, settled: int = -1) -> NeighbourView:
+    view = NeighbourView(linked_at=0.0)
+    view.in_step, view.settled = in_step, settled
+    return view
+
+
+def reducing(*members: PeerId, **allies: NeighbourView) -> Reducing:
+    """Of a peer that is drawn for everything where it is the only member."""
+    found = Reducing(RULES, DRAW, ME, {PeerId(name): view for name, view in allies.items()})
+    found.members = frozenset((ME, *members))
+    return found
+
+
+def round_of(reducing: Reducing, mine: bool) -> int:
+    """The first for which this peer is drawn, or is not."""
+    return next(number for number in range(400) if (ME in reducing.reducers(number)) == mine)
+
+
+def test_the_slices_of_a_round_go_to_those_who_are_drawn_among_the_members():
+    assert reducing().reducers(7) == (ME,) * 3
+    assert reducing(A, B).reducers(7) == DRAW.reducers(7, (B, ME, A))
+
+
+def test_it_waits_for_everybody_who_is_in_step():
+    one = reducing(a=seen(), b=seen())
+    assert one.close(5, True, 10.0)
+    for peer in (A, ME):
+        one.spoken(peer, 5, True, True, 10.1)
+        assert one.due(10.1) == []
+    one.spoken(B, 5, True, True, 10.2)
+    assert one.due(10.2) == [5]
+
+
+def test_a_word_of_nothing_is_as_good_as_slices():
+    one = reducing(a=seen(), b=seen())
+    one.close(5, False, 10.0)
+    one.spoken(A, 5, True, True, 10.1)
+    assert one.due(10.1) == []
+    one.spoken(B, 5, False, True, 10.2)
+    assert one.due(10.2) == [5], "and who closes a round with nothing of its own has said its word"
+
+
+def test_for_those_who_are_not_in_step_or_have_settled_the_round_nobody_waits():
+    one = reducing(a=seen(in_step=False), b=seen(settled=5), c=seen(settled=4))
+    one.close(5, False, 10.0)
+    assert one.due(10.0) == [], "c may contribute yet"
+    one.spoken(C, 5, True, True, 10.1)
+    assert one.due(10.1) == [5]
+
+
+def test_a_member_that_is_no_neighbour_and_a_neighbour_that_is_about_to_leave_are_waited_for():
+    members_only, leaving = reducing(A), reducing(a=seen())
+    for one in (members_only, leaving):
+        number = round_of(one, mine=True)
+        one.close(number, False, 10.0)
+        assert one.due(10.0) == []
+        one.spoken(A, number, True, True, 10.1)
+        assert one.due(10.1) == [number]
+
+
+def test_it_waits_half_of_the_deadline_and_no_longer():
+    one = reducing(a=seen(), b=seen())
+    one.close(5, False, 10.0)
+    one.spoken(A, 5, True, True, 10.1)
+    assert one.next_deadline() == 10.0 + HALF
+    assert one.due(10.0 + HALF - 0.01) == []
+    assert one.due(one.next_deadline()) == [5]
+    assert one.next_deadline() == INFINITE
+
+
+def test_who_is_not_drawn_has_nothing_to_add_up():
+    one = reducing(A, B, C)
+    number = round_of(one, mine=False)
+    assert not one.close(number, True, 10.0)
+    assert one.next_deadline() == INFINITE
+    assert one.due(1000.0) == []
+
+
+def test_who_was_drawn_by_others_only_begins_when_the_first_slices_come():
+    one = reducing(A, B, C)
+    number = round_of(one, mine=False)
+    one.close(number, False, 10.0)
+    one.spoken(A, number, False, True, 10.5)
+    assert one.next_deadline() == INFINITE, "that somebody has nothing is no reason to begin"
+    one.spoken(B, number, True, True, 11.0)
+    assert one.next_deadline() == 11.0 + HALF
+    one.spoken(C, number, True, True, 12.0)
+    assert one.next_deadline() == 11.0 + HALF, "what comes later does not put it off"
+    assert one.due(12.0) == [number]
+
+
+def test_slices_that_come_before_the_round_is_closed_here_wait_for_that():
+    one = reducing(A, B, C)
+    number = round_of(one, mine=False)
+    one.spoken(A, number, True, False, 1.0)
+    assert one.next_deadline() == INFINITE
+    assert one.due(100.0) == []
+    assert one.close(number, False, 100.0), "though it was not drawn"
+    assert one.next_deadline() == 100.0 + HALF
+
+
+def test_each_round_is_added_up_once():
+    one = reducing(a=seen(), b=seen())
+    one.close(5, False, 10.0)
+    one.spoken(A, 5, True, True, 10.1)
+    assert one.takes(B, 5)
+    assert not one.takes(A, 5), "nobody twice"
+    assert one.due(20.0) == [5]
+    assert not one.takes(B, 5), "too late"
+    one.spoken(B, 5, True, True, 20.1)
+    assert one.due(99.0) == []
+    assert one.next_deadline() == INFINITE
+
+
+def test_who_had_nothing_may_still_send_slices():
+    one = reducing(a=seen())
+    one.spoken(A, 5, False, False, 1.0)
+    assert one.takes(A, 5)
+
+
+def test_rounds_under_way_wait_each_for_itself():
+    one = reducing(a=seen())
+    one.close(5, False, 10.0)
+    one.close(6, False, 11.0)
+    one.spoken(A, 6, True, True, 11.1)
+    assert one.due(11.1) == [6]
+    assert one.due(10.0 + HALF) == [5]
+
+
+def test_settled_rounds_are_forgotten():
+    one = reducing(a=seen())
+    for number in (5, 6, 7):
+        one.close(number, False, 10.0)
+    one.spoken(A, 5, True, True, 10.0)
+    assert one.due(10.0) == [5]
+    one.forget_until(6)
+    assert one.next_deadline() == 10.0 + HALF
+    assert one.due(99.0) == [7]
+    for kept in (one._spoken, one._given, one._until, one._done):
+        assert all(number > 6 for number in kept)
