@@ -62,6 +62,7 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
         "float-demo": _rounds(replace(sync, method="demo-float"), "DeMo's values, exact"),
         "local-steps": _product_steps(sync, 4),
         "local-steps-2": _product_steps(sync, 2),
+        "local-steps-sharded": _product_steps(replace(sync, exchange="sharded"), 4),
         "average-adamw": _local(
             "adamw", Exchange(LOCAL_STEPS), f"mean of weights, every {LOCAL_STEPS} steps"
         ),
@@ -124,7 +125,9 @@ def _rounds(sync: Sync, told: str) -> Recipe:
 
 def _product_steps(sync: Sync, parts: int) -> Recipe:
     method = replace(sync, method="local-steps", parts=parts, learning_rate=8e-3)
-    return _rounds(method, f"the product's local steps, signs of 1/{parts} every {LOCAL_STEPS} steps, Muon")
+    through = ", through reducers" * (sync.exchange == "sharded")
+    told = f"the product's local steps, signs of 1/{parts} every {LOCAL_STEPS} steps, Muon{through}"
+    return _rounds(method, told)
 
 
 def _local(inner: InnerName, exchange: Exchange, told: str) -> Recipe:

@@ -9,6 +9,7 @@ Shape suffixes: P numbers of the flat vector.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 import torch
@@ -16,11 +17,12 @@ from torch import Tensor
 
 from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import scheduled
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
+from swarmnet.rounds.result_table import Contributor, tag_of
 from swarmnet.run.manifest import Sync
 
 
@@ -45,6 +47,8 @@ class Rounds:
 
     def step(self, number: int) -> float:
         losses: list[float] = []
+        told: defaultdict[int, dict[PeerId, bytes]] = defaultdict(dict)
+        """By where a stage's weights begin."""
         live = [replica.live_floats(ahead=False) for replica in self._replicas]
         round, ends = number // self._every, (number + 1) % self._every == 0
         for peer, methods in zip(self._names, self._methods, strict=True):
@@ -53,10 +57,15 @@ class Rounds:
             for method, replica, part in zip(methods, self._replicas, self._ground.slices, strict=True):
                 gradient = found.summed[part]
                 if ends:
-                    replica.add(round, peer, method.contribute(gradient, found.tokens, round, peer))
+                    told[part.start][peer] = method.contribute(gradient, found.tokens, round, peer)
                 elif method.own is not None:
                     method.own.step(gradient, found.tokens, round)
         if ends:
+            for replica, method, part in zip(
+                self._replicas, self._methods[0], self._ground.slices, strict=True
+            ):
+                for maker, payload in _set_of(method, told[part.start], round).items():
+                    replica.add(round, maker, payload)
             self._end(round)
         return sum(losses) / len(losses)
 
@@ -84,3 +93,19 @@ class Rounds:
             if method.own is not None:
                 method.own.add_to(found_P[part], settled)
         return found_P
+
+
+def _set_of(method: Method, told: dict[PeerId, bytes], round: int) -> dict[PeerId, bytes]:
+    """What a round's set consists of: what peers contributed, or what reducers make of it."""
+    if method.reduced is None:
+        return told
+    reducers, slices = method.reduced.draw.reducers(round, told), {}
+    for peer, payload in told.items():
+        who = Contributor.of(peer, ContributionId(tag_of(peer)), 1)
+        slices[who] = method.reduced.slices(payload)
+    results = {}
+    for reducer in set(reducers):
+        shards = [shard for shard, drawn in enumerate(reducers) if drawn == reducer]
+        of_shards = {shard: {who: cut[shard] for who, cut in slices.items()} for shard in shards}
+        results[reducer] = method.reduced.reduce(of_shards)
+    return results
