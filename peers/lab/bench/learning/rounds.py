@@ -54,7 +54,7 @@ class Rounds:
         for peer, methods in zip(self._names, self._methods, strict=True):
             found = self._ground.gradient(self._where(live, methods), len(losses), number)
             losses.append(found.loss)
-            for method, replica, part in zip(methods, self._replicas, self._ground.slices, strict=True):
+            for method, part in zip(methods, self._ground.slices, strict=True):
                 gradient = found.summed[part]
                 if ends:
                     told[part.start][peer] = method.contribute(gradient, found.tokens, round, peer)
