@@ -23,6 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId, RunId
@@ -112,9 +113,12 @@ class LocalSteps:
                 part_CM[rows].add_(units_CM[rows] * UNIT)
         empty_padding(self._unsent, self.layout)
 
-    def check(self, payload: bytes) -> None:
-        for _ in self.moves_of(payload):
-            pass
+    def check(self, payload: bytes, rows: Sequence[int] | None = None) -> None:
+        """Of the whole, or of so many chunks of each plane. Without unpacking: it may be megabytes."""
+        for plane, exponents_C, packed in self._read(payload, rows):
+            spare = len(exponents_C) * self.width(plane) % 8
+            if spare and packed[-1] >> spare:
+                raise ContributionError("the spare bits at the end of a plane are not zero")
 
     def tally(self, round: int) -> MovesTally:
         return MovesTally(self, round)
@@ -134,6 +138,15 @@ class LocalSteps:
     def moves_of(self, payload: bytes, rows: Sequence[int] | None = None) -> Iterator[Moves]:
         """Of each plane, or of so many of its chunks; ContributionError where the payload is not one of this
         method's."""
+        for plane, exponents_C, packed in self._read(payload, rows):
+            bits_CM = unpack(packed, len(exponents_C), self.width(plane))
+            exponents = torch.from_numpy(exponents_C.astype(np.int32))[:, None].to(self._device)
+            yield Moves(torch.from_numpy(bits_CM.view(np.bool_)).to(self._device), exponents)
+
+    def _read(
+        self, payload: bytes, rows: Sequence[int] | None
+    ) -> Iterator[tuple[Plane, NDArray[np.uint8], memoryview]]:
+        """Of each plane the exponents [C], and the bits as they are packed."""
         rows = [plane.chunks for plane in self.layout.planes] if rows is None else rows
         sizes = [self._bytes(plane, count) for plane, count in zip(self.layout.planes, rows, strict=True)]
         if len(payload) != sum(sizes):
@@ -143,10 +156,7 @@ class LocalSteps:
             exponents_C = np.frombuffer(payload, np.uint8, count, start)
             if exponents_C.max(initial=0) > LARGEST_EXPONENT:
                 raise ContributionError(f"an exponent of {exponents_C.max()}, above {LARGEST_EXPONENT}")
-            packed = memoryview(payload)[start + count : start + size]
-            bits_CM = unpack(packed, count, self.width(plane))
-            exponents = torch.from_numpy(exponents_C.astype(np.int32))[:, None].to(self._device)
-            yield Moves(torch.from_numpy(bits_CM.view(np.bool_)).to(self._device), exponents)
+            yield plane, exponents_C, memoryview(payload)[start + count : start + size]
             start += size
 
     def part(self, flat: Tensor, plane: Plane, round: int) -> Tensor:

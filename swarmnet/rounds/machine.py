@@ -236,8 +236,9 @@ class GroupRounds:
         return decided or (self.maker_counts(maker, round) and self._has_room(round, maker))
 
     def takes_slices(self, peer: PeerId, round: int) -> bool:
-        """Whether slices of that peer would be added up here."""
-        if self.reducing is None or not self.settled < round <= self.current + self.rules.window:
+        """Whether slices of that peer would be added up here: of later rounds than the next, who is behind
+        keeps none, for they are as long as contributions."""
+        if self.reducing is None or not self.settled < round <= self.current + 1:
             return False
         return self.maker_counts(peer, round) and self.reducing.takes(peer, round)
 

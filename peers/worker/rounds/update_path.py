@@ -426,11 +426,11 @@ class UpdatePath:
         if reduced is None:
             self._refused(peer, "malformed", "slices, and this run has no reducers")
             return
-        if not self.rounds.takes_slices(peer, round):
-            self._count("not_counted")
-            return
         if not shards and not body:
             self.feed(events.SlicesArrived(peer, round, False))
+            return
+        if not self.rounds.takes_slices(peer, round):
+            self._count("not_counted")
             return
         try:
             slices = open_slices(body, self.work.run_id, shards, reduced.slice_bytes)
