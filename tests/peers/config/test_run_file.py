@@ -279,3 +279,11 @@ def test_a_key_that_was_added_later_changes_no_run_that_does_not_use_it():
     with pytest.raises(RunFileError, match="not in canonical form"):
         from_published(signed.encode(), "x.run.json")
     assert parse(written) == plain
+
+
+SHIPPED = sorted((Path(__file__).parents[3] / "configs").glob("*-run.yaml"))
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_every_run_file_that_is_shipped_is_one(file):
+    assert load_manifest(file, PeerId(""), {}).stages

@@ -22,6 +22,9 @@ from swarmnet.run.manifest import Manifest
 WIDTH = 110
 WARMUP_SHARE = 0.02
 """Of the rounds, at most: a run of few rounds would warm up for all of its time."""
+SHARDED_WAITS = 2
+"""Times the exchange that a deadline is long: reducers wait for half of it (swarmnet/rounds/reducing.py), and results
+take four fifths of an exchange."""
 
 
 def require_new(out: Path) -> None:
@@ -58,6 +61,7 @@ def _values(search: Search, run: Manifest) -> dict[str, Any]:
     shape, seconds = best.shape, round_seconds(best)
     warmup = min(run.sync.warmup_rounds, ceil(WARMUP_SHARE * search.rounds))
     manifest = shape.manifest(run, seconds)
+    waits = best.exchange_seconds * (SHARDED_WAITS if shape.exchange == "sharded" else 1)
     return {
         **_boundary(shape, run),
         "stages": list(shape.stages),
@@ -65,7 +69,7 @@ def _values(search: Search, run: Manifest) -> dict[str, Any]:
         "rounds": {
             "target_tokens": shape.round_tokens,
             "longest_seconds": float(ceil(manifest.rounds.longest_seconds)),
-            "deadline_seconds": float(ceil(max(run.rounds.deadline_seconds, best.exchange_seconds))),
+            "deadline_seconds": float(ceil(max(run.rounds.deadline_seconds, waits))),
         },
         "sync": {
             **_method(shape), "decay_rounds": search.rounds, "warmup_rounds": warmup,
