@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import msgspec
 import numpy as np
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor
 
 from peers.state.checkpoint_file import state_digest
+from peers.state.unnamed_file import laid_down
 from protocols.messages.table import SnapshotRoot
 from protocols.signed.envelope import Kind, seal
 from protocols.signed.identity import Identity
@@ -115,7 +114,7 @@ class Snapshots:
         size = chunk_bytes(len(view))
         hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(view), size)]
         root = SnapshotRoot(round, self.stage, len(view), digest, chain, hashes)
-        data = _stored(view, self._folder)
+        (data,) = laid_down([view], self._folder)
         signed = seal(
             self.identity, self.run_id, Kind.SNAPSHOT, self.stage, round, told(tokens, round),
             msgspec.msgpack.encode(root),
@@ -138,17 +137,3 @@ class Snapshots:
         if found is not None:
             self.asked = digest
         return found
-
-
-def _stored(data: memoryview, folder: Path | None) -> bytes | memoryview:
-    """A copy: in a file without a name, which goes with the last who reads it, else in memory."""
-    if folder is None:
-        return bytes(data)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder) as file:
-            file.write(data)
-            file.flush()
-            return memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
-    except OSError:  # The disk is full, which whoever writes checkpoints says.
-        return bytes(data)

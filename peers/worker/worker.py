@@ -288,7 +288,7 @@ class Worker(Parts):
         offers.jumped(weights.settled_round)
         update = self.update = UpdatePath(
             self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.makers.counts,
-            self._resynchronise, self.note, self.orders.book.order.rates,
+            self._resynchronise, self.note, self.orders.book.order.rates, self.settings.checkpoints,
         )  # fmt: skip
         if old is not None:
             update.heads = old.heads

@@ -10,11 +10,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from peers.compute.executor import UPDATE, Compute
 from peers.network.neighbourhood import Neighbourhood
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Weights
+from peers.state.unnamed_file import laid_down
 from peers.telemetry import events as noted
 from peers.worker.rounds.update_compute import Add, AddUp, Cut, Made, Operation, Settled, UpdateWork
 from peers.worker.rounds.upload_scheduler import Giving
@@ -54,6 +56,8 @@ from swarmnet.run.rates import Rates
 
 MOST_OVERSHOOT = 4
 """A round that has to wait gathers more than its target; a liar adds no more than this to the count."""
+LEAST_ON_DISK = 1 << 20
+"""Bytes of a round's set: those of a small model stay in memory, 40 rounds of them are 40 MiB."""
 MOST_HEADS = 4096
 """Of results: hours of rounds; some 300 bytes each in a small group, 12 KB in one of 512."""
 
@@ -61,14 +65,14 @@ MOST_HEADS = 4096
 @dataclass(frozen=True, slots=True)
 class _Stored:
     reference: events.Reference
-    data: bytes
-    """The envelope with the payload, as it travels."""
+    data: bytes | memoryview
+    """The envelope with the payload, as it travels; of a settled round maybe on the disk."""
     tokens: int
     """That it says it stands for."""
 
     @property
     def payload(self) -> bytes:
-        return self.data[ENVELOPE_BYTES:]
+        return bytes(self.data[ENVELOPE_BYTES:])
 
 
 class UpdatePath:
@@ -84,10 +88,13 @@ class UpdatePath:
         resynchronise: Callable[[events.Resynchronise], None],
         note: noted.Note,
         rates: Rates = (),
+        folder: Path | None = None,
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
         `maker_counts`: whose contributions are taken; `resynchronise` is called when only the whole state can
-        help; `rates`: what the run's owner has ordered."""
+        help; `rates`: what the run's owner has ordered; `folder`: where long bodies of settled rounds lie,
+        None: in memory."""
+        self.folder = folder
         self.manifest = manifest
         self.work = work
         self.compute = compute
@@ -193,6 +200,7 @@ class UpdatePath:
             case events.SettleRound(round, references):
                 self._count_tokens(references)
                 operations.append(replace(effect, tokens=self.tokens, makers=self._makers(references)))
+                self._lay_down(references)
                 self._forget_bodies(round - kept_rounds(self.manifest.rounds))
                 self._slices.pop(round, None)
             case events.SendProgress():
@@ -498,6 +506,16 @@ class UpdatePath:
             each = sum(self.stored[reference.id].tokens for reference in settled)
             usual = max(self.manifest.rounds.target_tokens, self.manifest.microbatch_tokens)
             self.tokens += min(each, MOST_OVERSHOOT * usual)
+
+    def _lay_down(self, settled: Sequence[events.Reference]) -> None:
+        """Long bodies of a settled round go to the disk: they are for those who are behind, and many rounds
+        are kept for them."""
+        if sum(reference.size for reference in settled) < LEAST_ON_DISK:
+            return
+        stored = [self.stored[reference.id] for reference in settled]
+        views = laid_down([each.data for each in stored], self.folder)
+        for each, view in zip(stored, views, strict=True):
+            self.stored[each.reference.id] = replace(each, data=view)
 
     def _forget_bodies(self, until: int) -> None:
         for identity in [i for i, stored in self.stored.items() if stored.reference.round <= until]:

@@ -23,8 +23,8 @@ WIDTH = 110
 WARMUP_SHARE = 0.02
 """Of the rounds, at most: a run of few rounds would warm up for all of its time."""
 SHARDED_WAITS = 2
-"""Times the exchange that a deadline is long: reducers wait for half of it (swarmnet/rounds/reducing.py), and results
-take four fifths of an exchange."""
+"""Times the exchange that a deadline is long: reducers wait for half of it (swarmnet/rounds/reducing.py), and
+results take four fifths of an exchange."""
 
 
 def require_new(out: Path) -> None:

@@ -11,14 +11,15 @@ from swarm import tiny_manifest
 
 from peers.lab.world.virtual_time import run
 from peers.state.snapshot_store import Weights
-from peers.worker.rounds import update_compute
+from peers.worker.rounds import update_compute, update_path
 from peers.worker.rounds.update_compute import UpdateWork
 from peers.worker.rounds.update_path import UpdatePath
-from protocols.messages.table import Announce, AskIds, Contribution, Progress
+from protocols.messages.table import Announce, AskIds, Contribution, Progress, Want
 from protocols.messages.table import Reference as WireReference
 from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId, PeerId, RunId
+from swarmnet.rounds import events
 from swarmnet.rounds.history import START
 from swarmnet.rounds.own_contributions import Offers
 
@@ -122,5 +123,24 @@ def test_what_takes_up_another_history_signs_nothing_of_the_old_one():
         world.path.close()
         world.path._worked([settled], 0.0)
         assert told == [settled]
+
+    run(story())
+
+
+def test_long_bodies_of_a_settled_round_are_read_from_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(update_path, "LEAST_ON_DISK", 1)
+
+    async def story() -> None:
+        world = World()
+        world.path.folder = tmp_path
+        world.path.message(B, Contribution(), DATA)
+        (reference,) = references = tuple(world.path.rounds.rounds[0].held.values())
+        world.path._carry_out(events.SettleRound(0, references, START), [])
+        stored = world.path.stored[reference.id]
+        assert isinstance(stored.data, memoryview)
+        assert stored.data == DATA
+        world.path.message(C, Want([reference.id]), b"")
+        assert (C, Contribution()) in world.posted
+        world.path.close()
 
     run(story())
