@@ -309,6 +309,7 @@ def test_everything_is_checked_and_what_computes_gives_way_to_real_peers(checked
         f"pytest -m loopback at {now}",
         "pytest -n 2 --dist worksteal -m not loopback at 19",
         f"ruff check at {now}",
+        "swarmnet simulate --schedules 10 --jobs 2 --seed N --sharded at 19",
         "swarmnet simulate --schedules 100 --jobs 2 --seed N at 19",
     ]
     ended = re.findall(r"^== (.*): ok, \d+ s$", done.stdout, re.MULTILINE)
@@ -324,7 +325,7 @@ def test_everything_is_checked_and_what_computes_gives_way_to_real_peers(checked
 def test_what_failed_is_said_again_at_the_end(checked, breaks, step):
     done, told = checked(breaks=breaks)
     assert done.returncode == 1
-    assert len(told) == 6, "what comes after it is checked all the same"
+    assert len(told) == 7, "what comes after it is checked all the same"
     assert done.stdout.splitlines()[-2:] == ["FAILED tests/test_x.py::test_one", f"FAILED: {step}"]
 
 
