@@ -171,3 +171,56 @@ def test_what_the_neighbours_speak_for_allows_for_the_whole_group():
             me, *others = (PeerId(f"{chance.random()}") for _ in range(count))
             enough += size_by_neighbours(me, choose_neighbours(me, others)) >= count
         assert enough >= 90, count
+
+
+def large_group() -> tuple[Membership, list[PeerId]]:
+    """A member of a group of 40 that has reached all the others; and those who stand beside it on no ring."""
+    membership = Membership(PeerId("me"), 1, Random(1))
+    group = [PeerId(f"peer {number}") for number in range(39)]
+    for peer in group:
+        membership.recorded(peer, 1, "worker", ("/x",), 1, b"record", 0.0)
+        membership.linked(peer, 0.0)
+    return membership, sorted(set(group) - choose_neighbours(membership.me, group))
+
+
+def test_who_reduces_is_linked_to_wherever_it_stands():
+    membership, far = large_group()
+    assert not membership.wanted() & set(far)
+    membership.reduces([far[0], far[1], PeerId("unknown"), membership.me])
+    assert membership.wanted() & set(far) == {far[0], far[1]}
+    membership.reduces([far[2]])
+    assert membership.wanted() & set(far) == {far[2]}
+
+
+def test_a_link_that_is_for_slices_alone_carries_no_gossip():
+    membership, far = large_group()
+    ring = sorted(set(membership.peers) - set(far))
+    assert all(map(membership.shares_rounds, far)), "who links to us for its own reasons is a neighbour"
+    membership.reduces([far[0], ring[0]])
+    assert not membership.shares_rounds(far[0])
+    assert membership.shares_rounds(ring[0]), "it stands beside us, too"
+    assert membership.shares_rounds(far[1])
+    membership.reduces([membership.me])
+    assert all(map(membership.shares_rounds, ring))
+    assert not any(map(membership.shares_rounds, far))
+
+
+def test_in_a_group_that_is_linked_whole_all_are_neighbours_whoever_reduces():
+    membership = Membership(PeerId("me"), 1, Random(1))
+    for peer in (PeerId("a"), PeerId("b")):
+        membership.recorded(peer, 1, "worker", ("/x",), 1, b"record", 0.0)
+        membership.linked(peer, 0.0)
+    membership.reduces([PeerId("a"), membership.me])
+    assert membership.shares_rounds(PeerId("a"))
+    assert membership.shares_rounds(PeerId("b"))
+
+
+def test_reducers_are_drawn_among_those_who_are_vouched_for():
+    membership = Membership(PeerId("me"), 1, Random(1))
+    for name in ("reached", "told of", "only a record", "elsewhere"):
+        peer = PeerId(name)
+        stage = 2 if peer == "elsewhere" else 1
+        membership.recorded(peer, stage, "worker", ("/x",), 1, b"record", 0.0)
+    membership.linked(PeerId("reached"), 0.0)
+    membership.recorded(PeerId("told of"), 1, "worker", ("/x",), 2, b"record", 0.0, PeerId("reached"))
+    assert sorted(membership.candidates()) == ["reached", "told of"]
