@@ -254,7 +254,7 @@ class UpdatePath:
 
     def _was_cut(self, cut: Cut) -> None:
         """The own contribution is in slices: send each to its reducer."""
-        others = set(cut.reducers) - {self.me}
+        others = sorted(set(cut.reducers) - {self.me}, key=lambda peer: (peer < self.me, peer))
         if cut.id is None:
             self.note(noted.NotFinite("not_finite", cut.round, cut.tokens))
             for peer in others:
@@ -267,7 +267,7 @@ class UpdatePath:
             self.rounds.offers.made(cut.round, cut.id, self.clock.time())
             return
         self.feed(events.Sliced(cut.round, cut.id))
-        for peer in others:
+        for peer in others:  # Everybody begins with another one.
             shards = [shard for shard, reducer in enumerate(cut.reducers) if reducer == peer]
             body = b"".join([cut.head, *(cut.slices[shard] for shard in shards)])
             self.neighbourhood.post(peer, "group", Slices(cut.round, shards), body)
