@@ -139,7 +139,7 @@ class StubGroup:
         self.late = self.twice = 0
         for name in names:
             self.handle(name, events.GroupCounted(peers, self.members))
-            for other in self.links[name]:
+            for other in sorted(self.links[name]):
                 self.handle(name, events.NeighbourJoined(other))
             first = self.chance.uniform(0, MICROBATCH_SECONDS)
             self.post_at(first, name, events.Committed(MICROBATCH_TOKENS))
@@ -258,7 +258,7 @@ class StubGroup:
         """Its neighbours notice, and who drew it."""
         self.dead[me] = round
         self.members -= {me}
-        for name in self.members:
+        for name in sorted(self.members):
             counted = events.GroupCounted(len(self.members), self.members)
             self.post_at(self.now + SILENT_SECONDS, name, counted)
             if me in self.links[name]:
