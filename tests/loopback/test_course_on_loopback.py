@@ -19,13 +19,15 @@ async def test_a_run_gets_another_rate_and_an_end_and_whoever_comes_later_is_tol
         workers = [await scene.peer(f"worker-{stage}", {**worker, "stage": stage}) for stage in (0, 1)]
         await scene.until(lambda: min(tokens(scene)) > 0 and len(scene.settled(workers[0])) > 4, "all train")
 
+        before = max(scene.settled(workers[0]))
         said = await order(scene, "rate", "0.5")
         ordered = int(re.search(r"from   round (\d+): the run is at round", said)[1])
         assert ordered > max(scene.settled(workers[0]))
         assert f"the learning rate is 0.5 times the manifest's from round {ordered} on" in said
         with pytest.raises(AssertionError, match="round 0 is past: the run is at round"):
             await order(scene, "end", "--from-round", "0")
-        last = max(scene.settled(workers[0])) + 40
+        now = max(scene.settled(workers[0]))
+        last = now + 40 + 4 * (now - before)  # An order takes as long again, and has to come around.
         assert f"the run ends at round {last}" in await order(scene, "end", "--from-round", last + 1)
         async with asyncio.timeout(300.0):
             assert [await peer.process.wait() for peer in workers] == [0, 0]

@@ -44,7 +44,7 @@ async def trio(tmp_path):
     )
     assert await hidden.relays.first(DEADLINE)
     assert hidden.addresses == (*hidden.daemon.addresses, *hidden.relays.addresses)
-    hidden.said = said
+    hidden.said, hidden.ways = said, hidden.relays.addresses
     yield peers
     for peer in peers:
         await peer.close()
@@ -106,6 +106,7 @@ async def test_when_the_relay_dies_links_end_at_once_and_the_slot_is_no_longer_a
     await asker.listener.until(lambda heard: heard.lost_)
     await hidden.listener.until(lambda heard: heard.lost_)
     async with asyncio.timeout(DEADLINE):
-        assert (await hidden.said.get())[0] == "relayed"
-        assert (await hidden.said.get())[0] == "not_relayed"
+        _, through, ways = await hidden.said.get()
+        assert (through, ways) == (relay.peer, hidden.ways)
+        assert (await hidden.said.get())[1:] == (relay.peer, ()), "nobody reaches it that way now"
     assert hidden.addresses == hidden.daemon.addresses
