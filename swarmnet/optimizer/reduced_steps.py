@@ -20,7 +20,7 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
-from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.index_code import ContributionError, packed_bytes
 from swarmnet.optimizer.local_steps import (
     LARGEST_EXPONENT,
     LocalSteps,
@@ -43,6 +43,8 @@ from swarmnet.rounds.result_table import (
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
+BITS = 4
+"""Of a number."""
 MOST = 7
 """Of four bits: -7 to 7, and no meaning for the sixteenth."""
 FINENESS = 3
@@ -137,7 +139,7 @@ class ReducedSteps:
             numbers = []
             for plane, count in zip(self.layout.planes, self.rows(shard), strict=True):
                 width = self.own.width(plane)
-                size = count + _packed_bytes(count * width)
+                size = _numbers_bytes(count, width)
                 numbers.append(Numbers.read(sums[start : start + size], count, width, self.device))
                 start += size
             yield shard, numbers
@@ -148,7 +150,7 @@ class ReducedSteps:
 
     def _number_bytes(self, shard: int) -> int:
         return sum(
-            count + _packed_bytes(count * self.own.width(plane))
+            _numbers_bytes(count, self.own.width(plane))
             for plane, count in zip(self.layout.planes, self.rows(shard), strict=True)
         )
 
@@ -213,7 +215,7 @@ class ResultTally:
         if peer in self._results:
             raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
         self._method.check(payload)
-        self._results[peer] = payload, self._method.table(payload)
+        self._results[peer] = payload, self._method.head(payload)[0]
 
     def remove(self, peer: PeerId) -> None:
         del self._results[peer]
@@ -262,5 +264,6 @@ def _count(rows: slice) -> int:
     return int(rows.stop - rows.start)
 
 
-def _packed_bytes(numbers: int) -> int:
-    return -(-numbers // 2)
+def _numbers_bytes(count: int, width: int) -> int:
+    """Of `Numbers` of so many chunks."""
+    return count + packed_bytes(count, BITS * width)

@@ -5,7 +5,8 @@ A peer that closes a round sends each slice of what it has to say to one reducer
 nothing. A reducer waits until everybody who is in step has spoken, at most half of the round's deadline: the
 other half is for the results to come around. What comes after that is left out, and goes back to its
 contributor once the round has settled without it (own_contributions.py). Part of `GroupRounds`. Times in
-seconds on the caller's clock. """
+seconds on the caller's clock.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from peers.lab.planner.exchange import RESULT_CONTRIBUTIONS
 from peers.worker.rounds.wire_events import read_progress, read_reference, write_announces, write_progress
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import AskIds as WireAskIds
@@ -36,8 +37,6 @@ SHARE_MICROBATCHES = 4
 """Each peer's share of a round: rounds of about four seconds."""
 BLOCK_ROUNDS = 16
 """As `rounds.snapshot_rounds` begins with: reducers are drawn anew so often."""
-RESULT_CONTRIBUTIONS = 4.0
-"""Bytes of a round's results in those of a contribution: four bits a number where it has one."""
 MAKE_SECONDS = 0.1
 """From closing a round to the own contribution."""
 LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.01, 0.1
