@@ -1,6 +1,7 @@
 """A swarm of real peers on the emulated WAN, for what scripts/soak wan measures."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
@@ -25,18 +26,22 @@ class WanSwarm(ChaosSwarm):
     paced = 0.0
     """Seconds a microbatch takes on each stage without the processor (tests/wan/wan_paced.py); 0: it
     computes."""
+    boundary = 0
+    """Numbers per token that cross between stages, by anchored boundaries; 0: the model's width."""
 
     def __init__(self, options, folder, net, model, keys=(), run=(), line=HOME):
         super().__init__(options, folder, Console(highlight=False))
         self.net, self.model, self.keys, self.run, self.line = net, model, dict(keys), dict(run), line
 
     def run_keys(self):
-        shape = MODELS[self.model]
-        half = shape["layers"] // 2
-        stages = [shape["layers"]] if self.options.stages == 1 else [half, shape["layers"] - half]
+        shape, count = MODELS[self.model], self.options.stages
+        cuts = [shape["layers"] * stage // count for stage in range(count + 1)]
+        if self.boundary:
+            narrow = {"form": "anchored", "width": self.boundary, "after": cuts[1:-1]}
+            shape = {**shape, "boundary": narrow}
         return {
-            "name": f"wan-{self.model}", "seed": 0, "stages": stages, "model": shape,
-            "hidden_codec": "int8", **self.run,
+            "name": f"wan-{self.model}", "seed": 0, "model": shape,
+            "stages": [stop - start for start, stop in pairwise(cuts)], "hidden_codec": "int8", **self.run,
         }  # fmt: skip
 
     def place(self, name):

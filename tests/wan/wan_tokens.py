@@ -25,14 +25,19 @@ async def measure_tokens(folder, net, arguments):
     options = ChaosOptions(peers=arguments.peers, stages=arguments.stages)
     defaults = {name: PeerFile.model_fields[name].default for name in ("in_flight", "slots")}
     keys = {"in_flight": arguments.in_flight or defaults["in_flight"], "slots": defaults["slots"]}
-    run = {"rounds": {"target_tokens": arguments.target_tokens}}
-    if arguments.stages == 1:  # A stage is a whole model: peers step by themselves between rounds.
+    run = {
+        "rounds": {"target_tokens": arguments.target_tokens},
+        "hidden_codec": arguments.codec, "gradient_codec": arguments.gradient_codec,
+    }  # fmt: skip
+    # Where a stage is a whole model, peers always step by themselves between rounds.
+    if arguments.stages == 1 or arguments.local_steps:
         run["sync"] = {"method": "local-steps", "parts": arguments.parts, "step_tokens": STEP_TOKENS}
         if arguments.sharded:
             run["sync"] |= {"exchange": "sharded", "shards": SHARDS}
         run["rounds"] |= {"longest_seconds": 120.0, "deadline_seconds": 60.0, "settle_seconds": 60.0}
     swarm = WanSwarm(options, folder, net, arguments.model, keys, run)
     swarm.quic, swarm.paced, swarm.subflows = arguments.quic, arguments.paced, arguments.subflows
+    swarm.boundary = arguments.boundary
     try:
         await swarm.start()
         await asyncio.sleep(arguments.warm_seconds)
