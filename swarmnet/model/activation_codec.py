@@ -1,4 +1,4 @@
-"""Hidden states and their gradients as bytes on the wire, in one of four codecs.
+"""Hidden states and their gradients as bytes on the wire, in one of five codecs.
 
 fp32  4 bytes a value, exact.
 bf16  2 bytes a value, rounded to nearest: relative error at most 2**-8 (normal numbers).
@@ -8,30 +8,45 @@ int8  blocks of 64 values: one fp32 scale, largest magnitude / 127, then a signe
 int4-tiles  tiles of 32 values: bf16 of the least and of a step, then the number of steps above the least, 0
       to 15, two values a byte, the first in the low half. The error of a value is at most half a step, a
       thirtieth of what lies between least and largest, plus the rounding of both to bf16. 5 bits a value.
+int6-tiles  the same with 0 to 63 steps, four values in three bytes, the first in the lowest bits. 7 bits.
 
-Numbers are little-endian, as on all machines torch is built for; int8 and int4-tiles send all scales, then
+Numbers are little-endian, as on all machines torch is built for; int8 and tiles send all scales, then
 all values. Nothing is trusted: `decode` refuses a wrong length and what decodes to an infinity or a NaN.
+
+With `chance` a value of int8 or of tiles goes up or down to the next step at random, such that its mean is
+the value (arXiv:1502.02551, equation 1): what is small beside its neighbours adds up over microbatches and is
+not rounded away each time. Then the error is at most a step. Whoever decodes does not see which it was.
 """
 
 from __future__ import annotations
 
-from math import isfinite, prod
+import hashlib
+from math import inf, isfinite, prod
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.run.activation_sizes import BLOCK, TILE, Codec, encoded_bytes
+from swarmnet.identifiers import MicrobatchId, RunId
+from swarmnet.run.activation_sizes import BLOCK, TILE, TILE_BITS, Codec, encoded_bytes
 
+LARGEST = 2.0**125
+"""Finite in every codec: a tile may reach from its negative to it, which is twice, in steps rounded up."""
 _STEPS = 127
-_STEPS_OF_TILE = 15
 
 
 class HiddenError(ValueError):
     """These bytes are no hidden states of the expected shape, or these values cannot be sent."""
 
 
-def encode(tensor: Tensor, codec: Codec) -> bytes:
+def rounding_of(run_id: RunId, microbatch: MicrobatchId, stage: int) -> torch.Generator:
+    """The chance by which a stage rounds what it sends of a microbatch: when it is sent again, to the same."""
+    told = f"{run_id}/{microbatch.origin}/{microbatch.counter}/{stage}/rounding"
+    seed = int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "little", signed=True)
+    return torch.Generator().manual_seed(seed)
+
+
+def encode(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None) -> bytes:
     """Bytes of a float tensor of any shape. Raises HiddenError if a value is not finite in the codec."""
     values = tensor.detach().to("cpu", torch.float32).contiguous().flatten()
     if not len(values):
@@ -44,15 +59,19 @@ def encode(tensor: Tensor, codec: Codec) -> bytes:
         return values.numpy().tobytes()
     if codec == "bf16":
         return values.view(torch.int16).numpy().tobytes()
-    return _as_tiles(values) if codec == "int4-tiles" else _as_blocks(values)
+    return _as_tiles(values, codec, chance) if codec in TILE_BITS else _as_blocks(values, chance)
 
 
-def _as_blocks(values: Tensor) -> bytes:
+def _rounded(steps: Tensor, chance: torch.Generator | None) -> Tensor:
+    return torch.round(steps) if chance is None else steps.add_(torch.rand(steps.shape, generator=chance)).floor_()
+
+
+def _as_blocks(values: Tensor, chance: torch.Generator | None) -> bytes:
     blocks = functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
     scale = blocks.abs().amax(dim=1, keepdim=True) / _STEPS
     if not _is_finite(scale * _STEPS):  # Rounded up beyond the largest number.
         raise HiddenError("a value is not finite in int8")
-    steps = torch.round(blocks / scale.where(scale > 0, 1.0)).clamp_(-_STEPS, _STEPS)
+    steps = _rounded(blocks / scale.where(scale > 0, 1.0), chance).clamp_(-_STEPS, _STEPS)
     codes = steps.to(torch.int8).flatten()[: len(values)]
     return scale.numpy().tobytes() + codes.numpy().tobytes()
 
@@ -69,8 +88,8 @@ def decode(data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec: 
         values = torch.frombuffer(raw, dtype=torch.float32).clone()
     elif codec == "bf16":
         values = torch.frombuffer(raw, dtype=torch.bfloat16).float()
-    elif codec == "int4-tiles":
-        values = _of_tiles(raw, prod(shape))
+    elif codec in TILE_BITS:
+        values = _of_tiles(raw, prod(shape), TILE_BITS[codec])
     else:
         blocks = -(-prod(shape) // BLOCK)
         scale = torch.frombuffer(raw, dtype=torch.float32, count=blocks)
@@ -81,26 +100,40 @@ def decode(data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec: 
     return values.view(shape)
 
 
-def _as_tiles(values: Tensor) -> bytes:
+def _as_tiles(values: Tensor, codec: Codec, chance: torch.Generator | None) -> bytes:
+    bits = TILE_BITS[codec]
+    most = (1 << bits) - 1
     # Filled up with the last value, which is in the tile already.
     tiles = torch.cat((values, values[-1:].expand(-len(values) % TILE))).view(-1, TILE)
-    least = tiles.amin(dim=1, keepdim=True).to(torch.bfloat16)
-    step = ((tiles.amax(dim=1, keepdim=True) - least.float()) / _STEPS_OF_TILE).to(torch.bfloat16)
+    lowest, largest = torch.aminmax(tiles, dim=1, keepdim=True)
+    least = _in_bf16(lowest, -inf if chance else None)
+    step = _in_bf16((largest - least.float()) / most, inf if chance else None)
     ends = torch.cat((least, step), dim=1)
-    if not _is_finite(ends.float() * (_STEPS_OF_TILE + 1)):  # Rounded up beyond the largest number.
-        raise HiddenError("a value is not finite in int4-tiles")
-    steps = torch.round((tiles - least.float()) / step.float().where(step > 0, 1.0))
-    codes = steps.clamp_(0, _STEPS_OF_TILE).to(torch.uint8).flatten()[: len(values)]
-    pairs = functional.pad(codes, (0, len(codes) % 2)).view(-1, 2)
-    packed = pairs[:, 0] | pairs[:, 1] << 4
-    return ends.view(torch.int16).numpy().tobytes() + packed.numpy().tobytes()
+    if not _is_finite(torch.cat((least.float(), least.float() + most * step.float()))):  # Rounded beyond it.
+        raise HiddenError(f"a value is not finite in {codec}")
+    steps = _rounded((tiles - least.float()) / step.float().where(step > 0, 1.0), chance)
+    codes = steps.clamp_(0, most).to(torch.int32).flatten()[: len(values)]
+    fours = functional.pad(codes, (0, -len(codes) % 4)).view(-1, 4) << bits * torch.arange(4)
+    packed = fours.sum(dim=1, dtype=torch.int32).view(torch.uint8).view(-1, 4)[:, : bits // 2].flatten()
+    return ends.view(torch.int16).numpy().tobytes() + packed[: -(-len(codes) * bits // 8)].numpy().tobytes()
 
 
-def _of_tiles(raw: bytearray, count: int) -> Tensor:
+def _in_bf16(values: Tensor, towards: float | None) -> Tensor:
+    """Rounded to the nearest, or, so that a tile holds all of its values, to the next one beyond."""
+    near = values.to(torch.bfloat16)
+    if towards is None:
+        return near
+    falls_short = near.float() > values if towards < 0 else near.float() < values
+    return near.where(~falls_short, torch.nextafter(near, torch.full_like(near, towards)))
+
+
+def _of_tiles(raw: bytearray, count: int, bits: int) -> Tensor:
     tiles = -(-count // TILE)
     ends = torch.frombuffer(raw, dtype=torch.bfloat16, count=2 * tiles).float().view(-1, 2)
     packed = torch.frombuffer(raw, dtype=torch.uint8, offset=4 * tiles)
-    codes = torch.stack((packed & 15, packed >> 4), dim=1).flatten()[:count].float()
+    fours = functional.pad(packed, (0, -len(packed) % (bits // 2))).view(-1, bits // 2).int()
+    fours = (fours << 8 * torch.arange(bits // 2)).sum(dim=1, keepdim=True, dtype=torch.int32)
+    codes = (fours >> bits * torch.arange(4) & (1 << bits) - 1).flatten()[:count].float()
     least, step = (ends[:, end].repeat_interleave(TILE)[:count] for end in (0, 1))
     return codes.mul_(step).add_(least)
 

@@ -1,10 +1,16 @@
 """Narrow boundaries between stages: r numbers per token cross, and the rest is made anew from the token.
 
-At the boundary after layer p the sender has hidden states x and sends c = (x - before[token]) P^T, the
-receiver goes on with c P + after[token]. `before` and `after` are tables of learned vectors, *anchors*, the
-first in the sender's stage and the second in the receiver's. P has orthonormal rows, is drawn from a seed in
-the run file and never changes. So what a token is need not cross, and what layers have found out about it
-does, in r random directions (docs/benchmarks/boundaries.md).
+*Anchored*: at the boundary after layer p the sender has hidden states x and sends c = (x - before[token])
+P^T, the receiver goes on with c P + after[token]. `before` and `after` are tables of learned vectors,
+*anchors*, the first in the sender's stage and the second in the receiver's. P has orthonormal rows, is drawn
+from a seed in the run file and never changes. So what a token is need not cross, and what layers have found
+out about it does, in r random directions (docs/benchmarks/boundaries.md).
+
+*Shared* (arXiv:2506.01260, with weights that are made narrow and not kept so): one P for all boundaries, and
+x = F[token] + z P everywhere before the last of them. F is fixed and made from a hash, so that no stage holds
+a table; the embedding and the last matrices of attention and feed-forward write z, r numbers. z crosses, and
+nothing is lost. Layers behind the last boundary, and the head, are as in any model. Multiplied out, all of
+it is a plain decoder (`multiplied_out`).
 
 Shape suffixes: B sequences, T tokens, D width, R numbers that cross, V vocabulary, A rows of a table of
 anchors.
@@ -12,6 +18,7 @@ anchors.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -22,7 +29,7 @@ from torch.nn import functional
 
 from swarmnet.model.draws import normal
 from swarmnet.model.linear import linear
-from swarmnet.model.parameters import anchors_after, anchors_before
+from swarmnet.model.parameters import BRANCH_ENDS, EMBEDDING, anchors_after, anchors_before
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import ModelShape
 
@@ -34,17 +41,81 @@ def leave(
     weights: Mapping[str, Tensor], shape: ModelShape, layer: int, hidden_BTD: Tensor, tokens_BT: Tensor
 ) -> Tensor:
     """[B, T, R]: what crosses the boundary after so many layers."""
-    anchor_BTD = _anchors(weights[anchors_before(layer)], shape.boundary, tokens_BT)
-    return linear(hidden_BTD - anchor_BTD, projector(shape.boundary, shape.width, layer, hidden_BTD.device))
+    known_BTD = _known(weights, shape, anchors_before(layer), tokens_BT)
+    return linear(hidden_BTD - known_BTD, _rows(shape, layer, hidden_BTD.device))
 
 
 def enter(
     weights: Mapping[str, Tensor], shape: ModelShape, layer: int, crossed_BTR: Tensor, tokens_BT: Tensor
 ) -> Tensor:
     """[B, T, D]: what the stage behind the boundary goes on with."""
-    projector_RD = projector(shape.boundary, shape.width, layer, crossed_BTR.device)
-    anchor_BTD = _anchors(weights[anchors_after(layer)], shape.boundary, tokens_BT)
-    return linear(crossed_BTR, projector_RD.t()) + anchor_BTD
+    rows_RD = _rows(shape, layer, crossed_BTR.device)
+    return linear(crossed_BTR, rows_RD.t()) + _known(weights, shape, anchors_after(layer), tokens_BT)
+
+
+def embedded(table: Tensor, shape: ModelShape, tokens_BT: Tensor) -> Tensor:
+    """[B, T, D]: what the first layer begins with. `table`: [V, D], or [V, R] where directions are shared."""
+    found = functional.embedding(tokens_BT, table)
+    if shape.boundary.form != "shared":
+        return found
+    return fixed(shape, tokens_BT) + _spread(shape, found)
+
+
+def written(shape: ModelShape, layer: int, branch: Tensor) -> Tensor:
+    """[B, T, D]: what attention or feed-forward of a layer adds. `branch`: the same, or [B, T, R]."""
+    return _spread(shape, branch) if shape.boundary.is_shared_at(layer) else branch
+
+
+def fixed(shape: ModelShape, tokens_BT: Tensor) -> Tensor:
+    """[B, T, D] of + and - `initial_deviation`: F[token], of the seed, the same everywhere.
+
+    A bit of a hash each: 32 bits from (seed, token, place of the word). Products of 32 bits and 31 stay
+    below 2**63, beyond which not every device need compute alike.
+    """
+    digest = hashlib.sha256(f"{shape.boundary.seed}/model.boundaries.fixed".encode()).digest()
+    words, device = -(-shape.width // 32), tokens_BT.device
+    places_BTW = tokens_BT[..., None] * words + torch.arange(words, device=device)
+    hashes_BTW = _mixed(_mixed(places_BTW) ^ int.from_bytes(digest[:4], "little"))
+    bits_BTD = (hashes_BTW[..., None] >> torch.arange(32, device=device) & 1).flatten(-2)[..., : shape.width]
+    return (2 * bits_BTD - 1).float() * shape.initial_deviation
+
+
+def multiplied_out(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
+    """Of a model of shared directions, whole or one stage's: the weights of the plain model that computes the
+    same, up to rounding."""
+    wide = dict(weights)
+    for name, tensor in weights.items():
+        rows_RD = _rows(shape, 0, tensor.device).double()
+        if name == EMBEDDING:
+            everyone_V = torch.arange(shape.vocabulary, device=tensor.device)
+            wide[name] = (fixed(shape, everyone_V) + tensor.double() @ rows_RD).float()
+        elif name.endswith(BRANCH_ENDS) and shape.boundary.is_shared_at(int(name.split(".")[2])):
+            wide[name] = (rows_RD.t() @ tensor.double()).float()
+    return wide
+
+
+def _known(weights: Mapping[str, Tensor], shape: ModelShape, anchors: str, tokens_BT: Tensor) -> Tensor:
+    """[B, T, D]: what both sides know by the token."""
+    if shape.boundary.form == "shared":
+        return fixed(shape, tokens_BT)
+    return _anchors(weights[anchors], shape.boundary, tokens_BT)
+
+
+def _spread(shape: ModelShape, narrow_BTR: Tensor) -> Tensor:
+    return linear(narrow_BTR, _rows(shape, 0, narrow_BTR.device).t())
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A permutation of 32-bit numbers of which each bit depends on all (hash-prospector's two rounds)."""
+    x = (x ^ x >> 16) * 0x21F0AAAD & 0xFFFFFFFF
+    x = (x ^ x >> 15) * 0x735A2D97 & 0xFFFFFFFF
+    return x ^ x >> 15
+
+
+def _rows(shape: ModelShape, layer: int, device: torch.device) -> Tensor:
+    """[R, D] of the boundary after `layer`; where directions are shared, the one for all."""
+    place = layer if shape.boundary.form == "anchored" else 0
+    return projector(shape.boundary, shape.width, place, device)
 
 
 def _anchors(table_AD: Tensor, boundary: Boundary, tokens_BT: Tensor) -> Tensor:

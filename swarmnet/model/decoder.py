@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.model.boundary import enter, leave
+from swarmnet.model.boundary import embedded, enter, leave, written
 from swarmnet.model.draws import normal
 from swarmnet.model.fixed_point import UNIT, to_units
 from swarmnet.model.flat_layout import Layout
@@ -98,7 +98,7 @@ def forward(
     """
     hidden_BTD = inputs
     if span.has_embedding:
-        tokens_BT, hidden_BTD = inputs, functional.embedding(inputs, weights[EMBEDDING])
+        tokens_BT, hidden_BTD = inputs, embedded(weights[EMBEDDING], shape, inputs)
     start, length = cache.length if cache is not None else 0, hidden_BTD.shape[1]
     rotation = _rotation(shape, start, length, hidden_BTD.device)
     for layer in range(span.first, span.stop):
@@ -130,10 +130,12 @@ def _layer(
         return weights[f"model.layers.{layer}.{member}.weight"]
 
     normed_BTD = _norm(hidden_BTD, weight("input_layernorm"), shape)
-    hidden_BTD = hidden_BTD + _attention(weight, shape, layer, normed_BTD, rotation, cache)
+    attended_BTD = _attention(weight, shape, layer, normed_BTD, rotation, cache)
+    hidden_BTD = hidden_BTD + written(shape, layer, attended_BTD)
     normed_BTD = _norm(hidden_BTD, weight("post_attention_layernorm"), shape)
     gate_BTF, up_BTF = products(normed_BTD, weight("mlp.gate_proj"), weight("mlp.up_proj"))
-    return hidden_BTD + linear(functional.silu(gate_BTF) * up_BTF, weight("mlp.down_proj"))
+    fed_BTD = linear(functional.silu(gate_BTF) * up_BTF, weight("mlp.down_proj"))
+    return hidden_BTD + written(shape, layer, fed_BTD)
 
 
 def _attention(

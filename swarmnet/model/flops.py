@@ -30,6 +30,9 @@ def operations_per_token(manifest: Manifest, stage: int) -> int:
     # A boundary inside the stage is left and entered, one at its end only one of the two.
     places = shape.boundary.after
     crossings = sum((span.first < at <= span.stop) + (span.first <= at < span.stop) for at in places)
+    # Where directions are shared, the embedding and both ends of a layer are spread over the width.
+    crossings += 2 * sum(map(shape.boundary.is_shared_at, range(span.first, span.stop)))
+    crossings += shape.boundary.form == "shared" and span.has_embedding
     projections = crossings * shape.boundary.width * shape.width
     queries = (span.stop - span.first) * shape.heads * shape.head_width
     return (

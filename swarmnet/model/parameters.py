@@ -47,28 +47,31 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
     queries, keys = shape.heads * shape.head_width, shape.key_value_heads * shape.head_width
     shapes: dict[str, tuple[int, ...]] = {}
     if span.has_embedding:
-        shapes[EMBEDDING] = (shape.vocabulary, shape.width)
+        is_shared = shape.boundary.form == "shared"
+        shapes[EMBEDDING] = (shape.vocabulary, shape.crossing if is_shared else shape.width)
     anchors = (shape.boundary.anchor_rows or shape.vocabulary, shape.width)
+    anchored = shape.boundary.after if shape.boundary.form == "anchored" else ()
     for layer in range(span.first, span.stop):
-        if layer in shape.boundary.after:
+        if layer in anchored:
             if layer > span.first:
                 shapes[anchors_before(layer)] = anchors
             shapes[anchors_after(layer)] = anchors
+        written = shape.crossing if shape.boundary.is_shared_at(layer) else shape.width
         members: dict[str, tuple[int, ...]] = {
             "input_layernorm": (shape.width,),
             "self_attn.q_proj": (queries, shape.width),
             "self_attn.k_proj": (keys, shape.width),
             "self_attn.v_proj": (keys, shape.width),
-            "self_attn.o_proj": (shape.width, queries),
+            "self_attn.o_proj": (written, queries),
             "post_attention_layernorm": (shape.width,),
             "mlp.gate_proj": (shape.feed_forward, shape.width),
             "mlp.up_proj": (shape.feed_forward, shape.width),
-            "mlp.down_proj": (shape.width, shape.feed_forward),
+            "mlp.down_proj": (written, shape.feed_forward),
         }
         if shape.qk_norm:
             members["self_attn.q_norm"] = members["self_attn.k_norm"] = (shape.head_width,)
         shapes |= {f"model.layers.{layer}.{member}.weight": size for member, size in members.items()}
-    if span.stop in shape.boundary.after:
+    if span.stop in anchored:
         shapes[anchors_before(span.stop)] = anchors
     if span.has_head:
         shapes[FINAL_NORM] = (shape.width,)

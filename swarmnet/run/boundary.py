@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
 
-Form = Literal["open", "anchored"]
+Form = Literal["open", "anchored", "shared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,22 +18,29 @@ class Boundary:
 
     form: Form = "open"
     """open: as they are, `model.width` numbers per token. anchored: what they differ by from an anchor, a
-    learned vector of each token, through a fixed random projector; the next stage adds anchors of its own."""
+    learned vector of each token, through a fixed random projector; the next stage adds anchors of its own.
+    shared: layers before the last boundary write into `width` fixed directions only, and these cross; what is
+    exported is a plain Llama (or Qwen3)."""
     width: int = 0
-    """Numbers per token that cross an anchored boundary."""
+    """Numbers per token that cross a narrow boundary."""
     after: tuple[int, ...] = ()
     """After how many layers a boundary stands, ascending. Every cut between stages needs one; more may stand
     inside stages, so that the run could be cut there."""
     anchor_rows: int = 0
-    """Rows of each table of anchors. 0: a row for each token, which begins as the embedding does. Else a
+    """Of form anchored: rows of each table. 0: a row for each token, which begins as the embedding does. Else a
     token takes the sum of two rows, one of each half, and no two tokens the same two: for large vocabularies,
     of which full tables on every stage would be most of a model."""
     seed: int = 0
-    """Draws the projectors."""
+    """Draws the projectors, and what of a token is fixed where they are shared."""
 
     @property
     def is_narrow(self) -> bool:
         return self.form != "open"
+
+    def is_shared_at(self, layer: int) -> bool:
+        """Whether that layer writes into the shared directions only: those behind the last boundary need not,
+        for nothing crosses any more."""
+        return self.form == "shared" and layer < self.after[-1]
 
 
 def contradictions(
@@ -43,7 +50,7 @@ def contradictions(
     microbatches may leave stages out or swap them."""
     if not boundary.is_narrow:
         if boundary != Boundary():
-            yield "model.boundary: width, after, anchor_rows and seed say nothing without form: anchored"
+            yield "model.boundary: width, after, anchor_rows and seed say nothing without form: anchored or shared"
         return
     layers, cuts = sum(stages), list(accumulate(stages))[:-1]
     if not 1 <= boundary.width <= width:
@@ -59,6 +66,8 @@ def contradictions(
             "because hidden states of full width do not cross"
         )
     rows, half = boundary.anchor_rows, boundary.anchor_rows // 2
+    if rows and boundary.form == "shared":
+        yield "model.boundary.anchor_rows: in form shared what is known of a token takes no table"
     if rows < 0 or rows != 2 * half or (rows > 0 and half * half < vocabulary):
         yield (
             f"model.boundary.anchor_rows is {rows}; it must be even, and the square of its half at least "

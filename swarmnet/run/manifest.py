@@ -13,7 +13,7 @@ from math import cos, pi
 from typing import Literal
 
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, encoded_bytes, token_bytes
+from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, Rounding, encoded_bytes, token_bytes
 from swarmnet.run.boundary import Boundary, contradictions
 from swarmnet.run.path_rules import Rules
 
@@ -231,9 +231,11 @@ class Manifest:
     stages: tuple[int, ...] = (2, 1, 1)
     """Decoder layers per stage."""
     hidden_codec: Codec = "bf16"
-    """How hidden states and their gradients travel: 2, about 1, 4, or about 0.6 bytes per number."""
+    """How hidden states and their gradients travel: 2, about 1, 4, about 0.6 or 0.9 bytes per number."""
     gradient_codec: Codec | Literal["same"] = field(default="same", metadata={ADDED: True})
     """How gradients travel, where that is another way than `hidden_codec`: they bear fewer bits less well."""
+    gradient_rounding: Rounding = field(default="nearest", metadata={ADDED: True})
+    """How gradients in int8 or tiles are rounded. stochastic: up or down by chance, right on the mean."""
     wire_version: int = WIRE_VERSION
     """Version of the messages that all peers of the run speak."""
     access: Literal["open", "invite"] = "open"
@@ -353,6 +355,8 @@ def check(manifest: Manifest) -> None:
         (len(manifest.stages) > 1 and manifest.body_bytes > MOST_BODY_BYTES,
          f"data: a microbatch takes {manifest.body_bytes:,} bytes from stage to stage, at most "
          f"{MOST_BODY_BYTES:,} may be; fewer sequences in it, shorter ones, or a smaller hidden_codec"),
+        (manifest.gradient_rounding != "nearest" and manifest.codec_back in ("fp32", "bf16"),
+         f"gradient_rounding: in {manifest.codec_back} nothing is rounded by chance; it is for int8 and tiles"),
         (not manifest.data.sources, "data.sources is empty"),
         (any(source.bytes < 0 for source in manifest.data.sources), "data.sources: bytes cannot be negative"),
         (rounds.target_tokens < 1 or rounds.window < 1 or rounds.snapshot_rounds < 1,

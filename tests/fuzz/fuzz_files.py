@@ -69,7 +69,7 @@ from swarmnet.rounds.result_table import Contributor, head_of, read_head, tag_of
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Manifest, Sync, owner_statement
 
-CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32", "int4-tiles")
+CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32", "int4-tiles", "int6-tiles")
 SHAPE = (2, 16, 32)
 STEPS = 50
 """Of so many contributions one is made into a step: that takes longer than all else."""

@@ -1,6 +1,7 @@
 """A run's weights as a Hugging Face folder, and back: one safetensors file per stage, global names.
 
-With QK-norm the folder is a Qwen3ForCausalLM, without it a LlamaForCausalLM. With narrow boundaries it is
+With QK-norm the folder is a Qwen3ForCausalLM, without it a LlamaForCausalLM; so it is with narrow boundaries
+that share their directions, which are multiplied out (swarmnet/model/boundary.py). With anchored ones it is
 neither, and says so: transformers refuses it by its model type until peers/tools/model/narrow_transformers.py
 has told it what that is. The projectors, which no peer stores, stand in a file besides, so that another
 program can compute the model without drawing them.
@@ -13,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from peers.config.atomic_files import is_file, is_there
 from peers.tools.model.export_folder import INDEX, ExportError, require_replaceable
-from swarmnet.model.boundary import projectors
+from swarmnet.model.boundary import multiplied_out, projectors
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.boundary import Boundary, contradictions
 from swarmnet.run.manifest import ModelShape
@@ -56,7 +58,8 @@ def export(
 ) -> None:
     """Write the model whose stages hold `stages` (global name -> float32) to `folder`, all or nothing.
 
-    Projectors of narrow boundaries need not be among these.
+    Projectors of narrow boundaries need not be among these. Where directions are shared, what is written is
+    another model, which computes the same.
 
     `tokenizer`: a tokenizer.json that goes with it; None: its tokens are bytes. `end`: the token with which a
     text ends, and its number.
@@ -65,6 +68,9 @@ def export(
     there or of the wrong shape, or if the folder exists and `replace` is false.
     """
     _require_complete(shape, stages)
+    if shape.boundary.form == "shared":
+        stages = [multiplied_out(stage, shape) for stage in stages]
+        shape = replaced(shape, boundary=Boundary())
     require_replaceable(folder, replace)
     if tokenizer is not None and not is_file(tokenizer):
         raise ExportError(f"tokenizer {tokenizer} does not exist")

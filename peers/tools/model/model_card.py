@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from peers.tools.model.export import MANIFEST_FILE
 from peers.tools.model.hf_parity import Parity
 from peers.tools.model.provenance import Facts
 from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Manifest, ModelShape
 
 MOST_CONTRIBUTORS = 200
@@ -116,6 +118,12 @@ def _boundaries(manifest: Manifest) -> list[tuple[str, str]]:
     if not boundary.is_narrow:
         return []
     places = " and ".join(filter(None, [", ".join(map(str, boundary.after[:-1])), str(boundary.after[-1])]))
+    if boundary.form == "shared":
+        told = (
+            f"in training the first {boundary.after[-1]} layers wrote into the same {boundary.width} directions, "
+            f"and these went on after layers {places}; here that is multiplied out, and this is a plain model"
+        )
+        return [("narrow boundaries", told)]
     told = (
         f"after layers {places} {boundary.width} numbers per token go on, and an anchor of the token is "
         "added; the layers were trained with that and are of no use without it, so this is no plain model of "
@@ -197,7 +205,7 @@ def _loading(manifest: Manifest, folder: Path) -> list[str]:
 
 
 def _registering(manifest: Manifest) -> list[str]:
-    if not manifest.model.boundary.is_narrow:
+    if manifest.model.boundary.form != "anchored":
         return []
     return [
         "from peers.tools.model.narrow_transformers import register  # of swarmnet, with its extra hf",
@@ -207,6 +215,9 @@ def _registering(manifest: Manifest) -> list[str]:
 
 
 def _count(shape: ModelShape) -> int:
+    """Of what is exported: shared directions multiplied out."""
+    if shape.boundary.form == "shared":
+        shape = replace(shape, boundary=Boundary())
     return sum(prod(size) for size in parameter_shapes(shape, whole(shape)).values())
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from peers.compute.stage_part import Computes
 from peers.telemetry.counters import CodecCounts, Coded, Timings
-from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model import activation_codec
 from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.sizes import Judgement, Sizes
@@ -108,6 +108,8 @@ class MicrobatchWork:
         self.codecs: dict[Coded, Codec] = {
             "activation": manifest.hidden_codec, "gradient": manifest.codec_back,
         }  # fmt: skip
+        self._stage, self._by_chance = stage, manifest.gradient_rounding == "stochastic"
+        self._run_id = manifest.run_id() if self._by_chance else RunId("")
         self._left_out = _left_out(manifest)
         self.is_last = stage == len(manifest.stages) - 1
         self.stage_compute = stage_compute
@@ -147,7 +149,7 @@ class MicrobatchWork:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
         self._gathered(kept, finished.tokens)
         gradient = finished.hidden_gradient
-        encoded = b"" if gradient is None else self._encode_gradient(gradient)
+        encoded = b"" if gradient is None else self._encode_gradient(key, gradient)
         return Computed(encoded, kept.shape, finished.loss_sum, finished.tokens)
 
     def backward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
@@ -170,7 +172,7 @@ class MicrobatchWork:
         except StageError as error:
             return Trouble("not_finite", str(error), peer=source.peer if source is not None else None)
         self._gathered(kept, kept.tokens)
-        return Computed(b"" if gradient is None else self._encode_gradient(gradient), kept.shape)
+        return Computed(b"" if gradient is None else self._encode_gradient(key, gradient), kept.shape)
 
     def _far_off(self, sender: Source | None, norm: float) -> Trouble | None:
         """Why hidden states are not computed with. They are refused and not scaled: whatever they are, they
@@ -187,19 +189,20 @@ class MicrobatchWork:
         if self.after_gradient is not None:
             self.after_gradient()
 
-    def _encode(self, kind: Coded, tensor: Tensor) -> bytes:
+    def _encode(self, kind: Coded, tensor: Tensor, chance: torch.Generator | None = None) -> bytes:
         began = perf_counter()
-        encoded = activation_codec.encode(tensor, self.codecs[kind])
+        encoded = activation_codec.encode(tensor, self.codecs[kind], chance)
         self.codings.encoded(kind, began, tensor.numel(), len(encoded))
         return encoded
 
-    def _encode_gradient(self, gradient: Tensor) -> bytes:
-        """Always, for it is added here already: what is finite in fp32 may be beyond the end of bf16."""
+    def _encode_gradient(self, key: MicrobatchId, gradient: Tensor) -> bytes:
+        """Always, for it is added here already: what is finite in fp32 may be beyond the end of the codec."""
+        chance = activation_codec.rounding_of(self._run_id, key, self._stage) if self._by_chance else None
         try:
-            return self._encode("gradient", gradient)
+            return self._encode("gradient", gradient, chance)
         except activation_codec.HiddenError:
-            most = torch.finfo(torch.bfloat16).max
-            return self._encode("gradient", gradient.clamp(-most, most))
+            most = activation_codec.LARGEST
+            return self._encode("gradient", gradient.clamp(-most, most), chance)
 
     def _decode(self, kind: Coded, data: bytes, shape: tuple[int, int, int]) -> Tensor:
         began = perf_counter()

@@ -32,7 +32,7 @@ from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import MANIFEST_LIMIT, Paths, Sync, check
 from swarmnet.snapshots.fetch import chunk_bytes
 
-CODECS = ("bf16", "int8", "fp32", "int4-tiles")
+CODECS = ("bf16", "int8", "fp32", "int4-tiles", "int6-tiles")
 
 
 @pytest.mark.parametrize("codec", CODECS)

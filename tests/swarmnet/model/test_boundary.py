@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import decode, encode
-from swarmnet.model.boundary import orthonormal, projector
+from swarmnet.model.boundary import fixed, multiplied_out, orthonormal, projector
 from swarmnet.model.decoder import Cache, forward, initial_units
 from swarmnet.model.draws import normal
 from swarmnet.model.fixed_point import to_floats
@@ -23,6 +23,7 @@ CPU = torch.device("cpu")
 USUAL = ModelShape(vocabulary=64, width=32, layers=4, heads=4, head_width=8, feed_forward=48, context=128)
 NARROW = replace(USUAL, boundary=Boundary("anchored", width=8, after=(1, 2, 3)))
 HASHED = replace(NARROW, boundary=replace(NARROW.boundary, anchor_rows=16))
+SHARED = replace(USUAL, boundary=Boundary("shared", width=8, after=(1, 2, 3)))
 QWEN = replace(NARROW, key_value_heads=1, qk_norm=True)
 BEGINS, ENDS = Span(0, 2, True, False), Span(2, 4, False, True)
 TOKENS = torch.randint(64, (3, 21), generator=torch.Generator().manual_seed(0))
@@ -79,7 +80,7 @@ def learnt(
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("stages", [(1, 1, 1, 1), (2, 2), (1, 3), (1, 2, 1)], ids=str)
-@pytest.mark.parametrize("shape", [NARROW, HASHED, QWEN], ids=["anchored", "hashed", "qwen"])
+@pytest.mark.parametrize("shape", [NARROW, HASHED, QWEN, SHARED], ids=["anchored", "hashed", "qwen", "shared"])
 def test_a_cut_model_has_the_loss_and_gradients_of_the_uncut_one_to_the_bit(shape, stages, recompute):
     loss, gradients = learnt(shape, (4,))
     cut_loss, cut_gradients = learnt(shape, stages, recompute)
@@ -104,6 +105,61 @@ def test_a_boundary_is_what_its_page_says():
     assert torch.allclose(crossed, sent, atol=1e-6)
 
 
+def test_with_shared_directions_all_that_is_added_before_the_last_boundary_lies_in_them():
+    weights = weights_of(SHARED, whole(SHARED))
+    sent = forward(weights, SHARED, Span(0, 3, True, False), INPUTS)
+    rows = projector(SHARED.boundary, 32, 0, CPU)
+    hidden = fixed(SHARED, INPUTS) + weights[EMBEDDING][INPUTS] @ rows
+    plain = multiplied_out(weights, SHARED)
+    for layer in range(3):
+        hidden = forward(plain, USUAL, Span(layer, layer + 1, False, False), hidden)
+    assert torch.allclose(hidden, fixed(SHARED, INPUTS) + sent @ rows, atol=1e-5), "nothing is lost"
+    shapes = parameter_shapes(SHARED, whole(SHARED))
+    assert shapes[EMBEDDING] == (64, 8)
+    ends = [shapes[f"model.layers.{layer}.self_attn.o_proj.weight"] for layer in range(4)]
+    ends += [shapes[f"model.layers.{layer}.mlp.down_proj.weight"] for layer in range(4)]
+    assert ends == [(8, 32)] * 3 + [(32, 32)] + [(8, 48)] * 3 + [(32, 48)], "behind it nothing crosses"
+    assert not any("boundaries" in name for name in shapes), "no stage holds a table"
+
+
+@pytest.mark.parametrize("shape", [SHARED, replace(SHARED, qk_norm=True, width=40)], ids=["llama", "qwen"])
+def test_shared_directions_multiplied_out_are_a_plain_model_with_the_same_logits(shape):
+    weights, plain = weights_of(shape, whole(shape)), replace(shape, boundary=Boundary())
+    wide = multiplied_out(weights, shape)
+    assert {name: tuple(each.shape) for name, each in wide.items()} == parameter_shapes(plain, whole(plain))
+    logits = forward(weights, shape, whole(shape), INPUTS)
+    assert (forward(wide, plain, whole(plain), INPUTS) - logits).abs().max() < 1e-5 * logits.abs().max()
+
+
+def test_what_is_fixed_of_a_token_is_a_row_of_signs_that_follows_from_the_seed_alone():
+    shape = replace(SHARED, vocabulary=4096, width=200)
+    everyone = torch.arange(4096)
+    rows = fixed(shape, everyone)
+    assert set(rows.unique().tolist()) == {-rows.max().item(), rows.max().item()}
+    assert rows.max().item() == pytest.approx(shape.initial_deviation)
+    assert torch.equal(fixed(shape, everyone.view(64, 64).t()), rows.view(64, 64, 200).transpose(0, 1))
+    signs = rows.sign()
+    products = (signs @ signs.T).fill_diagonal_(0.0) / 200
+    assert float(products.std()) == pytest.approx(200**-0.5, rel=0.02), "as independent as chance makes them"
+    assert float(products.abs().max()) < 0.5
+    assert float(signs.mean(0).abs().max()) < 5 * 4096**-0.5
+    other = replace(shape, boundary=replace(shape.boundary, seed=1))
+    assert abs(float((fixed(other, everyone).sign() * signs).mean())) < 0.01
+
+
+def test_the_bits_that_are_fixed_of_a_token_are_those_of_plain_integers():
+    def mixed(x: int) -> int:
+        x = (x ^ x >> 16) * 0x21F0AAAD % 2**32
+        x = (x ^ x >> 15) * 0x735A2D97 % 2**32
+        return x ^ x >> 15
+
+    shape, token = replace(SHARED, vocabulary=300_000, width=200), 299_999
+    seed = int.from_bytes(hashlib.sha256(b"0/model.boundaries.fixed").digest()[:4], "little")
+    words = [mixed(mixed(7 * token + word) ^ seed) for word in range(7)]
+    bits = [words[place // 32] >> place % 32 & 1 for place in range(200)]
+    assert (fixed(shape, torch.tensor([token]))[0] > 0).tolist() == [bit == 1 for bit in bits]
+
+
 def test_anchors_begin_as_the_embedding_in_stages_that_do_not_hold_it():
     embedding = weights_of(NARROW, BEGINS)[EMBEDDING]
     for span in (BEGINS, ENDS):
@@ -121,7 +177,7 @@ def test_hashed_anchors_are_few_rows_and_differ_for_all_tokens():
     assert float(table.std()) == pytest.approx(deviation * 0.5**0.5, rel=0.1)
 
 
-@pytest.mark.parametrize("shape", [NARROW, HASHED], ids=["anchored", "hashed"])
+@pytest.mark.parametrize("shape", [NARROW, HASHED, SHARED], ids=["anchored", "hashed", "shared"])
 def test_with_a_cache_a_text_goes_on_as_without(shape):
     weights, cache = weights_of(shape, whole(shape)), Cache()
     at_once = forward(weights, shape, whole(shape), INPUTS)
@@ -192,7 +248,7 @@ def boundary(**changes: object) -> Boundary:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (Boundary(width=8), "say nothing without form: anchored"),
+        (Boundary(width=8), "say nothing without form: anchored or shared"),
         (boundary(width=0), "between 1 and model.width, 32"),
         (boundary(width=33), "model.boundary.width is 33"),
         (boundary(after=()), "name at least one place"),
@@ -204,6 +260,7 @@ def boundary(**changes: object) -> Boundary:
         (boundary(anchor_rows=30), "square of its half at least the vocabulary, 256"),
         (boundary(anchor_rows=33), "it must be even"),
         (boundary(anchor_rows=256), "0 gives each of 256 tokens a row"),
+        (boundary(form="shared", anchor_rows=64), "in form shared what is known of a token takes no table"),
     ],
 )
 def test_a_boundary_that_contradicts_the_rest_is_refused(wrong, said):
@@ -242,3 +299,7 @@ def test_projections_are_counted_and_looking_anchors_up_is_free():
     each = 4 * 8 * 32
     assert operations_per_token(narrow, 0) == operations_per_token(usual, 0) + each
     assert operations_per_token(narrow, 1) == operations_per_token(usual, 1) + 5 * each
+    shared = manifest_of((1, 3), SHARED)
+    saved = 6 * (32 - 8) * (32 + 48)  # Of each layer that writes eight numbers.
+    assert operations_per_token(shared, 0) == operations_per_token(usual, 0) - saved + (1 + 1 + 2) * each
+    assert operations_per_token(shared, 1) == operations_per_token(usual, 1) - 2 * saved + (5 + 4) * each

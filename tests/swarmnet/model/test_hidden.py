@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from swarmnet.model.activation_codec import HiddenError, decode, encode
-from swarmnet.run.activation_sizes import BLOCK, TILE, Codec, encoded_bytes
+from swarmnet.identifiers import MicrobatchId, PeerId, RunId
+from swarmnet.model.activation_codec import HiddenError, decode, encode, rounding_of
+from swarmnet.run.activation_sizes import BLOCK, TILE, TILE_BITS, Codec, encoded_bytes
 
-CODECS: list[Codec] = ["fp32", "bf16", "int8", "int4-tiles"]
+CODECS: list[Codec] = ["fp32", "bf16", "int8", "int4-tiles", "int6-tiles"]
+ROUNDED: list[Codec] = ["int8", "int4-tiles", "int6-tiles"]
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=3, max_side=70)
 LARGE = float(np.float32(1e37))
 TENSORS = arrays.arrays(np.float32, SHAPES, elements=st.floats(-LARGE, LARGE, width=32), fill=st.just(0)).map(
@@ -43,20 +45,81 @@ def test_int8_errs_by_at_most_half_a_step_of_its_block(tensor: torch.Tensor) -> 
         assert error[start : start + BLOCK].abs().max() <= largest / 254 * (1 + 1e-4) + 127 * 2.0**-149
 
 
-def assert_close_by_tiles(decoded: torch.Tensor, tensor: torch.Tensor) -> None:
+def assert_close_by_tiles(
+    decoded: torch.Tensor, tensor: torch.Tensor, codec: Codec, of_a_step: float = 0.5
+) -> None:
     error, values = (decoded - tensor).double().abs().flatten(), tensor.double().flatten()
+    steps = (1 << TILE_BITS[codec]) - 1
     for start in range(0, len(values), TILE):
         tile = values[start : start + TILE]
         between, largest = tile.max() - tile.min(), tile.abs().max()
-        assert error[start : start + TILE].max() <= between / 30 + 2**-7 * largest + 2.0**-126
+        most = of_a_step * between / steps + 2**-7 * largest + 2.0**-126
+        assert error[start : start + TILE].max() <= most
 
 
 @settings(deadline=None)
-@given(TENSORS)
-def test_int4_errs_by_at_most_half_a_step_of_its_tile_and_the_rounding_of_its_ends(
-    tensor: torch.Tensor,
+@given(TENSORS, st.sampled_from(sorted(TILE_BITS)))
+def test_tiles_err_by_at_most_half_a_step_and_the_rounding_of_their_ends(
+    tensor: torch.Tensor, codec: Codec
 ) -> None:
-    assert_close_by_tiles(decode(encode(tensor, "int4-tiles"), tuple(tensor.shape), "int4-tiles"), tensor)
+    assert_close_by_tiles(decode(encode(tensor, codec), tuple(tensor.shape), codec), tensor, codec)
+
+
+def by_chance(seed: int) -> torch.Generator:
+    return rounding_of(RunId("run"), MicrobatchId(PeerId("origin"), seed), 1)
+
+
+@settings(deadline=None)
+@given(TENSORS, st.sampled_from(ROUNDED), st.integers(0, 1 << 40))
+def test_rounded_by_chance_it_errs_by_at_most_a_step_and_again_gives_the_same_bytes(
+    tensor: torch.Tensor, codec: Codec, seed: int
+) -> None:
+    data, shape = encode(tensor, codec, by_chance(seed)), tuple(tensor.shape)
+    assert data == encode(tensor, codec, by_chance(seed))
+    assert len(data) == encoded_bytes(shape, codec)
+    decoded = decode(data, shape, codec)
+    if codec != "int8":
+        assert_close_by_tiles(decoded, tensor, codec, of_a_step=1.0 + 2**-7)  # A step may be longer in bf16.
+        return
+    error, values = (decoded - tensor).double().flatten(), tensor.double().flatten()
+    for start in range(0, len(values), BLOCK):
+        largest = values[start : start + BLOCK].abs().max()
+        assert error[start : start + BLOCK].abs().max() <= largest / 127 * (1 + 1e-4) + 127 * 2.0**-149
+
+
+@pytest.mark.parametrize("codec", ROUNDED)
+@pytest.mark.parametrize("shift", [0.0, 3.0, -40.0])
+def test_rounded_by_chance_a_value_is_itself_on_the_mean_and_to_the_nearest_it_is_not(
+    codec: Codec, shift: float
+) -> None:
+    """Beside a value a hundred times as large, where rounding to the nearest loses the small ones."""
+    tensor = torch.randn(2, 3 * TILE, generator=torch.Generator().manual_seed(1)) + shift
+    tensor[:, ::TILE] *= 100
+    shape, times = tuple(tensor.shape), 1000
+    mean = sum(decode(encode(tensor, codec, by_chance(seed)), shape, codec) for seed in range(times)) / times
+    between = tensor.max() - tensor.min() if codec != "int8" else tensor.abs().max()
+    step = between / ((1 << TILE_BITS.get(codec, 7)) - 1)
+    bound = 5 * 0.5 * step / times**0.5  # Deviations of the mean: at most half a step for one value.
+    assert (mean - tensor).abs().max() < bound
+    nearest = decode(encode(tensor, codec), shape, codec)
+    assert (nearest - tensor).abs().max() > 1.5 * bound
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (RunId("other"), MicrobatchId(PeerId("origin"), 1), 1),
+        (RunId("run"), MicrobatchId(PeerId("another"), 1), 1),
+        (RunId("run"), MicrobatchId(PeerId("origin"), 2), 1),
+        (RunId("run"), MicrobatchId(PeerId("origin"), 1), 2),
+    ],
+    ids=["run", "origin", "counter", "stage"],
+)
+def test_each_run_microbatch_and_stage_rounds_by_a_chance_of_its_own(
+    other: tuple[RunId, MicrobatchId, int],
+) -> None:
+    tensor = torch.linspace(-1, 1, 500)
+    assert encode(tensor, "int6-tiles", by_chance(1)) != encode(tensor, "int6-tiles", rounding_of(*other))
 
 
 @settings(deadline=None)
@@ -72,8 +135,8 @@ def test_the_length_is_known_beforehand_and_encoding_again_changes_nothing(
     again = decode(encode(decoded, codec), shape, codec)
     if codec == "int8":
         torch.testing.assert_close(again, decoded, rtol=1e-6, atol=127 * 2.0**-149)
-    elif codec == "int4-tiles":
-        assert_close_by_tiles(again, decoded)  # Its least may be another than the one that was sent.
+    elif codec in TILE_BITS:
+        assert_close_by_tiles(again, decoded, codec)  # Its least may be another than the one that was sent.
     else:
         assert torch.equal(again, decoded)
 
@@ -147,6 +210,8 @@ def test_the_wire_is_little_endian_with_the_scales_first() -> None:
     assert encode(torch.tensor([127.0, -127.0, 1.0]), "int8") == b"\x00\x00\x80\x3f" + bytes([127, 129, 1])
     tile = b"\x80\xbf" + b"\x00\x3f" + bytes([0x10, 0x0F | 2 << 4, 3])
     assert encode(torch.tensor([-1.0, -0.5, 6.5, 0.0, 0.5]), "int4-tiles") == tile
+    tile = b"\x80\xbf" + b"\x00\x3f" + (1 << 6 | 63 << 12 | 2 << 18 | 3 << 24).to_bytes(4, "little")
+    assert encode(torch.tensor([-1.0, -0.5, 30.5, 0.0, 0.5]), "int6-tiles") == tile
 
 
 @pytest.mark.parametrize("codec", CODECS)

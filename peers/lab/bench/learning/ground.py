@@ -23,7 +23,7 @@ from peers.data.tokens import encoded
 from peers.tools.model.evaluate import Windows, cut, labels_of, nats_of
 from peers.tools.owner.run_check import tokenizer_beside
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.model.activation_codec import decode, encode
+from swarmnet.model.activation_codec import decode, encode, rounding_of
 from swarmnet.model.decoder import forward, initial_units
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of
@@ -125,9 +125,11 @@ class Ground:
             hidden = _carried(compute.forward(0, hidden, tokens_BT=inputs_BT), self.manifest.hidden_codec)
         finished = self._computes[-1].finish(0, hidden, labels_BT, inputs_BT)
         back = finished.hidden_gradient
-        for compute in reversed(self._computes[:-1]):
+        for stage in reversed(range(len(self._computes) - 1)):
             assert back is not None, "only the first stage has tokens for inputs"
-            back = compute.backward(0, _carried(back, self.manifest.codec_back))
+            by_chance = self.manifest.gradient_rounding == "stochastic"
+            chance = rounding_of(RunId(f"{self.seed}"), microbatch, stage + 1) if by_chance else None
+            back = self._computes[stage].backward(0, _carried(back, self.manifest.codec_back, chance))
         summed_P = torch.cat([compute.use_gradient(torch.clone) for compute in self._computes])
         return Gradient(summed_P, finished.loss_sum / finished.tokens, finished.tokens)
 
@@ -144,8 +146,8 @@ class Ground:
         return held_out.score(loss * held_out.tokens).bits_per_byte
 
 
-def _carried(tensor: Tensor, codec: Codec) -> Tensor:
-    return decode(encode(tensor, codec), tuple(tensor.shape), codec)
+def _carried(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None) -> Tensor:
+    return decode(encode(tensor, codec, chance), tuple(tensor.shape), codec)
 
 
 def read_texts(run_file: Path, manifest: Manifest, eval_text: Path | None, tokenizer: Path | None) -> Texts:

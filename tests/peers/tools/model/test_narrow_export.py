@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -17,15 +18,18 @@ from peers.state.checkpoint_file import Model
 from peers.tools.model import hf_parity
 from peers.tools.model.export import BOUNDARY, ExportError, export, load_shape, load_weights
 from peers.tools.model.generate import generate
+from peers.tools.model.model_card import card
+from peers.tools.model.provenance import Facts
 from swarmnet.identifiers import PeerId
 from swarmnet.model.boundary import projectors
 from swarmnet.model.decoder import forward
-from swarmnet.model.parameters import whole
+from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Data, Manifest
 
 FULL = replace(LLAMA, boundary=Boundary("anchored", width=8, after=(1, 2), seed=7))
 HASHED = replace(FULL, boundary=replace(FULL.boundary, anchor_rows=32))
+SHARED = replace(LLAMA, boundary=Boundary("shared", width=8, after=(1, 2), seed=7))
 QWEN = replace(FULL, qk_norm=True, norm_epsilon=1e-6)
 SHAPES = pytest.mark.parametrize("shape", [FULL, HASHED, QWEN], ids=["full", "hashed", "qwen"])
 
@@ -59,6 +63,31 @@ def test_transformers_computes_and_writes_the_same_when_told_what_it_is(shape, t
     assert bytes(made[0, 4:].tolist()) == ours
     with pytest.raises(ValueError, match="give input_ids, not inputs_embeds"):
         theirs(inputs_embeds=torch.zeros(1, 2, 32))
+
+
+@pytest.mark.parametrize("qk_norm", [False, True], ids=["llama", "qwen"])
+def test_shared_directions_are_multiplied_out_to_a_plain_model_for_transformers(qk_norm, tmp_path):
+    shape = replace(SHARED, qk_norm=qk_norm, norm_epsilon=1e-6 if qk_norm else 1e-5)
+    stages = stage_weights(shape, (1, 1, 1))
+    export(tmp_path / "model", shape, stages)
+    plain = replace(shape, boundary=Boundary())
+    assert load_shape(tmp_path / "model") == plain
+    config = json.loads(Path(tmp_path, "model", "config.json").read_bytes())
+    assert config["model_type"] == ("qwen3" if qk_norm else "llama")
+    assert BOUNDARY not in config
+    weights = {name: tensor for stage in stages for name, tensor in stage.items()}
+    parity = hf_parity.compare(tmp_path / "model", weights, shape, ByteTokenizer())
+    assert parity.difference <= 1e-5 * parity.largest, "our narrow model and transformers' plain one"
+    ours = b"".join(generate(weights, shape, b"def ", 12, temperature=0.0))
+    assert b"".join(generate(load_weights(tmp_path / "model"), plain, b"def ", 12, temperature=0.0)) == ours
+
+
+def test_the_page_of_a_model_of_shared_directions_says_that_it_is_a_plain_one():
+    manifest = Manifest("tiny", PeerId("owner"), stages=(1, 2), model=SHARED)
+    page = card(manifest, Facts(), None, None, Path("model"), None)
+    assert "the first 2 layers wrote into the same 8 directions" in page
+    assert "narrow_transformers" not in page
+    assert f"{sum(map(prod, parameter_shapes(LLAMA, whole(LLAMA)).values())):,} parameters" in page
 
 
 def test_transformers_that_was_not_told_refuses_it_and_takes_it_for_no_llama(tmp_path):

@@ -27,7 +27,7 @@ from swarmnet.run.path_rules import begin, visit
 KEY = MicrobatchId(PeerId("origin"), 1)
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int8", "fp32"])
+@pytest.mark.parametrize("codec", ["bf16", "int8", "fp32", "int4-tiles", "int6-tiles"])
 def test_a_gradient_beyond_the_codecs_end_is_sent_as_the_largest_there_is(codec):
     largest = torch.finfo(torch.float32).max
     gradient = torch.tensor([[[1.0, -largest, largest, 0.0]]])
@@ -38,8 +38,31 @@ def test_a_gradient_beyond_the_codecs_end_is_sent_as_the_largest_there_is(codec)
     assert isinstance(done, Computed), "it is added here already"
     sent = activation_codec.decode(done.encoded, (1, 1, 4), codec)
     assert torch.isfinite(sent).all()
-    assert sent[0, 0, 2] == pytest.approx(largest, rel=0.01)
-    assert sent[0, 0, 1] == -sent[0, 0, 2]
+    assert sent[0, 0, 2] == pytest.approx(activation_codec.LARGEST, rel=0.01)
+    assert sent[0, 0, 1] == pytest.approx(-activation_codec.LARGEST, rel=0.01)
+
+
+def test_a_gradient_rounded_by_chance_is_the_same_when_it_is_computed_again_and_of_another_is_not():
+    manifest = tiny_manifest(gradient_codec="int6-tiles", gradient_rounding="stochastic")
+    stage = SimpleNamespace(backward=lambda key, below: torch.linspace(-1.0, 1.0, 400).view(2, 10, 20))
+    below = activation_codec.encode(torch.zeros(2, 10, 20), "int6-tiles")
+
+    def answer(key: MicrobatchId, stage_number: int = 1) -> bytes:
+        work = MicrobatchWork(manifest, stage_number, stage)
+        done = work.backward(key, Bodies(output=b"", shape=(2, 10, 20), gradient=below, tokens=1))
+        assert isinstance(done, Computed)
+        return done.encoded
+
+    assert answer(KEY) == answer(KEY)
+    other = MicrobatchId(KEY.origin, 2)
+    assert len({answer(KEY), answer(other), answer(KEY, 2)}) == 3, "by microbatch, and by hop"
+
+
+def test_chance_where_nothing_is_rounded_is_refused():
+    check(tiny_manifest(gradient_codec="int8", gradient_rounding="stochastic"))
+    assert b"gradient_rounding" not in tiny_manifest().canonical(), "runs that do not say so keep their ids"
+    with pytest.raises(ManifestError, match="gradient_rounding: in bf16 nothing is rounded by chance"):
+        check(tiny_manifest(gradient_rounding="stochastic"))
 
 
 def test_of_what_the_last_stage_has_done_only_the_answer_is_kept():
