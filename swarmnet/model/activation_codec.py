@@ -33,6 +33,7 @@ from swarmnet.run.activation_sizes import BLOCK, TILE, TILE_BITS, Codec, encoded
 LARGEST = 2.0**125
 """Finite in every codec: a tile may reach from its negative to it, which is twice, in steps rounded up."""
 _STEPS = 127
+_FOUR = torch.arange(4, dtype=torch.int32)
 
 
 class HiddenError(ValueError):
@@ -40,7 +41,7 @@ class HiddenError(ValueError):
 
 
 def rounding_of(run_id: RunId, microbatch: MicrobatchId, stage: int) -> torch.Generator:
-    """The chance by which a stage rounds what it sends of a microbatch: when it is sent again, to the same."""
+    """The chance by which a stage rounds what it sends of a microbatch: the same when it is made again."""
     told = f"{run_id}/{microbatch.origin}/{microbatch.counter}/{stage}/rounding"
     seed = int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "little", signed=True)
     return torch.Generator().manual_seed(seed)
@@ -63,7 +64,9 @@ def encode(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None) 
 
 
 def _rounded(steps: Tensor, chance: torch.Generator | None) -> Tensor:
-    return torch.round(steps) if chance is None else steps.add_(torch.rand(steps.shape, generator=chance)).floor_()
+    if chance is None:
+        return torch.round(steps)
+    return steps.add_(torch.rand(steps.shape, generator=chance)).floor_()
 
 
 def _as_blocks(values: Tensor, chance: torch.Generator | None) -> bytes:
@@ -113,7 +116,7 @@ def _as_tiles(values: Tensor, codec: Codec, chance: torch.Generator | None) -> b
         raise HiddenError(f"a value is not finite in {codec}")
     steps = _rounded((tiles - least.float()) / step.float().where(step > 0, 1.0), chance)
     codes = steps.clamp_(0, most).to(torch.int32).flatten()[: len(values)]
-    fours = functional.pad(codes, (0, -len(codes) % 4)).view(-1, 4) << bits * torch.arange(4)
+    fours = functional.pad(codes, (0, -len(codes) % 4)).view(-1, 4) << bits * _FOUR
     packed = fours.sum(dim=1, dtype=torch.int32).view(torch.uint8).view(-1, 4)[:, : bits // 2].flatten()
     return ends.view(torch.int16).numpy().tobytes() + packed[: -(-len(codes) * bits // 8)].numpy().tobytes()
 
@@ -131,11 +134,11 @@ def _of_tiles(raw: bytearray, count: int, bits: int) -> Tensor:
     tiles = -(-count // TILE)
     ends = torch.frombuffer(raw, dtype=torch.bfloat16, count=2 * tiles).float().view(-1, 2)
     packed = torch.frombuffer(raw, dtype=torch.uint8, offset=4 * tiles)
-    fours = functional.pad(packed, (0, -len(packed) % (bits // 2))).view(-1, bits // 2).int()
-    fours = (fours << 8 * torch.arange(bits // 2)).sum(dim=1, keepdim=True, dtype=torch.int32)
-    codes = (fours >> bits * torch.arange(4) & (1 << bits) - 1).flatten()[:count].float()
-    least, step = (ends[:, end].repeat_interleave(TILE)[:count] for end in (0, 1))
-    return codes.mul_(step).add_(least)
+    whole = functional.pad(packed, (0, tiles * TILE * bits // 8 - len(packed))).view(-1, bits // 2).int()
+    fours = (whole << 8 * _FOUR[: bits // 2]).sum(dim=1, keepdim=True, dtype=torch.int32)
+    codes = fours >> bits * _FOUR & (1 << bits) - 1
+    values = codes.float().view(-1, TILE).mul_(ends[:, 1:]).add_(ends[:, :1])
+    return values.flatten()[:count]
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -76,8 +76,10 @@ def fixed(shape: ModelShape, tokens_BT: Tensor) -> Tensor:
     words, device = -(-shape.width // 32), tokens_BT.device
     places_BTW = tokens_BT[..., None] * words + torch.arange(words, device=device)
     hashes_BTW = _mixed(_mixed(places_BTW) ^ int.from_bytes(digest[:4], "little"))
-    bits_BTD = (hashes_BTW[..., None] >> torch.arange(32, device=device) & 1).flatten(-2)[..., : shape.width]
-    return (2 * bits_BTD - 1).float() * shape.initial_deviation
+    signed_BTW = ((hashes_BTW ^ 1 << 31) - (1 << 31)).int()  # The same bits, in half the time.
+    bits = signed_BTW[..., None] >> torch.arange(32, dtype=torch.int32, device=device) & 1
+    signs_BTD = bits.float().mul_(2.0).sub_(1.0).flatten(-2)[..., : shape.width]
+    return signs_BTD * shape.initial_deviation
 
 
 def multiplied_out(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ class Boundary:
     """After how many layers a boundary stands, ascending. Every cut between stages needs one; more may stand
     inside stages, so that the run could be cut there."""
     anchor_rows: int = 0
-    """Of form anchored: rows of each table. 0: a row for each token, which begins as the embedding does. Else a
+    """Rows of each table of anchors. 0: a row for each token, which begins as the embedding does. Else a
     token takes the sum of two rows, one of each half, and no two tokens the same two: for large vocabularies,
     of which full tables on every stage would be most of a model."""
     seed: int = 0
@@ -50,7 +50,7 @@ def contradictions(
     microbatches may leave stages out or swap them."""
     if not boundary.is_narrow:
         if boundary != Boundary():
-            yield "model.boundary: width, after, anchor_rows and seed say nothing without form: anchored or shared"
+            yield "model.boundary: its other keys say nothing without form: anchored or shared"
         return
     layers, cuts = sum(stages), list(accumulate(stages))[:-1]
     if not 1 <= boundary.width <= width:
@@ -67,7 +67,7 @@ def contradictions(
         )
     rows, half = boundary.anchor_rows, boundary.anchor_rows // 2
     if rows and boundary.form == "shared":
-        yield "model.boundary.anchor_rows: in form shared what is known of a token takes no table"
+        yield "model.boundary.anchor_rows: in form shared what is fixed of a token takes no table"
     if rows < 0 or rows != 2 * half or (rows > 0 and half * half < vocabulary):
         yield (
             f"model.boundary.anchor_rows is {rows}; it must be even, and the square of its half at least "

@@ -356,7 +356,7 @@ def check(manifest: Manifest) -> None:
          f"data: a microbatch takes {manifest.body_bytes:,} bytes from stage to stage, at most "
          f"{MOST_BODY_BYTES:,} may be; fewer sequences in it, shorter ones, or a smaller hidden_codec"),
         (manifest.gradient_rounding != "nearest" and manifest.codec_back in ("fp32", "bf16"),
-         f"gradient_rounding: in {manifest.codec_back} nothing is rounded by chance; it is for int8 and tiles"),
+         f"gradient_rounding: {manifest.codec_back} is not rounded by chance, only int8 and tiles are"),
         (not manifest.data.sources, "data.sources is empty"),
         (any(source.bytes < 0 for source in manifest.data.sources), "data.sources: bytes cannot be negative"),
         (rounds.target_tokens < 1 or rounds.window < 1 or rounds.snapshot_rounds < 1,

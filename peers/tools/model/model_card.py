@@ -120,8 +120,9 @@ def _boundaries(manifest: Manifest) -> list[tuple[str, str]]:
     places = " and ".join(filter(None, [", ".join(map(str, boundary.after[:-1])), str(boundary.after[-1])]))
     if boundary.form == "shared":
         told = (
-            f"in training the first {boundary.after[-1]} layers wrote into the same {boundary.width} directions, "
-            f"and these went on after layers {places}; here that is multiplied out, and this is a plain model"
+            f"in training the first {boundary.after[-1]} layers wrote into the same {boundary.width} "
+            f"directions, and these went on after layers {places}; here that is multiplied out, and this is "
+            "a plain model"
         )
         return [("narrow boundaries", told)]
     told = (

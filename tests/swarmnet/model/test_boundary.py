@@ -80,7 +80,9 @@ def learnt(
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("stages", [(1, 1, 1, 1), (2, 2), (1, 3), (1, 2, 1)], ids=str)
-@pytest.mark.parametrize("shape", [NARROW, HASHED, QWEN, SHARED], ids=["anchored", "hashed", "qwen", "shared"])
+@pytest.mark.parametrize(
+    "shape", [NARROW, HASHED, QWEN, SHARED], ids=["anchored", "hashed", "qwen", "shared"]
+)
 def test_a_cut_model_has_the_loss_and_gradients_of_the_uncut_one_to_the_bit(shape, stages, recompute):
     loss, gradients = learnt(shape, (4,))
     cut_loss, cut_gradients = learnt(shape, stages, recompute)
@@ -260,7 +262,7 @@ def boundary(**changes: object) -> Boundary:
         (boundary(anchor_rows=30), "square of its half at least the vocabulary, 256"),
         (boundary(anchor_rows=33), "it must be even"),
         (boundary(anchor_rows=256), "0 gives each of 256 tokens a row"),
-        (boundary(form="shared", anchor_rows=64), "in form shared what is known of a token takes no table"),
+        (boundary(form="shared", anchor_rows=64), "in form shared what is fixed of a token takes no table"),
     ],
 )
 def test_a_boundary_that_contradicts_the_rest_is_refused(wrong, said):

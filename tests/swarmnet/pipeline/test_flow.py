@@ -173,8 +173,11 @@ def test_fewer_microbatches_fit_in_less_memory_and_one_always_does():
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
-@pytest.mark.parametrize("boundary", [Boundary(), Boundary("anchored", 16, (1,)), Boundary("shared", 16, (1,))],
-                         ids=["open", "anchored", "shared"])
+@pytest.mark.parametrize(
+    "boundary",
+    [Boundary(), Boundary("anchored", 16, (1,)), Boundary("shared", 16, (1,))],
+    ids=["open", "anchored", "shared"],
+)
 def test_what_autograd_keeps_is_about_what_was_foretold(qk_norm, boundary):
     model = ModelShape(width=64, layers=2, heads=4, key_value_heads=2, head_width=16, feed_forward=192,
                        qk_norm=qk_norm, boundary=boundary)  # fmt: skip

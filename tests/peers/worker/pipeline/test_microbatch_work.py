@@ -38,8 +38,8 @@ def test_a_gradient_beyond_the_codecs_end_is_sent_as_the_largest_there_is(codec)
     assert isinstance(done, Computed), "it is added here already"
     sent = activation_codec.decode(done.encoded, (1, 1, 4), codec)
     assert torch.isfinite(sent).all()
-    assert sent[0, 0, 2] == pytest.approx(activation_codec.LARGEST, rel=0.01)
-    assert sent[0, 0, 1] == pytest.approx(-activation_codec.LARGEST, rel=0.01)
+    assert sent[0, 0, 2] > 0.99 * activation_codec.LARGEST
+    assert sent[0, 0, 1] < -0.99 * activation_codec.LARGEST
 
 
 def test_a_gradient_rounded_by_chance_is_the_same_when_it_is_computed_again_and_of_another_is_not():
@@ -61,7 +61,7 @@ def test_a_gradient_rounded_by_chance_is_the_same_when_it_is_computed_again_and_
 def test_chance_where_nothing_is_rounded_is_refused():
     check(tiny_manifest(gradient_codec="int8", gradient_rounding="stochastic"))
     assert b"gradient_rounding" not in tiny_manifest().canonical(), "runs that do not say so keep their ids"
-    with pytest.raises(ManifestError, match="gradient_rounding: in bf16 nothing is rounded by chance"):
+    with pytest.raises(ManifestError, match="gradient_rounding: bf16 is not rounded by chance"):
         check(tiny_manifest(gradient_rounding="stochastic"))
 
 
