@@ -1,7 +1,6 @@
 """A swarm of real peers on the emulated WAN, for what scripts/soak wan measures."""
 
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
@@ -26,8 +25,6 @@ class WanSwarm(ChaosSwarm):
     paced = 0.0
     """Seconds a microbatch takes on each stage without the processor (tests/wan/wan_paced.py); 0: it
     computes."""
-    boundary = 0
-    """Numbers per token that cross between stages, by anchored boundaries; 0: the model's width."""
 
     def __init__(self, options, folder, net, model, keys=(), run=(), line=HOME):
         super().__init__(options, folder, Console(highlight=False))
@@ -35,13 +32,9 @@ class WanSwarm(ChaosSwarm):
 
     def run_keys(self):
         shape, count = MODELS[self.model], self.options.stages
-        cuts = [shape["layers"] * stage // count for stage in range(count + 1)]
-        if self.boundary:
-            narrow = {"form": "anchored", "width": self.boundary, "after": cuts[1:-1]}
-            shape = {**shape, "boundary": narrow}
         return {
-            "name": f"wan-{self.model}", "seed": 0, "model": shape,
-            "stages": [stop - start for start, stop in pairwise(cuts)], "hidden_codec": "int8", **self.run,
+            "name": f"wan-{self.model}", "seed": 0, "stages": [shape["layers"] // count] * count,
+            "hidden_codec": "int8", **self.run, "model": shape | self.run.get("model", {}),
         }  # fmt: skip
 
     def place(self, name):
