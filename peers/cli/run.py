@@ -121,7 +121,8 @@ def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the peers' folders here.")] = None,
     method: Annotated[MethodName, typer.Option(help="How its peers learn together.")] = "demo-votes",
     sharded: Annotated[
-        bool, typer.Option("--sharded", help="Of peers that step by themselves: they exchange through reducers.")
+        bool,
+        typer.Option("--sharded", help="Where peers step by themselves: they exchange through reducers."),
     ] = False,
 ) -> None:
     """Several peers train a model on this machine: one is killed, one joins, and the model writes text."""
@@ -131,7 +132,8 @@ def demo(
         raise UserError(f"--report {report}: its folder does not exist")
     if sharded and method not in AUTHORS:
         raise UserError(
-            "--sharded: only what peers that step by themselves contribute can be sharded; add --method local-steps"
+            "--sharded: only what peers that step by themselves contribute can be sharded; add "
+            "--method local-steps"
         )
     from peers.lab.processes.demo import run_demo
 

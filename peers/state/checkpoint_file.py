@@ -335,6 +335,7 @@ def _require_digest(checkpoint: Checkpoint, manifest: Manifest) -> None:
     """Raises CheckpointError."""
     stage, at = checkpoint.stage, checkpoint.round
     if 0 <= stage < len(manifest.stages):
-        if state_digest(at, checkpoint.units(state_layout(manifest, stage))) == checkpoint.digest:
+        layout = state_layout(manifest, stage)
+        if state_digest(at, checkpoint.units(layout)) == checkpoint.digest:
             return
     raise CheckpointError(f"the checkpoint of stage {stage}, round {at} is damaged")

@@ -240,7 +240,8 @@ class Worker(Parts):
         if trained():
             return
         if url and folder is not None:
-            await Restoring(url, self.signed, self.say).bring(folder, self.stage, self.part.method.state, trained)
+            layout = self.part.method.state
+            await Restoring(url, self.signed, self.say).bring(folder, self.stage, layout, trained)
             self.recovery.restore()
         await self.recovery.keepers.reach()
 

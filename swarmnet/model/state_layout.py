@@ -23,11 +23,11 @@ def state_of(layout: Layout, sync: Sync) -> Layout:
     """Of a stage whose weights lie as `layout` says: the same, or twice as long."""
     if not sync.settles_momentum:
         return layout
-    size = layout.size
+    size, told = layout.size, MOMENTUM
     return Layout(
         (*layout.entries, *(
-            replace(entry, name=MOMENTUM + entry.name, offset=size + entry.offset, block=MOMENTUM + entry.block)
-            for entry in layout.entries
+            replace(each, name=told + each.name, offset=size + each.offset, block=told + each.block)
+            for each in layout.entries
         )),
         (*layout.planes, *(replace(plane, offset=size + plane.offset) for plane in layout.planes)),
         (*layout.padding, *((size + start, size + stop) for start, stop in layout.padding)),

@@ -4,8 +4,8 @@
 
 in integers, so a contribution that comes late corrects the live weights to exactly what they would have
 been had it come in time, and settled weights depend on the sets of contributions alone. Open rounds are gone
-through in their order each time, from what is settled: a group's momentum makes of each step what those before
-left, so a late contribution of one round also changes what the next ones do.
+through in their order each time, from what is settled: where the group has a momentum, a late contribution of
+one round changes what the next ones do, too.
 """
 
 from __future__ import annotations

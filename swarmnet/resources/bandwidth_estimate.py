@@ -62,7 +62,7 @@ def contribution_bytes(manifest: Manifest, stage: int) -> float:
     sync = manifest.sync
     parameters = layout_of(parameter_shapes(manifest.model, manifest.span(stage))).size
     if (own := sync.own_steps) is not None:
-        if own.sent == "largest":  # Their places, a sign and which of two sizes; and for each chunk these two.
+        if own.sent == "largest":  # Places, signs, which of two sizes; and of each chunk these two.
             kept = max(1, sync.sparse_kept // own.parts)
             return parameters / CHUNK * (kept * (4 + log2(CHUNK / sync.sparse_kept)) / 8 + 8)
         return parameters / own.parts * BITS[own.sent] / 8 + parameters / CHUNK

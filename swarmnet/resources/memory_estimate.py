@@ -30,7 +30,8 @@ FREED_BYTES = FLOAT_BYTES
 OLD_VERSION_BYTES = FLOAT_BYTES
 """Per parameter: weights that a microbatch under way was begun with, where it waits for other stages."""
 MOMENTUM_BYTES = 2 * FLOAT_BYTES
-"""Per parameter, where the group has a momentum: the settled one, and while open rounds are gone through a copy."""
+"""Per parameter, where the group has a momentum: the settled one, and a copy that open rounds are gone through
+with."""
 SIGN_BYTES = 1
 """Per parameter and open round that was applied: what it did, a sign each."""
 ROUNDS_BESIDES = 2

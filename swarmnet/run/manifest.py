@@ -179,10 +179,10 @@ class Sync:
     method: MethodName = "demo-votes"
     """demo-votes: exact one-bit votes, bit-identical everywhere; demo-float: values as DeMo sends them;
     local-steps: every peer steps by itself and tells in each round what it moved of a part of the weights, a
-    bit each. By itself steps a peer of these, too: diloco: it tells what it moved in eight bits, and the group
-    steps by the mean with a momentum; streaming-diloco: likewise of a quarter in turn, in four bits;
-    sparse-loco: the largest of what it moved, and keeps the rest for later rounds; partitioned: of a sixteenth
-    in turn, in eight bits, the mean of the peers' weights."""
+    bit each. Of the same kind: diloco: it tells what it moved in eight bits, and the group steps by the mean
+    with a momentum; streaming-diloco: likewise of a quarter in turn, in four bits; sparse-loco: the largest
+    of what it moved, and keeps the rest for later rounds; partitioned: of a sixteenth in turn, in eight bits,
+    the mean of the peers' weights."""
     selection: Literal["top-k", "group", "seeded"] = "group"
     """Which coefficients are sent: the largest of each chunk, the largest of each group, or those drawn from
     a seed that all know."""
@@ -455,8 +455,8 @@ def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
          f"sync.exchange: only what peers that step by themselves contribute can be sharded: "
          f"{', '.join(AUTHORS)}"),
         (sync.exchange == "sharded" and own is not None and own.sent == "largest",
-         "sync.exchange: the largest of different peers are at different places, so their mean takes more bytes "
-         "than they do; leave sharded out, or set sync.sent"),
+         "sync.exchange: the largest of different peers are at different places, so their mean takes more "
+         "bytes than they do; leave sharded out, or set sync.sent"),
         (not 0 < sync.shards <= MOST_SHARDS,
          f"sync.shards is {sync.shards}; it must lie in 1 to {MOST_SHARDS}"),
         (sync.learning_rate <= 0, "sync.learning_rate must be positive"),

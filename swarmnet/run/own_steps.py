@@ -1,6 +1,6 @@
 """How peers that step by themselves exchange what they moved: every such method as its authors have it.
 
-A run names a method and may say otherwise key by key (swarmnet/run/manifest.py); `Sync.own_steps` is what holds.
+A run names a method and may say otherwise key by key (swarmnet/run/manifest.py): `Sync.own_steps`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ AUTHORS: Mapping[str, OwnSteps] = {
     "sparse-loco": OwnSteps("adamw", 1, "largest", "feedback"),
     "partitioned": OwnSteps("adamw", 16, "eight-bits", "live"),
 }
-"""DiLoCo: arXiv:2311.08105, algorithm 1, with outer rate and momentum of its section 3, in eight bits a number as
-INTELLECT-1 sent them. Streaming DiLoCo: arXiv:2501.18512, algorithm 2; its fragments are of three layers each, so their
-number grows with the model, and a power of two is nearest to what it had. SparseLoCo: arXiv:2508.15706, algorithm 1.
-Partitioned averaging: a twentieth of the weights at a time, as SPARTA has it, and 16 is the power of two nearest to
-that."""
+"""DiLoCo: arXiv:2311.08105 (outer rate 0.7, momentum 0.9), in eight bits a number, as INTELLECT-1 sent them.
+Streaming DiLoCo: arXiv:2501.18512 (outer rate 0.4, four bits); its fragments are of three layers each, so that
+their number grows with the model, and the momentum is DiLoCo's, for it names none. SparseLoCo: arXiv:2508.15706.
+Partitioned averaging: a twentieth at a time, as SPARTA has it; 16 is the power of two nearest to that."""
 OUTER = ("diloco", "streaming-diloco")
 """Those with an optimizer outside."""

@@ -44,8 +44,8 @@ PROMPT = "def "
 DEMO_RATES: Mapping[MethodName, float] = {
     "local-steps": 8e-3, "diloco": 2e-3, "streaming-diloco": 2e-3, "sparse-loco": 4e-3, "partitioned": 4e-3,
 }  # fmt: skip
-"""Of peers that step by themselves. Half of local-steps' for AdamW inside, and half of that under a momentum outside
-(docs/learning.md: diloco's best)."""
+"""Of peers that step by themselves. Half of local-steps' for AdamW inside, and half of that under a momentum
+outside (docs/learning.md: diloco's best)."""
 SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
     "demo-votes": {},
     "demo-float": {"sync": {"method": "demo-float"}},

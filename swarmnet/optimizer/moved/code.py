@@ -1,7 +1,7 @@
 """What every way to tell what a peer moved has to offer, and the mean of what several told.
 
-One peer cannot be louder than the others let it: of a chunk no number counts for more than twice the median, over
-the set, of the largest that each says there.
+One peer cannot be louder than the others let it: of a chunk no number counts for more than twice the median,
+over the set, of the largest that each says there.
 
 Shapes: C chunks of a plane, M numbers of a chunk that a round speaks of, S contributions of a set.
 """

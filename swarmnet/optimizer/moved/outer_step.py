@@ -2,9 +2,9 @@
 
     momentum = decay * momentum + mean          step = rate * (mean + decay * momentum)
 
-is DiLoCo's outer optimizer (arXiv:2311.08105, algorithm 1, as torch's SGD has Nesterov's momentum), in whole units,
-with rate and decay in thousandths. The momentum is settled as the weights are, so a step is an integer function of
-what was settled before and of the round's set; rounds are taken in their order.
+is DiLoCo's outer optimizer (arXiv:2311.08105, algorithm 1, as torch's SGD has Nesterov's momentum), in whole
+units, with rate and decay in thousandths. The momentum is settled as the weights are, so a step is an integer
+function of what was settled before and of the round's set; rounds are taken in their order.
 
 Shapes: C chunks of a plane, M numbers of a chunk that a round speaks of.
 """

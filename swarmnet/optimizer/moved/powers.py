@@ -1,6 +1,6 @@
-"""Four bits a number: its sign and a power of two, or nothing. E3M0, as Streaming DiLoCo sends what was moved.
+"""Four bits a number: its sign and a power of two, or nothing. E3M0, as Streaming DiLoCo sends its moves.
 
-(arXiv:2501.18512, section 2.4. The paper names no scale: here each chunk has its own, a power of two.)
+(arXiv:2501.18512. The paper names no scale: here each chunk has its own, a power of two.)
 
 Shapes: C chunks, M numbers of a chunk that a round speaks of.
 """

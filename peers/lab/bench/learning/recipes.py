@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import Learner, MeanGradient, schedule
 from peers.lab.bench.learning.plain_demo import PlainDemo
 from peers.lab.bench.learning.rounds import Rounds
-from swarmnet.run.manifest import MethodName, Sync
+from swarmnet.run.manifest import Sync
 from swarmnet.run.own_steps import InnerName
 
 LOCAL_STEPS = 8
@@ -43,6 +43,10 @@ class Recipe:
 def recipes(sync: Sync) -> Mapping[str, Recipe]:
     """All of them; `sync`: the run's own method."""
     votes = replace(sync, method="demo-votes")
+    own = partial(Sync, learning_rate=8e-3, momentum=sync.momentum, clip=sync.clip, shards=sync.shards)
+    diloco, sparse = own("diloco", learning_rate=2e-3), own("sparse-loco", learning_rate=4e-3)
+    streaming = own("streaming-diloco", learning_rate=2e-3)
+    average = own("diloco", outer_rate=1.0, outer_momentum=0.0)  # Without the optimizer outside.
     return {
         "adamw": _mean_gradient("adamw"),
         "muon": _mean_gradient("muon"),
@@ -52,27 +56,23 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
         "votes-group": _rounds(replace(votes, selection="group", kept=128), "votes, the largest of each 32"),
         "votes-seeded": _rounds(replace(votes, selection="seeded", kept=1024), "votes, a seeded quarter"),
         "float-demo": _rounds(replace(sync, method="demo-float"), "DeMo's values, exact"),
-        "local-steps": _own(sync, "local-steps", 8e-3, "signs of a quarter"),
-        "local-steps-2": _own(sync, "local-steps", 8e-3, "signs of a half", parts=2),
-        "local-steps-1": _own(sync, "local-steps", 8e-3, "signs of all", parts=1),
-        "local-steps-adamw": _own(sync, "local-steps", 8e-3, "signs of a quarter", inner="adamw"),
-        "local-steps-feedback": _own(
-            sync, "local-steps", 8e-3, "signs of a quarter, error feedback", rest="feedback"
-        ),
-        "local-steps-four-bits": _own(sync, "local-steps", 8e-3, "four bits of a quarter", sent="four-bits"),
-        "local-steps-sharded": _own(
-            sync, "local-steps", 8e-3, "signs of a quarter, through reducers", exchange="sharded"
-        ),
-        "average-h8": _average(sync, "adamw"),
-        "average-h8-muon": _average(sync, "muon"),
-        "diloco-h8": _own(sync, "diloco", 2e-3, "DiLoCo"),
-        "diloco-h30": _own(sync, "diloco", 2e-3, "DiLoCo", PAPER_STEPS),
-        "diloco-h30-muon": _own(sync, "diloco", 2e-3, "DiLoCo", PAPER_STEPS, inner="muon"),
-        "streaming-diloco-h32": _own(sync, "streaming-diloco", 2e-3, "Streaming DiLoCo, each of four parts"),
-        "sparse-loco-h8": _own(sync, "sparse-loco", 4e-3, "SparseLoCo"),
-        "sparse-loco-h30": _own(sync, "sparse-loco", 4e-3, "SparseLoCo", PAPER_STEPS),
-        "sparse-loco-h30-muon": _own(sync, "sparse-loco", 4e-3, "SparseLoCo", PAPER_STEPS, inner="muon"),
-        "partitioned": _own(sync, "partitioned", 4e-3, "partitioned averaging, a sixteenth", 1),
+        "local-steps": _own(own("local-steps"), "signs of a quarter"),
+        "local-steps-2": _own(own("local-steps", parts=2), "signs of a half"),
+        "local-steps-1": _own(own("local-steps", parts=1), "signs of all"),
+        "local-steps-adamw": _own(own("local-steps", inner="adamw"), "signs of a quarter"),
+        "local-steps-feedback": _own(own("local-steps", rest="feedback"), "the same, error feedback"),
+        "local-steps-four-bits": _own(own("local-steps", sent="four-bits"), "four bits of a quarter"),
+        "local-steps-sharded": _own(own("local-steps", exchange="sharded"), "the same, through reducers"),
+        "average-h8": _own(replace(average, inner="adamw"), "the mean of weights"),
+        "average-h8-muon": _own(replace(average, inner="muon"), "the mean of weights"),
+        "diloco-h8": _own(diloco, "DiLoCo"),
+        "diloco-h30": _own(diloco, "DiLoCo", PAPER_STEPS),
+        "diloco-h30-muon": _own(replace(diloco, inner="muon"), "DiLoCo", PAPER_STEPS),
+        "streaming-diloco-h32": _own(streaming, "Streaming DiLoCo, a quarter"),
+        "sparse-loco-h8": _own(sparse, "SparseLoCo"),
+        "sparse-loco-h30": _own(sparse, "SparseLoCo", PAPER_STEPS),
+        "sparse-loco-h30-muon": _own(replace(sparse, inner="muon"), "SparseLoCo", PAPER_STEPS),
+        "partitioned": _own(own("partitioned", learning_rate=4e-3), "the mean of a sixteenth of weights", 1),
     }
 
 
@@ -97,21 +97,8 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
     return Recipe(make, sync.learning_rate, told)
 
 
-def _own(
-    sync: Sync, method: MethodName, begin_rate: float, told: str, steps: int = LOCAL_STEPS, **keys: Any
-) -> Recipe:
-    """A method of peers that step by themselves as its authors have it, but for `keys` of the manifest; of
-    the run's own keys those that all of them have."""
-    mine = Sync(
-        method, momentum=sync.momentum, clip=sync.clip, shards=sync.shards, learning_rate=begin_rate, **keys
-    )
-    assert mine.own_steps is not None
-    told += f", {'every step' if steps == 1 else f'every {steps} steps'}, {mine.own_steps.inner} inside"
-    return _rounds(mine, told, steps)
-
-
-def _average(sync: Sync, inner: InnerName) -> Recipe:
-    """DiLoCo without its outer optimizer."""
-    return _own(
-        sync, "diloco", 8e-3, "mean of weights", outer_rate=1.0, outer_momentum=0.0, inner=inner
-    )
+def _own(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
+    """Of peers that take so many steps by themselves in a round."""
+    assert sync.own_steps is not None
+    often = "every step" if steps == 1 else f"every {steps} steps"
+    return _rounds(sync, f"{told}, {often}, {sync.own_steps.inner} inside", steps)
