@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -242,14 +242,8 @@ def simulate(
     """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
     counted twice, and all agree in the end. Exit code 1 if not."""
     from peers.lab.faults.play import Options
-    from peers.lab.faults.schedules import KINDS, NAMED_KINDS
 
-    kinds = [*KINDS, *NAMED_KINDS]
-    wrong = sorted(set(kind or ()).difference(kinds))
-    if wrong:
-        raise UserError(f"--kind {wrong[0]}: there are {', '.join(kinds)}")
-    if "lost stage" in (kind or ()) and not moves:
-        raise UserError("--kind 'lost stage': nobody takes a lost stage up without --moves; add it")
+    _check_kinds(kind or (), moves)
     if method is not None and not real:
         raise UserError(f"--method {method}: without a model nobody learns; add --real")
     rules, of_run = _of_run(run_file)
@@ -276,6 +270,18 @@ def simulate(
         found = [dataclasses.asdict(result) for result in results]
         write_atomically(report, json.dumps(found, indent=1).encode())
     raise typer.Exit(1 if broken else 0)
+
+
+def _check_kinds(typed: Sequence[str], moves: bool) -> None:
+    """Raises UserError."""
+    from peers.lab.faults.schedules import KINDS, NAMED_KINDS
+
+    kinds = [*KINDS, *NAMED_KINDS]
+    wrong = sorted(set(typed).difference(kinds))
+    if wrong:
+        raise UserError(f"--kind {wrong[0]}: there are {', '.join(kinds)}")
+    if "lost stage" in typed and not moves:
+        raise UserError("--kind 'lost stage': nobody takes a lost stage up without --moves; add it")
 
 
 def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:

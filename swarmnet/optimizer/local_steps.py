@@ -5,12 +5,11 @@
 One frame: own steps, the part of the weights that a round is about, what is on its way, what comes back. What
 tells one method from another are four things that a run can choose one by one (swarmnet/run/own_steps.py):
 
-- `parts`: a round is about every n-th number of each chunk, the same for all peers, all in turn: so no index is
-  sent.
+- `parts`: a round is about every n-th number of each chunk, for all peers the same, so no index is sent.
 - `sent`: how the numbers are told (swarmnet/optimizer/moved/).
 - `rest`: what becomes of what was moved and not told. It stays in the peer's own weights and works on there
-  (live), or waits outside of them and is told with what comes next (error feedback, SparseLoCo's), or is dropped
-  (DiLoCo's).
+  (live), or waits outside of them and is told with what comes next (error feedback, SparseLoCo's way), or is
+  dropped, DiLoCo's way.
 - the step outside: the mean, or a momentum of means (swarmnet/optimizer/moved/outer_step.py).
 
 A round's step is a function of its set and of what was settled before: integers, the same to the bit for all.

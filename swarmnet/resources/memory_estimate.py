@@ -30,8 +30,7 @@ FREED_BYTES = FLOAT_BYTES
 OLD_VERSION_BYTES = FLOAT_BYTES
 """Per parameter: weights that a microbatch under way was begun with, where it waits for other stages."""
 MOMENTUM_BYTES = 2 * FLOAT_BYTES
-"""Per parameter, where the group has a momentum: the settled one, and a copy that open rounds are gone through
-with."""
+"""Per parameter, where the group has a momentum: the settled one, and a copy for open rounds."""
 SIGN_BYTES = 1
 """Per parameter and open round that was applied: what it did, a sign each."""
 ROUNDS_BESIDES = 2

@@ -54,8 +54,8 @@ AUTHORS: Mapping[str, OwnSteps] = {
     "partitioned": OwnSteps("adamw", 16, "eight-bits", "live"),
 }
 """DiLoCo: arXiv:2311.08105 (outer rate 0.7, momentum 0.9), in eight bits a number, as INTELLECT-1 sent them.
-Streaming DiLoCo: arXiv:2501.18512 (outer rate 0.4, four bits); its fragments are of three layers each, so that
-their number grows with the model, and the momentum is DiLoCo's, for it names none. SparseLoCo: arXiv:2508.15706.
+Streaming DiLoCo: arXiv:2501.18512 (outer rate 0.4, four bits); its fragments are of three layers each, so
+their number grows with the model, and the momentum is DiLoCo's, for it names none. SparseLoCo: 2508.15706.
 Partitioned averaging: a twentieth at a time, as SPARTA has it; 16 is the power of two nearest to that."""
 OUTER = ("diloco", "streaming-diloco")
 """Those with an optimizer outside."""

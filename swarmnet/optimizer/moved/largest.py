@@ -1,7 +1,7 @@
 """The largest of each chunk alone, two bits each: a sign, and which of two sizes that the chunk has.
 
-SparseLoCo's (arXiv:2508.15706). The sizes are the mean of those above the mean and of those below it, four bytes
-each.
+SparseLoCo's (arXiv:2508.15706). The sizes are the mean of those above the mean and of those below it, four
+bytes each.
 
 Shapes: C chunks, M numbers of a chunk that a round speaks of, K told of them, B bits of a chunk's code.
 """
