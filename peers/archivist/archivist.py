@@ -25,8 +25,8 @@ from protocols.signed.identity import Identity
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.model.flat_layout import Layout, layout_of
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.flat_layout import Layout
+from swarmnet.model.state_layout import state_layout
 
 ALONE_NOT_NEEDED = -2
 """For StatePath.fetch: no round from which contributions alone would do."""
@@ -107,7 +107,7 @@ class Archivist:
         self._records: dict[PeerId, PeerRecord] = {}
         self._layouts: dict[int, Layout] = {}
         for stage in range(len(self.manifest.stages)):
-            self._layouts[stage] = layout_of(parameter_shapes(self.manifest.model, self.manifest.span(stage)))
+            self._layouts[stage] = state_layout(self.manifest, stage)
             around = Surroundings(circle, stage)
             snapshots = Snapshots(identity, book.signed.run_id, stage, self.manifest.rounds)
             path = StatePath(snapshots, around, self._layouts[stage].size * 4, note, say)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ import typer
 
 from peers.config.atomic_files import require_free, write_atomically
 from peers.errors import UserError
+from swarmnet.run.manifest import MethodName
 
 if TYPE_CHECKING:
     from peers.lab.bench.learning.bench import Question
@@ -233,19 +234,18 @@ def simulate(
     ] = 0,
     sharded: Annotated[bool, typer.Option("--sharded", help="Peers exchange through reducers.")] = False,
     real: Annotated[bool, typer.Option("--real", help="Compute with a real, tiny model: slower.")] = False,
+    method: Annotated[
+        MethodName | None, typer.Option(help="With --real: how its peers learn together.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
 ) -> None:
     """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
     counted twice, and all agree in the end. Exit code 1 if not."""
     from peers.lab.faults.play import Options
-    from peers.lab.faults.schedules import KINDS, NAMED_KINDS
 
-    kinds = [*KINDS, *NAMED_KINDS]
-    wrong = sorted(set(kind or ()).difference(kinds))
-    if wrong:
-        raise UserError(f"--kind {wrong[0]}: there are {', '.join(kinds)}")
-    if "lost stage" in (kind or ()) and not moves:
-        raise UserError("--kind 'lost stage': nobody takes a lost stage up without --moves; add it")
+    _check_kinds(kind or (), moves)
+    if method is not None and not real:
+        raise UserError(f"--method {method}: without a model nobody learns; add --real")
     rules, of_run = _of_run(run_file)
     stages = of_run if stages is None else stages
     if (peers is not None and not 2 <= peers <= MOST_PEERS) or (stages is not None and stages < 1):
@@ -255,7 +255,7 @@ def simulate(
     options = [
         Options(
             seed + number, peers, stages, rules, tuple(kind or ()), real, rounds,
-            moves=moves, doubles=doubles, sharded=sharded,
+            moves=moves, doubles=doubles, sharded=sharded, method=method,
         )
         for number in range(schedules)
     ]
@@ -263,13 +263,25 @@ def simulate(
     for result in _played(options, jobs):
         results.append(result)
         again = _again(result, run_file, peers, stages, rounds, kind)
-        _show(result, again + _flags(moves, doubles, real, sharded))
+        _show(result, again + _flags(moves, doubles, real, sharded, method))
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
     if report is not None:
         found = [dataclasses.asdict(result) for result in results]
         write_atomically(report, json.dumps(found, indent=1).encode())
     raise typer.Exit(1 if broken else 0)
+
+
+def _check_kinds(typed: Sequence[str], moves: bool) -> None:
+    """Raises UserError."""
+    from peers.lab.faults.schedules import KINDS, NAMED_KINDS
+
+    kinds = [*KINDS, *NAMED_KINDS]
+    wrong = sorted(set(typed).difference(kinds))
+    if wrong:
+        raise UserError(f"--kind {wrong[0]}: there are {', '.join(kinds)}")
+    if "lost stage" in typed and not moves:
+        raise UserError("--kind 'lost stage': nobody takes a lost stage up without --moves; add it")
 
 
 def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:
@@ -317,10 +329,10 @@ def _again(
     return " ".join(part for part in parts if part)
 
 
-def _flags(moves: bool, doubles: int, real: bool, sharded: bool) -> str:
+def _flags(moves: bool, doubles: int, real: bool, sharded: bool, method: MethodName | None) -> str:
     return (
         " --moves" * moves + f" --doubles {doubles}" * (doubles > 0) + " --real" * real
-        + " --sharded" * sharded
+        + " --sharded" * sharded + f" --method {method}" * (method is not None)
     )  # fmt: skip
 
 

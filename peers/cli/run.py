@@ -14,6 +14,7 @@ from peers.config.peer_file import DemoOptions, PeerFile, check_typed, default_s
 from peers.config.yaml_lines import Typed
 from peers.errors import ConfigError, UserError, as_user_errors
 from swarmnet.run.manifest import MethodName
+from swarmnet.run.own_steps import AUTHORS
 
 if TYPE_CHECKING:
     from peers.role import Process, Role
@@ -120,7 +121,8 @@ def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the peers' folders here.")] = None,
     method: Annotated[MethodName, typer.Option(help="How its peers learn together.")] = "demo-votes",
     sharded: Annotated[
-        bool, typer.Option("--sharded", help="With --method local-steps: they exchange through reducers.")
+        bool,
+        typer.Option("--sharded", help="Where peers step by themselves: they exchange through reducers."),
     ] = False,
 ) -> None:
     """Several peers train a model on this machine: one is killed, one joins, and the model writes text."""
@@ -128,8 +130,11 @@ def demo(
         raise UserError(f"--peers {peers} cannot hold --stages {stages}; every stage needs a peer")
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"--report {report}: its folder does not exist")
-    if sharded and method != "local-steps":
-        raise UserError("--sharded: only what --method local-steps contributes can be sharded; add it")
+    if sharded and method not in AUTHORS:
+        raise UserError(
+            "--sharded: only what peers that step by themselves contribute can be sharded; add "
+            "--method local-steps"
+        )
     from peers.lab.processes.demo import run_demo
 
     raise typer.Exit(run_demo(DemoOptions(peers, stages, seconds, report, seed, keep, method, sharded)))

@@ -17,6 +17,7 @@ from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.model.stage_compute import Finished, StageCompute, Used
+from swarmnet.model.state_layout import at_rest
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.run.manifest import Manifest
 
@@ -48,7 +49,7 @@ class StagePart:
     compute: Computes
     method: Method
     first_units: Callable[[], Tensor]
-    """int32 [layout.size]: the weights before any round."""
+    """int32 [method.state.size]: what is settled before any round."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where weights, momentum and gradients live."""
     most_graphs: int = 1 << 20
@@ -62,11 +63,16 @@ def real_part(manifest: Manifest, stage: int, device: torch.device | str = "cpu"
     """The stage as the manifest describes it, on a device."""
     span = manifest.span(stage)
     layout = layout_of(parameter_shapes(manifest.model, span))
+    method = method_of(manifest, layout, device)
+
+    def first_units() -> Tensor:
+        return at_rest(initial_units(manifest.model, span, layout, manifest.seed), method.state)
+
     return StagePart(
         layout,
         StageCompute(manifest.model, span, layout, device=torch.device(device)),
-        method_of(manifest, layout, device),
-        lambda: initial_units(manifest.model, span, layout, manifest.seed),
+        method,
+        first_units,
         torch.device(device),
     )
 

@@ -24,8 +24,8 @@ from peers.errors import UserError
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.model.decoder import scaled
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
-from swarmnet.model.flat_layout import Layout, layout_of
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.flat_layout import Layout
+from swarmnet.model.state_layout import MOMENTUM, state_layout
 from swarmnet.rounds.events import Reference, Sets
 from swarmnet.rounds.history import START, Earlier
 from swarmnet.rounds.own_contributions import LEARNED_ROUNDS, MOST_REFERENCES, NOTHING_PAST, Past
@@ -291,7 +291,11 @@ def newest(source: Path | None) -> Model:
             f"all {len(manifest.stages)} stages; name a folder that holds the states of peers of every stage"
         ))  # fmt: skip
     tensors = tuple(
-        {name: tensor.to(torch.float32) for name, tensor in found[stage].tensors.items()}
+        {
+            name: tensor.to(torch.float32)
+            for name, tensor in found[stage].tensors.items()
+            if not name.startswith(MOMENTUM)
+        }
         for stage in sorted(found)
     )
     return Model(manifest, tensors, min(checkpoint.round for checkpoint in found.values()), tuple(problems))
@@ -331,7 +335,7 @@ def _require_digest(checkpoint: Checkpoint, manifest: Manifest) -> None:
     """Raises CheckpointError."""
     stage, at = checkpoint.stage, checkpoint.round
     if 0 <= stage < len(manifest.stages):
-        layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
+        layout = state_layout(manifest, stage)
         if state_digest(at, checkpoint.units(layout)) == checkpoint.digest:
             return
     raise CheckpointError(f"the checkpoint of stage {stage}, round {at} is damaged")

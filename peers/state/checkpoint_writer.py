@@ -88,7 +88,7 @@ class Disk:
             began = perf_counter()
             try:
                 held, units = checkpoint_file.restore_signed(
-                    path, self.signed.run_id, self.stage, self.part.layout
+                    path, self.signed.run_id, self.stage, self.part.method.state
                 )
             except checkpoint_file.CheckpointError as error:
                 self.say("checkpoint_unusable", f"{error}; an older one or the swarm's state is used")
@@ -151,7 +151,7 @@ class Disk:
         try:
             path = await asyncio.to_thread(
                 checkpoint_file.write, self.folder, manifest, self.stage, round, weights.chain, weights.units,
-                self.part.layout, self.digests.of_round(round), self.past(round), weights.tokens,
+                self.part.method.state, self.digests.of_round(round), self.past(round), weights.tokens,
             )  # fmt: skip
         except checkpoint_file.DiskError as error:
             now = asyncio.get_running_loop().time()

@@ -47,7 +47,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a newcomer starts from: `units` int32 [layout.size] after `settled_round`."""
+    """What a newcomer starts from: `units` int32 [method.state.size], what was settled after
+    `settled_round`."""
 
     units: Tensor
     settled_round: int

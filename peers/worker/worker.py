@@ -202,7 +202,7 @@ class Worker(Parts):
             self.identity, self.signed.run_id, self.stage, manifest.rounds, self.settings.checkpoints
         )
         self.states = StatePath(
-            self.snapshots, self.neighbourhood, self.part.layout.size * 4, self.note, self.say
+            self.snapshots, self.neighbourhood, self.part.method.state.size * 4, self.note, self.say
         )
         self.states.signed = self.digests.roots
         self.recovery = Recovery(
@@ -240,7 +240,8 @@ class Worker(Parts):
         if trained():
             return
         if url and folder is not None:
-            await Restoring(url, self.signed, self.say).bring(folder, self.stage, self.part.layout, trained)
+            layout = self.part.method.state
+            await Restoring(url, self.signed, self.say).bring(folder, self.stage, layout, trained)
             self.recovery.restore()
         await self.recovery.keepers.reach()
 
@@ -304,7 +305,7 @@ class Worker(Parts):
         await self._in_step()
 
     def _longest_bodies(self) -> Bodies:
-        state, method = self.part.layout.size * 4, self.part.method
+        state, method = self.part.method.state.size * 4, self.part.method
         if method.reduced is None:
             return bodies_for_workers(self.manifest, method.payload_bytes, state)
         slices = sum(method.reduced.slice_bytes)

@@ -84,7 +84,7 @@ class FloatMethod:
     ) -> None:
         sync = manifest.sync
         self._manifest, self._run_id = manifest, manifest.run_id()
-        self._sync, self._layout, self._device = sync, layout, device
+        self._sync, self._layout, self.state, self._device = sync, layout, layout, device
         self._target_tokens = manifest.rounds.target_tokens
         self._transforms = [transform_of(sync.transform, plane.chunk, device) for plane in layout.planes]
         self._selections = [selection_of(sync.selection, plane.chunk, sync.kept) for plane in layout.planes]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from swarmnet.model.flat_layout import Entry, Layout
 from swarmnet.model.parameters import is_muons
-from swarmnet.run.manifest import InnerName
+from swarmnet.run.own_steps import InnerName
 
 ADAM_DECAYS = (0.9, 0.95)
 """Of gradient and square, as language models are trained (arXiv:2005.14165, appendix B)."""

@@ -1,17 +1,20 @@
-"""Sync method `local-steps`: each peer goes its own way by an optimizer of its own, and tells what it moved.
+"""Each peer goes its own way by an optimizer of its own, and tells what it moved: `local-steps` and its like.
 
-    weights of a peer = those of the group + what it sent and nobody has applied yet + what it did not send
-    yet
+    weights of a peer = those of the group + what it told and nobody has applied yet + what it moved since
 
-What was not sent stays in the peer's own weights and works on there (a live residual, where DeMo's and
-SparseLoCo's error feedback waits outside of them). A contribution speaks of one of `parts` parts of the
-weights, the same for all peers, all in turn: so no index is sent. It is one bit a number, and for each chunk
-the power of two that is nearest to the mean size of what was moved there. A round's step is the mean of its
-set: integers, so it is the same to the bit for all who hold the set.
+One frame: own steps, the part of the weights that a round is about, what is on its way, what comes back. What
+tells one method from another are four things that a run can choose one by one (swarmnet/run/own_steps.py):
 
-One peer cannot be louder than the others let it: an exponent counts at most twice the median of the set's.
+- `parts`: a round is about every n-th number of each chunk, for all peers the same, so no index is sent.
+- `sent`: how the numbers are told (swarmnet/optimizer/moved/).
+- `rest`: what becomes of what was moved and not told. It stays in the peer's own weights and works on there
+  (live), or waits outside of them and is told with what comes next (error feedback, SparseLoCo's way), or is
+  dropped, DiLoCo's way.
+- the step outside: the mean, or a momentum of means (swarmnet/optimizer/moved/outer_step.py).
 
-Shapes: C chunks of a plane, N numbers in a chunk, M = N / parts of them in a part, S contributions of a set.
+A round's step is a function of its set and of what was settled before: integers, the same to the bit for all.
+
+Shapes: C chunks of a plane, N numbers in a chunk, M = N / parts of them in a part.
 """
 
 from __future__ import annotations
@@ -21,29 +24,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import Layout, Plane
-from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
+from swarmnet.model.state_layout import state_of
+from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.inner_step import InnerStep
 from swarmnet.optimizer.mean_gradient import BlockClip
-from swarmnet.optimizer.sparsify import coin_flips, seed_of
+from swarmnet.optimizer.moved.code import Draw, Moves, mean_of, sum_of
+from swarmnet.optimizer.moved.outer_step import OuterStep
+from swarmnet.optimizer.moved.table import code_of
+from swarmnet.optimizer.sparsify import seed_of
 from swarmnet.optimizer.tiling import empty_padding, plane_of
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE
 
-LARGEST_EXPONENT = 20
-"""Of a power of two, in units of 2**-22: a quarter, more than any weight moves in a round; and a thousand of
-them add up within 31 bits."""
 ORDERS_KEPT = 64
 """Of the open rounds' cycles, for each size of chunk: they are looked up with every step."""
-LOUDER = 1
-"""So much above the median of a set's exponents one counts at most."""
 
 
 class LocalSteps:
@@ -55,13 +55,20 @@ class LocalSteps:
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
+        assert sync.own_steps is not None, "of a method whose peers step by themselves"
+        self.how = sync.own_steps
         self._sync, self._run_id = sync, manifest.run_id()
-        self.layout, self._device = layout, device
+        self.layout, self.state, self._device = layout, state_of(layout, sync), device
+        self.code, self.outer = code_of(self.how.sent, sync), OuterStep.of(self.how)
         self._clip = BlockClip(layout, sync.clip, device)
-        self._inner = InnerStep(sync.inner, layout, sync.momentum)
-        self._unsent = torch.zeros(layout.size, device=device)
+        self._inner = InnerStep(self.how.inner, layout, sync.momentum)
+        self._moved = torch.zeros(layout.size, device=device)
+        """In the peer's own weights, and not told yet."""
+        self._waiting = torch.zeros(layout.size, device=device) if self.how.rest == "feedback" else None
+        """Outside of them."""
         self._sent: dict[int, list[Tensor]] = {}
-        """Of rounds that may not be applied yet: of each plane int32 [C, M] in units."""
+        """Of rounds that may not be applied yet, what the own weights hold meanwhile: of each plane float32
+        [C, M]."""
         self.tokens = sync.step_tokens or manifest.microbatch_tokens
         self.payload_bytes = self.bytes_of([plane.chunks for plane in layout.planes])
         self.votes = sum(plane.chunks * self.width(plane) for plane in layout.planes)
@@ -72,7 +79,8 @@ class LocalSteps:
 
     @property
     def momentum_norm(self) -> float | None:
-        return float(torch.linalg.vector_norm(self._unsent))
+        waits = self._moved if self._waiting is None else self._moved + self._waiting
+        return float(torch.linalg.vector_norm(waits))
 
     @property
     def own(self) -> LocalSteps:
@@ -81,44 +89,46 @@ class LocalSteps:
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
         gains = self._clip.block_gains(gradient, tokens)
         rate = learning_rate(self._sync, round) * factor / WHOLE
-        self._inner.step(self._unsent, gradient, gains, rate)
+        self._inner.step(self._moved, gradient, gains, rate)
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self.step(gradient, tokens, round)
         return self.tell(round, peer)
 
     def tell(self, round: int, peer: PeerId) -> bytes:
-        seed, parts, sent = seed_of(self._run_id, round, peer), [], []
+        seed, told, sent = seed_of(self._run_id, round, peer), [], []
         for plane in self.layout.planes:
-            part_CM = self.part(self._unsent, plane, round)
-            exponents_C1 = _exponents(part_CM)
-            negative_CM = (part_CM < 0).cpu().numpy()
-            zero_CM = (part_CM == 0).cpu().numpy()
-            if zero_CM.any():
-                flips_M = coin_flips(seed, plane.chunk, part_CM.shape[1])
-                negative_CM = np.where(zero_CM, flips_M, negative_CM)
-            moves = Moves(torch.from_numpy(negative_CM).to(self._device), exponents_C1)
-            parts.append(moves.written())
-            sent.append(moves.units())
-            part_CM -= sent[-1] * UNIT
-        empty_padding(self._unsent, self.layout)  # A bit is never nothing: what was said of it is taken back.
+            moved_CM = self.part(self._moved, plane, round)
+            waiting_CM = None if self._waiting is None else self.part(self._waiting, plane, round)
+            offered_CM = moved_CM if waiting_CM is None else moved_CM + self._sync.feedback_decay * waiting_CM
+            moves = self.code.say(offered_CM, Draw(seed, plane.chunk))
+            told.append(moves.written())
+            said_CM = moves.units() * UNIT
+            if waiting_CM is not None:
+                waiting_CM.copy_(offered_CM - said_CM)
+            sent.append(said_CM if self.how.rest == "live" else moved_CM.clone())
+            moved_CM -= sent[-1]
+        self._empty_padding()  # A bit is never nothing: what was said of it is taken back.
         self._sent[round] = sent
-        return b"".join(parts)
+        return b"".join(told)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         self._sent.pop(round, None)
-        for plane, moved in zip(self.layout.planes, self.moves_of(payload), strict=True):
-            part_CM, units_CM = self.part(self._unsent, plane, round), moved.units()
+        for plane, moves in zip(self.layout.planes, self.moves_of(payload), strict=True):
+            part_CM, units_CM = self.part(self._moved, plane, round), moves.units()
             for rows in self._rows(plane, shards):
                 part_CM[rows].add_(units_CM[rows] * UNIT)
-        empty_padding(self._unsent, self.layout)
+        self._empty_padding()
+
+    def _empty_padding(self) -> None:
+        for flat in (self._moved, self._waiting):
+            if flat is not None:
+                empty_padding(flat, self.layout)
 
     def check(self, payload: bytes, rows: Sequence[int] | None = None) -> None:
-        """Of the whole, or of so many chunks of each plane. Without unpacking: it may be megabytes."""
-        for plane, exponents_C, packed in self._read(payload, rows):
-            spare = len(exponents_C) * self.width(plane) % 8
-            if spare and packed[-1] >> spare:
-                raise ContributionError("the spare bits at the end of a plane are not zero")
+        """Of the whole, or of so many chunks of each plane."""
+        for plane, chunks, data in self._cut(payload, rows):
+            self.code.check(data, chunks, self.width(plane))
 
     def tally(self, round: int) -> MovesTally:
         return MovesTally(self, round)
@@ -129,42 +139,36 @@ class LocalSteps:
     def add_to(self, weights: Tensor, applied_round: int) -> None:
         for round in [round for round in self._sent if round <= applied_round]:
             del self._sent[round]
-        weights += self._unsent
+        weights += self._moved
         for round, sent in self._sent.items():
-            for plane, moves_CM in zip(self.layout.planes, sent, strict=True):
-                self.part(weights, plane, round).add_(moves_CM * UNIT)
+            for plane, sent_CM in zip(self.layout.planes, sent, strict=True):
+                self.part(weights, plane, round).add_(sent_CM)
         empty_padding(weights, self.layout)
 
     def moves_of(self, payload: bytes, rows: Sequence[int] | None = None) -> Iterator[Moves]:
         """Of each plane, or of so many of its chunks; ContributionError where the payload is not one of this
         method's."""
-        for plane, exponents_C, packed in self._read(payload, rows):
-            bits_CM = unpack(packed, len(exponents_C), self.width(plane))
-            exponents = torch.from_numpy(exponents_C.astype(np.int32))[:, None].to(self._device)
-            yield Moves(torch.from_numpy(bits_CM.view(np.bool_)).to(self._device), exponents)
+        for plane, chunks, data in self._cut(payload, rows):
+            yield self.code.read(data, chunks, self.width(plane), self._device)
 
-    def _read(
-        self, payload: bytes, rows: Sequence[int] | None
-    ) -> Iterator[tuple[Plane, NDArray[np.uint8], memoryview]]:
-        """Of each plane the exponents [C], and the bits as they are packed."""
+    def _cut(self, payload: bytes, rows: Sequence[int] | None) -> Iterator[tuple[Plane, int, memoryview]]:
+        """Each plane, of how many of its chunks something is said, and what."""
         rows = [plane.chunks for plane in self.layout.planes] if rows is None else rows
         sizes = [self._bytes(plane, count) for plane, count in zip(self.layout.planes, rows, strict=True)]
         if len(payload) != sum(sizes):
             raise ContributionError(f"payload of {len(payload)} bytes where {sum(sizes)} belong")
         start = 0
         for plane, count, size in zip(self.layout.planes, rows, sizes, strict=True):
-            exponents_C = np.frombuffer(payload, np.uint8, count, start)
-            if exponents_C.max(initial=0) > LARGEST_EXPONENT:
-                raise ContributionError(f"an exponent of {exponents_C.max()}, above {LARGEST_EXPONENT}")
-            yield plane, exponents_C, memoryview(payload)[start + count : start + size]
+            yield plane, count, memoryview(payload)[start : start + size]
             start += size
 
     def part(self, flat: Tensor, plane: Plane, round: int) -> Tensor:
         """View [C, M]: what `round` speaks of, in a vector [layout.size]. Every `parts`-th number of each
-        chunk; all in turn, in an order that is drawn for each cycle."""
+        chunk; all in turn, in an order that is drawn for each cycle, or once for all (`is_steady`)."""
         parts = plane.chunk // self.width(plane)
         cycle, place = divmod(round, parts)
-        return plane_of(flat, plane)[:, _order(self._run_id, parts, cycle)[place] :: parts]
+        order = _order(self._run_id, parts, 0 if self.how.is_steady else cycle)
+        return plane_of(flat, plane)[:, order[place] :: parts]
 
     def _rows(self, plane: Plane, shards: tuple[int, ...]) -> list[slice]:
         """Chunks of a plane that are in these shards; of no shards: all."""
@@ -174,36 +178,14 @@ class LocalSteps:
 
     def width(self, plane: Plane) -> int:
         """M: of a small chunk there may be fewer parts, each of one number."""
-        return max(1, plane.chunk // self._sync.parts)
+        return max(1, plane.chunk // self.how.parts)
 
     def bytes_of(self, rows: Sequence[int]) -> int:
         """Of what is said of so many chunks of each plane."""
         return sum(self._bytes(plane, count) for plane, count in zip(self.layout.planes, rows, strict=True))
 
     def _bytes(self, plane: Plane, chunks: int) -> int:
-        return chunks + packed_bytes(chunks, self.width(plane))
-
-
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """What one contribution says of one plane."""
-
-    negative: Tensor
-    """bool [C, M]."""
-    exponents: Tensor
-    """int32 [C, 1]: of 2, in units."""
-
-    def units(self) -> Tensor:
-        """int32 [C, M]."""
-        sizes_C1 = torch.ones_like(self.exponents) << self.exponents
-        return torch.where(self.negative, -sizes_C1, sizes_C1)
-
-    def rows(self, rows: slice) -> Moves:
-        return Moves(self.negative[rows], self.exponents[rows])
-
-    def written(self) -> bytes:
-        exponents = self.exponents.to(torch.uint8).cpu().numpy().tobytes()
-        return exponents + pack(self.negative.cpu().numpy().view(np.uint8))
+        return self.code.bytes_of(chunks, self.width(plane))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +197,14 @@ class PartStep:
     means: tuple[Tensor, ...]
     """Of each plane int32 [C, M]; none: it does nothing."""
 
-    def add_to(self, units: Tensor) -> None:
-        for plane, mean_CM in zip(self.method.layout.planes, self.means, strict=bool(self.means)):
-            self.method.part(units, plane, self.round).add_(mean_CM)
-        empty_padding(units, self.method.layout)
+    def add_to(self, units: Tensor, momentum: Tensor | None = None) -> None:
+        part, layout = self.method.part, self.method.layout
+        for plane, mean_CM in zip(layout.planes, self.means, strict=bool(self.means)):
+            momentum_CM = None if momentum is None else part(momentum, plane, self.round)
+            part(units, plane, self.round).add_(self.method.outer.moved(mean_CM, momentum_CM))
+        empty_padding(units, layout)
+        if momentum is not None:
+            empty_padding(momentum, layout)
 
 
 class MovesTally:
@@ -262,24 +248,3 @@ def _order(run_id: RunId, parts: int, cycle: int) -> tuple[int, ...]:
     """In which the parts of a cycle have their turn."""
     draw = [hashlib.sha256(f"{run_id}\n{cycle}\n{part}".encode()).digest() for part in range(parts)]
     return tuple(sorted(range(parts), key=draw.__getitem__))
-
-
-def _exponents(part_CM: Tensor) -> Tensor:
-    """int32 [C, 1]: of the power of two nearest, in the logarithm, to the mean size, in units."""
-    sizes_C1 = part_CM.abs().mean(dim=1, keepdim=True) / UNIT
-    return sizes_C1.clamp(min=1.0).log2().round().to(torch.int32).clamp(max=LARGEST_EXPONENT)
-
-
-def sum_of(contributions: list[Moves]) -> Tensor:
-    """int32 [C, M]: the sum of moves no louder than twice their median."""
-    exponents_SC1 = torch.stack([moves.exponents for moves in contributions])
-    most_C1 = exponents_SC1.sort(dim=0).values[(len(contributions) - 1) // 2] + LOUDER
-    sum_CM = torch.zeros_like(contributions[0].negative, dtype=torch.int32)
-    for moves in contributions:
-        sum_CM += Moves(moves.negative, torch.minimum(moves.exponents, most_C1)).units()
-    return sum_CM
-
-
-def mean_of(sum_CM: Tensor, count: int) -> Tensor:
-    """The mean of so many, halves upwards."""
-    return torch.div(2 * sum_CM + count, 2 * count, rounding_mode="floor")

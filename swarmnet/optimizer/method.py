@@ -23,7 +23,8 @@ from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.vote_agreement import Concord
 from swarmnet.rounds.result_table import Contributor, Draw, Table
-from swarmnet.run.manifest import Manifest, MethodName
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.own_steps import AUTHORS
 from swarmnet.run.rates import WHOLE
 
 __all__ = [
@@ -106,6 +107,10 @@ class Method(Protocol):
     """How one peer of one stage takes part in rounds."""
 
     @property
+    def state(self) -> Layout:
+        """Where what the group settles lies: the weights, and after them its momentum, if it has one."""
+
+    @property
     def own(self) -> OwnSteps | None:
         """None: this peer's weights are the group's, between rounds too."""
 
@@ -154,10 +159,10 @@ class Method(Protocol):
         the round's application it includes what was just sent. None: nothing that `own` does not say."""
 
 
-METHODS: Mapping[MethodName, Callable[[Manifest, Layout, torch.device], Method]] = {
+METHODS: Mapping[str, Callable[[Manifest, Layout, torch.device], Method]] = {
     "demo-votes": VoteMethod,
     "demo-float": FloatMethod,
-    "local-steps": LocalSteps,
+    **dict.fromkeys(AUTHORS, LocalSteps),
 }
 """What makes each method that a manifest can name; tests/swarmnet/optimizer/test_methods.py takes every one
 of them through all that a method must fulfil."""

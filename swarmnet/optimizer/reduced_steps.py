@@ -21,14 +21,10 @@ from torch import Tensor
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.index_code import ContributionError, packed_bytes
-from swarmnet.optimizer.local_steps import (
-    LARGEST_EXPONENT,
-    LocalSteps,
-    PartStep,
-    mean_of,
-    rows_of,
-    sum_of,
-)
+from swarmnet.optimizer.local_steps import LocalSteps, PartStep, rows_of
+from swarmnet.optimizer.moved import exponents
+from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, mean_of, sum_of
+from swarmnet.optimizer.moved.powers import nibbles_read, nibbles_written
 from swarmnet.rounds.result_table import (
     Contributor,
     Table,
@@ -58,7 +54,7 @@ class ReducedSteps:
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         self.own = LocalSteps(manifest, layout, device)
-        self.layout, self.device = layout, device
+        self.layout, self.state, self.device = layout, self.own.state, device
         self.shards = manifest.sync.shards
         self.draw = draw_of(manifest)
         self.payload_bytes = self.own.payload_bytes
@@ -181,27 +177,18 @@ class Numbers:
         return self.levels.long() << self.exponents.long()
 
     def written(self) -> bytes:
-        nibbles = (self.levels.cpu().numpy().reshape(-1) + np.int8(MOST + 1)).view(np.uint8)
-        if len(nibbles) % 2:
-            nibbles = np.append(nibbles, np.uint8(0))
-        return (
-            self.exponents.to(torch.uint8).cpu().numpy().tobytes()
-            + (nibbles[::2] | nibbles[1::2] << 4).astype(np.uint8).tobytes()
-        )
+        nibbles = (self.levels.cpu().numpy() + np.int8(MOST + 1)).view(np.uint8)
+        return exponents.written(self.exponents) + nibbles_written(nibbles)
 
     @classmethod
     def read(cls, data: memoryview, count: int, width: int, device: torch.device) -> Numbers:
         """ContributionError where `data` is nothing that `written` gives."""
-        exponents_C = np.frombuffer(data, np.uint8, count)
-        packed, numbers = np.frombuffer(data, np.uint8, offset=count), count * width
-        nibbles = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)
-        if exponents_C.max(initial=0) > LARGEST_EXPONENT:
-            raise ContributionError(f"an exponent of {exponents_C.max()}, above {LARGEST_EXPONENT}")
-        if nibbles[:numbers].min(initial=MOST) < 1 or nibbles[numbers:].any():
-            raise ContributionError("four bits of a result that say nothing, or that are past its end")
-        levels = (nibbles[:numbers].astype(np.int8) - np.int8(MOST + 1)).reshape(count, width)
-        exponents = torch.from_numpy(exponents_C.astype(np.int32))[:, None]
-        return cls(exponents.to(device), torch.from_numpy(levels).to(device))
+        exponents_C = exponents.read(data, count, LARGEST_EXPONENT)
+        nibbles = nibbles_read(data[count:], count * width)
+        if nibbles.min(initial=MOST) < 1:
+            raise ContributionError("four bits of a result that say nothing")
+        levels = (nibbles.astype(np.int8) - np.int8(MOST + 1)).reshape(count, width)
+        return cls(exponents.tensor_of(exponents_C, device), torch.from_numpy(levels).to(device))
 
 
 class ResultTally:

@@ -3,7 +3,9 @@
     live = settled + the steps of the open rounds that were applied (+ what a peer moved by itself)
 
 in integers, so a contribution that comes late corrects the live weights to exactly what they would have
-been had it come in time, and settled weights depend on the sets of contributions alone.
+been had it come in time, and settled weights depend on the sets of contributions alone. Open rounds are gone
+through in their order each time, from what is settled: where the group has a momentum, a late contribution of
+one round changes what the next ones do, too.
 """
 
 from __future__ import annotations
@@ -43,11 +45,14 @@ class Replica:
     """Settled weights, open rounds and live weights of one stage."""
 
     def __init__(self, layout: Layout, method: Method, units: Tensor, settled_round: int = -1) -> None:
-        """`units`: int32 [layout.size], the weights after `settled_round` (-1: the initial ones)."""
-        if units.shape != (layout.size,) or units.dtype != torch.int32:
-            raise ReplicaError(f"weights are {units.dtype} {tuple(units.shape)}, not int32 ({layout.size},)")
+        """`units`: int32 [method.state.size], what was settled after `settled_round` (-1: the beginning)."""
+        size = method.state.size
+        if units.shape != (size,) or units.dtype != torch.int32:
+            raise ReplicaError(f"weights are {units.dtype} {tuple(units.shape)}, not int32 ({size},)")
         self._method = method
         self._settled = units.clone()
+        self._weights = self._settled[: layout.size]
+        self._momentum = self._settled[layout.size :] if size > layout.size else None
         self._open: dict[int, _OpenRound] = {}
         self.settled_round = settled_round
         self.applied_round = settled_round
@@ -55,8 +60,8 @@ class Replica:
 
     @property
     def size(self) -> int:
-        """Numbers of the flat vector."""
-        return self._settled.numel()
+        """Weights, padding included."""
+        return self._weights.numel()
 
     def add(self, round: int, peer: PeerId, payload: bytes) -> None:
         """Take in a contribution, before or after its round is applied. ContributionError if it is none."""
@@ -101,19 +106,19 @@ class Replica:
         open_round = self._open.get(round)
         if open_round is None or open_round.applied is None:
             raise ReplicaError(f"round {round} cannot settle before it is applied")
-        open_round.applied.add_to(self._settled)
+        open_round.applied.add_to(self._weights, self._momentum)
         del self._open[round]
         self.settled_round = round
         return self.digest()
 
     def digest(self) -> bytes:
-        """SHA-256 over the settled round (8 bytes, signed) and the settled int32 weights, little-endian."""
+        """SHA-256 over the settled round (8 bytes, signed) and what is settled, int32, little-endian."""
         digest = hashlib.sha256(self.settled_round.to_bytes(8, "little", signed=True))
         digest.update(self._settled.cpu().numpy().astype("<i4", copy=False).data)
         return digest.digest()
 
     def settled_units(self) -> Tensor:
-        """A copy, int32 [layout.size]."""
+        """A copy, int32 [method.state.size]."""
         return self._settled.clone()
 
     def settled_now(self) -> Tensor:
@@ -122,7 +127,7 @@ class Replica:
 
     def live_floats(self, ahead: bool) -> Tensor:
         """float32 [layout.size]: `write_live` of a new vector."""
-        weights = torch.empty_like(self._settled, dtype=torch.float32)
+        weights = torch.empty_like(self._weights, dtype=torch.float32)
         self.write_live(weights, ahead)
         return weights
 
@@ -131,10 +136,11 @@ class Replica:
         `ahead`: where the next round is expected to take the weights; meant for the time between this peer's
         contribution and the application of its round."""
         units = weights.view(torch.int32)  # The sum is made where its floats will be.
-        units.copy_(self._settled)
-        for open_round in self._open.values():
-            if open_round.applied is not None:
-                open_round.applied.add_to(units)
+        units.copy_(self._weights)
+        applied = [each.applied for _, each in sorted(self._open.items()) if each.applied is not None]
+        momentum = self._momentum.clone() if self._momentum is not None and applied else None
+        for step in applied:
+            step.add_to(units, momentum)
         next_round = self.applied_round + 1
         lead = self._method.lookahead(next_round, self.factor(next_round)) if ahead else None
         if lead is not None:

@@ -37,7 +37,7 @@ class VoteMethod:
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
         self._manifest, self._run_id = manifest, manifest.run_id()
-        self._layout, self._device = layout, device
+        self._layout, self.state, self._device = layout, layout, device
         self._transforms = [transform_of(sync.transform, plane.chunk, device) for plane in layout.planes]
         self._selections = [selection_of(sync.selection, plane.chunk, sync.kept) for plane in layout.planes]
         self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)

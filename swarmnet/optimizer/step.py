@@ -19,8 +19,9 @@ from swarmnet.run.rates import WHOLE, scaled
 class Step(Protocol):
     """Whole units for each weight."""
 
-    def add_to(self, units: Tensor) -> None:
-        """To int32 [layout.size], in place."""
+    def add_to(self, units: Tensor, momentum: Tensor | None = None) -> None:
+        """To weights, int32 [layout.size], in place; and where the group settles a momentum with them
+        (model/state_layout.py), to that, which must be as after the round before. None: from rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class SignStep:
     rates: tuple[tuple[int, int, int], ...]
     """From `start` to `stop` of the vector, units each."""
 
-    def add_to(self, units: Tensor) -> None:
+    def add_to(self, units: Tensor, momentum: Tensor | None = None) -> None:
         for start, stop, rate in self.rates:
             units[start:stop].add_(self.signs[start:stop], alpha=-rate)
 

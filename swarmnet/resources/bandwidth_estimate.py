@@ -8,6 +8,7 @@ from math import log2
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.run.manifest import Manifest
+from swarmnet.run.own_steps import BITS
 
 CHUNK = 4096
 """Coefficients that the votes of a contribution are counted by (swarmnet/optimizer/sign_votes.py)."""
@@ -60,7 +61,10 @@ def contribution_bytes(manifest: Manifest, stage: int) -> float:
     """About what one contribution takes."""
     sync = manifest.sync
     parameters = layout_of(parameter_shapes(manifest.model, manifest.span(stage))).size
-    if sync.method == "local-steps":  # A bit for each number of a part, and a byte for each chunk.
-        return parameters / sync.parts / 8 + parameters / CHUNK
+    if (own := sync.own_steps) is not None:
+        if own.sent == "largest":  # Places, signs, which of two sizes; and of each chunk these two.
+            kept = max(1, sync.sparse_kept // own.parts)
+            return parameters / CHUNK * (kept * (4 + log2(CHUNK / sync.sparse_kept)) / 8 + 8)
+        return parameters / own.parts * BITS[own.sent] / 8 + parameters / CHUNK
     index_bits = {"seeded": 0.0, "group": log2(CHUNK / sync.kept), "top-k": log2(CHUNK)}[sync.selection]
     return parameters / CHUNK * sync.kept * (1 + index_bits) / 8

@@ -13,7 +13,8 @@ from math import ceil
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import is_muons, parameter_shapes
 from swarmnet.pipeline.flow_control import graph_bytes
-from swarmnet.run.manifest import InnerName, Manifest
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.own_steps import InnerName
 
 FLOAT_BYTES = 4
 HELD_BYTES = 4 * FLOAT_BYTES
@@ -28,6 +29,8 @@ FREED_BYTES = FLOAT_BYTES
 (docs/volunteer.md)."""
 OLD_VERSION_BYTES = FLOAT_BYTES
 """Per parameter: weights that a microbatch under way was begun with, where it waits for other stages."""
+MOMENTUM_BYTES = 2 * FLOAT_BYTES
+"""Per parameter, where the group has a momentum: the settled one, and a copy for open rounds."""
 SIGN_BYTES = 1
 """Per parameter and open round that was applied: what it did, a sign each."""
 ROUNDS_BESIDES = 2
@@ -67,11 +70,14 @@ def needs_of(manifest: Manifest, stage: int, process_bytes: int) -> Needs:
     each = HELD_BYTES + AT_WORK_BYTES + FREED_BYTES + (COPY_BYTES if process_bytes else 0)
     each += OLD_VERSION_BYTES if len(manifest.stages) > 1 else 0
     rounds, sync = manifest.rounds.window + ROUNDS_BESIDES, manifest.sync
-    if sync.method != "local-steps":
+    own = sync.own_steps
+    if own is None:
         weights = layout.size * (each + SIGN_BYTES * rounds)
     else:
-        weights = layout.size * each + ceil(layout.size * FLOAT_BYTES * rounds / sync.parts)
-        weights += _moments(sync.inner, layout)
+        each += FLOAT_BYTES * (own.rest == "feedback")
+        each += MOMENTUM_BYTES * own.settles_momentum
+        weights = layout.size * each + ceil(layout.size * FLOAT_BYTES * rounds / own.parts)
+        weights += _moments(own.inner, layout)
     return Needs(stage, weights, graph_bytes(manifest, stage), process_bytes)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import cos, pi
 from typing import Literal
 
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, Rounding, encoded_bytes, token_bytes
 from swarmnet.run.boundary import Boundary, contradictions
+from swarmnet.run.own_steps import AUTHORS, OUTER, InnerName, OwnSteps, RestName, SentName
 from swarmnet.run.path_rules import Rules
 
 WIRE_VERSION = 1
@@ -184,15 +185,13 @@ class Paths:
     whole model, and the less time skipping saves."""
 
 
-MethodName = Literal["demo-votes", "demo-float", "local-steps"]
+MethodName = Literal[
+    "demo-votes", "demo-float", "local-steps", "diloco", "streaming-diloco", "sparse-loco", "partitioned"
+]
 """Every sync method that a run can name; swarmnet/optimizer/method.py says which class each one is."""
 
 
 ExchangeName = Literal["everyone", "sharded"]
-
-
-InnerName = Literal["muon", "adamw"]
-"""Optimizers that a peer can step by itself with (swarmnet/optimizer/inner_step.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +200,11 @@ class Sync:
 
     method: MethodName = "demo-votes"
     """demo-votes: exact one-bit votes, bit-identical everywhere; demo-float: values as DeMo sends them;
-    local-steps: every peer steps by itself and tells in each round what it moved of a part of the weights."""
+    local-steps: every peer steps by itself and tells in each round what it moved of a part of the weights, a
+    bit each. Of the same kind: diloco: it tells what it moved in eight bits, and the group steps by the mean
+    with a momentum; streaming-diloco: likewise of a quarter in turn, in four bits; sparse-loco: the largest
+    of what it moved, and keeps the rest for later rounds; partitioned: of a sixteenth in turn, in eight bits,
+    the mean of the peers' weights."""
     selection: Literal["top-k", "group", "seeded"] = "group"
     """Which coefficients are sent: the largest of each chunk, the largest of each group, or those drawn from
     a seed that all know."""
@@ -223,23 +226,65 @@ class Sync:
     """Largest 2-norm of a block's mean gradient before it enters the momentum."""
     lookahead: bool = True
     """While a round is open, compute at weights moved ahead by the own momentum."""
-    inner: InnerName = field(default="muon", metadata={ADDED: True})
-    """Of local-steps: what a peer steps by itself with; Muon is for the matrices of layers, AdamW for the
-    rest then, too."""
+    inner: InnerName | Literal["method"] = field(default="method", metadata={ADDED: True})
+    """Of peers that step by themselves: what with; Muon is for the matrices of layers, AdamW for the rest
+    then, too. method: as the method has it, Muon for local-steps, AdamW for the others."""
     step_tokens: int = field(default=0, metadata={ADDED: True})
-    """Of local-steps: a peer steps each time it has gathered the gradients of so many tokens; 0: of a
-    microbatch. So between two rounds it takes its share of `rounds.target_tokens` over this many steps."""
-    parts: int = field(default=4, metadata={ADDED: True})
-    """Of local-steps: a round is about one of so many parts of the weights, in turn; a power of two."""
+    """Likewise: a peer steps each time it has gathered the gradients of so many tokens; 0: of a microbatch.
+    So between two rounds it takes its share of `rounds.target_tokens` over this many steps."""
+    parts: int = field(default=0, metadata={ADDED: True})
+    """Likewise: a round is about one of so many parts of the weights, in turn; a power of two. 0: as the
+    method has it: 4 for local-steps and streaming-diloco, 16 for partitioned, 1 (all) for the others."""
+    sent: SentName | Literal["method"] = field(default="method", metadata={ADDED: True})
+    """Likewise, how numbers are told: bit: its sign; four-bits: its sign and a power of two, or nothing
+    (E3M0); eight-bits: whole steps of a power of two; largest: the largest of each chunk alone, in two bits.
+    method: as the method has it."""
+    rest: RestName | Literal["method"] = field(default="method", metadata={ADDED: True})
+    """Likewise, what becomes of what was moved and not told: live: it stays in the peer's own weights;
+    feedback: it waits outside of them and is added to what is told next; dropped: nothing. method: as the
+    method has it: live for local-steps and partitioned, feedback for sparse-loco, dropped for the others."""
+    feedback_decay: float = field(default=0.95, metadata={ADDED: True})
+    """Where the rest is fed back: the share of it that is kept from round to round."""
+    sparse_kept: int = field(default=64, metadata={ADDED: True})
+    """Where the largest are sent: how many of 4096; a power of two."""
+    outer_rate: float = field(default=0.0, metadata={ADDED: True})
+    """Of diloco and streaming-diloco: what the group steps by, in thousandths. 0: as the method has it, 0.7
+    and 0.4."""
+    outer_momentum: float = field(default=0.9, metadata={ADDED: True})
+    """Of diloco and streaming-diloco: the group's momentum, of Nesterov's kind, in thousandths, at most
+    0.99; 0: none. It is settled, and travels, like the weights: twice their bytes to each newcomer."""
     shadow_steps: int = field(default=8, metadata={ADDED: True})
-    """Of local-steps: a newcomer warms its optimizer up with so many steps that move nothing, before it is
-    counted."""
+    """Likewise of all that step by themselves: a newcomer warms its optimizer up with so many steps that
+    move nothing, before it is counted."""
     exchange: ExchangeName = field(default="everyone", metadata={ADDED: True})
-    """everyone: each peer of a stage hears what each other contributes; sharded, with local-steps: each sends
-    its contribution in slices to reducers, and hears the sums, so that groups of any size cost a peer the
-    same."""
+    """everyone: each peer of a stage hears what each other contributes; sharded, where peers step by
+    themselves and do not send the largest alone: each sends its contribution in slices to reducers, and
+    hears the means, in four bits a number, so that groups of any size cost a peer the same."""
     shards: int = field(default=16, metadata={ADDED: True})
     """Of a sharded exchange: into so many slices a contribution is cut; reducers are drawn for each."""
+
+    @property
+    def own_steps(self) -> OwnSteps | None:
+        """How peers step by themselves; None: they do not."""
+        if self.method not in AUTHORS:
+            return None
+        told = AUTHORS[self.method]
+        if self.method in OUTER:
+            told = replace(
+                told, outer_rate=self.outer_rate or told.outer_rate, outer_momentum=self.outer_momentum
+            )
+        return replace(
+            told,
+            inner=told.inner if self.inner == "method" else self.inner,
+            parts=self.parts or told.parts,
+            sent=told.sent if self.sent == "method" else self.sent,
+            rest=told.rest if self.rest == "method" else self.rest,
+        )
+
+    @property
+    def settles_momentum(self) -> bool:
+        """Whether the group has a momentum of its own, beside the weights."""
+        return self.own_steps is not None and self.own_steps.settles_momentum
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,16 +478,31 @@ def _of_experts(model: ModelShape) -> list[tuple[bool, str]]:
 
 def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
     """What `check` looks at there: whether it is wrong, and how to say so."""
+    own = sync.own_steps
     return [
         (not 0 < sync.kept <= 4096 or sync.kept & (sync.kept - 1) != 0,
          f"sync.kept is {sync.kept}; it must be a power of two up to 4096"),
         (not 0 <= sync.momentum < 1, "sync.momentum must lie in [0, 1)"),
         (sync.step_tokens < 0 or sync.shadow_steps < 0,
          "sync: step_tokens and shadow_steps cannot be negative"),
-        (not 0 < sync.parts <= 64 or sync.parts & (sync.parts - 1) != 0,
-         f"sync.parts is {sync.parts}; it must be a power of two up to 64"),
-        (sync.exchange == "sharded" and sync.method != "local-steps",
-         "sync.exchange: only what sync.method local-steps contributes can be sharded"),
+        (not 0 <= sync.parts <= 64 or sync.parts & (sync.parts - 1) != 0,
+         f"sync.parts is {sync.parts}; it must be a power of two up to 64, or 0"),
+        (own is None and (sync.sent, sync.rest) != ("method", "method"),
+         f"sync.sent and rest are for peers that step by themselves: {', '.join(AUTHORS)}"),
+        (not 0 < sync.sparse_kept <= 4096 or sync.sparse_kept & (sync.sparse_kept - 1) != 0,
+         f"sync.sparse_kept is {sync.sparse_kept}; it must be a power of two up to 4096"),
+        (not 0 <= sync.feedback_decay <= 1, "sync.feedback_decay must lie in [0, 1]"),
+        (not 0.001 <= (sync.outer_rate or 1) <= 2,
+         f"sync.outer_rate is {sync.outer_rate:g}; it must lie in 0.001 to 2, or be 0"),
+        (not 0 <= sync.outer_momentum <= 0.99, "sync.outer_momentum must lie in [0, 0.99]"),
+        (sync.method not in OUTER and (sync.outer_rate, sync.outer_momentum) != (0.0, 0.9),
+         f"sync.outer_rate and outer_momentum are for {' and '.join(OUTER)}"),
+        (sync.exchange == "sharded" and own is None,
+         f"sync.exchange: only what peers that step by themselves contribute can be sharded: "
+         f"{', '.join(AUTHORS)}"),
+        (sync.exchange == "sharded" and own is not None and own.sent == "largest",
+         "sync.exchange: the largest of different peers are at different places, so their mean takes more "
+         "bytes than they do; leave sharded out, or set sync.sent"),
         (not 0 < sync.shards <= MOST_SHARDS,
          f"sync.shards is {sync.shards}; it must lie in 1 to {MOST_SHARDS}"),
         (sync.learning_rate <= 0, "sync.learning_rate must be positive"),

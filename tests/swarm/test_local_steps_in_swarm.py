@@ -15,19 +15,22 @@ SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 STEP_TOKENS = 64
 """Two microbatches: a round of 512 tokens is four steps of each of two peers."""
 SHADOW_STEPS = 5
+RATES = {"local-steps": 1e-2, "diloco": 2e-3}
+"""A momentum outside makes of each step seven, a tenth of which is enough."""
 
 
-def local_manifest(**exchange):
+def local_manifest(method="local-steps", **keys):
     manifest = tiny_manifest()
     sync = Sync(
-        method="local-steps", learning_rate=1e-2, warmup_rounds=1, decay_rounds=1000,
-        step_tokens=STEP_TOKENS, shadow_steps=SHADOW_STEPS, **exchange,
+        method=method, learning_rate=RATES[method], warmup_rounds=1, decay_rounds=1000,
+        step_tokens=STEP_TOKENS, shadow_steps=SHADOW_STEPS, **keys,
     )  # fmt: skip
     return replace(manifest, sync=sync, rounds=replace(manifest.rounds, target_tokens=512))
 
 
-def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_warm():
-    swarm = Swarm(local_manifest())
+@pytest.mark.parametrize("method", RATES)
+def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_warm(method):
+    swarm = Swarm(local_manifest(method))
     warm: dict[str, int] = {}
 
     def look(note):

@@ -7,7 +7,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -22,7 +22,7 @@ from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId
 from swarmnet.membership.machine import LONGEST_REDIAL_SECONDS
 from swarmnet.rounds.result_table import draw_of
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync
+from swarmnet.run.manifest import Data, Manifest, MethodName, ModelShape, Rounds, Sync
 
 FAULT_SECONDS = 50.0
 HEAL_SECONDS = 20.0 + DIAL_SECONDS + 1.2 * LONGEST_REDIAL_SECONDS
@@ -58,6 +58,8 @@ class Options:
     """So many processes hold two adjacent stages, as two of the peers."""
     sharded: bool = False
     """Peers exchange through reducers."""
+    method: MethodName | None = None
+    """Of `real` ones; None: the manifest's default, or where they are sharded local-steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +98,22 @@ class Seen:
     """What the stages' results are read with, where there are reducers."""
 
 
-SHARDED = Sync(method="local-steps", exchange="sharded", shards=3)
-"""Fewer shards than peers, so that some have none and some have two."""
+SHARDS = 3
+"""Fewer than peers, so that some have none and some have two."""
 
 
 def small_manifest(
-    stages: int, microbatches: int, rules: Rounds | None, seed: int, sharded: bool = False
-) -> Manifest:
+    stages: int, microbatches: int, rules: Rounds | None, seed: int, sharded: bool = False,
+    method: MethodName | None = None,
+) -> Manifest:  # fmt: skip
     """`microbatches` of 4 tokens per round; the smallest model that the wire takes."""
     owner = Identity.from_seed(b"the owner of the run").peer_id
     model = ModelShape(
         width=8, layers=stages, heads=1, key_value_heads=1, head_width=8, feed_forward=8, context=8
     )
+    sync = Sync(method=method or ("local-steps" if sharded else "demo-votes"))
+    if sharded:
+        sync = replace(sync, exchange="sharded", shards=SHARDS)
     times = rules or Rounds(
         longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0, snapshot_rounds=4
     )
@@ -116,7 +122,7 @@ def small_manifest(
         name="simulated", owner=owner, seed=seed, stages=(1,) * stages, hidden_codec="fp32", model=model,
         data=Data(sequence_tokens=4, microbatch_sequences=1),
         rounds=Rounds(**{**fields, "target_tokens": 4 * microbatches}),
-        sync=SHARDED if sharded else Sync(),
+        sync=sync,
     )  # fmt: skip
 
 
@@ -140,7 +146,9 @@ async def _play(options: Options, folder: Path) -> Seen:
     peers = options.peers or chance.randrange(max(8, 2 * stages), 17)
     names = [f"p{number}" for number in range(peers)]
     microbatches = max(2, peers // stages)
-    manifest = small_manifest(stages, microbatches, options.rules, options.seed, options.sharded)
+    manifest = small_manifest(
+        stages, microbatches, options.rules, options.seed, options.sharded, options.method
+    )
     faults = list(options.faults or _drawn(options, names))
     world = World(manifest, options.seed, folder, options.real, options.moves)
     ends = [number for number in range(peers - 1) if number % stages + 1 < stages]

@@ -17,8 +17,7 @@ import torch
 from peers.lab.planner.layout import Layout, PeerSpec
 from peers.lab.planner.question import Question
 from peers.lab.planner.simulator import Swarm
-from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.state_layout import state_layout
 from swarmnet.run.manifest import Manifest
 
 JOIN_SECONDS = 10.0
@@ -45,10 +44,7 @@ class Turnover:
 
 
 def turnover(manifest: Manifest, question: Question, peers: Sequence[PeerSpec]) -> Turnover:
-    sizes = [
-        layout_of(parameter_shapes(manifest.model, manifest.span(stage))).size
-        for stage in range(len(manifest.stages))
-    ]
+    sizes = [state_layout(manifest, stage).size for stage in range(len(manifest.stages))]
     away = tuple(JOIN_SECONDS + WEIGHT_BYTES * sizes[peer.stage] / peer.down for peer in peers)
     return Turnover(question.churn / 3600.0, away)
 

@@ -75,7 +75,7 @@ class Exchange:
 def exchange_of(manifest: Manifest) -> Exchange:
     """As the run says."""
     sync, stages = manifest.sync, range(len(manifest.stages))
-    step = (sync.step_tokens or manifest.microbatch_tokens) if sync.method == "local-steps" else 0
+    step = (sync.step_tokens or manifest.microbatch_tokens) if sync.own_steps is not None else 0
     return Exchange(tuple(contribution_bytes(manifest, stage) for stage in stages), sync.exchange, step)
 
 

@@ -41,12 +41,20 @@ DRAIN_SECONDS = 8.0
 LOOK_SECONDS = 0.25
 SAMPLE_TOKENS = 240
 PROMPT = "def "
+DEMO_RATES: Mapping[MethodName, float] = {
+    "local-steps": 8e-3, "diloco": 2e-3, "streaming-diloco": 2e-3, "sparse-loco": 4e-3, "partitioned": 4e-3,
+}  # fmt: skip
+"""Of peers that step by themselves. Half of local-steps' for AdamW inside, and half of that under a momentum
+outside (docs/learning.md: diloco's best)."""
 SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
     "demo-votes": {},
     "demo-float": {"sync": {"method": "demo-float"}},
-    "local-steps": {
-        "sync": {"method": "local-steps", "learning_rate": 8e-3, "warmup_rounds": 5, "decay_rounds": 500},
-        "rounds": {"target_tokens": 8192},
+    **{
+        method: {
+            "sync": {"method": method, "learning_rate": rate, "warmup_rounds": 5, "decay_rounds": 500},
+            "rounds": {"target_tokens": 8192},
+        }
+        for method, rate in DEMO_RATES.items()
     },
 }
 """What a run by each method says besides. Own steps: eight between two rounds, where two peers share them."""

@@ -44,6 +44,7 @@ from swarmnet.run.rates import WHOLE
 
 SIZE = 64
 """Elements of a stage: the smallest chunk of a layout."""
+LAYOUT = layout_of({"weight": (SIZE,)})
 _PAYLOAD = struct.Struct(">8sIIQ")
 """Maker, round, serial number, microbatches."""
 SLICE_BYTES = _PAYLOAD.size + 1
@@ -159,7 +160,7 @@ class StubStep:
 
     moves: Tensor
 
-    def add_to(self, units: Tensor) -> None:
+    def add_to(self, units: Tensor, momentum: Tensor | None = None) -> None:
         units += self.moves
 
 
@@ -172,6 +173,7 @@ class StubMethod:
     votes = 1
     foresight = 0.0
     own = None
+    state = LAYOUT
     gradient_norm = momentum_norm = None
 
     def __init__(self, note: noted.Note, serial: int, reduced: StubReduced | None = None) -> None:
@@ -248,6 +250,5 @@ class StubCompute:
 
 def stub_part(manifest: Manifest, note: noted.Note, serial: int) -> StagePart:
     """The part of any stage."""
-    layout = layout_of({"weight": (SIZE,)})
     reduced = StubReduced(draw_of(manifest), note) if manifest.sync.exchange == "sharded" else None
-    return StagePart(layout, StubCompute(manifest), StubMethod(note, serial, reduced), first_units)
+    return StagePart(LAYOUT, StubCompute(manifest), StubMethod(note, serial, reduced), first_units)

@@ -132,7 +132,7 @@ class ForwardWork:
         return round, known[1]
 
     def _views(self, units: Tensor) -> dict[str, Tensor]:
-        flat = to_floats(units).to(self.part.device)
+        flat = to_floats(units[: self.part.layout.size]).to(self.part.device)
         return {
             entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
             for entry in self.part.layout.entries

@@ -88,11 +88,13 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
         ),
         (
             "sync:\n  exchange: sharded\n",
-            "2: sync.exchange: only what sync.method local-steps contributes can be sharded",
+            "2: sync.exchange: only what peers that step by themselves contribute can be sharded: "
+            "local-steps, diloco, streaming-diloco, sparse-loco, partitioned",
         ),
         (
             "sync:\n  method: demo-float\n  exchange: sharded\n",
-            "3: sync.exchange: only what sync.method local-steps contributes can be sharded",
+            "3: sync.exchange: only what peers that step by themselves contribute can be sharded: "
+            "local-steps, diloco, streaming-diloco, sparse-loco, partitioned",
         ),
         ("sync:\n  shards: 0\n", "2: sync.shards is 0; it must lie in 1 to 64"),
         ("sync:\n  shards: 65\n", "2: sync.shards is 65; it must lie in 1 to 64"),

@@ -23,10 +23,12 @@ from peers.state.checkpoint_file import CheckpointError
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import Layout, layout_of
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.model.state_layout import state_layout
 from swarmnet.rounds.events import Reference
 from swarmnet.rounds.history import DIGEST_BYTES, Earlier, SettledSet
 from swarmnet.rounds.own_contributions import NOTHING_PAST, Past
+from swarmnet.run.manifest import Sync
 
 MANIFEST = tiny_manifest()
 STAGE = 1
@@ -186,6 +188,22 @@ def test_a_model_is_put_together_from_the_newest_that_can_be_used_and_the_others
         path.unlink()
     with pytest.raises(CheckpointError, match=damaged.name):
         checkpoint_file.newest(tmp_path)
+
+
+def test_a_groups_momentum_is_kept_with_the_weights_and_is_no_part_of_the_model(tmp_path):
+    manifest = replace(MANIFEST, sync=Sync(method="diloco"))
+    for stage in range(len(manifest.stages)):
+        there = state_layout(manifest, stage)
+        made = torch.zeros(there.size, dtype=torch.int32)
+        for number, entry in enumerate(there.entries):
+            made[entry.offset : entry.offset + entry.size] = number + 1
+        path = checkpoint_file.write(tmp_path, manifest, stage, 5, CHAIN, made, there)
+        assert torch.equal(checkpoint_file.restore(path, manifest.run_id(), stage, there)[2], made)
+        weights_alone = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
+        with pytest.raises(CheckpointError, match="digest"):
+            checkpoint_file.restore(path, manifest.run_id(), stage, weights_alone)
+    names = parameter_shapes(manifest.model, whole(manifest.model))
+    assert set(checkpoint_file.newest(tmp_path).whole()) == set(names)
 
 
 def test_a_damaged_older_file_and_another_runs_state_beside_it_spoil_no_model(tmp_path):

@@ -19,6 +19,7 @@ from swarmnet.optimizer.method import METHODS, ContributionError, GradientError,
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.result_table import Contributor, tag_of
 from swarmnet.run.manifest import MethodName, ModelShape
+from swarmnet.run.own_steps import AUTHORS
 
 TRANSFORMS = ["hadamard", "dct", "identity"]
 SIGNED = ["demo-votes", "demo-float"]
@@ -26,7 +27,7 @@ SIGNED = ["demo-votes", "demo-float"]
 SHARDED = "local-steps, sharded"
 EVERY = [
     *product(SIGNED, SELECTIONS, TRANSFORMS),
-    ("local-steps", "group", "hadamard"), (SHARDED, "group", "hadamard"),
+    *((method, "group", "hadamard") for method in (*AUTHORS, SHARDED)),
 ]  # fmt: skip
 NAMES = [*METHODS, SHARDED]
 """All that a manifest can say: names of methods, and the exchange where there is a choice."""

@@ -14,8 +14,9 @@ from method_cases import PEERS, bent, gradient_of, manifest, shapes_of
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.optimizer.local_steps import LARGEST_EXPONENT, LocalSteps, sum_of
+from swarmnet.optimizer.local_steps import LocalSteps
 from swarmnet.optimizer.method import ContributionError, method_of
+from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, sum_of
 from swarmnet.optimizer.reduced_steps import MOST, Numbers, ReducedSteps
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
@@ -352,7 +353,7 @@ def test_four_bits_past_the_end_are_zero():
     numbers = Numbers.of(torch.tensor([[5, -3, 2]], dtype=torch.int32), 1)
     written = bytearray(numbers.written())
     written[-1] |= 0x10
-    with pytest.raises(ContributionError, match="past its end"):
+    with pytest.raises(ContributionError, match="past the end"):
         Numbers.read(memoryview(written), 1, 3, torch.device("cpu"))
 
 
@@ -379,7 +380,7 @@ def test_tiny_layouts_go_through_all_of_it_though_some_shards_have_nothing_to_sa
         half = range(run.sync.shards // 2)
         other_half = range(run.sync.shards // 2, run.sync.shards)
         replica = Replica(TINY, method, torch.zeros(TINY.size, dtype=torch.int32))
-        for round in range(run.sync.parts):
+        for round in range(run.sync.own_steps.parts):
             payloads = {peer: of.own.tell(round, peer) for peer, of in methods.items()}
             for reducer, shards in zip(REDUCERS, (half, other_half), strict=False):
                 result = method.reduce(cut(method, payloads, shards))

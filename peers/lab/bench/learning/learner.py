@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.optim import AdamW, Muon, Optimizer
 from peers.lab.bench.learning.ground import Ground, Parameter
 from swarmnet.model.parameters import is_muons
 from swarmnet.run.manifest import Sync, learning_rate
+from swarmnet.run.own_steps import InnerName
 
 WARMUP_SHARE = 0.02
 """Of the steps: linear to the peak, for every method."""
@@ -26,7 +27,6 @@ CLIP = 1.0
 """Largest 2-norm of a gradient that an inner optimizer is given (the same section)."""
 FLOAT_BYTES = 4
 
-InnerName = Literal["adamw", "muon"]
 Rate = Callable[[int], float]
 """Learning rate of a step."""
 

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from peers.lab.bench.learning.ground import Ground
-from peers.lab.bench.learning.learner import InnerName, Learner, MeanGradient, schedule
-from peers.lab.bench.learning.local_steps import (
-    Exchange,
-    Levels,
-    LocalSteps,
-    Nesterov,
-    Powers,
-    Quantizer,
-    Signs,
-    TwoMagnitudes,
-)
+from peers.lab.bench.learning.learner import Learner, MeanGradient, schedule
 from peers.lab.bench.learning.plain_demo import PlainDemo
 from peers.lab.bench.learning.rounds import Rounds
 from swarmnet.run.manifest import Sync
+from swarmnet.run.own_steps import InnerName
 
 LOCAL_STEPS = 8
 """H: where HOME lines make exchanges worth saving, and the loss is still near that of H = 1."""
-SPARSE_KEPT = 64
-"""Of 4096: what SparseLoCo's authors use."""
+PAPER_STEPS = 30
+"""H in the papers of DiLoCo's family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +43,10 @@ class Recipe:
 def recipes(sync: Sync) -> Mapping[str, Recipe]:
     """All of them; `sync`: the run's own method."""
     votes = replace(sync, method="demo-votes")
+    own = partial(Sync, learning_rate=8e-3, momentum=sync.momentum, clip=sync.clip, shards=sync.shards)
+    diloco, sparse = own("diloco", learning_rate=2e-3), own("sparse-loco", learning_rate=4e-3)
+    streaming = own("streaming-diloco", learning_rate=2e-3)
+    average = own("diloco", outer_rate=1.0, outer_momentum=0.0)  # Without the optimizer outside.
     return {
         "adamw": _mean_gradient("adamw"),
         "muon": _mean_gradient("muon"),
@@ -60,46 +56,23 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
         "votes-group": _rounds(replace(votes, selection="group", kept=128), "votes, the largest of each 32"),
         "votes-seeded": _rounds(replace(votes, selection="seeded", kept=1024), "votes, a seeded quarter"),
         "float-demo": _rounds(replace(sync, method="demo-float"), "DeMo's values, exact"),
-        "local-steps": _product_steps(sync, 4),
-        "local-steps-2": _product_steps(sync, 2),
-        "local-steps-sharded": _product_steps(replace(sync, exchange="sharded"), 4),
-        "average-adamw": _local(
-            "adamw", Exchange(LOCAL_STEPS), f"mean of weights, every {LOCAL_STEPS} steps"
-        ),
-        "average-muon": _local("muon", Exchange(LOCAL_STEPS), f"mean of weights, every {LOCAL_STEPS} steps"),
-        "diloco-8": _diloco("adamw", 8),
-        "diloco-30": _diloco("adamw", 30),
-        "diloco-30-muon": _diloco("muon", 30),
-        "streaming-30": _streaming(30),
-        "sparta": _local("adamw", Exchange(1, parts=20), "partitioned averaging: a twentieth every step"),
-        "sparse-loco": _local(
-            "adamw",
-            Exchange(
-                LOCAL_STEPS,
-                kept=SPARSE_KEPT,
-                quantizer=TwoMagnitudes(SPARSE_KEPT),
-                residual="feedback",
-                feedback_decay=0.95,
-            ),
-            f"SparseLoCo: {SPARSE_KEPT} of 4096, two bits, every {LOCAL_STEPS} steps",
-        ),
-        "live-4": _signs("muon", 4, "a quarter"),
-        "live-4-adamw": _signs("adamw", 4, "a quarter"),
-        "live-2": _signs("muon", 2, "a half"),
-        "live-1": _signs("muon", 1, "all"),
-        "result-4": _result(Levels(4), "four bits"),
-        "result-2": _result(Levels(2), "two bits"),
-        "result-1": _result(Signs(), "signs"),
-        "feedback-4": _local(
-            "muon",
-            Exchange(LOCAL_STEPS, parts=4, quantizer=Signs(), residual="feedback"),
-            f"signs of a quarter every {LOCAL_STEPS} steps, error feedback",
-        ),
-        "powers-4": _local(
-            "muon",
-            Exchange(LOCAL_STEPS, parts=4, quantizer=Powers()),
-            f"four bits of a quarter every {LOCAL_STEPS} steps, live residual",
-        ),
+        "local-steps": _own(own("local-steps"), "signs of a quarter"),
+        "local-steps-2": _own(own("local-steps", parts=2), "signs of a half"),
+        "local-steps-1": _own(own("local-steps", parts=1), "signs of all"),
+        "local-steps-adamw": _own(own("local-steps", inner="adamw"), "signs of a quarter"),
+        "local-steps-feedback": _own(own("local-steps", rest="feedback"), "the same, error feedback"),
+        "local-steps-four-bits": _own(own("local-steps", sent="four-bits"), "four bits of a quarter"),
+        "local-steps-sharded": _own(own("local-steps", exchange="sharded"), "the same, through reducers"),
+        "average-h8": _own(replace(average, inner="adamw"), "the mean of weights"),
+        "average-h8-muon": _own(replace(average, inner="muon"), "the mean of weights"),
+        "diloco-h8": _own(diloco, "DiLoCo"),
+        "diloco-h30": _own(diloco, "DiLoCo", PAPER_STEPS),
+        "diloco-h30-muon": _own(replace(diloco, inner="muon"), "DiLoCo", PAPER_STEPS),
+        "streaming-diloco-h32": _own(streaming, "Streaming DiLoCo, a quarter"),
+        "sparse-loco-h8": _own(sparse, "SparseLoCo"),
+        "sparse-loco-h30": _own(sparse, "SparseLoCo", PAPER_STEPS),
+        "sparse-loco-h30-muon": _own(replace(sparse, inner="muon"), "SparseLoCo", PAPER_STEPS),
+        "partitioned": _own(own("partitioned", learning_rate=4e-3), "the mean of a sixteenth of weights", 1),
     }
 
 
@@ -114,8 +87,9 @@ def _plain_demo(ground: Ground, setting: Setting, rate: float) -> Learner:
     return PlainDemo(ground, setting.peers, schedule(rate, setting.steps))
 
 
-def _rounds(sync: Sync, told: str) -> Recipe:
-    every = LOCAL_STEPS if sync.method == "local-steps" else 1
+def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
+    """`steps`: of a peer's own in a round, where it takes any."""
+    every = 1 if sync.own_steps is None else steps
 
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
         return Rounds(ground, setting.peers, sync, rate, setting.steps, setting.delay, every)
@@ -123,45 +97,8 @@ def _rounds(sync: Sync, told: str) -> Recipe:
     return Recipe(make, sync.learning_rate, told)
 
 
-def _product_steps(sync: Sync, parts: int) -> Recipe:
-    method = replace(sync, method="local-steps", parts=parts, learning_rate=8e-3)
-    through = ", through reducers" * (sync.exchange == "sharded")
-    told = f"the product's local steps, signs of 1/{parts} every {LOCAL_STEPS} steps, Muon{through}"
-    return _rounds(method, told)
-
-
-def _local(inner: InnerName, exchange: Exchange, told: str) -> Recipe:
-    def make(ground: Ground, setting: Setting, rate: float) -> Learner:
-        return LocalSteps(ground, setting.peers, inner, schedule(rate, setting.steps), exchange)
-
-    return Recipe(make, 8e-3, f"{told}, {inner} inside")
-
-
-def _signs(inner: InnerName, parts: int, share: str) -> Recipe:
-    exchange = Exchange(LOCAL_STEPS, parts=parts, quantizer=Signs())
-    return _local(inner, exchange, f"signs of {share} every {LOCAL_STEPS} steps, live residual")
-
-
-def _result(result: Quantizer, told: str) -> Recipe:
-    exchange = Exchange(LOCAL_STEPS, parts=4, quantizer=Signs(), result=result)
-    return _local("muon", exchange, f"signs of a quarter every {LOCAL_STEPS} steps, their mean in {told}")
-
-
-def _diloco(inner: InnerName, every: int) -> Recipe:
-    def make(ground: Ground, setting: Setting, rate: float) -> Learner:
-        exchange = Exchange(every, residual="none")
-        outer = Nesterov(ground.size)
-        return LocalSteps(ground, setting.peers, inner, schedule(rate, setting.steps), exchange, outer)
-
-    return Recipe(make, 4e-3, f"DiLoCo, every {every} steps, Nesterov 0.9 at 0.7, {inner} inside")
-
-
-def _streaming(every: int, fragments: int = 3) -> Recipe:
-    def make(ground: Ground, setting: Setting, rate: float) -> Learner:
-        exchange = Exchange(
-            every // fragments, parts=fragments, by_layer=True, quantizer=Powers(), residual="none"
-        )
-        outer = Nesterov(ground.size)
-        return LocalSteps(ground, setting.peers, "adamw", schedule(rate, setting.steps), exchange, outer)
-
-    return Recipe(make, 4e-3, f"Streaming DiLoCo, {fragments} fragments every {every} steps, four bits")
+def _own(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
+    """Of peers that take so many steps by themselves in a round."""
+    assert sync.own_steps is not None
+    often = "every step" if steps == 1 else f"every {steps} steps"
+    return _rounds(sync, f"{told}, {often}, {sync.own_steps.inner} inside", steps)

@@ -19,6 +19,7 @@ from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import scheduled
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.state_layout import at_rest
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
@@ -37,10 +38,10 @@ class Rounds:
         manifest = replace(ground.manifest, sync=self._sync)
         self._names = [PeerId(f"peer {peer}") for peer in range(peers)]
         self._methods = [[method_of(manifest, layout) for layout in ground.layouts] for _ in self._names]
-        self._replicas = [
-            Replica(layout, method_of(manifest, layout), units)
-            for layout, units in zip(ground.layouts, ground.initial_units(), strict=True)
-        ]
+        self._replicas = []
+        for layout, units in zip(ground.layouts, ground.initial_units(), strict=True):
+            method = method_of(manifest, layout)
+            self._replicas.append(Replica(layout, method, at_rest(units, method.state)))
         self._begun = -1
         """The newest round that was contributed to."""
         self.sent_bytes = 0

@@ -26,17 +26,22 @@ from peers.lab.planner.question import BACKWARD_RATIO, Question
 from peers.lab.planner.shape import laws
 from swarmnet.placement.policy import stage_work
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.manifest import ExchangeName, Manifest, Paths
+from swarmnet.run.manifest import ExchangeName, Manifest, MethodName, Paths, Sync
 
 SEQUENCES = (1, 2, 4)
 """Of a microbatch."""
 LOCAL_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, laws.MOST_LOCAL_STEPS)
 VOTED_TOKENS = tuple(1 << power for power in range(14, 25))
 """Of a round, where each round is one step of all: 16 thousand to 17 million."""
-PARTS = 4
-"""A round exchanges one of so many parts of the parameters: sync.parts as the product begins with."""
+PARTS = 0
+"""A round exchanges one of so many parts of the parameters: sync.parts, as its method has it."""
 LONGER = 3
 """rounds.longest_seconds, in the time that a round takes: it is for swarms that have shrunk."""
+
+
+def own_method(sync: Sync) -> MethodName:
+    """By which peers step by themselves: the run's own, if it is of that kind."""
+    return "local-steps" if sync.own_steps is None else sync.method
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +73,10 @@ class Shape:
         sync = run.sync
         if self.local:
             sync = replace(
-                sync, method="local-steps", step_tokens=self.step_tokens, parts=self.parts,
+                sync, method=own_method(sync), step_tokens=self.step_tokens, parts=self.parts,
                 exchange=self.exchange,
             )  # fmt: skip
-        elif sync.method == "local-steps":
+        elif sync.own_steps is not None:
             sync = replace(sync, method="demo-votes", exchange="everyone")
         return replace(
             run,
@@ -126,6 +131,8 @@ def cuts(run: Manifest, stages: int) -> set[tuple[int, ...]]:
 
 def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
     """All that are looked at."""
+    own = run.sync.own_steps
+    can_shard = own is None or own.sent != "largest"
     for count in range(1, min(run.model.layers, peers) + 1):
         for stages in sorted(cuts(run, count)):
             for sequences in SEQUENCES:
@@ -139,7 +146,8 @@ def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
                 for steps in LOCAL_STEPS:
                     tokens = int(steps * step * replicas)
                     yield Shape(stages, sequences, "everyone", tokens, step)
-                    yield Shape(stages, sequences, "sharded", tokens, step)
+                    if can_shard:
+                        yield Shape(stages, sequences, "sharded", tokens, step)
 
 
 class Judge:

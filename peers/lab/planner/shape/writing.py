@@ -13,7 +13,7 @@ from peers.config.atomic_files import is_there, write_atomically
 from peers.config.yaml_lines import read
 from peers.errors import UserError
 from peers.lab.planner.report import scaled
-from peers.lab.planner.shape.candidates import Shape
+from peers.lab.planner.shape.candidates import Shape, own_method
 from peers.lab.planner.shape.report import local_steps, round_seconds, sentence, warnings
 from peers.lab.planner.shape.search import Found, Search
 from peers.telemetry.console import counted
@@ -72,7 +72,7 @@ def _values(search: Search, run: Manifest) -> dict[str, Any]:
             "deadline_seconds": float(ceil(max(run.rounds.deadline_seconds, waits))),
         },
         "sync": {
-            **_method(shape), "decay_rounds": search.rounds, "warmup_rounds": warmup,
+            **_method(shape, run), "decay_rounds": search.rounds, "warmup_rounds": warmup,
         },
     }  # fmt: skip
 
@@ -85,11 +85,12 @@ def _boundary(shape: Shape, run: Manifest) -> dict[str, Any]:
     return {"model": {"boundary": {**told, "anchor_rows": narrow.anchor_rows, "seed": narrow.seed}}}
 
 
-def _method(shape: Shape) -> dict[str, Any]:
+def _method(shape: Shape, run: Manifest) -> dict[str, Any]:
     if not shape.local:
         return {}
     exchange = {"exchange": "sharded"} if shape.exchange == "sharded" else {}
-    return {"method": "local-steps", "step_tokens": shape.step_tokens, "parts": shape.parts, **exchange}
+    parts = {"parts": shape.parts} if shape.parts else {}
+    return {"method": own_method(run.sync), "step_tokens": shape.step_tokens, **parts, **exchange}
 
 
 def _reasons(search: Search) -> list[str]:

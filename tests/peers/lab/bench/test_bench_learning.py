@@ -12,15 +12,6 @@ from typed import typing
 from peers.lab.bench.learning import trials
 from peers.lab.bench.learning.ground import Ground, Texts
 from peers.lab.bench.learning.learner import MeanGradient, schedule
-from peers.lab.bench.learning.local_steps import (
-    Exchange,
-    Levels,
-    LocalSteps,
-    Nesterov,
-    Powers,
-    Signs,
-    TwoMagnitudes,
-)
 from peers.lab.bench.learning.plain_demo import PlainDemo, _Tiles
 from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
 from peers.lab.bench.learning.report import activation_bytes, render, row
@@ -83,90 +74,6 @@ def test_every_method_learns_and_counts_what_it_sends():
             learner.step(step)
         assert here.held_out_loss(learner.weights()) < untrained - 0.05, name
         assert learner.sent_bytes > 0, name
-
-
-def test_peers_that_send_all_they_moved_stand_where_their_mean_stands():
-    here = ground()
-    learner = LocalSteps(here, 3, "adamw", schedule(4e-3, STEPS), Exchange(2))
-    for step in range(STEPS):
-        learner.step(step)
-        met = step % 2 == 1
-        equal = all(torch.equal(live_P, learner.weights()) for live_P in learner._live)
-        assert equal == met
-    assert learner.sent_bytes == 4 * here.count * (STEPS // 2)
-
-
-@pytest.mark.parametrize("quantizer", [Signs(), Powers(), TwoMagnitudes(64)])
-def test_what_was_not_sent_stays_in_the_live_weights(quantizer):
-    here = ground()
-    exchange = Exchange(1, kept=64, quantizer=quantizer)
-    learner = LocalSteps(here, 2, "adamw", schedule(4e-3, STEPS), exchange)
-    for step in range(STEPS):
-        before = [live_P.clone() for live_P in learner._live]
-        settled = learner.weights()
-        learner.step(step)
-        moved = learner.weights() - settled
-        sent = [live_P + moved - after_P for live_P, after_P in zip(before, learner._live, strict=True)]
-        assert all(torch.isfinite(each).all() for each in sent)
-        assert not torch.equal(learner._live[0], learner._live[1]), "each has a residual of its own"
-
-
-@pytest.mark.parametrize("quantizer", [Signs(), Powers(), TwoMagnitudes(64)])
-def test_the_live_weights_are_the_settled_ones_and_what_was_not_sent(quantizer):
-    learner = LocalSteps(ground(), 2, "adamw", schedule(4e-3, 2), Exchange(2, kept=64, quantizer=quantizer))
-    learner.step(0)
-    part_N = learner._numbers_P
-    deltas = [(live_P - learner.weights())[part_N] for live_P in learner._live]
-    learner._meet(0)
-    for delta_N, live_P in zip(deltas, learner._live, strict=True):
-        rest_N = (live_P - learner.weights())[part_N]
-        torch.testing.assert_close(rest_N, delta_N - learner._carried(delta_N), rtol=1e-3, atol=1e-6)
-
-
-def test_the_parts_of_a_cycle_are_all_numbers_once():
-    here = ground()
-    for by_layer in (False, True):
-        learner = LocalSteps(here, 1, "adamw", schedule(4e-3, 1), Exchange(1, parts=4, by_layer=by_layer))
-        parts = torch.cat([learner._part(number) for number in range(4, 8)])
-        assert torch.equal(parts.sort().values, learner._numbers_P.sort().values)
-    learner = LocalSteps(here, 1, "adamw", schedule(4e-3, 1), Exchange(1, parts=4))
-    assert not torch.equal(learner._part(0), learner._part(4)), "another cycle cuts anew"
-
-
-def test_signs_carry_one_power_of_two_for_each_chunk():
-    values = torch.randn(CHUNK + 100, generator=torch.Generator().manual_seed(0))
-    carried = Signs().carried(values)
-    assert torch.equal(carried.sign(), values.sign())
-    for part in (carried[:CHUNK], carried[CHUNK:]):
-        (size,) = part.abs().unique().tolist()
-        assert size == 0.5 or size == 1.0, "the mean magnitude is 0.8"
-    assert Signs().bytes(CHUNK + 100) == -(-(CHUNK + 100 + 2 * 5) // 8)
-
-
-def test_powers_of_two_are_the_nearest_ones_and_what_is_far_below_is_nothing():
-    carried = Powers().carried(torch.tensor([1.0, -0.3, 3.0, 2.0**-9, 0.0]))
-    assert carried.tolist() == [1.0, -0.25, 4.0, 0.0, 0.0]
-
-
-def test_levels_are_whole_multiples_of_a_power_of_two_and_the_more_the_finer():
-    drawn = torch.randn(2 * CHUNK, generator=torch.Generator().manual_seed(0))
-    coarse, fine = Levels(2).carried(drawn), Levels(4).carried(drawn)
-    assert len(fine[:CHUNK].unique()) <= 15
-    assert len(coarse[:CHUNK].unique()) <= 3
-    step = fine[:CHUNK].abs()[fine[:CHUNK] != 0].min()
-    assert float(torch.log2(step)).is_integer()
-    assert torch.equal(fine[:CHUNK] / step, torch.round(fine[:CHUNK] / step))
-    assert (fine - drawn).norm() < 0.5 * (coarse - drawn).norm()
-    assert Levels(4).bytes(CHUNK) < 4 * Signs().bytes(CHUNK)
-    assert not Levels(4).carried(torch.zeros(10)).any()
-
-
-def test_the_outer_step_is_that_of_nesterov():
-    outer, part = Nesterov(4), torch.tensor([1, 3])
-    first = outer.moved(torch.tensor([1.0, 2.0]), part)
-    torch.testing.assert_close(first, torch.tensor([1.0, 2.0]) * 0.7 * 1.9)
-    second = outer.moved(torch.tensor([1.0, 2.0]), part)
-    torch.testing.assert_close(second, torch.tensor([1.0, 2.0]) * 0.7 * (1 + 0.9 * 1.9))
 
 
 def test_a_tile_and_its_coefficients_are_one_another():

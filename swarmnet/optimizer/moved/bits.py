@@ -1,0 +1,69 @@
+"""One bit a number, its sign; and for each chunk the power of two that is nearest to their mean size.
+
+Shapes: C chunks, M numbers of a chunk that a round speaks of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarmnet.model.fixed_point import UNIT
+from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
+from swarmnet.optimizer.moved import exponents
+from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, Draw
+from swarmnet.optimizer.sparsify import coin_flips
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """`Moves` of one size in each chunk."""
+
+    negative: Tensor
+    """bool [C, M]."""
+    exponents: Tensor
+    """int32 [C, 1]: of 2, in units."""
+
+    def loudest(self) -> Tensor:
+        return torch.ones_like(self.exponents) << self.exponents
+
+    def units(self) -> Tensor:
+        sizes_C1 = self.loudest()
+        return torch.where(self.negative, -sizes_C1, sizes_C1)
+
+    def rows(self, rows: slice) -> Signs:
+        return Signs(self.negative[rows], self.exponents[rows])
+
+    def written(self) -> bytes:
+        return exponents.written(self.exponents) + pack(self.negative.cpu().numpy().view(np.uint8))
+
+
+class Bits:
+    """`Code`, 1-bit."""
+
+    def bytes_of(self, chunks: int, width: int) -> int:
+        return chunks + packed_bytes(chunks, width)
+
+    def say(self, moved_CM: Tensor, draw: Draw) -> Signs:
+        sizes_C1 = moved_CM.abs().mean(dim=1, keepdim=True) / UNIT
+        nearest_C1 = sizes_C1.clamp(min=1.0).log2().round().to(torch.int32).clamp(max=LARGEST_EXPONENT)
+        negative_CM, zero_CM = moved_CM < 0, moved_CM == 0
+        if zero_CM.any():  # A bit is never nothing, and a constant one would be a bias.
+            flips_M = torch.from_numpy(coin_flips(draw.seed, draw.chunk, moved_CM.shape[1]))
+            negative_CM = torch.where(zero_CM, flips_M.to(moved_CM.device), negative_CM)
+        return Signs(negative_CM, nearest_C1)
+
+    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> Signs:
+        exponents_C = exponents.read(data, chunks, LARGEST_EXPONENT)
+        bits_CM = unpack(data[chunks:], chunks, width)
+        negative = torch.from_numpy(bits_CM.view(np.bool_)).to(device)
+        return Signs(negative, exponents.tensor_of(exponents_C, device))
+
+    def check(self, data: memoryview, chunks: int, width: int) -> None:
+        exponents.read(data, chunks, LARGEST_EXPONENT)
+        spare = chunks * width % 8
+        if spare and data[-1] >> spare:
+            raise ContributionError("the spare bits at the end of a plane are not zero")

@@ -1,0 +1,79 @@
+"""What every way to tell what a peer moved has to offer, and the mean of what several told.
+
+One peer cannot be louder than the others let it: of a chunk no number counts for more than twice the median,
+over the set, of the largest that each says there.
+
+Shapes: C chunks of a plane, M numbers of a chunk that a round speaks of, S contributions of a set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+LARGEST_EXPONENT = 20
+"""Of a power of two, in units of 2**-22: a quarter, more than any weight moves in a round; and a thousand of
+them add up within 31 bits."""
+LARGEST = 1 << LARGEST_EXPONENT
+"""No number of a contribution is larger, in units."""
+LOUDER = 2
+"""So many times the median of a set one counts at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Where a payload says nothing of its own accord: what peer and round decide."""
+
+    seed: bytes
+    chunk: int
+
+
+class Moves(Protocol):
+    """What one contribution says of some chunks of one plane."""
+
+    def loudest(self) -> Tensor:
+        """int32 [C, 1]: no number of a chunk is larger, in units; LARGEST at most."""
+
+    def units(self) -> Tensor:
+        """int32 [C, M]."""
+
+    def rows(self, rows: slice) -> Moves:
+        """Of these chunks alone."""
+
+    def written(self) -> bytes:
+        """What `Code.read` reads."""
+
+
+class Code(Protocol):
+    """One way to tell numbers."""
+
+    def bytes_of(self, chunks: int, width: int) -> int:
+        """Exact length of what is written of so many chunks of `width` numbers."""
+
+    def say(self, moved_CM: Tensor, draw: Draw) -> Moves:
+        """Of float32 moves what can be told."""
+
+    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> Moves:
+        """ContributionError where no honest peer can have written `data`, which has the right length."""
+
+    def check(self, data: memoryview, chunks: int, width: int) -> None:
+        """As `read`, of which nothing is wanted: a payload may be megabytes."""
+
+
+def sum_of(contributions: Sequence[Moves]) -> Tensor:
+    """int32 [C, M]: the sum of moves no louder than the set lets them be. At least one."""
+    loudest_SC1 = torch.stack([moves.loudest() for moves in contributions])
+    most_C1 = LOUDER * loudest_SC1.sort(dim=0).values[(len(contributions) - 1) // 2]
+    sum_CM = contributions[0].units().clamp(-most_C1, most_C1)
+    for moves in contributions[1:]:
+        sum_CM += moves.units().clamp(-most_C1, most_C1)
+    return sum_CM
+
+
+def mean_of(sum_CM: Tensor, count: int) -> Tensor:
+    """The mean of so many, halves upwards."""
+    return torch.div(2 * sum_CM + count, 2 * count, rounding_mode="floor")

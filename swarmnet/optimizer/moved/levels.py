@@ -1,0 +1,70 @@
+"""Eight bits a number: whole multiples, from -127 to 127, of a power of two that each chunk has.
+
+Shapes: C chunks, M numbers of a chunk that a round speaks of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarmnet.model.fixed_point import UNIT
+from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.moved import exponents
+from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, Draw
+
+MOST = 127
+"""-128 says nothing: every number has one form."""
+LARGEST_STEP = LARGEST_EXPONENT - 7
+"""Exponent of the largest step: 127 of them are less than LARGEST."""
+
+
+@dataclass(frozen=True, slots=True)
+class Multiples:
+    """`Moves` in whole steps."""
+
+    levels: Tensor
+    """int8 [C, M]: -127 to 127."""
+    exponents: Tensor
+    """int32 [C, 1]: of 2, in units: a step."""
+
+    def loudest(self) -> Tensor:
+        return self.levels.to(torch.int32).abs().amax(dim=1, keepdim=True) << self.exponents
+
+    def units(self) -> Tensor:
+        return self.levels.to(torch.int32) << self.exponents
+
+    def rows(self, rows: slice) -> Multiples:
+        return Multiples(self.levels[rows], self.exponents[rows])
+
+    def written(self) -> bytes:
+        return exponents.written(self.exponents) + self.levels.contiguous().cpu().numpy().tobytes()
+
+
+class Levels:
+    """`Code`, 8-bit."""
+
+    def bytes_of(self, chunks: int, width: int) -> int:
+        return chunks * (1 + width)
+
+    def say(self, moved_CM: Tensor, draw: Draw) -> Multiples:
+        """The smallest step with which the largest number of a chunk is within reach."""
+        units_CM = moved_CM / UNIT
+        largest_C1 = units_CM.abs().amax(dim=1, keepdim=True)
+        steps_C1 = (largest_C1 / MOST).clamp(min=1.0).log2().ceil().to(torch.int32).clamp(max=LARGEST_STEP)
+        levels_CM = (units_CM / torch.exp2(steps_C1)).round().clamp(-MOST, MOST)
+        return Multiples(levels_CM.to(torch.int8), steps_C1)
+
+    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> Multiples:
+        self.check(data, chunks, width)
+        levels = np.frombuffer(data, np.int8, offset=chunks).reshape(chunks, width).copy()
+        exponents_C = exponents.read(data, chunks, LARGEST_STEP)
+        return Multiples(torch.from_numpy(levels).to(device), exponents.tensor_of(exponents_C, device))
+
+    def check(self, data: memoryview, chunks: int, width: int) -> None:
+        exponents.read(data, chunks, LARGEST_STEP)
+        if np.frombuffer(data, np.int8, offset=chunks).min(initial=0) < -MOST:
+            raise ContributionError("eight bits that say nothing: -128")

@@ -1,0 +1,102 @@
+"""Four bits a number: its sign and a power of two, or nothing. E3M0, as Streaming DiLoCo sends its moves.
+
+(arXiv:2501.18512. The paper names no scale: here each chunk has its own, a power of two.)
+
+Shapes: C chunks, M numbers of a chunk that a round speaks of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swarmnet.model.fixed_point import UNIT
+from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.moved import exponents
+from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, Draw
+
+POWERS = 7
+"""Of three bits, beside nothing."""
+SIGN = 8
+"""The fourth bit."""
+LARGEST_SMALLEST = LARGEST_EXPONENT - POWERS + 1
+"""The largest exponent of the smallest power that a chunk has."""
+MIDDLE = 4 / 3
+"""A number is rounded up to the next power from the middle between two on, which is three quarters of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedPowers:
+    """`Moves` that are powers of two, or nothing."""
+
+    codes: Tensor
+    """uint8 [C, M]: 0 nothing, 1 to 7 a power and its six followers; SIGN besides: negative."""
+    exponents: Tensor
+    """int32 [C, 1]: of 2, in units: the smallest power."""
+
+    def loudest(self) -> Tensor:
+        return self._sizes().amax(dim=1, keepdim=True)
+
+    def units(self) -> Tensor:
+        sizes_CM = self._sizes()
+        return torch.where(self.codes >= SIGN, -sizes_CM, sizes_CM)
+
+    def _sizes(self) -> Tensor:
+        powers_CM = (self.codes & POWERS).to(torch.int32)
+        sizes_CM = torch.ones_like(powers_CM) << (powers_CM + self.exponents - 1).clamp(min=0)
+        return torch.where(powers_CM > 0, sizes_CM, 0)
+
+    def rows(self, rows: slice) -> SignedPowers:
+        return SignedPowers(self.codes[rows], self.exponents[rows])
+
+    def written(self) -> bytes:
+        return exponents.written(self.exponents) + nibbles_written(self.codes.cpu().numpy())
+
+
+class Powers:
+    """`Code`, 4-bit."""
+
+    def bytes_of(self, chunks: int, width: int) -> int:
+        return chunks + -(-chunks * width // 2)
+
+    def say(self, moved_CM: Tensor, draw: Draw) -> SignedPowers:
+        """The nearest powers; what is nearer to nothing than to the smallest is nothing."""
+        scaled_CM = moved_CM * (MIDDLE / UNIT)
+        powers_CM = scaled_CM.abs().clamp(min=2.0**-9).log2().floor()
+        smallest_C1 = powers_CM.amax(dim=1, keepdim=True) - (POWERS - 1)
+        smallest_C1 = smallest_C1.clamp(0, LARGEST_SMALLEST)
+        codes_CM = (powers_CM - smallest_C1 + 1).clamp(0, POWERS).to(torch.uint8)
+        negative_CM = (moved_CM < 0) & (codes_CM > 0)
+        return SignedPowers(codes_CM + SIGN * negative_CM.to(torch.uint8), smallest_C1.to(torch.int32))
+
+    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> SignedPowers:
+        exponents_C = exponents.read(data, chunks, LARGEST_SMALLEST)
+        codes = nibbles_read(data[chunks:], chunks * width)
+        if np.any(codes == SIGN):
+            raise ContributionError("four bits that say nothing: the sign of nothing")
+        codes_CM = torch.from_numpy(codes.reshape(chunks, width)).to(device)
+        return SignedPowers(codes_CM, exponents.tensor_of(exponents_C, device))
+
+    def check(self, data: memoryview, chunks: int, width: int) -> None:
+        self.read(data, chunks, width, torch.device("cpu"))
+
+
+def nibbles_written(codes: NDArray[np.uint8]) -> bytes:
+    """Two a byte, the first in the lower half; zero after the last."""
+    flat = codes.reshape(-1)
+    if len(flat) % 2:
+        flat = np.append(flat, np.uint8(0))
+    return (flat[::2] | flat[1::2] << 4).astype(np.uint8).tobytes()
+
+
+def nibbles_read(data: memoryview, count: int) -> NDArray[np.uint8]:
+    """[count]; ContributionError where there is something after the last."""
+    packed = np.frombuffer(data, np.uint8)
+    codes = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)
+    if codes[count:].any():
+        raise ContributionError("four bits past the end of a plane")
+    return codes[:count]

@@ -1,0 +1,236 @@
+"""DiLoCo, Streaming DiLoCo, SparseLoCo and partitioned averaging: what becomes of what peers moved."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from method_cases import PEERS, gradient_of, manifest, shapes_of
+
+from swarmnet.model.fixed_point import UNIT, to_floats
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.state_layout import MOMENTUM, at_rest, state_of
+from swarmnet.optimizer.method import method_of
+from swarmnet.optimizer.replica import Replica, ReplicaError
+from swarmnet.optimizer.step import dense
+from swarmnet.optimizer.tiling import empty_padding
+from swarmnet.run.manifest import Manifest, ManifestError, check
+from swarmnet.run.own_steps import AUTHORS
+
+LAYOUT = layout_of(shapes_of(1))
+ONE_STEP = 2.0**-7
+
+
+def run(method, **sync):
+    return manifest(method=method, learning_rate=ONE_STEP, decay_rounds=10**9, **sync)
+
+
+def stepped(settings, seed=0, steps=3):
+    """A method whose peer has moved."""
+    method = method_of(settings, LAYOUT)
+    for number in range(steps):
+        method.own.step(gradient_of(LAYOUT, 10 * seed + number), 7, 0)
+    return method
+
+
+def moved_by(method, applied=-1):
+    """float32 [LAYOUT.size]: what only this peer's weights hold."""
+    own = torch.zeros(LAYOUT.size)
+    method.own.add_to(own, applied)
+    return own
+
+
+def replica_of(method):
+    return Replica(LAYOUT, method, torch.zeros(method.state.size, dtype=torch.int32))
+
+
+def mean_told(method, payloads, round=0):
+    """What the group's weights move by, from rest."""
+    tally = method.tally(round)
+    for peer, payload in payloads.items():
+        tally.add(peer, payload)
+    return to_floats(dense(tally.step(), LAYOUT))
+
+
+@pytest.mark.parametrize("name", ["diloco", "sparse-loco"])
+def test_after_a_round_a_peer_goes_on_from_where_the_group_is(name):
+    method = stepped(run(name))
+    before = moved_by(method)
+    replica = replica_of(method)
+    payload = method.own.tell(0, PEERS[0])
+    assert torch.equal(moved_by(method), before), "until then it goes on from where it was"
+    method.own.step(gradient_of(LAYOUT, 77), 7, 1)
+    since = moved_by(method) - before
+    replica.add(0, PEERS[0], payload)
+    replica.apply(0)
+    group = mean_told(method, {PEERS[0]: payload})
+    assert torch.allclose(replica.live_floats(ahead=False), group + since, atol=2 * UNIT)
+
+
+def test_sparse_loco_tells_the_rest_later_and_loses_nothing_of_it():
+    method = stepped(run("sparse-loco", feedback_decay=1.0))
+    moved, told = moved_by(method), torch.zeros(LAYOUT.size)
+    gone = []
+    for round in range(12):
+        told += mean_told(method, {PEERS[0]: method.own.tell(round, PEERS[0])}, round)
+        gone.append(float((moved - told).norm()))
+        assert method.momentum_norm == pytest.approx(gone[-1], rel=1e-3)
+    assert gone == sorted(gone, reverse=True)
+    assert gone[-1] < 0.8 * gone[0]
+
+
+def test_what_waits_fades():
+    method = stepped(run("sparse-loco", feedback_decay=0.5))
+    sizes = []
+    for round in range(4):
+        method.own.tell(round, PEERS[0])
+        sizes.append(method.momentum_norm)
+    assert all(later < 0.55 * earlier for earlier, later in pairwise(sizes[1:]))
+
+
+def test_diloco_steps_by_nesterovs_momentum_of_the_means():
+    settings = run("diloco")
+    methods = {peer: stepped(settings, number) for number, peer in enumerate(PEERS[:3])}
+    replica, known = replica_of(stepped(settings)), torch.zeros(LAYOUT.size)
+    expected = torch.zeros(LAYOUT.size)
+    for round in range(4):
+        moved = torch.stack([moved_by(method, applied=round - 1) for method in methods.values()]).mean(0)
+        for peer, method in methods.items():
+            replica.add(round, peer, method.own.tell(round, peer))
+            method.own.step(gradient_of(LAYOUT, 50 + round), 7, round)
+        replica.apply(round)
+        replica.settle(round)
+        known = 0.9 * known + moved
+        expected += 0.7 * (moved + 0.9 * known)
+    error = to_floats(replica.settled_units()[: LAYOUT.size]) - expected
+    assert float(error.norm() / expected.norm()) < 0.02, "but for eight bits"
+
+
+def test_a_late_contribution_corrects_what_the_momentum_made_of_later_rounds():
+    settings = run("diloco")
+    methods = {peer: stepped(settings, number) for number, peer in enumerate(PEERS[:3])}
+    early, late = replica_of(stepped(settings)), replica_of(stepped(settings))
+    waits = {}
+    for round in range(3):
+        for peer, method in methods.items():
+            method.own.step(gradient_of(LAYOUT, 50 + round), 7, round)
+            payload = method.own.tell(round, peer)
+            early.add(round, peer, payload)
+            if (round, peer) == (0, PEERS[1]):
+                waits[round] = payload
+            else:
+                late.add(round, peer, payload)
+        early.apply(round)
+        late.apply(round)
+    assert not torch.equal(early.live_floats(False), late.live_floats(False))
+    late.add(0, PEERS[1], waits[0])
+    assert torch.equal(early.live_floats(False), late.live_floats(False))
+    assert [early.settle(round) for round in range(3)] == [late.settle(round) for round in range(3)]
+
+
+def test_a_momentum_is_part_of_what_is_settled_and_a_replica_begins_with_all_of_it():
+    method = stepped(run("diloco"))
+    replica = replica_of(method)
+    still = replica.digest()
+    replica.add(0, PEERS[0], method.own.tell(0, PEERS[0]))
+    replica.apply(0)
+    assert replica.settle(0) != still
+    state = replica.settled_units()
+    assert state.shape == (2 * LAYOUT.size,)
+    assert state[LAYOUT.size :].any()
+    with pytest.raises(ReplicaError, match="int32"):
+        Replica(LAYOUT, method, state[: LAYOUT.size])
+    forgot = Replica(LAYOUT, method, at_rest(state[: LAYOUT.size], method.state), settled_round=0)
+    assert forgot.digest() != replica.digest()
+    for start, stop in method.state.padding:
+        assert not state[start:stop].any()
+
+
+def test_a_state_without_momentum_lies_as_the_weights_do():
+    settings = run("diloco", outer_momentum=0.0)
+    assert state_of(LAYOUT, settings.sync) is LAYOUT
+    doubled = state_of(LAYOUT, run("diloco").sync)
+    assert [entry.name.removeprefix(MOMENTUM) for entry in doubled.entries[len(LAYOUT.entries) :]] == [
+        entry.name for entry in LAYOUT.entries
+    ]
+    assert {plane.stop for plane in doubled.planes} >= {LAYOUT.size, doubled.size}
+
+
+def test_streaming_of_one_part_in_eight_bits_is_diloco():
+    diloco = stepped(run("diloco"))
+    streaming = stepped(run("streaming-diloco", parts=1, sent="eight-bits", outer_rate=0.7))
+    payload = diloco.own.tell(0, PEERS[0])
+    assert streaming.own.tell(0, PEERS[0]) == payload
+    assert torch.equal(mean_told(diloco, {PEERS[0]: payload}), mean_told(streaming, {PEERS[0]: payload}))
+
+
+def test_streamings_parts_have_their_turns_at_equal_distances():
+    method = stepped(run("streaming-diloco"))
+    places, plane = torch.arange(LAYOUT.size), LAYOUT.planes[0]
+    turns = [int(method.own.part(places, plane, round)[0, 0]) for round in range(12)]
+    assert sorted(turns[:4]) == [0, 1, 2, 3]
+    assert turns == 3 * turns[:4]
+
+
+def test_partitioned_averaging_is_the_mean_of_the_peers_weights():
+    settings = run("partitioned")
+    methods = {peer: stepped(settings, number) for number, peer in enumerate(PEERS[:3])}
+    stood = torch.stack([moved_by(method) for method in methods.values()])
+    payloads = {peer: method.own.tell(0, peer) for peer, method in methods.items()}
+    group = mean_told(methods[PEERS[0]], payloads)
+    part = torch.zeros(LAYOUT.size, dtype=torch.bool)
+    for plane in LAYOUT.planes:
+        methods[PEERS[0]].part(part, plane, 0).fill_(True)
+    empty_padding(part, LAYOUT)
+    assert int(part.sum()) == pytest.approx(LAYOUT.parameters / 16, rel=0.05)
+    close = float(stood.abs().max()) / 100
+    for number, method in enumerate(methods.values()):
+        stands = group + moved_by(method, applied=0)
+        assert torch.allclose(stands[part], stood.mean(dim=0)[part], atol=close), "of this part all are equal"
+        assert torch.equal(stands[~part], stood[number][~part]), "and of the others each is where it was"
+
+
+@pytest.mark.parametrize("name", AUTHORS)
+def test_a_contribution_that_comes_back_is_in_the_own_weights_again(name):
+    method = stepped(run(name))
+    payload = method.own.tell(0, PEERS[0])
+    without, told = moved_by(method, applied=0), torch.zeros(LAYOUT.size)
+    for plane, moves in zip(LAYOUT.planes, method.moves_of(payload), strict=True):
+        method.part(told, plane, 0).copy_(moves.units() * UNIT)
+    empty_padding(told, LAYOUT)
+    method.give_back(payload, 0, PEERS[0])
+    assert told.any()
+    assert torch.allclose(moved_by(method, applied=0) - without, told, atol=UNIT)
+
+
+def test_each_method_is_as_its_authors_have_it_but_for_what_the_run_says():
+    assert run("diloco").sync.own_steps == AUTHORS["diloco"]
+    assert run("demo-votes").sync.own_steps is None
+    mine = run("sparse-loco", inner="muon", parts=2, rest="live").sync.own_steps
+    assert mine == replace(AUTHORS["sparse-loco"], inner="muon", parts=2, rest="live")
+    assert run("streaming-diloco", outer_rate=0.5).sync.own_steps.outer_thousandths == (500, 900)
+    assert run("streaming-diloco").sync.own_steps.outer_thousandths == (400, 900)
+
+
+@pytest.mark.parametrize(
+    ("sync", "reason"),
+    [
+        ({"method": "local-steps", "outer_rate": 0.5}, "are for diloco and streaming-diloco"),
+        ({"method": "diloco", "outer_momentum": 1.0}, r"must lie in \[0, 0.99\]"),
+        ({"method": "diloco", "outer_rate": -0.7}, "must lie in 0.001 to 2"),
+        ({"method": "demo-votes", "sent": "bit"}, "for peers that step by themselves"),
+        ({"method": "sparse-loco", "sparse_kept": 63}, "power of two"),
+        ({"method": "sparse-loco", "exchange": "sharded"}, "set sync.sent"),
+        ({"method": "demo-float", "exchange": "sharded"}, "local-steps, diloco"),
+        ({"method": "sparse-loco", "feedback_decay": 1.5}, "feedback_decay"),
+    ],
+)
+def test_what_contradicts_a_method_is_said(sync, reason):
+    with pytest.raises(ManifestError, match=reason):
+        check(manifest(**sync))
+
+
+def test_a_run_that_names_none_of_this_keeps_its_id():
+    known = Manifest("test", PEERS[0]).canonical()
+    for key in (b"outer", b"sent", b"rest", b"parts", b"inner", b"feedback", b"sparse"):
+        assert key not in known
