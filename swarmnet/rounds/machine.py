@@ -83,6 +83,7 @@ class GroupRounds:
         self.pulls = Pulls()
         self.maker_counts = maker_counts
         self.waiting = Waiting()
+        self._convicted: set[PeerId] = set()
         self._decided: dict[int, dict[ContributionId, PeerId]] = {}
         """Of open rounds: contributions, with their makers, that the group has decided to count."""
         self.offers = offers or Offers(rules, draw)
@@ -147,7 +148,7 @@ class GroupRounds:
             case events.Contributed(round, reference, table):
                 self._read(reference, table)
                 self._contributed(round, reference, now)
-            case events.Sliced() | events.SlicesArrived() | events.ResultRead():
+            case events.Sliced() | events.SlicesArrived() | events.ResultRead() | events.Unanswered():
                 self._of_reducers(event, now)
             case events.ProgressArrived():
                 self._progress(event, now)
@@ -183,6 +184,8 @@ class GroupRounds:
                 self._ordered(rates, now)
             case events.EndOrdered(last):
                 self.last = last
+            case events.Convicted(peer):
+                self._convict(peer, now)
             case events.Leave():
                 if self.open_round.tokens and not self.past_last:
                     self._close(now)
@@ -358,6 +361,8 @@ class GroupRounds:
         return len(held) - (maker in held) - (self.me in held)
 
     def _half_holds(self, reference: events.Reference) -> bool:
+        if reference.peer in self._convicted:  # Half of them may not have heard of it yet.
+            return False
         holders = self.waiting.holders(reference.id)
         return self.agreement.is_half(ally in holders for ally in self._allies)
 
@@ -405,6 +410,24 @@ class GroupRounds:
             if state.sealed:
                 state.sealed_at = now  # The others have as long again to hear of it.
 
+    def _convict(self, peer: PeerId, now: float) -> None:
+        """What it made leaves every round that is not settled here, unless half of the group has settled it:
+        as with an order that others have not heard yet."""
+        self._convicted.add(peer)
+        for number, state in self.rounds.items():
+            if peer in state.held and self.agreement.standing(number, state, now) == state.digest:
+                continue
+            decided = self._decided.get(number, {})
+            for identity in [identity for identity, maker in decided.items() if maker == peer]:
+                del decided[identity]
+            if peer not in state.held:
+                continue
+            state.remove(peer)
+            self._effects.append(events.RemoveContribution(number, peer))
+            if state.sealed:
+                state.sealed_at = now
+        self.gossip.changed(URGENT_SECONDS)
+
     def _is_sealed(self, number: int) -> bool:
         """Whether nothing new may be made for a round: sealed or settled here, or by half of the allies."""
         state = self.rounds.get(number)
@@ -447,9 +470,14 @@ class GroupRounds:
         return not self._is_sealed(number) and self.reducing.close(number, contributes, now)
 
     def _of_reducers(
-        self, event: events.Sliced | events.SlicesArrived | events.ResultRead, now: float
+        self,
+        event: events.Sliced | events.SlicesArrived | events.ResultRead | events.Unanswered,
+        now: float,
     ) -> None:
         match event:
+            case events.Unanswered(peer, round):
+                if self.reducing is not None:
+                    self.reducing.avoid(peer, round)
             case events.Sliced(round, identity):
                 self.offers.made(round, identity, now)
             case events.ResultRead(identity, table):

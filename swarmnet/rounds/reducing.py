@@ -31,6 +31,8 @@ class Reducing:
         """Those among whom reducers are drawn: who takes part in the group as far as known, this peer
         included."""
         self._allies = allies
+        self._avoided: dict[PeerId, int] = {}
+        """Members that this peer sends nothing to before that round."""
         self._spoken: defaultdict[int, set[PeerId]] = defaultdict(set)
         """Who has sent its slices of a round, or a word that it has none."""
         self._given: defaultdict[int, set[PeerId]] = defaultdict(set)
@@ -41,7 +43,14 @@ class Reducing:
 
     def reducers(self, round: int) -> tuple[PeerId, ...]:
         """To whom the slices of a round go, by shard."""
-        return self.draw.reducers(round, self.members)
+        avoided = {peer for peer, until in self._avoided.items() if round < until}
+        return self.draw.reducers(round, self.members - avoided)
+
+    def avoid(self, peer: PeerId, round: int) -> None:
+        """Let somebody else reduce for as many rounds as one is drawn for. Others may send to it: both
+        results count."""
+        if peer != self.me:
+            self._avoided[peer] = round + self.draw.block_rounds
 
     def soon(self, round: int, others: Iterable[PeerId]) -> frozenset[PeerId]:
         """Who is drawn among all that are known in the block of that round and in the next: links to them
@@ -90,6 +99,7 @@ class Reducing:
             for round in [round for round in kept if round <= settled]:
                 del kept[round]
         self._done = {round for round in self._done if round > settled}
+        self._avoided = {peer: until for peer, until in self._avoided.items() if until > settled}
 
     def _all_spoke(self, round: int) -> bool:
         return not any(self._is_awaited(peer, round) for peer in self._silent(round))
