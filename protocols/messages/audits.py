@@ -8,8 +8,8 @@ from protocols.fields import Identifier, Message, Name, Number, RoundNumber
 
 
 class AskSlices(Message, frozen=True, tag=80):
-    """The slices of one shard that went into a result: answered by as many Evidence, by the result's maker or
-    by who has said (Lied) that they prove it false."""
+    """The slices of one shard that went into a result: answered by as many Evidence, by the result's maker
+    or by who has said (Lied) that they prove it false."""
 
     kind: ClassVar[str] = "update"
     result: Identifier
@@ -17,8 +17,8 @@ class AskSlices(Message, frozen=True, tag=80):
 
 
 class Evidence(Message, frozen=True, tag=81):
-    """Body: one slice with its signed head (protocols/signed/slices.py). From who has said that its maker lied
-    the signed result comes first."""
+    """Body: one slice with its signed head (protocols/signed/slices.py). From who has said that the result
+    is a lie, the signed result comes first."""
 
     kind: ClassVar[str] = "contribution"
     priority: ClassVar[int] = 1

@@ -22,8 +22,8 @@ from swarmnet.rounds.fetch_scheduler import SLOW_BYTES_PER_SECOND
 from swarmnet.rounds.result_table import Contributor, Table
 
 AUDITS = 0.5
-"""Of a result's shard, by all who could, on the mean. A line then carries half a contribution for them, up and
-down, in a group of any size: a tenth of the exchange (docs/benchmarks/groups.md)."""
+"""Of a result's shard, by all who could, on the mean. A line then carries half a contribution for them, up
+and down, in a group of any size: a tenth of the exchange (docs/benchmarks/groups.md)."""
 MOST_OF_RESULT = 4
 """Shards of one result that a peer asks for, and is given: in a group of two it would draw half of them."""
 MOST_OPEN = 16

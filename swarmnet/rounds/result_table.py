@@ -128,7 +128,8 @@ def read_result(result: bytes, shards: int) -> tuple[Table, memoryview]:
 
 
 def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
-    """The table at the head of a result in a run with so many shards, and its length in bytes. ContributionError."""
+    """The table at the head of a result in a run with so many shards, and its length in bytes.
+    ContributionError."""
     try:
         (count,) = _COUNT.unpack_from(data)
         end = _COUNT.size + count * _CONTRIBUTOR.size
@@ -147,7 +148,7 @@ def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
         (shard,) = _COUNT.unpack_from(data, place)
         bits = int.from_bytes(data[place + _COUNT.size : place + _COUNT.size + mask], "little")
         if bits >> count or not bits:
-            raise ContributionError(f"shard {shard} names nobody, or more than the table's {count} contributors")
+            raise ContributionError(f"shard {shard} names nobody, or more than the table's {count}")
         found[shard] = frozenset(one for index, one in enumerate(contributors) if bits >> index & 1)
     table = Table(found)
     if len(found) != width or max(found) >= shards or len({one.peer for one in contributors}) != count:

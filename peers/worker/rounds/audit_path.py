@@ -14,6 +14,7 @@ from peers.network.neighbourhood import Neighbourhood
 from peers.network.orders.gatekeeper import LIAR
 from peers.state.unnamed_file import laid_down
 from peers.telemetry import events as noted
+from peers.worker.rounds.update_compute import UpdateWork
 from peers.worker.rounds.upload_scheduler import Giving
 from protocols.errors import Malformed, WireError
 from protocols.messages.table import AskSlices, Evidence, Lied, Message
@@ -44,8 +45,7 @@ class AuditPath:
         self,
         audits: Audits,
         reduced: Reduced,
-        run_id: RunId,
-        stage: int,
+        work: UpdateWork,
         rounds: GroupRounds,
         compute: Compute,
         neighbourhood: Neighbourhood,
@@ -55,7 +55,7 @@ class AuditPath:
     ) -> None:
         """`folder`: where long answers lie; None: in memory."""
         self.audits, self.reduced, self.rounds = audits, reduced, rounds
-        self.judge = partial(outcome_of, run_id=run_id, stage=stage, reduced=reduced)
+        self.judge = partial(outcome_of, run_id=work.run_id, stage=work.stage, reduced=reduced)
         self.compute, self.neighbourhood, self.clock = compute, neighbourhood, neighbourhood.clock
         self.me = neighbourhood.transport.peer
         self.feed, self.note, self.folder = feed, note, folder
@@ -189,7 +189,7 @@ class AuditPath:
         if outcome == "lied":
             self._convict(question)
         elif outcome != "agrees" or question.is_proof:
-            self._failed(question, "not_in_order", reason or "slices that give the result's sums prove nothing")
+            self._failed(question, "not_in_order", reason or "slices that give the sums prove no lie")
         else:
             self._note(question, outcome)
 

@@ -7,7 +7,7 @@ machine decided it; everything else runs on the event loop.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -152,12 +152,12 @@ class UpdatePath:
         reduced = work.method.reduced
         if reduced is not None and audits is not None:
             auditing = AuditPath(
-                audits, reduced, work.run_id, work.stage, self.rounds, compute, neighbourhood, self.feed, note,
-                folder,
-            )  # fmt: skip
-            self.reducers = ReducerPath(
-                reduced, work, self.rounds, neighbourhood, auditing, self.feed, self._refused, self._count, note
+                audits, reduced, work, self.rounds, compute, neighbourhood, self.feed, note, folder
             )
+            self.reducers = ReducerPath(
+                reduced, work, self.rounds, neighbourhood, auditing, self.feed, self._refused, self._count,
+                note,
+            )  # fmt: skip
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
     def start(self) -> None:

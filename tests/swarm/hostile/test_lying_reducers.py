@@ -78,22 +78,20 @@ class Played:
         reduced.reduce = reduce
 
 
-def play(how, seconds: float = 25.0) -> Played:
-    """Four honest peers and one that lies as soon as it is in step; on for so long after it was found."""
+def play(how) -> Played:
+    """Four honest peers and one that lies as soon as it is in step; on for some rounds after it was found."""
     swarm = Swarm(MANIFEST, stub=True)
     played = Played(swarm)
 
     async def story() -> None:
         swarm.open()
         for name in (*HONEST, "liar"):
-            swarm.start(name, 0, in_flight=2)
+            swarm.start(name, 0, in_flight=1)
         await swarm.until(lambda: len(swarm.of("in_step")) == 5, 30.0)
         played.lie(how)
-        if seconds:
-            await swarm.until(
-                lambda: all(worker.audits.convicted for worker in played.honest()), 60.0
-            )
-        await swarm.during(seconds or 25.0)
+        await swarm.until(lambda: all(worker.audits.convicted for worker in played.honest()), 60.0)
+        first = swarm.rounds()["a"][0]
+        await swarm.until(lambda: min(swarm.rounds()[name][1] for name in HONEST) > first + 8, 60.0)
         await swarm.close()
 
     run(story())

@@ -51,7 +51,7 @@ def table_of(**shards: tuple[int, ...]) -> Table:
 
 CONTRIBUTORS = st.builds(
     Contributor,
-    st.binary(min_size=8, max_size=8), st.binary(min_size=8, max_size=8), st.integers(0, MOST_TOKENS),
+    st.binary(min_size=8, max_size=8), st.binary(min_size=16, max_size=16), st.integers(0, MOST_TOKENS),
 )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def written(contributors, shards):
 
 
 FIRST, SECOND = sorted([named(0), named(1)])
-TWICE = sorted([FIRST, replace(FIRST, contribution=b"another!")])
+TWICE = sorted([FIRST, replace(FIRST, contribution=b"another one of it")])
 
 
 def test_the_layout_is_the_one_that_the_page_of_the_wire_tells():
