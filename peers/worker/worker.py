@@ -184,7 +184,9 @@ class Worker(Parts):
         by_invite = manifest.access == "invite"
         membership = Membership(me, self.stage, self.chance, manifest.path_rules().reach, by_invite)
         self.makers = Makers(membership, manifest.rounds)
-        self.audits = Audits(self.identity.sign(AUDITS_OF + bytes.fromhex(self.signed.run_id)))
+        self.audits = Audits(
+            self.identity.sign(AUDITS_OF + bytes.fromhex(self.signed.run_id)), manifest.rounds.window
+        )
         self.makers.convicted = self.orders.gatekeeper.convicted = self.audits.convicted
         self.neighbourhood = Neighbourhood(
             self.transport, self.signed.run_id, membership,

@@ -66,14 +66,16 @@ class Question:
 class Audits:
     """Of one peer in one group; outlives its rounds."""
 
-    def __init__(self, secret: bytes) -> None:
-        """`secret`: what nobody else can know."""
-        self._secret = secret
+    def __init__(self, secret: bytes, window: int) -> None:
+        """`secret`: what nobody else can know; `window`: of the run's rounds."""
+        self._secret, self._window = secret, window
         self._open: dict[tuple[PeerId, Name], Question] = {}
         self.outcomes: Counter[str] = Counter()
         """Of the own questions, by code (peers/telemetry/reasons.py)."""
-        self.convicted: set[PeerId] = set()
-        """They have lied: what they make counts no more."""
+        self.convicted: dict[PeerId, int] = {}
+        """They have lied: what they make for that round and later ones does not count. The first is that of
+        the lie, or later than those that were sealed when that was applied: an earlier one settles somewhere
+        while the proof is on its way, and histories would part."""
         self.proofs: dict[PeerId, Question] = {}
         """Of the newest convicted: what is to be handed on."""
         self._told: dict[PeerId, set[PeerId]] = {}
@@ -101,7 +103,7 @@ class Audits:
         if len(self._open) >= MOST_OPEN or (question.asked, question.name) in self._open:
             return False
         if question.is_proof:
-            if question.maker in self.convicted or question.asked in self._criers:
+            if question.asked in self._criers or not self.is_news(question.maker, question.round):
                 return False
             proofs = [other for other in self._open.values() if other.is_proof]
             if any(question.asked == other.asked or question.maker == other.maker for other in proofs):
@@ -133,10 +135,18 @@ class Audits:
 
     # -- who has lied ---------------------------------------------------------------------------------
 
+    def is_news(self, maker: PeerId, round: int) -> bool:
+        """Whether a proof of a lie in that round would change what counts."""
+        return self._first(round) < self.convicted.get(maker, 1 << 32)
+
+    def _first(self, round: int) -> int:
+        return round - self._window + 1
+
     def proves(self, question: Question) -> list[Name]:
-        """Its slices do not give its result. Which proofs are kept no more."""
-        if len(self.convicted) < MOST_CONVICTED:
-            self.convicted.add(question.maker)
+        """Its slices do not give its result, which is news. Which proofs are kept no more."""
+        if question.maker in self.convicted or len(self.convicted) < MOST_CONVICTED:
+            self.convicted[question.maker] = self._first(question.round)
+        self.proofs.pop(question.maker, None)
         self.proofs[question.maker] = question
         self._told[question.maker] = {question.asked} if question.is_proof else set()
         surplus = list(self.proofs)[:-MOST_PROOFS]
@@ -149,9 +159,9 @@ class Audits:
         if len(self._criers) < MOST_CONVICTED:
             self._criers.add(question.asked)
 
-    def knows(self, peer: PeerId, liar: PeerId) -> bool:
-        """It has said so itself. Whether that is news."""
-        if liar not in self._told or peer in self._told[liar]:
+    def knows(self, peer: PeerId, liar: PeerId, round: int) -> bool:
+        """It has said itself that it has a proof, of a lie in that round. Whether that is news."""
+        if liar not in self.proofs or peer in self._told[liar] or round > self.proofs[liar].round:
             return False
         self._told[liar].add(peer)
         return True

@@ -180,9 +180,11 @@ class EndOrdered:
 
 @dataclass(frozen=True, slots=True)
 class Convicted:
-    """There is proof that this reducer has lied (audits.py)."""
+    """There is proof that this reducer has lied: nothing that it makes for round `first` and later ones
+    counts (audits.py)."""
 
     peer: PeerId
+    first: int
 
 
 @dataclass(frozen=True, slots=True)

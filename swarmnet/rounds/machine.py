@@ -83,7 +83,7 @@ class GroupRounds:
         self.pulls = Pulls()
         self.maker_counts = maker_counts
         self.waiting = Waiting()
-        self._convicted: set[PeerId] = set()
+        self._convicted: dict[PeerId, int] = {}
         self._decided: dict[int, dict[ContributionId, PeerId]] = {}
         """Of open rounds: contributions, with their makers, that the group has decided to count."""
         self.offers = offers or Offers(rules, draw)
@@ -184,8 +184,8 @@ class GroupRounds:
                 self._ordered(rates, now)
             case events.EndOrdered(last):
                 self.last = last
-            case events.Convicted(peer):
-                self._convict(peer, now)
+            case events.Convicted(peer, first):
+                self._convict(peer, first, now)
             case events.Leave():
                 if self.open_round.tokens and not self.past_last:
                     self._close(now)
@@ -361,8 +361,8 @@ class GroupRounds:
         return len(held) - (maker in held) - (self.me in held)
 
     def _half_holds(self, reference: events.Reference) -> bool:
-        if reference.peer in self._convicted:  # Half of them may not have heard of it yet.
-            return False
+        if reference.round >= self._convicted.get(reference.peer, reference.round + 1):
+            return False  # Half of them may not have heard of it yet.
         holders = self.waiting.holders(reference.id)
         return self.agreement.is_half(ally in holders for ally in self._allies)
 
@@ -410,11 +410,12 @@ class GroupRounds:
             if state.sealed:
                 state.sealed_at = now  # The others have as long again to hear of it.
 
-    def _convict(self, peer: PeerId, now: float) -> None:
-        """What it made leaves every round that is not settled here, unless half of the group has settled it:
-        as with an order that others have not heard yet."""
-        self._convicted.add(peer)
+    def _convict(self, peer: PeerId, first: int, now: float) -> None:
+        """What it made leaves these rounds, unless half of the group has settled them so."""
+        self._convicted[peer] = first
         for number, state in self.rounds.items():
+            if number < first:
+                continue
             if peer in state.held and self.agreement.standing(number, state, now) == state.digest:
                 continue
             decided = self._decided.get(number, {})

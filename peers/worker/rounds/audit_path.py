@@ -209,7 +209,7 @@ class AuditPath:
 
     def _convict(self, question: Question) -> None:
         liar = question.maker
-        if liar in self.audits.convicted:
+        if not self.audits.is_news(liar, question.round):
             return
         self._note(question, "lied")
         bodies = [question.result, *(question.slices[one] for one in sorted(question.slices))]
@@ -217,20 +217,24 @@ class AuditPath:
         question.result, question.slices = b"", {}
         for name in self.audits.proves(question):
             self.kept.pop(name, None)
-        self.feed(events.Convicted(liar))
+        self.feed(events.Convicted(liar, self.audits.convicted[liar]))
         reason = f"the sums of its result for round {question.round} do not follow from the signed slices"
         self.neighbourhood.part_from(liar, LIAR, reason)
         self.look()
 
     def _lied(self, peer: PeerId, message: Lied) -> None:
         liar = PeerId(message.peer)
-        if liar in self.audits.convicted:
-            if self.audits.knows(peer, liar):
+        if not self.audits.is_news(liar, message.round):
+            if self.audits.knows(peer, liar, message.round):
                 self._tell(peer, self.audits.proofs[liar])  # It need not say it again.
-        elif liar != self.me and self.rounds.maker_counts(liar, self.rounds.current):
+        elif liar != self.me and self._is_known(liar):
             name = (ContributionId(message.result), message.shard)
             if message.shard < len(self.reduced.slice_bytes):
                 self._ask(self._question(name, message.round, liar, peer))
+
+    def _is_known(self, peer: PeerId) -> bool:
+        """Whether it could do harm here, or could until a later lie was proven."""
+        return peer in self.audits.convicted or self.rounds.maker_counts(peer, self.rounds.current)
 
     def _tell(self, peer: PeerId, proof: Question) -> None:
         self.neighbourhood.post(peer, "group", Lied(proof.maker, proof.round, *proof.name))

@@ -38,7 +38,7 @@ class World:
     def __init__(self, settled: int = -1, reduced: bool = True) -> None:
         loop = asyncio.get_running_loop()
         self.posted, self.refused, self.done, self.parted, self.notes = [], [], [], [], []
-        self.audits = Audits(b"a secret")
+        self.audits = Audits(b"a secret", 2)
         manifest = tiny_manifest((3,))
         method = StubMethod(lambda *_, **__: None, 0, StubReduced(DRAW) if reduced else None)
         work = SimpleNamespace(

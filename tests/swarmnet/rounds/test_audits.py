@@ -46,7 +46,7 @@ def proof(asked: PeerId, number: int = 0, maker: PeerId = LIAR) -> Question:
 
 @pytest.mark.parametrize("peers", [3, 8, 64])
 def test_a_shard_is_looked_into_as_often_in_a_group_of_any_size(peers):
-    auditors = [Audits(bytes([number])) for number in range(peers - 1)]
+    auditors = [Audits(bytes([number]), 2) for number in range(peers - 1)]
     results = 200
     table = table_of(0, 7)
     drawn = sum(len(one.drawn(name(n), table, peers)) for one in auditors for n in range(results))
@@ -55,16 +55,16 @@ def test_a_shard_is_looked_into_as_often_in_a_group_of_any_size(peers):
 
 def test_who_looks_into_what_follows_from_what_is_published_and_a_secret_of_its_own():
     table = table_of(*range(SHARDS))
-    one, other = Audits(b"one"), Audits(b"other")
+    one, other = Audits(b"one", 2), Audits(b"other", 2)
     mine = [one.drawn(name(number), table, 8) for number in range(40)]
-    assert mine == [Audits(b"one").drawn(name(number), table, 8) for number in range(40)]
+    assert mine == [Audits(b"one", 2).drawn(name(number), table, 8) for number in range(40)]
     assert len(set(mine)) > 10, "another one of the same maker is looked into otherwise"
     assert mine != [other.drawn(name(number), table, 8) for number in range(40)]
     assert max(len(one.drawn(name(number), table, 2)) for number in range(40)) == MOST_OF_RESULT
 
 
 def test_questions_are_bounded_and_end_without_an_answer():
-    audits = Audits(b"secret")
+    audits = Audits(b"secret", 2)
     assert all(audits.ask(own(number, until=10.0 + number)) for number in range(MOST_OPEN))
     assert not audits.ask(own(99)), "there is no room"
     assert audits.overdue(9.0) == []
@@ -77,7 +77,7 @@ def test_questions_are_bounded_and_end_without_an_answer():
 
 
 def test_of_a_liar_one_proof_is_asked_for_at_a_time_and_of_a_peer_one():
-    audits = Audits(b"secret")
+    audits = Audits(b"secret", 2)
     assert audits.ask(proof(A))
     assert not audits.ask(proof(B)), "a has it"
     assert not audits.ask(proof(A, 2, C)), "a is busy"
@@ -85,32 +85,32 @@ def test_of_a_liar_one_proof_is_asked_for_at_a_time_and_of_a_peer_one():
 
 
 def test_who_offers_a_proof_that_is_none_is_asked_for_no_other():
-    audits = Audits(b"secret")
+    audits = Audits(b"secret", 2)
     question = proof(A)
     assert audits.ask(question)
     audits.end(question)
     audits.proves_nothing(question)
     assert not audits.ask(proof(A, 3, C))
     assert audits.ask(proof(B))
-    assert audits.convicted == set()
+    assert audits.convicted == {}
 
 
 def test_neighbours_are_told_until_they_say_that_they_know():
-    audits = Audits(b"secret")
+    audits = Audits(b"secret", 2)
     audits.proves(proof(A))
-    assert audits.convicted == {LIAR}
+    assert audits.convicted == {LIAR: 4}
     assert not audits.ask(proof(B)), "it is known"
     assert [peer for peer, _ in audits.to_tell((A, B, C))] == [B, C], "it came from a"
-    assert audits.knows(B, LIAR)
-    assert not audits.knows(B, LIAR), "no news"
-    assert not audits.knows(B, C), "who is c?"
+    assert audits.knows(B, LIAR, 5)
+    assert not audits.knows(B, LIAR, 5), "no news"
+    assert not audits.knows(B, C, 5), "who is c?"
     assert [peer for peer, _ in audits.to_tell((A, B, C))] == [C]
     audits.left(B)
     assert [peer for peer, _ in audits.to_tell((A, B, C))] == [B, C], "it may have forgotten all"
 
 
 def test_the_newest_proofs_are_kept_and_all_liars_remembered():
-    audits = Audits(b"secret")
+    audits = Audits(b"secret", 2)
     for number in range(MOST_PROOFS):
         assert audits.proves(own(number, PeerId(f"liar {number}"))) == []
     assert audits.proves(own(99, LIAR)) == [(name(0), 0)]
@@ -152,7 +152,7 @@ def test_what_a_convicted_peer_made_leaves_the_open_rounds_though_half_holds_it_
     machine = machine_with(FALSE, TRUE)
     for peer in (A, B):
         tells(machine, peer, (FALSE, TRUE), settled=-1)
-    effects = machine.handle(Convicted(LIAR), 1.1)
+    effects = machine.handle(Convicted(LIAR, 0), 1.1)
     assert RemoveContribution(0, LIAR) in effects
     assert machine.rounds[0].held == {A: TRUE}
     for peer in (A, B):
@@ -164,7 +164,7 @@ def test_what_a_convicted_peer_made_leaves_the_open_rounds_though_half_holds_it_
 
 def test_what_half_of_the_group_has_settled_with_it_stands():
     late = machine_with(FALSE, TRUE)
-    late.handle(Convicted(LIAR), 0.5)
+    late.handle(Convicted(LIAR, 0), 0.5)
     for peer in (A, B):
         tells(late, peer, (FALSE, TRUE), settled=0)
     effects = late.handle(Announced(A, (FALSE, TRUE), (0,)), 1.2)
