@@ -65,6 +65,8 @@ class Sliced:
 
     round: int
     id: ContributionId
+    reducers: tuple[PeerId, ...] = ()
+    """By shard."""
 
 
 @dataclass(frozen=True, slots=True)

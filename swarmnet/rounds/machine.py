@@ -479,8 +479,10 @@ class GroupRounds:
             case events.Unanswered(peer, round):
                 if self.reducing is not None:
                     self.reducing.avoid(peer, round)
-            case events.Sliced(round, identity):
+            case events.Sliced(round, identity, reducers):
                 self.offers.made(round, identity, now)
+                if self.reducing is not None:
+                    self.reducing.sliced(round, identity, reducers)
             case events.ResultRead(identity, table):
                 self.offers.read(identity, table)
             case events.SlicesArrived(peer, round, has_slices):
@@ -490,6 +492,8 @@ class GroupRounds:
     def _read(self, reference: events.Reference | None, table: Table | None) -> None:
         if reference is not None and table is not None:
             self.offers.read(reference.id, table)
+            if self.reducing is not None:
+                self.reducing.read(reference.peer, reference.round, table)
 
     def _advance(self, now: float) -> None:
         if self.open_round.full(now) and self._may_close():

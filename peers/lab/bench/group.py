@@ -218,7 +218,7 @@ class StubGroup:
     def cut(
         self, me: PeerId, round: int, identity: ContributionId, reducers: tuple[PeerId, ...]
     ) -> None:
-        self.post_at(self.now + MAKE_SECONDS, me, events.Sliced(round, identity))
+        self.post_at(self.now + MAKE_SECONDS, me, events.Sliced(round, identity, reducers))
         for peer in sorted(set(reducers)):
             shards = [shard for shard, reducer in enumerate(reducers) if reducer == peer]
             spoken = Spoken(me, round, tuple(shards), identity)

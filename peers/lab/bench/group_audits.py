@@ -171,7 +171,8 @@ def measure(
         found.append(None if group.found_in is None else 1 + group.found_in - FIRST_LIE)
         if group.known_at.keys() >= honest:
             known.append(max(group.known_at.values()) - group.found_at)
-        settled.append(len({name for of in sets.values() for names in of for name in names} & group.lies.keys()))
+        counted = {name for of in sets.values() for names in of for name in names}
+        settled.append(len(counted & group.lies.keys()))
         rounds = max(1, len(group.closed))
         looked.append(group.looked / rounds)
         up = [sent / rounds / contribution_bytes for sent in group.audited.values()]
@@ -179,8 +180,9 @@ def measure(
         most.append(max(up))
         shares.append(sum(group.audited.values()) / sum(group.sent.values()))
     return Row(
-        peers, len(seeds), found, max(known), mean(settled), mean(looked), mean(lines), max(most), mean(shares)
-    )
+        peers, len(seeds), found, max(known), mean(settled), mean(looked), mean(lines), max(most),
+        mean(shares),
+    )  # fmt: skip
 
 
 def render(rows: Sequence[Row]) -> str:

@@ -57,7 +57,7 @@ class ReducerPath:
             self.say_nothing(cut.round, others)
             self.feed(events.SlicesArrived(self.me, cut.round, False))
             return
-        self.feed(events.Sliced(cut.round, cut.id))
+        self.feed(events.Sliced(cut.round, cut.id, cut.reducers))
         for peer in others:  # Everybody begins with another one.
             shards = [shard for shard, reducer in enumerate(cut.reducers) if reducer == peer]
             body = b"".join([cut.head, *(cut.slices[shard] for shard in shards)])

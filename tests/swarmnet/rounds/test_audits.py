@@ -109,6 +109,21 @@ def test_neighbours_are_told_until_they_say_that_they_know():
     assert [peer for peer, _ in audits.to_tell((A, B, C))] == [B, C], "it may have forgotten all"
 
 
+def test_what_counts_no_more_begins_where_the_earliest_proven_lie_can_still_be_undone_everywhere():
+    audits = Audits(b"secret", 2)
+    audits.proves(proof(A))
+    assert audits.convicted == {LIAR: 4}, "round 3 was sealed when round 5 was applied"
+    assert not audits.is_news(LIAR, 5)
+    assert audits.is_news(LIAR, 4)
+    earlier = Question((name(5), 0), 4, LIAR, B, 10.0)
+    assert audits.ask(earlier)
+    audits.end(earlier)
+    audits.proves(earlier)
+    assert audits.convicted == {LIAR: 3}
+    assert not audits.knows(A, LIAR, 5), "it has the later proof alone"
+    assert [(peer, told.round) for peer, told in audits.to_tell((A, B))] == [(A, 4)]
+
+
 def test_the_newest_proofs_are_kept_and_all_liars_remembered():
     audits = Audits(b"secret", 2)
     for number in range(MOST_PROOFS):
@@ -160,6 +175,12 @@ def test_what_a_convicted_peer_made_leaves_the_open_rounds_though_half_holds_it_
         assert not [effect for effect in effects if isinstance(effect, Want)], "nothing brings it back"
     machine.handle(ContributionArrived(B, FALSE), 1.3)
     assert machine.rounds[0].held == {A: TRUE}
+
+
+def test_a_round_before_those_of_the_proof_keeps_what_it_has():
+    machine = machine_with(FALSE, TRUE)
+    machine.handle(Convicted(LIAR, 1), 1.1)
+    assert machine.rounds[0].held == {LIAR: FALSE, A: TRUE}
 
 
 def test_what_half_of_the_group_has_settled_with_it_stands():
