@@ -84,12 +84,24 @@ def group(
     kills: Annotated[
         bool, typer.Option("--kills", help="In every round the first reducer that has to add up dies.")
     ] = False,
+    lies: Annotated[
+        int, typer.Option(min=0, max=100, help="So many plays in which a reducer lies: when is it found?")
+    ] = 0,
 ) -> None:
     """How fast contributions reach everybody in groups of 8, 64 and 512 peers, and what that costs."""
+    from peers.lab.bench import group_audits
     from peers.lab.bench.group import bench, render
 
     if kills and not shards:
         raise UserError("--kills: only an exchange through reducers has any; add --shards")
+    if lies and not shards:
+        raise UserError("--lies: only a reducer can; add --shards")
+    if lies:
+        seeds = range(seed, seed + lies)
+        sizes = peers or [8, 64]
+        found = [group_audits.measure(size, contribution_bytes, seconds, seeds, shards) for size in sizes]
+        typer.echo(group_audits.render(found))
+        return
     typer.echo(render(bench(peers or [8, 64, 512], contribution_bytes, seconds, seed, shards, kills)))
 
 

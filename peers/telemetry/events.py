@@ -252,6 +252,15 @@ class Reduced(Event, frozen=True):
     shards: Sequence[int]
     contributors: int
 
+class Audited(Event, frozen=True):
+    """The slices of one shard behind somebody's result were asked for, of itself or of whom it lied to."""
+    code: str
+    peer: str
+    round: int
+    id: str
+    shard: int
+    asked: str
+
 class Took(Event, frozen=True):
     """Somebody's contribution came, was checked and counts."""
     round: int

@@ -19,7 +19,7 @@ from prometheus_client import (
 from peers.telemetry.counters import CODED
 from peers.telemetry.machine_metrics import EVALUATION, GPU, PEAK, ComputeSeconds
 from peers.telemetry.metric_kinds import FAST, ROUNDS, SLOW, Declare, Declared, Label, Sometimes, only, table
-from peers.telemetry.reasons import CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
+from peers.telemetry.reasons import AUDITS, CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.telemetry.reasons import ROUNDS as ROUND_ENDS
 from peers.telemetry.storage_metrics import Archive, Relay, State
 
@@ -173,6 +173,11 @@ class Rounds:
             "updates_total",
             "Contributions received, by outcome; not_finite and given_back: own ones (docs/watching.md).",
             Label("outcome", tuple(CONTRIBUTIONS)),
+        )  # fmt: skip
+        self.audits = declare.counters(
+            "audits_total",
+            "Shards of others' results whose slices this peer asked for, by outcome (docs/watching.md).",
+            Label("outcome", tuple(AUDITS)),
         )  # fmt: skip
         self.corrections = declare.counter(
             "round_corrections_total", "Late contributions that corrected an applied round."

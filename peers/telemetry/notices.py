@@ -17,7 +17,8 @@ MOST_REMEMBERED = 256
 ALARMING = frozenset(
     {"silent", "connection_lost", "still_silent", "not_reached", "refused_us", "stage_missing", "in_minority",
      "digests_differ", "forked", "not_in_step", "not_finite", "bad_signature", "illegal_path", "malformed",
-     "out_of_line", "too_large", "wrong_hash", "wrong_length", "index_full", "not_written", "not_given_back"}
+     "out_of_line", "too_large", "false_sums", "lied", "not_in_order",
+     "wrong_hash", "wrong_length", "index_full", "not_written", "not_given_back"}
 )  # fmt: skip
 """Codes that are a warning; all others are news."""
 WHAT: Mapping[type[Event], str] = {
@@ -38,6 +39,7 @@ WHAT: Mapping[type[Event], str] = {
     noted.Applied: "a round was applied",
     noted.NotFinite: "no contribution to round {round}",
     noted.GivenBack: "contribution to round {round} taken back",
+    noted.Audited: "looked into what {peer} added up for round {round}",
     noted.Resynchronise: "the state is fetched anew",
     noted.DigestDiffers: "weights after round {round} differ",
     noted.NotMoving: "stays on its stage",
@@ -51,10 +53,10 @@ WHAT: Mapping[type[Event], str] = {
 """Of every event that has codes."""
 TOLD = (
     noted.Unlinked, noted.Refused, noted.RefusedBy, noted.Resynchronise, noted.DigestDiffers, noted.Waiting,
-    noted.WaitingOver, noted.NotFinite, noted.GivenBack, noted.Rerouted, noted.Applied,
+    noted.WaitingOver, noted.NotFinite, noted.GivenBack, noted.Rerouted, noted.Applied, noted.Audited,
 )  # fmt: skip
 """What a peer's own report tells of these; `holder_dropped` and the like are said where they happen."""
-EVERYDAY = frozenset({"completed", "replayed", "released"})
+EVERYDAY = frozenset({"completed", "replayed", "released", "agrees"})
 """Codes that are no news."""
 ALONE = "alone"
 """Said once, until another peer of the stage has been there: some runs have one peer per stage on purpose."""

@@ -50,6 +50,7 @@ DEPARTURES = {
     "banned": Reason("the run's owner has banned it", "`swarmnet orders RUN` shows why"),
     "not_invited": Reason("the run's owner has revoked its invite", "`swarmnet orders RUN` shows it"),
     "out_of_line": Reason("most of its numbers were far larger or smaller than others'", "ban it"),
+    "false_sums": Reason("it has published sums that its slices do not give", "tell the owner: ban it"),
     "released": Reason("neither side needs the link: nearer neighbours are there", NOTHING),
 }
 
@@ -72,6 +73,10 @@ REFUSALS = {
         NOTHING,
     ),
     "out_of_line": DEPARTURES["out_of_line"],
+    "false_sums": Reason(
+        "it has published sums that its slices do not give, and there is proof",
+        "on the peer itself: its memory or its device computes wrongly, `swarmnet doctor`; else ban it",
+    ),
     "other": Reason("a code that this version does not know", VERSION),
 }
 
@@ -138,6 +143,13 @@ CONTRIBUTIONS = {
     "not_finite": Reason("the own gradient was not finite, so none was made", f"{TOP}: is the loss finite?"),
     "given_back": Reason("the own one came too late for its round; its gradient goes into the next", DOCTOR),
     "other": REFUSALS["other"],
+}
+
+AUDITS = {
+    "agrees": Reason("its sums follow from the signed slices", NOTHING),
+    "unanswered": Reason("it did not give the slices; others reduce for this peer for some rounds", NOTHING),
+    "not_in_order": Reason("what it gave are not the slices that its result names", "if it goes on: ban it"),
+    "lied": Reason("its sums do not follow from the signed slices: it is not let in again", "ban it"),
 }
 
 RESYNCHRONISATIONS = {
@@ -223,6 +235,7 @@ AREAS = (
     Area("A microbatch was given up", (noted.MicrobatchFailed,), "microbatches_dropped_total", DROPS),
     Area("A round was applied", (noted.Applied,), "rounds_total", ROUNDS),
     Area("A contribution", (noted.NotFinite, noted.GivenBack), "updates_total", CONTRIBUTIONS),
+    Area("A reducer's sums were made again", (noted.Audited,), "audits_total", AUDITS),
     Area("The state is fetched anew", (noted.Resynchronise, noted.DigestDiffers), "", RESYNCHRONISATIONS),
     Area("A move was called off", (noted.NotMoving,), "", MOVES),
     Area("A holder of a snapshot is asked no more", (noted.HolderDropped,), "", HOLDERS),

@@ -8,6 +8,7 @@ from peers.network.ports import Load
 from peers.worker.order_enforcement import Obedience
 from peers.worker.parts import Parts
 from protocols.messages.table import (
+    AUDIT_MESSAGES,
     DATA_MESSAGES,
     STATE_MESSAGES,
     AskForward,
@@ -83,6 +84,6 @@ class Hearing:
         elif isinstance(message, AskForward):
             worker.inference.message(peer, message, body)
         elif worker.update is not None and (
-            peer in worker.update.rounds.neighbours or isinstance(message, Slices)
+            peer in worker.update.rounds.neighbours or isinstance(message, (Slices, *AUDIT_MESSAGES))
         ):
             worker.update.message(peer, message, body)

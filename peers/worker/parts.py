@@ -23,6 +23,7 @@ from peers.worker.settings import Settings
 from peers.worker.stage_moves import Moving
 from peers.worker.starting_state import Recovery
 from protocols.ports import Transport
+from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.makers import Makers
 from swarmnet.run.manifest import Manifest
 
@@ -46,6 +47,7 @@ class Parts:
     update: UpdatePath | None
     states: StatePath | None
     makers: Makers
+    audits: Audits
     moving: Moving
     digests: SignedDigests
     receipts: Receipts

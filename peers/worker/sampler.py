@@ -279,6 +279,8 @@ class Observer:
         self.metrics.counted.set("settled_tokens", update.tokens)
         newest = max((view.round for view in rounds.neighbours.values()), default=rounds.current)
         metrics.lag.set(max(0, newest - rounds.current))
+        for outcome, count in worker.audits.outcomes.items():
+            metrics.audits(outcome).inc(growth.of("audits", count, outcome))
         for outcome, count in {**update.outcomes, "not_finite": counts.not_finite}.items():
             metrics.updates(outcome).inc(growth.of("updates", count, outcome))
 

@@ -51,10 +51,14 @@ from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
 from swarmnet.optimizer.replica import Replica
+from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.events import Resynchronise
 from swarmnet.rounds.makers import Makers
 from swarmnet.rounds.own_contributions import NOTHING_PAST, Offers, Past
 
+AUDITS_OF = b"swarmnet audits 1\0"
+"""Signed with the run's id it is a secret, and the same after a restart: by it results are drawn to be looked
+into."""
 MEET_SECONDS = 3.0
 """How long a newcomer waits for links to the peers that it knows of."""
 LOOK_AGAIN_SECONDS = 0.2
@@ -180,6 +184,10 @@ class Worker(Parts):
         by_invite = manifest.access == "invite"
         membership = Membership(me, self.stage, self.chance, manifest.path_rules().reach, by_invite)
         self.makers = Makers(membership, manifest.rounds)
+        self.audits = Audits(
+            self.identity.sign(AUDITS_OF + bytes.fromhex(self.signed.run_id)), manifest.rounds.window
+        )
+        self.makers.convicted = self.orders.gatekeeper.convicted = self.audits.convicted
         self.neighbourhood = Neighbourhood(
             self.transport, self.signed.run_id, membership,
             Hearing(self, self.orders, self._changed.set), self.signed.wire(), self.note,
@@ -290,9 +298,10 @@ class Worker(Parts):
         update = self.update = UpdatePath(
             self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.makers.counts,
             self._resynchronise, self.note, self.orders.book.order.rates, self.settings.checkpoints,
+            self.audits,
         )  # fmt: skip
         if old is not None:
-            update.heads = old.heads
+            update.take_over(old)
         rounds, began = update.rounds, weights.settled_round
         update.settled, update.made = self._heard_settled, self.receipts.made
         self.digests.took_up(weights)

@@ -7,6 +7,7 @@ from protocols.messages.table import (
     AskForward,
     Chunk,
     Contribution,
+    Evidence,
     Forwarded,
     Grad,
     ManifestIs,
@@ -31,11 +32,14 @@ def longest_bodies(
     tokens, exact = manifest.microbatch_tokens, encoded_bytes(manifest.hidden_shape, "fp32")
     beside = LABEL_BYTES * tokens if manifest.model.boundary.is_narrow else 0
     logits = LABEL_BYTES * MOST_SEQUENCES * manifest.model.vocabulary  # fp32, as long as a label
+    contribution = ENVELOPE_BYTES + payload_bytes
+    slices = head_bytes(manifest.sync.shards) + slices_bytes if slices_bytes else 0
     return {
         Act: manifest.body_bytes,
         Grad: manifest.gradient_bytes,
-        Contribution: ENVELOPE_BYTES + payload_bytes,
-        Slices: head_bytes(manifest.sync.shards) + slices_bytes if slices_bytes else 0,
+        Contribution: contribution,
+        Slices: slices,
+        Evidence: max(contribution, slices) if slices else 0,
         Chunk: min(state_bytes, chunk_bytes(state_bytes)),
         ManifestIs: MANIFEST_LIMIT,
         AskForward: max(exact + beside, LABEL_BYTES * tokens) + LABEL_BYTES * tokens,

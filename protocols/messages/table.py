@@ -15,6 +15,9 @@ import msgspec
 from protocols.errors import Malformed
 from protocols.fields import Message as Message
 from protocols.fields import Path as Path
+from protocols.messages.audits import AskSlices as AskSlices
+from protocols.messages.audits import Evidence as Evidence
+from protocols.messages.audits import Lied as Lied
 from protocols.messages.inference import AskForward as AskForward
 from protocols.messages.inference import Declined as Declined
 from protocols.messages.inference import Forwarded as Forwarded
@@ -72,11 +75,13 @@ AnyMessage = (
     Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit
     | Prospect | Ask | Place | Held | Progress | Announce | Want | Contribution | AskIds | AskChain
     | ChainIs | Statements | Slices | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
-    | AskForward | Forwarded | Declined | OrderIs | ReceiptIs
+    | AskForward | Forwarded | Declined | OrderIs | ReceiptIs | AskSlices | Evidence | Lied
 )  # fmt: skip
 
 DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit, Prospect, Ask, Place, Held)
 """Of the data path."""
+AUDIT_MESSAGES = (AskSlices, Evidence, Lied)
+"""About results, where there are reducers."""
 STATE_MESSAGES = (AskState, State, AskChunk, Chunk, NoChunk)
 """Of the state path."""
 

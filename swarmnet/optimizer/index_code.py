@@ -14,13 +14,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmnet.rounds.result_table import ContributionError as ContributionError
+
 Bits: TypeAlias = NDArray[np.uint8]
 """Zeros and ones, a byte each: [C, B]."""
 Indices: TypeAlias = NDArray[np.int64]
-
-
-class ContributionError(ValueError):
-    """A payload that no honest peer of this run can have sent; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

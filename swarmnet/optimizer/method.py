@@ -95,6 +95,10 @@ class Reduced(Protocol):
     def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
         """The result, by shard, of the slices that came, checked: a function of them alone. At least one."""
 
+    def follows(self, result: bytes, shard: int, slices: Mapping[Contributor, bytes]) -> bool:
+        """Whether a result says of this shard, which is in it, what these slices give; not if there is one
+        that no honest reducer takes. ContributionError if it is no result."""
+
     def table(self, result: bytes) -> Table:
         """Who is in it; ContributionError as `Method.check`."""
 

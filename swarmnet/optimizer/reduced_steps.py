@@ -28,7 +28,6 @@ from swarmnet.optimizer.moved.powers import nibbles_read, nibbles_written
 from swarmnet.rounds.result_table import (
     Contributor,
     Table,
-    TableError,
     counting,
     draw_of,
     head_of,
@@ -92,30 +91,37 @@ class ReducedSteps:
 
     def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
         table = Table({shard: frozenset(given) for shard, given in slices.items() if given})
-        parts = []
-        for shard in sorted(table.shards):
-            rows, given = self.rows(shard), slices[shard].values()
-            contributions = [list(self.own.moves_of(data, rows)) for data in given]
-            for plane in range(len(self.layout.planes)):
-                sum_CM = sum_of([moves[plane] for moves in contributions])
-                parts.append(Numbers.of(sum_CM, len(contributions)).written())
-        sums = b"".join(parts)
+        sums = b"".join(self._sums(shard, slices[shard]) for shard in sorted(table.shards))
         return head_of(table, sums) + sums
 
-    def head(self, result: bytes) -> tuple[Table, int]:
+    def follows(self, result: bytes, shard: int, slices: Mapping[Contributor, bytes]) -> bool:
+        table, sums = self._read(result)
+        start = sum(self._number_bytes(other) for other in table.shards if other < shard)
         try:
-            return read_head(result, self.shards)
-        except TableError as error:
-            raise ContributionError(str(error)) from None
+            for data in slices.values():
+                self.check_slice(shard, data)
+            made = self._sums(shard, slices)
+        except ContributionError:
+            return False
+        return sums[start : start + self._number_bytes(shard)] == made
+
+    def _sums(self, shard: int, slices: Mapping[Contributor, bytes]) -> bytes:
+        """What a result says of a shard. ContributionError."""
+        rows, parts = self.rows(shard), []
+        contributions = [list(self.own.moves_of(data, rows)) for data in slices.values()]
+        for plane in range(len(self.layout.planes)):
+            sum_CM = sum_of([moves[plane] for moves in contributions])
+            parts.append(Numbers.of(sum_CM, len(contributions)).written())
+        return b"".join(parts)
+
+    def head(self, result: bytes) -> tuple[Table, int]:
+        return read_head(result, self.shards)
 
     def table(self, result: bytes) -> Table:
         return self._read(result)[0]
 
     def _read(self, result: bytes) -> tuple[Table, memoryview]:
-        try:
-            table, sums = read_result(result, self.shards)
-        except TableError as error:
-            raise ContributionError(str(error)) from None
+        table, sums = read_result(result, self.shards)
         if len(sums) != sum(map(self._number_bytes, table.shards)):
             raise ContributionError(f"sums of {len(sums)} bytes, which the result's table does not fit")
         return table, sums

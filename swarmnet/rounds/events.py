@@ -65,6 +65,8 @@ class Sliced:
 
     round: int
     id: ContributionId
+    reducers: tuple[PeerId, ...] = ()
+    """By shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,23 @@ class EndOrdered:
 
 
 @dataclass(frozen=True, slots=True)
+class Convicted:
+    """There is proof that this reducer has lied: nothing that it makes for round `first` and later ones
+    counts (audits.py)."""
+
+    peer: PeerId
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """This reducer was asked in `round` for the slices of a result, and did not give them."""
+
+    peer: PeerId
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """This peer is about to go: contribute what is gathered."""
 
@@ -192,7 +211,7 @@ Event = (
     Committed | Contributed | Sliced | SlicesArrived | ResultRead | ProgressArrived
     | ChainArrived | ChainAsked | Announced | ContributionArrived
     | IdsAsked | NeighbourJoined | NeighbourLeft | GroupCounted | RatesOrdered
-    | EndOrdered | Leave | Tick
+    | EndOrdered | Convicted | Unanswered | Leave | Tick
 )  # fmt: skip
 
 

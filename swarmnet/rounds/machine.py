@@ -83,6 +83,7 @@ class GroupRounds:
         self.pulls = Pulls()
         self.maker_counts = maker_counts
         self.waiting = Waiting()
+        self._convicted: dict[PeerId, int] = {}
         self._decided: dict[int, dict[ContributionId, PeerId]] = {}
         """Of open rounds: contributions, with their makers, that the group has decided to count."""
         self.offers = offers or Offers(rules, draw)
@@ -147,7 +148,7 @@ class GroupRounds:
             case events.Contributed(round, reference, table):
                 self._read(reference, table)
                 self._contributed(round, reference, now)
-            case events.Sliced() | events.SlicesArrived() | events.ResultRead():
+            case events.Sliced() | events.SlicesArrived() | events.ResultRead() | events.Unanswered():
                 self._of_reducers(event, now)
             case events.ProgressArrived():
                 self._progress(event, now)
@@ -183,6 +184,8 @@ class GroupRounds:
                 self._ordered(rates, now)
             case events.EndOrdered(last):
                 self.last = last
+            case events.Convicted(peer, first):
+                self._convict(peer, first, now)
             case events.Leave():
                 if self.open_round.tokens and not self.past_last:
                     self._close(now)
@@ -358,6 +361,8 @@ class GroupRounds:
         return len(held) - (maker in held) - (self.me in held)
 
     def _half_holds(self, reference: events.Reference) -> bool:
+        if reference.round >= self._convicted.get(reference.peer, reference.round + 1):
+            return False  # Half of them may not have heard of it yet.
         holders = self.waiting.holders(reference.id)
         return self.agreement.is_half(ally in holders for ally in self._allies)
 
@@ -405,6 +410,25 @@ class GroupRounds:
             if state.sealed:
                 state.sealed_at = now  # The others have as long again to hear of it.
 
+    def _convict(self, peer: PeerId, first: int, now: float) -> None:
+        """What it made leaves these rounds, unless half of the group has settled them so."""
+        self._convicted[peer] = first
+        for number, state in self.rounds.items():
+            if number < first:
+                continue
+            if peer in state.held and self.agreement.standing(number, state, now) == state.digest:
+                continue
+            decided = self._decided.get(number, {})
+            for identity in [identity for identity, maker in decided.items() if maker == peer]:
+                del decided[identity]
+            if peer not in state.held:
+                continue
+            state.remove(peer)
+            self._effects.append(events.RemoveContribution(number, peer))
+            if state.sealed:
+                state.sealed_at = now
+        self.gossip.changed(URGENT_SECONDS)
+
     def _is_sealed(self, number: int) -> bool:
         """Whether nothing new may be made for a round: sealed or settled here, or by half of the allies."""
         state = self.rounds.get(number)
@@ -447,11 +471,18 @@ class GroupRounds:
         return not self._is_sealed(number) and self.reducing.close(number, contributes, now)
 
     def _of_reducers(
-        self, event: events.Sliced | events.SlicesArrived | events.ResultRead, now: float
+        self,
+        event: events.Sliced | events.SlicesArrived | events.ResultRead | events.Unanswered,
+        now: float,
     ) -> None:
         match event:
-            case events.Sliced(round, identity):
+            case events.Unanswered(peer, round):
+                if self.reducing is not None:
+                    self.reducing.avoid(peer, round)
+            case events.Sliced(round, identity, reducers):
                 self.offers.made(round, identity, now)
+                if self.reducing is not None:
+                    self.reducing.sliced(round, identity, reducers)
             case events.ResultRead(identity, table):
                 self.offers.read(identity, table)
             case events.SlicesArrived(peer, round, has_slices):
@@ -461,6 +492,8 @@ class GroupRounds:
     def _read(self, reference: events.Reference | None, table: Table | None) -> None:
         if reference is not None and table is not None:
             self.offers.read(reference.id, table)
+            if self.reducing is not None:
+                self.reducing.read(reference.peer, reference.round, table)
 
     def _advance(self, now: float) -> None:
         if self.open_round.full(now) and self._may_close():

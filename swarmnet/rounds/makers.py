@@ -9,7 +9,7 @@ knew better would only part from it. Part of `GroupRounds`, without IO.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
 from swarmnet.identifiers import ContributionId, PeerId
@@ -49,6 +49,8 @@ class Makers:
         self._membership = membership
         self._rules = rules
         self._barred: dict[PeerId, int] = {}
+        self.convicted: Mapping[PeerId, int] = {}
+        """Of lies, with proof, and from which round on nothing of them counts (audits.py)."""
 
     def bar(self, peers: Iterable[PeerId], current: int) -> None:
         """The owner wants none of these, and nobody else is barred any more. `current`: the round that takes
@@ -62,7 +64,8 @@ class Makers:
         self._barred = {peer: self._barred.get(peer, begins) for peer in peers}
 
     def counts(self, maker: PeerId, round: int) -> bool:
-        return round < self._barred.get(maker, inf) and self._membership.is_member(maker)
+        ends = min(self._barred.get(maker, inf), self.convicted.get(maker, inf))
+        return round < ends and self._membership.is_member(maker)
 
 
 class Waiting:

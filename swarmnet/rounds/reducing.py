@@ -10,16 +10,21 @@ seconds on the caller's clock.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
-from swarmnet.rounds.result_table import Draw
+from swarmnet.rounds.result_table import Draw, Table
 from swarmnet.run.manifest import Rounds
 
 WAIT_SHARE = 0.5
 """Of a round's deadline, for slices."""
+
+
+MOST_LEFT_OUT = 3
+"""Results in a row in which a reducer leaves this peer's slices out: who is late on the way to one may be in
+time for another."""
 
 
 class Reducing:
@@ -31,6 +36,11 @@ class Reducing:
         """Those among whom reducers are drawn: who takes part in the group as far as known, this peer
         included."""
         self._allies = allies
+        self._avoided: dict[PeerId, int] = {}
+        """Members that this peer sends nothing to before that round."""
+        self._sent: dict[int, tuple[ContributionId, tuple[PeerId, ...]]] = {}
+        """The own contribution to a round, and to whom its slices went."""
+        self._left_out: Counter[PeerId] = Counter()
         self._spoken: defaultdict[int, set[PeerId]] = defaultdict(set)
         """Who has sent its slices of a round, or a word that it has none."""
         self._given: defaultdict[int, set[PeerId]] = defaultdict(set)
@@ -41,7 +51,14 @@ class Reducing:
 
     def reducers(self, round: int) -> tuple[PeerId, ...]:
         """To whom the slices of a round go, by shard."""
-        return self.draw.reducers(round, self.members)
+        avoided = {peer for peer, until in self._avoided.items() if round < until}
+        return self.draw.reducers(round, self.members - avoided)
+
+    def avoid(self, peer: PeerId, round: int) -> None:
+        """Let somebody else reduce for as many rounds as one is drawn for. Others may send to it: both
+        results count."""
+        if peer != self.me:
+            self._avoided[peer] = round + self.draw.block_rounds
 
     def soon(self, round: int, others: Iterable[PeerId]) -> frozenset[PeerId]:
         """Who is drawn among all that are known in the block of that round and in the next: links to them
@@ -49,6 +66,25 @@ class Reducing:
         known = (self.me, *others)
         later = round + self.draw.block_rounds
         return frozenset((*self.draw.reducers(round, known), *self.draw.reducers(later, known)))
+
+    def sliced(self, round: int, contribution: ContributionId, reducers: tuple[PeerId, ...]) -> None:
+        """The own contribution is on its way."""
+        self._sent[round] = contribution, reducers
+
+    def read(self, maker: PeerId, round: int, table: Table) -> None:
+        """A result has come. Who leaves out again and again what this peer sends to it costs it time, if
+        nothing else: what is left out comes back (own_contributions.py)."""
+        contribution, reducers = self._sent.get(round, (None, ()))
+        sent = {shard for shard, reducer in enumerate(reducers) if reducer == maker != self.me}
+        if contribution is None or not sent:
+            return
+        if table.holding(contribution) >= sent:
+            del self._left_out[maker]
+            return
+        self._left_out[maker] += 1
+        if self._left_out[maker] >= MOST_LEFT_OUT:
+            del self._left_out[maker]
+            self.avoid(maker, round)
 
     def close(self, round: int, contributes: bool, now: float) -> bool:
         """The round is closed here. Whether this peer has to add something up for it."""
@@ -86,10 +122,11 @@ class Reducing:
 
     def forget_until(self, settled: int) -> None:
         """Rounds up to this one are settled."""
-        for kept in (self._spoken, self._given, self._until):
+        for kept in (self._spoken, self._given, self._until, self._sent):
             for round in [round for round in kept if round <= settled]:
                 del kept[round]
         self._done = {round for round in self._done if round > settled}
+        self._avoided = {peer: until for peer, until in self._avoided.items() if until > settled}
 
     def _all_spoke(self, round: int) -> bool:
         return not any(self._is_awaited(peer, round) for peer in self._silent(round))

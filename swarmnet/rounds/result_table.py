@@ -5,7 +5,7 @@ and sends each to one *reducer*, who adds up those of its shards and publishes t
 Results are what a round's set consists of. A table stands at the head of each, and names the sums that
 follow:
 
-    contributors u16 | for each: peer 8 B, contribution 8 B, tokens u32 | shards u16
+    contributors u16 | for each: peer 8 B, contribution 16 B, tokens u32 | shards u16
                      | for each: shard u16, one bit for each contributor
                      | SHA-256 of the sums, first 16 B | sums                             (big-endian)
 
@@ -24,17 +24,21 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.run.manifest import Manifest
 
 TAG_BYTES = 8
-"""Of a peer's id and of a contribution's: two of 700 peers have the same one by chance in 1 of 10^13 rounds,
-and a contributor of a result is told by both."""
+"""Of a peer's id: two of 700 peers have the same one by chance in 1 of 10^13 rounds, and a contributor of a
+result is told by its contribution, too."""
+NAME_BYTES = 16
+"""Of a contribution's id, all of it. By half of it somebody could make two of one name (2^32 hashes), give a
+reducer the one and show the other as proof that its sums are false (audits.py)."""
 DIGEST_BYTES = 16
 MOST_CONTRIBUTORS = 1024
 _COUNT = struct.Struct(">H")
-_CONTRIBUTOR = struct.Struct(f">{TAG_BYTES}s{TAG_BYTES}sI")
+_CONTRIBUTOR = struct.Struct(f">{TAG_BYTES}s{NAME_BYTES}sI")
 MOST_TOKENS = (1 << 32) - 1
 
 
-class TableError(ValueError):
-    """No table that an honest reducer can have made; the message says why."""
+class ContributionError(ValueError):
+    """A payload that no honest peer of this run can have sent, contribution or result; the message says
+    why."""
 
 
 @lru_cache(4096)
@@ -50,16 +54,16 @@ class Contributor:
     peer: bytes
     """As `tag_of`."""
     contribution: bytes
-    """The first bytes of its contribution's id."""
+    """Its contribution's id."""
     tokens: int
     """That the contribution says it stands for, in all shards."""
 
     @classmethod
     def of(cls, peer: PeerId, identity: ContributionId, tokens: int) -> Contributor:
-        return cls(tag_of(peer), identity[:TAG_BYTES], min(max(0, tokens), MOST_TOKENS))
+        return cls(tag_of(peer), identity[:NAME_BYTES], min(max(0, tokens), MOST_TOKENS))
 
     def made(self, identity: ContributionId) -> bool:
-        return self.contribution == identity[:TAG_BYTES]
+        return self.contribution == identity[:NAME_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,49 +111,50 @@ def head_of(table: Table, sums: bytes) -> bytes:
 
 
 def read_head(result: bytes, shards: int) -> tuple[Table, int]:
-    """The table of a result and the length of its head in bytes. TableError."""
+    """The table of a result and the length of its head in bytes. ContributionError."""
     table, length = read_table(result, shards)
     if len(result) < length + DIGEST_BYTES:
-        raise TableError(f"{len(result)} bytes are too few for a result's head")
+        raise ContributionError(f"{len(result)} bytes are too few for a result's head")
     return table, length + DIGEST_BYTES
 
 
 def read_result(result: bytes, shards: int) -> tuple[Table, memoryview]:
-    """The table of a result, and its sums. TableError: not those that were signed."""
+    """The table of a result, and its sums. ContributionError: not those that were signed."""
     table, start = read_head(result, shards)
     sums = memoryview(result)[start:]
     if hashlib.sha256(sums).digest()[:DIGEST_BYTES] != result[start - DIGEST_BYTES : start]:
-        raise TableError("the sums are not those that the head of the result names")
+        raise ContributionError("the sums are not those that the head of the result names")
     return table, sums
 
 
 def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
-    """The table at the head of a result in a run with so many shards, and its length in bytes. TableError."""
+    """The table at the head of a result in a run with so many shards, and its length in bytes.
+    ContributionError."""
     try:
         (count,) = _COUNT.unpack_from(data)
         end = _COUNT.size + count * _CONTRIBUTOR.size
         contributors = [Contributor(*found) for found in _CONTRIBUTOR.iter_unpack(data[_COUNT.size : end])]
         (width,) = _COUNT.unpack_from(data, end)
     except struct.error:
-        raise TableError(f"{len(data)} bytes are too few for a result's table") from None
+        raise ContributionError(f"{len(data)} bytes are too few for a result's table") from None
     if count > MOST_CONTRIBUTORS or not 0 < width <= shards:
-        raise TableError(f"a result of {count} contributors in {width} of {shards} shards")
+        raise ContributionError(f"a result of {count} contributors in {width} of {shards} shards")
     mask, start = _mask_bytes(count), end + _COUNT.size
     length = start + width * (_COUNT.size + mask)
     if len(data) < length:
-        raise TableError(f"{len(data)} bytes are too few for a table of {length}")
+        raise ContributionError(f"{len(data)} bytes are too few for a table of {length}")
     found: dict[int, frozenset[Contributor]] = {}
     for place in range(start, length, _COUNT.size + mask):
         (shard,) = _COUNT.unpack_from(data, place)
         bits = int.from_bytes(data[place + _COUNT.size : place + _COUNT.size + mask], "little")
         if bits >> count or not bits:
-            raise TableError(f"shard {shard} names nobody, or more than the table's {count} contributors")
+            raise ContributionError(f"shard {shard} names nobody, or more than the table's {count}")
         found[shard] = frozenset(one for index, one in enumerate(contributors) if bits >> index & 1)
     table = Table(found)
     if len(found) != width or max(found) >= shards or len({one.peer for one in contributors}) != count:
-        raise TableError("a shard or a contributor is named twice, or a shard that there is not")
+        raise ContributionError("a shard or a contributor is named twice, or a shard that there is not")
     if table.written() != data[:length]:
-        raise TableError("the table is not in order, or names somebody who is in no shard")
+        raise ContributionError("the table is not in order, or names somebody who is in no shard")
     return table, length
 
 

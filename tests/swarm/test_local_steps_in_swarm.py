@@ -123,11 +123,11 @@ def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_
     settled = {identity for note in swarm.of("settled", "d") for identity in note.fields["ids"]}
     counted = {contribution for identity in settled for contribution in told[identity]}
     made = {
-        name: {bytes.fromhex(note.fields["id"])[:8] for note in swarm.of("made", name)}
+        name: {bytes.fromhex(note.fields["id"]) for note in swarm.of("made", name)}
         for name in ("c", "d", "g")
     }
     assert made["g"] & counted, "what the newcomer made counts"
-    back = {bytes.fromhex(note.fields["id"])[:8] for note in swarm.of("given_back")}
+    back = {bytes.fromhex(note.fields["id"]) for note in swarm.of("given_back")}
     for name in ("c", "d"):
         assert len(made[name] & counted) > 0.8 * len(made[name] - back)
     losses = swarm.losses(0)

@@ -119,7 +119,7 @@ class StubGroup:
             target_tokens=peers * SHARE_MICROBATCHES * MICROBATCH_TOKENS, deadline_seconds=5.0, window=2
         )
         self.now = 0.0
-        self.queue: list[tuple[float, int, PeerId, events.Event | Wanted | Spoken]] = []
+        self.queue: list[tuple[float, int, PeerId, object]] = []
         self.sequence = 0
         names = [PeerId(f"12D3KooW{hashlib.sha256(bytes([seed]) + n.to_bytes(4)).hexdigest()[:44]}")
                  for n in range(peers)]  # fmt: skip
@@ -143,14 +143,13 @@ class StubGroup:
             first = self.chance.uniform(0, MICROBATCH_SECONDS)
             self.post_at(first, name, events.Committed(MICROBATCH_TOKENS))
 
-    def post_at(self, due: float, receiver: PeerId, event: events.Event | Wanted | Spoken) -> None:
+    def post_at(self, due: float, receiver: PeerId, event: object) -> None:
         self.sequence += 1
         heapq.heappush(self.queue, (due, self.sequence, receiver, event))
 
     def send(
-        self, sender: PeerId, receiver: PeerId, message: Message, event: events.Event | Wanted | Spoken,
-        body: int = 0,
-    ) -> None:  # fmt: skip
+        self, sender: PeerId, receiver: PeerId, message: Message, event: object, body: int = 0
+    ) -> None:
         """In the order of sending on each link, as on a stream."""
         self.sent[sender] += wire_bytes(len(encode(message)), body)
         pair = (sender, receiver)
@@ -219,7 +218,7 @@ class StubGroup:
     def cut(
         self, me: PeerId, round: int, identity: ContributionId, reducers: tuple[PeerId, ...]
     ) -> None:
-        self.post_at(self.now + MAKE_SECONDS, me, events.Sliced(round, identity))
+        self.post_at(self.now + MAKE_SECONDS, me, events.Sliced(round, identity, reducers))
         for peer in sorted(set(reducers)):
             shards = [shard for shard, reducer in enumerate(reducers) if reducer == peer]
             spoken = Spoken(me, round, tuple(shards), identity)
@@ -272,20 +271,25 @@ class StubGroup:
                 if self.timers[name] == self.now:
                     self.timers[name] = float("inf")
                     self.handle(name, event)
-            elif isinstance(event, Wanted):
-                for identity in event.ids:
-                    reference = self.references[identity]
-                    arrived = events.ContributionArrived(name, reference, self.tables.get(identity))
-                    self.send(name, event.peer, Contribution(), arrived, reference.size)
-            elif isinstance(event, Spoken):
-                self.spoken(name, event)
             else:
-                if isinstance(event, events.ContributionArrived):
-                    self.take(name, event.reference)
-                elif isinstance(event, events.Committed):
-                    pause = MICROBATCH_SECONDS * self.chance.uniform(0.5, 1.5)
-                    self.post_at(self.now + pause, name, event)
-                self.handle(name, event)
+                self.deliver(name, event)
+
+    def deliver(self, name: PeerId, event: object) -> None:
+        if isinstance(event, Wanted):
+            for identity in event.ids:
+                reference = self.references[identity]
+                arrived = events.ContributionArrived(name, reference, self.tables.get(identity))
+                self.send(name, event.peer, Contribution(), arrived, reference.size)
+        elif isinstance(event, Spoken):
+            self.spoken(name, event)
+        else:
+            if isinstance(event, events.ContributionArrived):
+                self.take(name, event.reference)
+            elif isinstance(event, events.Committed):
+                pause = MICROBATCH_SECONDS * self.chance.uniform(0.5, 1.5)
+                self.post_at(self.now + pause, name, event)
+            assert isinstance(event, events.Event)
+            self.handle(name, event)
 
     def take(self, name: PeerId, reference: events.Reference) -> None:
         held = self.held_by[reference.id]

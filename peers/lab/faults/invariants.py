@@ -41,7 +41,7 @@ def check(seen: Seen) -> list[Violation]:
     """Everything that is violated; empty: all held."""
     found = [Violation("no exception escapes", f"{name}: {error}") for name, error in seen.escaped]
     found += list(_progress(seen)) + list(_bounded(seen)) + list(_committed(seen))
-    found += list(_emptied(seen))
+    found += list(_emptied(seen)) + list(_slandered(seen))
     stages, problems = read(seen)
     found += problems
     rules = _of_real_stage if seen.options.real else _of_stage
@@ -209,6 +209,14 @@ def _emptied(seen: Seen) -> Iterator[Violation]:
                 if stage is not None and not stay:
                     text = f"{who} left stage {stage} at {note.time:.2f}, where nobody else took part"
                     yield Violation("a stage is never emptied by a move", text)
+
+
+def _slandered(seen: Seen) -> Iterator[Violation]:
+    """Of reducers none lies here."""
+    for note in seen.notes:
+        if isinstance(note.what, noted.Audited) and note.what.code in ("lied", "not_in_order"):
+            text = f"{seen.names[note.what.peer]}, round {note.what.round}: {note.what.code}"
+            yield Violation("nobody honest is found lying", f"{process_of(note)} of {text}")
 
 
 def _progress(seen: Seen) -> Iterator[Violation]:

@@ -31,7 +31,6 @@ from swarmnet.rounds.result_table import (
     Contributor,
     Draw,
     Table,
-    TableError,
     counting,
     draw_of,
     head_of,
@@ -88,23 +87,21 @@ class StubReduced:
 
     def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
         table = Table({shard: frozenset(given) for shard, given in slices.items()})
-        bodies = [slices[shard][one] for shard in sorted(slices) for one in sorted(slices[shard])]
-        sums = b"".join(bodies)
+        sums = b"".join(_in_order(slices[shard]) for shard in sorted(slices))
         result = head_of(table, sums) + sums
-        self._note(Summed(_PAYLOAD.unpack(bodies[0][:-1])[1], result))
+        self._note(Summed(_PAYLOAD.unpack_from(sums)[1], result))
         return result
 
+    def follows(self, result: bytes, shard: int, slices: Mapping[Contributor, bytes]) -> bool:
+        shards = self.table(result).shards
+        end = len(result) - SLICE_BYTES * sum(len(held) for other, held in shards.items() if other > shard)
+        return result[end - SLICE_BYTES * len(shards[shard]) : end] == _in_order(slices)
+
     def head(self, result: bytes) -> tuple[Table, int]:
-        try:
-            return read_head(result, self.draw.shards)
-        except TableError as error:
-            raise ContributionError(str(error)) from None
+        return read_head(result, self.draw.shards)
 
     def table(self, result: bytes) -> Table:
-        try:
-            table, sums = read_result(result, self.draw.shards)
-        except TableError as error:
-            raise ContributionError(str(error)) from None
+        table, sums = read_result(result, self.draw.shards)
         if len(sums) != SLICE_BYTES * sum(map(len, table.shards.values())):
             raise ContributionError("a result that its table does not fit")
         return table
@@ -121,6 +118,10 @@ class StubReduced:
                 start += SLICE_BYTES * len(bodies)
                 found += bodies if peer in counted[shard] else []
         return found
+
+
+def _in_order(slices: Mapping[Contributor, bytes]) -> bytes:
+    return b"".join(slices[one] for one in sorted(slices))
 
 
 class StubTally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from peers.errors import UserError
 from peers.network.orders.order_book import OrderBook
@@ -16,6 +16,8 @@ from swarmnet.membership.machine import MOST_PEERS
 INVITE_GRACE_SECONDS = MOST_OFFSET_SECONDS
 """So much later an invite ends: the swarm's time is what others say, and may be ahead of this machine's clock
 by as much. None ends before that clock says so."""
+LIAR = "false_sums"
+"""Why a convicted peer is not let in."""
 REMEMBERED_INVITES = MOST_PEERS
 """One of each peer that is known."""
 
@@ -30,12 +32,16 @@ class Gatekeeper:
         self.now = now
         self._shown: dict[PeerId, tuple[bytes, Invite]] = {}
         """The invites with which peers came in, and that were found in their records."""
+        self.convicted: Container[PeerId] = frozenset()
+        """Of lies, with proof that this peer has checked (swarmnet/rounds/audits.py)."""
 
     def refusal(self, peer: PeerId, invite: bytes) -> tuple[str, str] | None:
         """See `Admission.refusal`."""
         why = self.book.order.banned(peer)
         if why is not None:
             return "banned", f"the run's owner has banned this peer: {why}"
+        if peer in self.convicted:
+            return LIAR, "it has published sums that its slices do not give, and there is proof"
         manifest = self.book.signed.manifest
         if manifest.access == "open" or peer == manifest.owner:
             return None
@@ -73,7 +79,7 @@ class Gatekeeper:
 
     def shuns(self, peer: PeerId) -> bool:
         """See `Admission.shuns`."""
-        return self.book.order.banned(peer) is not None
+        return peer in self.convicted or self.book.order.banned(peer) is not None
 
     def evidence(self) -> list[Message]:
         """See `Admission.evidence`: the owner's order, if there is one."""

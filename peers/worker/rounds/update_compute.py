@@ -61,6 +61,8 @@ class Made:
     """This peer has added up what others contributed."""
     table: Table | None = None
     """Of a result."""
+    signed: int = 0
+    """Bytes at the beginning of a result that name the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +284,7 @@ class UpdateWork:
         table, head = reduced.head(result)
         sealed = self._sealed(round, table.tokens(reduced.draw.shards), result[:head], result[head:])
         self.counts.timings.append(("reduce", perf_counter() - began))
-        return replace(sealed, is_result=True, table=table)
+        return replace(sealed, is_result=True, table=table, signed=ENVELOPE_BYTES + head)
 
     def _by_gradient(self, round: int) -> tuple[bytes | None, int]:
         """The payload, None if the gradient is not finite, and the tokens it stands for."""

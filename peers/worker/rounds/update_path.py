@@ -7,7 +7,7 @@ machine decided it; everything else runs on the event loop.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,9 @@ from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Weights
 from peers.state.unnamed_file import laid_down
 from peers.telemetry import events as noted
-from peers.worker.rounds.update_compute import Add, AddUp, Cut, Made, Operation, Settled, UpdateWork
+from peers.worker.rounds.audit_path import AuditPath
+from peers.worker.rounds.reducer_path import ReducerPath
+from peers.worker.rounds.update_compute import Add, Cut, Made, Operation, Settled, UpdateWork
 from peers.worker.rounds.upload_scheduler import Giving
 from peers.worker.rounds.wire_events import (
     REFERENCES_PER_MESSAGE,
@@ -32,25 +34,28 @@ from protocols.messages.table import (
     Announce,
     AskChain,
     AskIds,
+    AskSlices,
     ChainIs,
     Contribution,
+    Evidence,
+    Lied,
     Message,
     Progress,
     Slices,
     Want,
 )
 from protocols.signed.envelope import ENVELOPE_BYTES, Kind, claimed, open_envelope
-from protocols.signed.slices import open_slices
 from protocols.signed.told_tokens import tokens_in
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.rounds import events
+from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.makers import MakerCounts
 from swarmnet.rounds.own_contributions import Offers, Past
-from swarmnet.rounds.result_table import Contributor, Table, tag_of
+from swarmnet.rounds.result_table import Table, tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
 
@@ -75,6 +80,17 @@ class _Stored:
         return bytes(self.data[ENVELOPE_BYTES:])
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A contribution, or a result, whose signature is verified."""
+
+    reference: events.Reference
+    tokens: int
+    table: Table | None = None
+    signed: int = 0
+    """Of a result: bytes at its beginning that name the rest."""
+
+
 class UpdatePath:
     def __init__(
         self,
@@ -89,11 +105,12 @@ class UpdatePath:
         note: noted.Note,
         rates: Rates = (),
         folder: Path | None = None,
+        audits: Audits | None = None,
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
         `maker_counts`: whose contributions are taken; `resynchronise` is called when only the whole state can
         help; `rates`: what the run's owner has ordered; `folder`: where long bodies of settled rounds lie,
-        None: in memory."""
+        None: in memory; `audits`: which results are looked into, where there are reducers."""
         self.folder = folder
         self.manifest = manifest
         self.work = work
@@ -131,8 +148,16 @@ class UpdatePath:
         self.giving = Giving(self._send, queued, self.clock)
         self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
         """Of results, for those who were away and ask whether they are in them: they outlive the bodies."""
-        self._slices: dict[int, dict[int, dict[Contributor, bytes]]] = {}
-        """What came for this peer to add up, by round and shard."""
+        self.reducers: ReducerPath | None = None
+        reduced = work.method.reduced
+        if reduced is not None and audits is not None:
+            auditing = AuditPath(
+                audits, reduced, work, self.rounds, compute, neighbourhood, self.feed, note, folder
+            )
+            self.reducers = ReducerPath(
+                reduced, work, self.rounds, neighbourhood, auditing, self.feed, self._refused, self._count,
+                note,
+            )  # fmt: skip
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
     def start(self) -> None:
@@ -159,6 +184,14 @@ class UpdatePath:
         self.work.closed = True
         self._timer.close()
         self.giving.close()
+        if self.reducers is not None:
+            self.reducers.audits.close()
+
+    def take_over(self, old: UpdatePath) -> None:
+        """What is given to those who ask does not end with the rounds of `old`."""
+        self.heads = old.heads
+        if self.reducers is not None and old.reducers is not None:
+            self.reducers.audits.kept = old.reducers.audits.kept
 
     # -- the machine ----------------------------------------------------------------------------------
 
@@ -179,10 +212,9 @@ class UpdatePath:
             case events.MakeContribution() | events.RemoveContribution() | events.RateRound():
                 operations.append(effect)
             case events.SayNothing(round, reducers):
-                for peer in reducers:
-                    post(peer, "group", Slices(round, []))
+                self._reduces.say_nothing(round, reducers)
             case events.Reduce(round):
-                operations.append(AddUp(round, self._slices.pop(round, {})))
+                operations.append(self._reduces.add_up(round))
             case events.GiveBack(round, identity):
                 self._count("given_back")
                 self.note(noted.GivenBack(code="given_back", round=round, id=identity.hex()))
@@ -202,7 +234,9 @@ class UpdatePath:
                 operations.append(replace(effect, tokens=self.tokens, makers=self._makers(references)))
                 self._lay_down(references)
                 self._forget_bodies(round - kept_rounds(self.manifest.rounds))
-                self._slices.pop(round, None)
+                if self.reducers is not None:
+                    self.reducers.settled(round)
+                    self.reducers.audits.settled(round)
             case events.SendProgress():
                 progress = write_progress(effect)
                 for peer in effect.peers:
@@ -252,43 +286,31 @@ class UpdatePath:
                 if not self.work.closed:  # Nothing is signed of a history that was given up meanwhile.
                     self.settled(result)
 
+    @property
+    def _reduces(self) -> ReducerPath:
+        assert self.reducers is not None, "in a run without reducers the rounds know of none"
+        return self.reducers
+
     def _was_cut(self, cut: Cut) -> None:
-        """The own contribution is in slices: send each to its reducer."""
-        others = sorted(set(cut.reducers) - {self.me}, key=lambda peer: (peer < self.me, peer))
+        """The own contribution goes to its reducers."""
         if cut.id is None:
             self.note(noted.NotFinite("not_finite", cut.round, cut.tokens))
-            for peer in others:
-                self.neighbourhood.post(peer, "group", Slices(cut.round, []))
-            self.feed(events.SlicesArrived(self.me, cut.round, False))
-            return
-        self.note(noted.Made(cut.round, cut.id.hex(), cut.tokens))
-        self.made(cut.round, cut.tokens)
-        if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
-            self.rounds.offers.made(cut.round, cut.id, self.clock.time())
-            return
-        self.feed(events.Sliced(cut.round, cut.id))
-        for peer in others:  # Everybody begins with another one.
-            shards = [shard for shard, reducer in enumerate(cut.reducers) if reducer == peer]
-            body = b"".join([cut.head, *(cut.slices[shard] for shard in shards)])
-            self.neighbourhood.post(peer, "group", Slices(cut.round, shards), body)
-        mine = {shard: cut.slices[shard] for shard, peer in enumerate(cut.reducers) if peer == self.me}
-        self._keep_slices(cut.round, Contributor.of(self.me, cut.id, cut.tokens), mine)
-        self.feed(events.SlicesArrived(self.me, cut.round, bool(mine)))
+        else:
+            self.note(noted.Made(cut.round, cut.id.hex(), cut.tokens))
+            self.made(cut.round, cut.tokens)
+            if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
+                self.rounds.offers.made(cut.round, cut.id, self.clock.time())
+                return
+        self._reduces.was_cut(cut)
 
     def _was_added_up(self, made: Made) -> None:
         """What others contributed has become a result."""
         reference = None
-        if made.id is not None and made.table is not None:
+        if made.id is not None:
             reference = events.Reference(made.round, self.me, made.id, len(made.data))
-            self._store(reference, made.data, made.tokens)
-            shards, contributors = sorted(made.table.shards), len(made.table.contributors)
-            self.note(noted.Reduced(made.round, made.id.hex(), shards, contributors))
+            self._store(reference, made.data, made.tokens, made.signed)
+        self._reduces.was_added_up(made)
         self.feed(events.Contributed(made.round, reference, made.table))
-
-    def _keep_slices(self, round: int, contributor: Contributor, slices: Mapping[int, bytes]) -> None:
-        kept = self._slices.setdefault(round, {})
-        for shard, data in slices.items():
-            kept.setdefault(shard, {})[contributor] = data
 
     # -- messages -------------------------------------------------------------------------------------
 
@@ -314,8 +336,12 @@ class UpdatePath:
                 self.feed(events.IdsAsked(peer, tuple(dict.fromkeys(asked[:REFERENCES_PER_MESSAGE]))))
             case Contribution():
                 self._take(peer, body)
+            case Slices() | AskSlices() | Evidence() | Lied() if self.reducers is None:
+                self._refused(peer, "malformed", "about slices, and this run has no reducers")
             case Slices(round, shards):
-                self._take_slices(peer, round, shards, body)
+                self._reduces.take(peer, round, shards, body)
+            case AskSlices() | Evidence() | Lied():
+                self._reduces.audits.message(peer, message, body)
 
     def _chain(self, peer: PeerId, message: ChainIs) -> None:
         size = len(message.digests) // max(1, len(message.counts))
@@ -363,6 +389,8 @@ class UpdatePath:
     def left(self, peer: PeerId, released: bool) -> None:
         """`released`: it is there still, only not a neighbour any more."""
         self.giving.left(peer)
+        if self.reducers is not None:
+            self.reducers.audits.left(peer)
         self.feed(events.NeighbourLeft(peer, released))
 
     def counted(self, peers: int) -> None:
@@ -376,12 +404,14 @@ class UpdatePath:
         members = frozenset(membership.live(self.work.stage)) | {self.me}
         if peers != self.rounds.open_round.peers or members != reducing.members:
             self.feed(events.GroupCounted(peers, members))
-        membership.reduces(reducing.soon(self.rounds.current, membership.candidates()))
+        if self.rounds.agreement.hops > 1:  # Else all are linked as it is.
+            membership.reduces(reducing.soon(self.rounds.current, membership.candidates()))
         for peer in self.neighbourhood.linked(self.work.stage):
             if membership.shares_rounds(peer) and peer not in self.rounds.neighbours:
                 self.joined(peer)
             elif peer in self.rounds.neighbours and not membership.shares_rounds(peer):
                 self.left(peer, released=True)  # Its link is for slices alone now.
+        self._reduces.audits.look()
 
     def _send(self, peer: PeerId, identity: ContributionId) -> None:
         """A contribution that this neighbour wants, unless it is settled and forgotten by now."""
@@ -398,15 +428,16 @@ class UpdatePath:
             if round > self.rounds.settled and not self.rounds.expects(round, maker):
                 self._count("not_counted")
                 return
-            reference, tokens = self._open(body)
+            opened = self._open(body)
         except BadSignature as error:
             self._count(error.code)
             raise  # Whoever passes it on should have looked: its link ends.
         except WireError as error:
             self._refused(peer, error.code, str(error))
             return
-        if self.rounds.offers.wants(reference.id):  # Whether the own contribution is in it.
-            self.feed(events.ResultRead(reference.id, self._head(body)[0]))
+        reference, table = opened.reference, opened.table
+        if table is not None and self.rounds.offers.wants(reference.id):  # Is the own contribution in it?
+            self.feed(events.ResultRead(reference.id, table))
             return
         if reference.id in self.stored and not self.rounds.takes(reference):
             self._count("repeated")  # It may have left the set since it came, and belong to it after all.
@@ -422,46 +453,12 @@ class UpdatePath:
         except ContributionError as error:
             self._refused(peer, "malformed", str(error))
             return
-        table = self._head(body)[0] if self.work.method.reduced is not None else None
-        self._store(reference, body, tokens)
+        self._store(reference, body, opened.tokens, opened.signed)
         self._count("accepted")
         self.note(noted.Took(round=reference.round, id=reference.id.hex(), maker=reference.peer))
         self.feed(events.ContributionArrived(peer, reference, table))
-
-    def _take_slices(self, peer: PeerId, round: int, shards: Sequence[int], body: bytes) -> None:
-        """Of a contribution, for this peer to add up. Raises BadSignature."""
-        reduced = self.work.method.reduced
-        if reduced is None:
-            self._refused(peer, "malformed", "slices, and this run has no reducers")
-            return
-        if not shards and not body:
-            self.feed(events.SlicesArrived(peer, round, False))
-            return
-        if not self.rounds.takes_slices(peer, round):
-            self._count("not_counted")
-            return
-        try:
-            slices = open_slices(body, self.work.run_id, shards, reduced.slice_bytes)
-            if (slices.sender, slices.stage, slices.round) != (peer, self.work.stage, round):
-                raise Malformed("slices that somebody else signed, or for another round")
-            for shard, data in slices.data.items():
-                reduced.check_slice(shard, data)
-        except BadSignature as error:
-            self._count(error.code)
-            raise
-        except (WireError, ContributionError) as error:
-            self._refused(peer, getattr(error, "code", "malformed"), str(error))
-            return
-        self._keep_slices(round, Contributor.of(peer, slices.id, slices.tokens), slices.data)
-        self.feed(events.SlicesArrived(peer, round, True))
-
-    def _head(self, data: bytes) -> tuple[Table, int]:
-        """Of a result as it travels. Raises Malformed."""
-        assert self.work.method.reduced is not None
-        try:
-            return self.work.method.reduced.head(data[ENVELOPE_BYTES:])
-        except ContributionError as error:
-            raise Malformed(str(error)) from None
+        if table is not None:
+            self._reduces.audits.came(reference, body, table)
 
     def _has_size(self, reference: events.Reference) -> bool:
         size, reduced = reference.size - ENVELOPE_BYTES, self.work.method.reduced
@@ -481,22 +478,27 @@ class UpdatePath:
         known = (self.me, *self.neighbourhood.known())
         return tuple(peer for peer in known if tag_of(peer) in tags)
 
-    def _open(self, data: bytes) -> tuple[events.Reference, int]:
-        """What it names, and how many tokens it says it stands for."""
-        method, signed = self.work.method, len(data)
+    def _open(self, data: bytes) -> _Opened:
+        """Raises WireError."""
+        method, signed, table = self.work.method, len(data), None
         if method.reduced is not None:  # Of a result the head, which names the rest by its digest.
-            signed = ENVELOPE_BYTES + self._head(data)[1]
+            try:
+                table, length = method.reduced.head(data[ENVELOPE_BYTES:])
+            except ContributionError as error:
+                raise Malformed(str(error)) from None
+            signed = ENVELOPE_BYTES + length
         longest = max(method.payload_bytes, signed)
         envelope = open_envelope(data[:signed], self.work.run_id, Kind.CONTRIBUTION, longest)
         if envelope.stage != self.work.stage:
             raise Malformed(f"a contribution to stage {envelope.stage}, this group holds {self.work.stage}")
         reference = events.Reference(envelope.round, envelope.sender, envelope.id, len(data))
-        return reference, tokens_in(envelope.sequence) or 0
+        return _Opened(reference, tokens_in(envelope.sequence) or 0, table, signed)
 
-    def _store(self, reference: events.Reference, data: bytes, tokens: int) -> None:
+    def _store(self, reference: events.Reference, data: bytes, tokens: int, signed: int = 0) -> None:
+        """`signed`: of a result, how much of it is its head."""
         self.stored[reference.id] = _Stored(reference, data, tokens)
-        if self.work.method.reduced is not None:
-            self.heads[reference.id] = data[: ENVELOPE_BYTES + self._head(data)[1]]
+        if self.reducers is not None:
+            self.heads[reference.id] = data[:signed]
             while len(self.heads) > MOST_HEADS:
                 self.heads.popitem(last=False)
 

@@ -8,10 +8,14 @@ each once, and is looked up when its turn comes: what is settled by then is not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from typing import Generic, TypeVar
 
 from peers.runtime.timer import HasTime, Timer
-from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.identifiers import PeerId
+
+Item = TypeVar("Item", bound=Hashable)
+"""How what is wanted is named."""
 
 QUEUE_BYTES = 256 * 1024
 """More is posted while less than this is queued: 0.8 s of what 1 % loss leaves a connection at 50 ms."""
@@ -19,26 +23,26 @@ LOOK_SECONDS = 0.1
 """How often a full queue is looked at: 33 KB go out meanwhile on such a connection."""
 
 
-class Giving:
+class Giving(Generic[Item]):
     """What is still to be sent to whom."""
 
     def __init__(
         self,
-        send: Callable[[PeerId, ContributionId], None],
+        send: Callable[[PeerId, Item], None],
         queued_bytes: Callable[[PeerId], int],
         clock: HasTime,
     ) -> None:
-        """`send` posts a contribution, if it is still kept; `queued_bytes` is what waits on the link."""
+        """`send` posts what is wanted, if it is still kept; `queued_bytes` is what waits on the link."""
         self._send = send
         self._queued_bytes = queued_bytes
         self._clock = clock
-        self._wanted: dict[PeerId, dict[ContributionId, None]] = {}
+        self._wanted: dict[PeerId, dict[Item, None]] = {}
         self._timer = Timer(self._pour, clock)
 
     def __len__(self) -> int:
         return sum(map(len, self._wanted.values()))
 
-    def wanted(self, peer: PeerId, ids: Iterable[ContributionId]) -> None:
+    def wanted(self, peer: PeerId, ids: Iterable[Item]) -> None:
         """`peer` asks for these; what it asks for again waits in its old place."""
         waiting = self._wanted.setdefault(peer, {})
         for identity in ids:

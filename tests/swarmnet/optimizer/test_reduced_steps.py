@@ -123,6 +123,26 @@ def test_each_chunk_is_in_one_shard_and_shards_are_equally_large_but_for_one_chu
         assert max(counts) - min(counts) <= 1
 
 
+def test_what_a_result_says_of_each_shard_follows_from_its_slices_and_from_no_others():
+    method, payloads = method_of(RUN, LAYOUT), told_by(4)
+    slices = cut(method, payloads)
+    result = method.reduce(slices)
+    _, start = method.head(result)
+    for shard, held in slices.items():
+        assert method.follows(result, shard, dict(reversed(held.items())))
+        some = dict(list(held.items())[1:])
+        assert not method.follows(result, shard, some), "one is left out"
+        first = next(iter(held))
+        assert not method.follows(result, shard, {**held, first: held[first] + b"."}), "no slice"
+        ends = start + sum(method._number_bytes(other) for other in range(shard + 1))
+        bent = bytearray(result)
+        bent[ends - 1] ^= 0x10
+        again = head_of(method.head(result)[0], bytes(bent[start:])) + bytes(bent[start:])
+        assert [method.follows(again, other, slices[other]) for other in slices] == [
+            other != shard for other in slices
+        ]
+
+
 def test_a_result_is_a_function_of_the_slices_whatever_the_order_of_their_arrival():
     method, payloads = method_of(RUN, LAYOUT), told_by(4)
     results = set()

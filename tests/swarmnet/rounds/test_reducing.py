@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
 from swarmnet.rounds.reducing import WAIT_SHARE, Reducing
-from swarmnet.rounds.result_table import Draw
+from swarmnet.rounds.result_table import Contributor, Draw, Table
 from swarmnet.run.manifest import Rounds
 
 RULES = Rounds(deadline_seconds=4.0)
@@ -46,6 +46,26 @@ def test_it_waits_for_everybody_who_is_in_step():
         assert one.due(10.1) == []
     one.spoken(B, 5, True, True, 10.2)
     assert one.due(10.2) == [5]
+
+
+def tells(one: Reducing, round: int, is_in: bool) -> None:
+    """A's result of a round to which this peer has contributed, sending all to A."""
+    mine, other = (Contributor.of(peer, ContributionId(f"{peer} {round:10}".encode()), 1) for peer in (ME, B))
+    one.sliced(round, ContributionId(mine.contribution), (A,) * 3)
+    held = frozenset((mine, other) if is_in else (other,))
+    one.read(A, round, Table(dict.fromkeys(range(3), held)))
+
+
+def test_who_leaves_out_what_this_peer_sends_three_times_in_a_row_is_sent_nothing_for_a_while():
+    one = reducing(A)
+    for number, is_in in enumerate([False, False, True, False, False]):
+        tells(one, number, is_in)
+    drawn = [number for number in range(5, 9) if A in DRAW.reducers(number, one.members)]
+    assert drawn, "it has its turn in this block"
+    assert all(A in one.reducers(number) for number in drawn)
+    tells(one, 5, False)
+    assert not any(A in one.reducers(number) for number in drawn)
+    assert any(A in one.reducers(number) for number in range(10, 40)), "it may again"
 
 
 def test_a_word_of_nothing_is_as_good_as_slices():

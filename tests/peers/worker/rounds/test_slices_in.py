@@ -2,128 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm import tiny_manifest
+from reducer_world import (
+    ALL,
+    ME,
+    RUN,
+    STRANGER,
+    B,
+    C,
+    World,
+    body_of,
+    contributor,
+    head_only,
+    played,
+    result_of,
+    signed,
+    slices_of,
+)
 
-from peers.lab.world.stub_stage import SLICE_BYTES, StubMethod, StubReduced, payload_of
-from peers.lab.world.virtual_time import run
-from peers.state.snapshot_store import Weights
+from peers.lab.world.stub_stage import SLICE_BYTES
 from peers.worker.rounds.update_compute import AddUp, Cut
-from peers.worker.rounds.update_path import UpdatePath
 from protocols.errors import BadSignature
-from protocols.messages.table import Announce, Contribution, Progress, Slices, Want
+from protocols.messages.table import Announce, Contribution, Slices, Want
 from protocols.messages.table import Reference as WireReference
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
-from protocols.signed.identity import Identity
+from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.slices import sign_slices
-from protocols.signed.told_tokens import told
-from swarmnet.identifiers import ContributionId, RunId
+from swarmnet.identifiers import ContributionId
 from swarmnet.rounds.events import Reference
-from swarmnet.rounds.history import START
-from swarmnet.rounds.own_contributions import Offers
-from swarmnet.rounds.result_table import Contributor, Draw
-
-RUN = RunId("ab" * 32)
-ME, B, C, STRANGER = (Identity.from_seed(name) for name in (b"me", b"b", b"c", b"stranger"))
-SHARDS = 3
-DRAW = Draw(bytes.fromhex(RUN), 4, SHARDS)
-ALL = [0, 1, 2]
-
-
-class World:
-    """An `UpdatePath` whose neighbours B and C are what the test says, and are in later rounds already, so
-    that the first ones are closed here, with nothing of this peer in them. Nothing is computed."""
-
-    def __init__(self, settled: int = -1, reduced: bool = True) -> None:
-        loop = asyncio.get_running_loop()
-        self.posted, self.refused, self.done = [], [], []
-        manifest = tiny_manifest((3,))
-        method = StubMethod(lambda *_, **__: None, 0, StubReduced(DRAW) if reduced else None)
-        work = SimpleNamespace(
-            replica=SimpleNamespace(settled_round=settled), method=method, run_id=RUN, stage=0, closed=False,
-            counts=SimpleNamespace(applied=lambda *_: "completed", contributors=0),
-            run=lambda operations: [],
-        )  # fmt: skip
-        around = SimpleNamespace(
-            clock=SimpleNamespace(time=loop.time, call_at=loop.call_at),
-            transport=SimpleNamespace(peer=ME.peer_id),
-            post=lambda peer, lane, message, body=b"": self.posted.append((peer, message, body)),
-            refused=lambda peer, code, reason: self.refused.append((peer, code)),
-            queued_bytes=lambda peer, lane: 0, introduce=lambda maker, peers: None, known=lambda: (),
-            membership=SimpleNamespace(
-                live=lambda stage: self.live, candidates=list, reduces=lambda peers: None,
-                shares_rounds=lambda peer: True,
-            ),
-            linked=lambda stage: (),
-        )  # fmt: skip
-        self.live = {}
-        compute = SimpleNamespace(submit=lambda kind, job, done: self.done.extend(job.args[0]))
-        self.offers = Offers(manifest.rounds, DRAW if reduced else None)
-        self.path = UpdatePath(
-            manifest, work, compute, around, Weights(None, settled, START), self.offers,
-            lambda maker, round: maker != STRANGER.peer_id, lambda wish: None, lambda *_, **__: None,
-        )  # fmt: skip
-        for peer in (B.peer_id, C.peer_id):
-            self.path.joined(peer)
-            self.path.message(peer, Progress(settled + 10, 0, [], settled, True, settled, START, []), b"")
-        self.posted.clear()
-
-    def hear(self, sender: Identity, message, body: bytes = b"") -> None:
-        self.path.message(sender.peer_id, message, body)
-
-    def nothing_is_kept(self) -> bool:
-        return not any(held for shards in self.path._slices.values() for held in shards.values())
-
-    def added_up(self) -> list[AddUp]:
-        return [operation for operation in self.done if isinstance(operation, AddUp)]
-
-
-def slices_of(who: Identity, round: int = 0, serial: int = 1) -> tuple[bytes, ...]:
-    reduced = StubReduced(DRAW)
-    return tuple(reduced.slices(payload_of(who.peer_id, round, serial, 5)))
-
-
-def signed(who: Identity, round: int = 0, stage: int = 0, serial: int = 1):
-    return sign_slices(who, RUN, stage, round, 20, slices_of(who, round, serial))
-
-
-def body_of(who: Identity, round: int = 0, shards=tuple(ALL), **of) -> bytes:
-    slices = slices_of(who, round, of.get("serial", 1))
-    return signed(who, round, **of)[0] + b"".join(slices[shard] for shard in shards)
-
-
-def contributor(who: Identity, round: int = 0) -> Contributor:
-    return Contributor.of(who.peer_id, signed(who, round)[1], 20)
-
-
-def result_of(maker: Identity, round: int = 0, contributors=(B, C), shards=tuple(ALL)):
-    """A result as it travels, and its name."""
-    held = {
-        shard: {contributor(who, round): slices_of(who, round)[shard] for who in contributors}
-        for shard in shards
-    }
-    reduced = StubReduced(DRAW)
-    payload = reduced.reduce(held)
-    table, length = reduced.head(payload)
-    tokens = told(table.tokens(SHARDS), round)
-    head = seal(maker, RUN, Kind.CONTRIBUTION, 0, round, tokens, payload[:length])
-    return head + payload[length:], open_envelope(head, RUN, Kind.CONTRIBUTION, length).id
-
-
-def head_only(data: bytes) -> bytes:
-    return data[: ENVELOPE_BYTES + StubReduced(DRAW).head(data[ENVELOPE_BYTES:])[1]]
-
-
-def played(story) -> None:
-    async def main() -> None:
-        story()
-
-    run(main())
 
 
 def test_slices_are_kept_until_everybody_has_spoken_and_added_up_then():
@@ -223,9 +130,9 @@ def test_what_would_not_be_added_up_is_counted_and_not_looked_at():
             world.hear(sender, Slices(round, ALL), b"not even slices")
         assert world.path.outcomes == {"not_counted": 4}
         world.hear(B, Slices(5, ALL), body_of(B, round=5))
-        kept = {shard: dict(held) for shard, held in world.path._slices[5].items()}
+        kept = {shard: dict(held) for shard, held in world.path.reducers.kept[5].items()}
         world.hear(B, Slices(5, ALL), body_of(B, round=5, serial=2))
-        assert world.path._slices[5] == kept, "the first ones count"
+        assert world.path.reducers.kept[5] == kept, "the first ones count"
         world.hear(C, Slices(5, []))
         assert len(world.added_up()) == 1
         world.hear(C, Slices(5, ALL), body_of(C, round=5))
@@ -370,7 +277,7 @@ def test_an_own_contribution_goes_to_its_reducers_each_slice_to_one():
         world.path._worked([Cut(0, reducers, 20, head, slices, name)], 0.0)
         sent = [(peer, message, body) for peer, message, body in world.posted if isinstance(message, Slices)]
         assert sent == [(B.peer_id, Slices(0, [0, 2]), head + slices[0] + slices[2])]
-        assert world.path._slices[0] == {1: {contributor(ME): slices[1]}}
+        assert world.path.reducers.kept[0] == {1: {contributor(ME): slices[1]}}
         assert list(world.offers.open) == [name]
         world.path.close()
 

@@ -1,0 +1,118 @@
+"""Slices of contributions, where reducers add them up: the own ones on their way, and those of others that
+this peer reduces (swarmnet/rounds/reducing.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from peers.network.neighbourhood import Neighbourhood
+from peers.telemetry import events as noted
+from peers.worker.rounds.audit_path import AuditPath
+from peers.worker.rounds.update_compute import AddUp, Cut, Made, UpdateWork
+from protocols.errors import BadSignature, Malformed, WireError
+from protocols.messages.table import Slices
+from protocols.signed.slices import head_bytes, open_slices
+from swarmnet.identifiers import PeerId
+from swarmnet.optimizer.method import ContributionError, Reduced
+from swarmnet.rounds import events
+from swarmnet.rounds.machine import GroupRounds
+from swarmnet.rounds.result_table import Contributor
+
+Kept = dict[int, dict[Contributor, bytes]]
+"""Slices by shard."""
+
+
+class ReducerPath:
+    def __init__(
+        self,
+        reduced: Reduced,
+        work: UpdateWork,
+        rounds: GroupRounds,
+        neighbourhood: Neighbourhood,
+        audits: AuditPath,
+        feed: Callable[[events.Event], None],
+        refuse: Callable[[PeerId, str, str], None],
+        count: Callable[[str], None],
+        note: noted.Note,
+    ) -> None:
+        """`feed`: to `rounds`, and carry out what follows; `refuse`, `count`: what does not count."""
+        self.reduced, self.work, self.rounds, self.audits = reduced, work, rounds, audits
+        self.neighbourhood = neighbourhood
+        self.me = neighbourhood.transport.peer
+        self.feed, self.refuse, self.count, self.note = feed, refuse, count, note
+        self.kept: dict[int, Kept] = {}
+        """What came for this peer to add up, by round."""
+        self._heads: dict[int, dict[Contributor, bytes]] = {}
+        """What each signed of it."""
+        self._adding: dict[int, Kept] = {}
+
+    def say_nothing(self, round: int, reducers: Sequence[PeerId]) -> None:
+        for peer in reducers:
+            self.neighbourhood.post(peer, "group", Slices(round, []))
+
+    def was_cut(self, cut: Cut) -> None:
+        """The own contribution is in slices: send each to its reducer."""
+        others = sorted(set(cut.reducers) - {self.me}, key=lambda peer: (peer < self.me, peer))
+        if cut.id is None:
+            self.say_nothing(cut.round, others)
+            self.feed(events.SlicesArrived(self.me, cut.round, False))
+            return
+        self.feed(events.Sliced(cut.round, cut.id, cut.reducers))
+        for peer in others:  # Everybody begins with another one.
+            shards = [shard for shard, reducer in enumerate(cut.reducers) if reducer == peer]
+            body = b"".join([cut.head, *(cut.slices[shard] for shard in shards)])
+            self.neighbourhood.post(peer, "group", Slices(cut.round, shards), body)
+        mine = {shard: cut.slices[shard] for shard, peer in enumerate(cut.reducers) if peer == self.me}
+        self._keep(cut.round, Contributor.of(self.me, cut.id, cut.tokens), cut.head, mine)
+        self.feed(events.SlicesArrived(self.me, cut.round, bool(mine)))
+
+    def take(self, peer: PeerId, round: int, shards: Sequence[int], body: bytes) -> None:
+        """Slices of a contribution, for this peer to add up. Raises BadSignature."""
+        if not shards and not body:
+            self.feed(events.SlicesArrived(peer, round, False))
+            return
+        if not self.rounds.takes_slices(peer, round):
+            self.count("not_counted")
+            return
+        try:
+            slices = open_slices(body, self.work.run_id, shards, self.reduced.slice_bytes)
+            if (slices.sender, slices.stage, slices.round) != (peer, self.work.stage, round):
+                raise Malformed("slices that somebody else signed, or for another round")
+            for shard, data in slices.data.items():
+                self.reduced.check_slice(shard, data)
+        except BadSignature as error:
+            self.count(error.code)
+            raise
+        except (WireError, ContributionError) as error:
+            self.refuse(peer, getattr(error, "code", "malformed"), str(error))
+            return
+        head = body[: head_bytes(len(self.reduced.slice_bytes))]
+        self._keep(round, Contributor.of(peer, slices.id, slices.tokens), head, slices.data)
+        self.feed(events.SlicesArrived(peer, round, True))
+
+    def add_up(self, round: int) -> AddUp:
+        self._adding[round] = self.kept.pop(round, {})
+        return AddUp(round, self._adding[round])
+
+    def was_added_up(self, made: Made) -> None:
+        """Whoever asks gets the slices from now on."""
+        added, heads = self._adding.pop(made.round, {}), self._heads.pop(made.round, {})
+        if made.id is None or made.table is None:
+            return
+        shards, contributors = sorted(made.table.shards), len(made.table.contributors)
+        self.note(noted.Reduced(made.round, made.id.hex(), shards, contributors))
+        for shard, held in added.items():
+            bodies = [heads[one] + held[one] for one in sorted(held)]
+            self.audits.keep((made.id, shard), made.round, bodies)
+
+    def settled(self, round: int) -> None:
+        for kept in (self.kept, self._heads, self._adding):
+            kept.pop(round, None)
+
+    def _keep(self, round: int, contributor: Contributor, head: bytes, slices: Mapping[int, bytes]) -> None:
+        if not slices:
+            return
+        kept = self.kept.setdefault(round, {})
+        for shard, data in slices.items():
+            kept.setdefault(shard, {})[contributor] = data
+        self._heads.setdefault(round, {})[contributor] = head

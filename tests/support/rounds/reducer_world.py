@@ -1,0 +1,137 @@
+"""An `UpdatePath` of a run with reducers among peers that the test speaks for, and what they could sign."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from swarm import tiny_manifest
+
+from peers.lab.world.stub_stage import StubMethod, StubReduced, payload_of
+from peers.lab.world.virtual_time import run
+from peers.state.snapshot_store import Weights
+from peers.worker.rounds.audit_path import outcome_of
+from peers.worker.rounds.update_compute import AddUp
+from peers.worker.rounds.update_path import UpdatePath
+from protocols.messages.table import Progress
+from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.identity import Identity
+from protocols.signed.slices import sign_slices
+from protocols.signed.told_tokens import told
+from swarmnet.identifiers import RunId
+from swarmnet.rounds.audits import Audits
+from swarmnet.rounds.history import START
+from swarmnet.rounds.own_contributions import Offers
+from swarmnet.rounds.result_table import Contributor, Draw
+
+RUN = RunId("ab" * 32)
+ME, B, C, STRANGER = (Identity.from_seed(name) for name in (b"me", b"b", b"c", b"stranger"))
+SHARDS = 3
+DRAW = Draw(bytes.fromhex(RUN), 4, SHARDS)
+ALL = [0, 1, 2]
+
+
+class World:
+    """An `UpdatePath` whose neighbours B and C are what the test says, and are in later rounds already, so
+    that the first ones are closed here, with nothing of this peer in them. Nothing is computed."""
+
+    def __init__(self, settled: int = -1, reduced: bool = True) -> None:
+        loop = asyncio.get_running_loop()
+        self.posted, self.refused, self.done, self.parted, self.notes = [], [], [], [], []
+        self.audits = Audits(b"a secret", 2)
+        manifest = tiny_manifest((3,))
+        method = StubMethod(lambda *_, **__: None, 0, StubReduced(DRAW) if reduced else None)
+        work = SimpleNamespace(
+            replica=SimpleNamespace(settled_round=settled), method=method, run_id=RUN, stage=0, closed=False,
+            counts=SimpleNamespace(applied=lambda *_: "completed", contributors=0),
+            run=lambda operations: [],
+        )  # fmt: skip
+        around = SimpleNamespace(
+            clock=SimpleNamespace(time=loop.time, call_at=loop.call_at),
+            transport=SimpleNamespace(peer=ME.peer_id),
+            post=self._post,
+            refused=lambda peer, code, reason: self.refused.append((peer, code)),
+            part_from=lambda peer, code, reason: self.parted.append((peer, code)),
+            queued_bytes=lambda peer, lane: 0, introduce=lambda maker, peers: None, known=lambda: (),
+            membership=SimpleNamespace(
+                live=lambda stage: self.live, candidates=list, reduces=lambda peers: None,
+                shares_rounds=lambda peer: True,
+            ),
+            linked=lambda stage: (),
+        )  # fmt: skip
+        self.live = {}
+        compute = SimpleNamespace(submit=self._submit)
+        self.offers = Offers(manifest.rounds, DRAW if reduced else None)
+        self.path = UpdatePath(
+            manifest, work, compute, around, Weights(None, settled, START), self.offers,
+            lambda maker, round: maker != STRANGER.peer_id, lambda wish: None, self.notes.append,
+            audits=self.audits,
+        )  # fmt: skip
+        for peer in (B.peer_id, C.peer_id):
+            self.path.joined(peer)
+            self.path.message(peer, Progress(settled + 10, 0, [], settled, True, settled, START, []), b"")
+        self.posted.clear()
+
+    def _post(self, peer, lane, message, body=b"") -> bool:
+        self.posted.append((peer, message, body))
+        return True
+
+    def _submit(self, kind, job, done) -> None:
+        if job.func is outcome_of:
+            done(job(), 0.0)
+        else:
+            self.done.extend(job.args[0])
+
+    def hear(self, sender: Identity, message, body: bytes = b"") -> None:
+        self.path.message(sender.peer_id, message, body)
+
+    def nothing_is_kept(self) -> bool:
+        reducers = self.path.reducers
+        kept = reducers.kept if reducers is not None else {}
+        return not any(held for shards in kept.values() for held in shards.values())
+
+    def added_up(self) -> list[AddUp]:
+        return [operation for operation in self.done if isinstance(operation, AddUp)]
+
+
+def slices_of(who: Identity, round: int = 0, serial: int = 1) -> tuple[bytes, ...]:
+    reduced = StubReduced(DRAW)
+    return tuple(reduced.slices(payload_of(who.peer_id, round, serial, 5)))
+
+
+def signed(who: Identity, round: int = 0, stage: int = 0, serial: int = 1):
+    return sign_slices(who, RUN, stage, round, 20, slices_of(who, round, serial))
+
+
+def body_of(who: Identity, round: int = 0, shards=tuple(ALL), **of) -> bytes:
+    slices = slices_of(who, round, of.get("serial", 1))
+    return signed(who, round, **of)[0] + b"".join(slices[shard] for shard in shards)
+
+
+def contributor(who: Identity, round: int = 0) -> Contributor:
+    return Contributor.of(who.peer_id, signed(who, round)[1], 20)
+
+
+def result_of(maker: Identity, round: int = 0, contributors=(B, C), shards=tuple(ALL)):
+    """A result as it travels, and its name."""
+    held = {
+        shard: {contributor(who, round): slices_of(who, round)[shard] for who in contributors}
+        for shard in shards
+    }
+    reduced = StubReduced(DRAW)
+    payload = reduced.reduce(held)
+    table, length = reduced.head(payload)
+    tokens = told(table.tokens(SHARDS), round)
+    head = seal(maker, RUN, Kind.CONTRIBUTION, 0, round, tokens, payload[:length])
+    return head + payload[length:], open_envelope(head, RUN, Kind.CONTRIBUTION, length).id
+
+
+def head_only(data: bytes) -> bytes:
+    return data[: ENVELOPE_BYTES + StubReduced(DRAW).head(data[ENVELOPE_BYTES:])[1]]
+
+
+def played(story) -> None:
+    async def main() -> None:
+        story()
+
+    run(main())
