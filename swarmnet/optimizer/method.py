@@ -17,6 +17,7 @@ from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.float_demo import FloatMethod
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps import LocalSteps
+from swarmnet.optimizer.low_rank.method import LowRank
 from swarmnet.optimizer.mean_gradient import GradientError
 from swarmnet.optimizer.reduced_steps import ReducedSteps
 from swarmnet.optimizer.sign_votes import VoteMethod
@@ -158,6 +159,8 @@ METHODS: Mapping[MethodName, Callable[[Manifest, Layout, torch.device], Method]]
     "demo-votes": VoteMethod,
     "demo-float": FloatMethod,
     "local-steps": LocalSteps,
+    "low-rank": LowRank,
+    "hybrid": LowRank,
 }
 """What makes each method that a manifest can name; tests/swarmnet/optimizer/test_methods.py takes every one
 of them through all that a method must fulfil."""

@@ -26,7 +26,8 @@ SIGNED = ["demo-votes", "demo-float"]
 SHARDED = "local-steps, sharded"
 EVERY = [
     *product(SIGNED, SELECTIONS, TRANSFORMS),
-    ("local-steps", "group", "hadamard"), (SHARDED, "group", "hadamard"),
+    ("demo-float", "top-k", "fine-dct"), ("local-steps", "group", "hadamard"), (SHARDED, "group", "hadamard"),
+    ("low-rank", "group", "hadamard"), ("hybrid", "group", "hadamard"), ("hybrid", "seeded", "identity"),
 ]  # fmt: skip
 NAMES = [*METHODS, SHARDED]
 """All that a manifest can say: names of methods, and the exchange where there is a choice."""

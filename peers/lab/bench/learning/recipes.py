@@ -17,7 +17,7 @@ from peers.lab.bench.learning.local_steps import (
     Signs,
     TwoMagnitudes,
 )
-from peers.lab.bench.learning.plain_demo import PlainDemo
+from peers.lab.bench.learning.plain_demo import DECAY, KEPT, PlainDemo
 from peers.lab.bench.learning.rounds import Rounds
 from swarmnet.run.manifest import Sync
 
@@ -60,6 +60,7 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
         "votes-group": _rounds(replace(votes, selection="group", kept=128), "votes, the largest of each 32"),
         "votes-seeded": _rounds(replace(votes, selection="seeded", kept=1024), "votes, a seeded quarter"),
         "float-demo": _rounds(replace(sync, method="demo-float"), "DeMo's values, exact"),
+        "float-demo-paper": Recipe(_as_the_paper(sync), 2e-3, "the product's DeMo, cut and set as demo"),
         "local-steps": _product_steps(sync, 4),
         "local-steps-2": _product_steps(sync, 2),
         "local-steps-sharded": _product_steps(replace(sync, exchange="sharded"), 4),
@@ -112,6 +113,16 @@ def _mean_gradient(inner: InnerName) -> Recipe:
 
 def _plain_demo(ground: Ground, setting: Setting, rate: float) -> Learner:
     return PlainDemo(ground, setting.peers, schedule(rate, setting.steps))
+
+
+def _as_the_paper(sync: Sync) -> Callable[[Ground, Setting, float], Learner]:
+    """DeMo's own settings, in the product."""
+    return _rounds(
+        replace(
+            sync, method="demo-float", selection="top-k", kept=KEPT, momentum=DECAY, transform="fine-dct",
+            cut="tiles",
+        ), "",
+    ).make  # fmt: skip
 
 
 def _rounds(sync: Sync, told: str) -> Recipe:
