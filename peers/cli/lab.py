@@ -13,6 +13,7 @@ import typer
 
 from peers.config.atomic_files import require_free, write_atomically
 from peers.errors import UserError
+from swarmnet.run.manifest import MethodName
 
 if TYPE_CHECKING:
     from peers.lab.bench.learning.bench import Question
@@ -233,6 +234,7 @@ def simulate(
     ] = 0,
     sharded: Annotated[bool, typer.Option("--sharded", help="Peers exchange through reducers.")] = False,
     real: Annotated[bool, typer.Option("--real", help="Compute with a real, tiny model: slower.")] = False,
+    method: Annotated[MethodName, typer.Option(help="With --real: how its peers learn.")] = "demo-votes",
     report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
 ) -> None:
     """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
@@ -255,7 +257,7 @@ def simulate(
     options = [
         Options(
             seed + number, peers, stages, rules, tuple(kind or ()), real, rounds,
-            moves=moves, doubles=doubles, sharded=sharded,
+            moves=moves, doubles=doubles, sharded=sharded, method=method,
         )
         for number in range(schedules)
     ]
@@ -263,7 +265,7 @@ def simulate(
     for result in _played(options, jobs):
         results.append(result)
         again = _again(result, run_file, peers, stages, rounds, kind)
-        _show(result, again + _flags(moves, doubles, real, sharded))
+        _show(result, again + _flags(moves, doubles, real, sharded, method))
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
     if report is not None:
@@ -317,10 +319,10 @@ def _again(
     return " ".join(part for part in parts if part)
 
 
-def _flags(moves: bool, doubles: int, real: bool, sharded: bool) -> str:
+def _flags(moves: bool, doubles: int, real: bool, sharded: bool, method: MethodName) -> str:
     return (
         " --moves" * moves + f" --doubles {doubles}" * (doubles > 0) + " --real" * real
-        + " --sharded" * sharded
+        + " --sharded" * sharded + f" --method {method}" * (method != "demo-votes")
     )  # fmt: skip
 
 

@@ -127,8 +127,8 @@ class Drawn:
 
 
 def selection_of(name: str, chunk: int, kept_of_4096: int, shrinks: bool = True) -> Selection:
-    """The selection `name` for chunks of `chunk`. The number kept shrinks with the chunk, down to 1, or, as DeMo
-    has it, is the same for all that have so many."""
+    """The selection `name` for chunks of `chunk`. The number kept shrinks with the chunk, down to 1, or, as
+    DeMo has it, is the same for all that have so many."""
     kept = max(1, kept_of_4096 * chunk // CHUNK) if shrinks else min(kept_of_4096, chunk)
     log2_exact(kept)
     kinds: dict[str, type[TopK] | type[StrongestOfGroups] | type[Drawn]] = {

@@ -66,8 +66,9 @@ class Runs:
 
 
 class Tiles:
-    """As DeMo cuts (its paper's reference, `_get_smaller_split`): of each side of a matrix the largest divisor up
-    to 64, so that no tile crosses an edge; of a vector likewise. Of a side without such a divisor tiles are thin.
+    """As DeMo cuts (its paper's reference, `_get_smaller_split`): of each side of a matrix the largest
+    divisor up to 64, so that no tile crosses an edge; of a vector likewise. Of a side without such a divisor
+    tiles are thin.
 
     A tile lies in a chunk of the next power of two, so that codes of indices stay what they are.
     """

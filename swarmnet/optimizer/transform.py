@@ -1,7 +1,7 @@
 """Orthogonal transforms of chunks, and their exact inverse of integer votes.
 
-A chunk of N = P * Q values is a P x Q matrix V; its coefficients are L V R^T with orthogonal L and R. Where N is
-more than P * Q (tiling.py), the rest of a chunk is zero and stays zero.
+A chunk of N = P * Q values is a P x Q matrix V; its coefficients are L V R^T with orthogonal L and R. Where N
+is more than P * Q (tiling.py), the rest of a chunk is zero and stays zero.
 
 `exact_inverse` takes sums of votes and gives an integer multiple of the inverse. All values stay integers
 that its number format carries exactly, so the bits are the same in any order of summation, with any
@@ -24,7 +24,8 @@ DCT_BITS = 8
 """The integer DCT is round(2**8 * DCT): 99.6 % of signs as the ideal one in the prototype; each bit more
 halves the disagreement and doubles both factors of the bound."""
 FINE_DCT_BITS = 20
-"""Of `fine-dct`: its entries are as near to the ideal ones as float32's, for the largest are about 2**-2.5."""
+"""Of `fine-dct`: its entries are as near to the ideal ones as float32's, for the largest are about
+2**-2.5."""
 FLOAT32_INTEGERS = 2**24
 FLOAT64_INTEGERS = 2**53
 
@@ -165,8 +166,8 @@ class _Pair:
 def transform_of(
     name: str, chunk: int, device: torch.device, sides: tuple[int, int] | None = None
 ) -> Transform:
-    """The transform `name` (`hadamard`, `dct`, `fine-dct`, `identity`) for chunks of `chunk` values, a power of
-    two, or of the DCTs for rows and columns of `sides` in them."""
+    """The transform `name` (`hadamard`, `dct`, `fine-dct`, `identity`) for chunks of `chunk` values, a power
+    of two, or of the DCTs for rows and columns of `sides` in them."""
     match name:
         case "hadamard":
             return Hadamard(chunk)

@@ -183,14 +183,14 @@ class Sync:
     method: MethodName = "demo-votes"
     """demo-votes: exact one-bit votes, bit-identical everywhere; demo-float: values as DeMo sends them;
     local-steps: every peer steps by itself and tells in each round what it moved of a part of the weights;
-    low-rank: of each matrix what its momentum is in `rank` directions that a seed draws, and an orthogonal step in
-    them, votes for the rest; hybrid: the same, and votes also on what those directions left over."""
+    low-rank: of each matrix what its momentum is in `rank` directions that a seed draws, and an orthogonal
+    step in them, votes for the rest; hybrid: the same, and votes also on what those directions left over."""
     selection: Literal["top-k", "group", "seeded"] = "group"
     """Which coefficients are sent: the largest of each chunk, the largest of each group, or those drawn from
     a seed that all know."""
     transform: Literal["hadamard", "dct", "fine-dct", "identity"] = "hadamard"
-    """What turns a chunk of momentum into coefficients. fine-dct: its inverse as exact as float32, for demo-float;
-    that of dct is rounded, and gives 0.4 % of the weights another sign."""
+    """What turns a chunk of momentum into coefficients. fine-dct: its inverse as exact as float32, for
+    demo-float; that of dct is rounded, and gives 0.4 % of the weights another sign."""
     kept: int = 128
     """Votes per chunk of 4096 coefficients."""
     momentum: float = 0.95
@@ -225,8 +225,8 @@ class Sync:
     rank: int = field(default=16, metadata={ADDED: True})
     """Of low-rank and hybrid: directions of a matrix that one round tells; all have their turn."""
     cut: CutName = field(default="runs", metadata={ADDED: True})
-    """Of demo-votes and demo-float. runs: chunks of 4096 numbers as they lie; tiles: of each matrix tiles of up to 64
-    x 64, as DeMo's paper has it, with a DCT."""
+    """Of demo-votes and demo-float. runs: chunks of 4096 numbers as they lie; tiles: of each matrix tiles of
+    up to 64 x 64, as DeMo's paper has it, with a DCT."""
     shards: int = field(default=16, metadata={ADDED: True})
     """Of a sharded exchange: into so many slices a contribution is cut; reducers are drawn for each."""
 

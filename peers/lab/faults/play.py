@@ -22,7 +22,7 @@ from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId
 from swarmnet.membership.machine import LONGEST_REDIAL_SECONDS
 from swarmnet.rounds.result_table import draw_of
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync
+from swarmnet.run.manifest import Data, Manifest, MethodName, ModelShape, Rounds, Sync
 
 FAULT_SECONDS = 50.0
 HEAL_SECONDS = 20.0 + DIAL_SECONDS + 1.2 * LONGEST_REDIAL_SECONDS
@@ -58,6 +58,8 @@ class Options:
     """So many processes hold two adjacent stages, as two of the peers."""
     sharded: bool = False
     """Peers exchange through reducers."""
+    method: MethodName = "demo-votes"
+    """Of a real model's peers, where they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ SHARDED = Sync(method="local-steps", exchange="sharded", shards=3)
 
 
 def small_manifest(
-    stages: int, microbatches: int, rules: Rounds | None, seed: int, sharded: bool = False
+    stages: int, microbatches: int, rules: Rounds | None, seed: int, sharded: bool = False,
+    method: MethodName = "demo-votes",
 ) -> Manifest:
     """`microbatches` of 4 tokens per round; the smallest model that the wire takes."""
     owner = Identity.from_seed(b"the owner of the run").peer_id
@@ -116,7 +119,7 @@ def small_manifest(
         name="simulated", owner=owner, seed=seed, stages=(1,) * stages, hidden_codec="fp32", model=model,
         data=Data(sequence_tokens=4, microbatch_sequences=1),
         rounds=Rounds(**{**fields, "target_tokens": 4 * microbatches}),
-        sync=SHARDED if sharded else Sync(),
+        sync=SHARDED if sharded else Sync(method=method),
     )  # fmt: skip
 
 
@@ -140,7 +143,9 @@ async def _play(options: Options, folder: Path) -> Seen:
     peers = options.peers or chance.randrange(max(8, 2 * stages), 17)
     names = [f"p{number}" for number in range(peers)]
     microbatches = max(2, peers // stages)
-    manifest = small_manifest(stages, microbatches, options.rules, options.seed, options.sharded)
+    manifest = small_manifest(
+        stages, microbatches, options.rules, options.seed, options.sharded, options.method
+    )
     faults = list(options.faults or _drawn(options, names))
     world = World(manifest, options.seed, folder, options.real, options.moves)
     ends = [number for number in range(peers - 1) if number % stages + 1 < stages]

@@ -44,6 +44,8 @@ PROMPT = "def "
 SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
     "demo-votes": {},
     "demo-float": {"sync": {"method": "demo-float"}},
+    "low-rank": {"sync": {"method": "low-rank"}},
+    "hybrid": {"sync": {"method": "hybrid"}},
     "local-steps": {
         "sync": {"method": "local-steps", "learning_rate": 8e-3, "warmup_rounds": 5, "decay_rounds": 500},
         "rounds": {"target_tokens": 8192},

@@ -1,1 +1,1 @@
-"""Matrices told by few columns: a subspace that all know, what peers say in it, and the exact step of a set."""
+"""Matrices told by few columns: directions that all know, and the exact orthogonal step of a set."""

@@ -1,8 +1,9 @@
-"""Products that are the same to the bit on every machine: integers, in floating numbers that carry them exactly.
+"""Products that are the same to the bit on every machine: integers, in floating numbers that carry them
+exactly.
 
-A matrix of small numbers is integers of 2**-20. Each product of two is a sum that never leaves 2**53 on its way,
-because no partial sum exceeds the product of two norms (Cauchy and Schwarz); then it is rounded to the grid again.
-So neither the order of a sum, nor threads, nor the device can change a bit.
+A matrix of small numbers is integers of 2**-20. Each product of two is a sum that never leaves 2**53 on its
+way, because no partial sum exceeds the product of two norms (Cauchy and Schwarz); then it is rounded to the
+grid again. So neither the order of a sum, nor threads, nor the device can change a bit.
 
 Shapes: M rows and K columns of a matrix, K at most M; L length of a direction (subspace.py).
 """
@@ -21,7 +22,8 @@ BITS = 20
 COARSE_BITS = 14
 """For the norm of a matrix: the squares of 2**25 numbers add up below 2**53."""
 TOLD_BITS = 18
-"""Of what becomes a step. A row of at most 1.3 times one of 1,024 signs is below 2**23.4: float32 carries it."""
+"""Of what becomes a step. A row of at most 1.3 times one of 1,024 signs is below 2**23.4: float32 carries
+it."""
 NEWTON_SCHULZ = (3527, -4890, 2080)
 """Muon's coefficients (inner_step.py) in 1024ths."""
 COEFFICIENT_BITS = 10
@@ -29,8 +31,8 @@ STEPS = 5
 
 
 def orthogonal(sums_MK: Tensor) -> Tensor:
-    """float32 [M, K], integers of 2**-18: the matrix with singular values near 1 that is nearest to integers below
-    2**53. By Newton and Schulz's iteration, as Muon has it. A matrix of zeros stays one."""
+    """float32 [M, K], integers of 2**-18: the matrix with singular values near 1 that is nearest to integers
+    below 2**53. By Newton and Schulz's iteration, as Muon has it. A matrix of zeros stays one."""
     found_MK = _of_norm_one(sums_MK.to(torch.float64))
     first, second, third = NEWTON_SCHULZ
     for _ in range(STEPS):

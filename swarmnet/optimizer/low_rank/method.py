@@ -1,11 +1,12 @@
-"""Sync methods `low-rank` and `hybrid`: of each matrix of the layers what its momentum is in a few directions.
+"""Sync methods `low-rank` and `hybrid`: of each matrix of the layers what its momentum is in a few
+directions.
 
     P = M Q,  M <- M - P Q^T,  step = orthogonal(sum of P) Q^T
 
-PowerSGD's projection with error feedback (arXiv:1905.13727, algorithms 1 and 2) and Dion's orthogonal step in what is
-left (arXiv:2504.05295, algorithm 1). Both take Q from the round before, by a second exchange; here all peers draw it
-(subspace.py), so that what is sent is linear in the momentum, one message says it, and a round's step is a function
-of its set alone, exact to the bit (exact.py).
+PowerSGD's projection with error feedback (arXiv:1905.13727, algorithms 1 and 2) and Dion's orthogonal step in
+what is left (arXiv:2504.05295, algorithm 1). Both take Q from the round before, by a second exchange; here
+all peers draw it (subspace.py), so that what is sent is linear in the momentum, one message says it, and a
+round's step is a function of its set alone, exact to the bit (exact.py).
 
 What is no matrix of a layer goes by votes (sign_votes.py). With `hybrid` the votes are of everything: of the
 matrices they speak about what those directions left over. One momentum gives to both in turn.
@@ -71,7 +72,8 @@ class LowRank:
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         gains = self._clip.block_gains(gradient, tokens)
-        self.momenta.accumulate(gradient, tokens, gains, min(1.0, tokens / self._manifest.rounds.target_tokens))
+        weight = min(1.0, tokens / self._manifest.rounds.target_tokens)
+        self.momenta.accumulate(gradient, tokens, gains, weight)
         factors = self._factors(round)
         self._add(factors, round, -1.0)
         self._last = round, factors

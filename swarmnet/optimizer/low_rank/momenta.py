@@ -28,8 +28,8 @@ class Momenta(Protocol):
         """2-norm of all that was not sent."""
 
     def accumulate(self, gradient: Tensor, tokens: int, gains: Mapping[str, float], weight: float) -> None:
-        """Take in a gradient (float32 [layout.size], summed over `tokens` tokens), `weight` times; `gains`: of
-        each block, what makes its clipped mean."""
+        """Take in a gradient (float32 [layout.size], summed over `tokens` tokens), `weight` times; `gains`:
+        of each block, what makes its clipped mean."""
 
     def matrices(self) -> Iterable[Tensor]:
         """[R, C] each, to read."""

@@ -1,9 +1,10 @@
-"""Which directions a round speaks of: some columns of an orthogonal matrix that a seed draws, the same for all peers.
+"""Which directions a round speaks of: some columns of an orthogonal matrix that a seed draws, the same for
+all peers.
 
-An orthogonal matrix of any size is blocks of Hadamard matrices along its diagonal, the largest power of two that
-divides the size, with rows in a drawn order and with drawn signs. Its columns have their turn in a drawn order, all
-once a cycle; another cycle has another matrix. All entries are -1, 0 and 1 times one number, so products with
-integers are integers.
+An orthogonal matrix of any size is blocks of Hadamard matrices along its diagonal, the largest power of two
+that divides the size, with rows in a drawn order and with drawn signs. Its columns have their turn in a drawn
+order, all once a cycle; another cycle has another matrix. All entries are -1, 0 and 1 times one number, so
+products with integers are integers.
 
 Shapes: L length of a column, K columns.
 """

@@ -33,7 +33,9 @@ class Given:
 
     def __init__(self, layout):
         self.layout = layout
-        self.parameters = [Parameter(each.name, each.shape, each.offset, each.size) for each in layout.entries]
+        self.parameters = [
+            Parameter(each.name, each.shape, each.offset, each.size) for each in layout.entries
+        ]
 
     def initial_weights(self):
         return torch.zeros(self.layout.size)
@@ -60,7 +62,7 @@ def signs_of_the_product(given, **sync):
         method="demo-float", selection="top-k", kept=32, momentum=DECAY, learning_rate=RATE, warmup_rounds=1,
         final_ratio=1.0, **sync,
     )  # fmt: skip
-    # A gradient counts by its share of a round's tokens: all of them, so that it is not shrunk beside the paper's.
+    # A gradient counts by its share of a round's tokens: each peer has all of them, so that none is shrunk.
     run = Manifest("test", PeerId("owner"), sync=settings, rounds=replace(Rounds(), target_tokens=TOKENS))
     methods = [method_of(run, given.layout) for _ in PEERS]
     for number in range(ROUNDS):

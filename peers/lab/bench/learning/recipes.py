@@ -61,6 +61,10 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
         "votes-seeded": _rounds(replace(votes, selection="seeded", kept=1024), "votes, a seeded quarter"),
         "float-demo": _rounds(replace(sync, method="demo-float"), "DeMo's values, exact"),
         "float-demo-paper": Recipe(_as_the_paper(sync), 2e-3, "the product's DeMo, cut and set as demo"),
+        "low-rank": _rounds(
+            replace(sync, method="low-rank"), "of each matrix few directions, an orthogonal step"
+        ),
+        "hybrid": _rounds(replace(sync, method="hybrid"), "the same, and votes on what they left"),
         "local-steps": _product_steps(sync, 4),
         "local-steps-2": _product_steps(sync, 2),
         "local-steps-sharded": _product_steps(replace(sync, exchange="sharded"), 4),
