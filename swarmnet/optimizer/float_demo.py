@@ -24,11 +24,10 @@ from torch import Tensor
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
-from swarmnet.optimizer.momentum import Momentum
-from swarmnet.optimizer.sparsify import seed_of, selection_of
+from swarmnet.optimizer.momentum import Momentum, how_of
+from swarmnet.optimizer.sparsify import seed_of
 from swarmnet.optimizer.step import SignStep, sign_step
-from swarmnet.optimizer.tiling import TILE_CHUNKS, plane_of
-from swarmnet.optimizer.transform import transform_of
+from swarmnet.optimizer.tiling import TILE_CHUNKS, cut_of, plane_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
@@ -84,10 +83,11 @@ class FloatMethod:
     ) -> None:
         sync = manifest.sync
         self._manifest, self._run_id = manifest, manifest.run_id()
-        self._sync, self._layout, self.state, self._device = sync, layout, layout, device
+        self._sync, self.state, self._device = sync, layout, device
+        self._whole, self._cut = layout, cut_of(sync.cut, layout)
+        self._layout = layout = self._cut.layout
         self._target_tokens = manifest.rounds.target_tokens
-        self._transforms = [transform_of(sync.transform, plane.chunk, device) for plane in layout.planes]
-        self._selections = [selection_of(sync.selection, plane.chunk, sync.kept) for plane in layout.planes]
+        self._transforms, self._selections = how_of(sync, self._cut, device)
         self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
         self._codec, self.foresight = codec, codec.foresight
         pairs = list(zip(layout.planes, self._selections, strict=True))
@@ -107,7 +107,7 @@ class FloatMethod:
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         # Who did twice the tokens says twice as much, in this round and in what is sent later of it.
-        self._momentum.accumulate(gradient, tokens, tokens / self._target_tokens)
+        self._momentum.accumulate(self._cut.chunked(gradient), tokens, tokens / self._target_tokens)
         taken = self._momentum.take(self._selections, round, self.seed(round, peer))
         parts = []
         for selection, sent in zip(self._selections, taken, strict=True):
@@ -162,7 +162,7 @@ class FloatMethod:
         return torch.sign(inverse_CN).to(torch.int8)
 
     def step_of(self, signs: Tensor, round: int, factor: int) -> SignStep:
-        return sign_step(signs, self._layout, self._manifest, round, factor)
+        return sign_step(self._cut.flat(signs), self._whole, self._manifest, round, factor)
 
 
 class FloatTally:

@@ -17,6 +17,7 @@ from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.float_demo import FloatMethod
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps import LocalSteps
+from swarmnet.optimizer.low_rank.method import LowRank
 from swarmnet.optimizer.mean_gradient import GradientError
 from swarmnet.optimizer.reduced_steps import ReducedSteps
 from swarmnet.optimizer.sign_votes import VoteMethod
@@ -166,6 +167,8 @@ class Method(Protocol):
 METHODS: Mapping[str, Callable[[Manifest, Layout, torch.device], Method]] = {
     "demo-votes": VoteMethod,
     "demo-float": FloatMethod,
+    "low-rank": LowRank,
+    "hybrid": LowRank,
     **dict.fromkeys(AUTHORS, LocalSteps),
 }
 """What makes each method that a manifest can name; tests/swarmnet/optimizer/test_methods.py takes every one

@@ -18,12 +18,22 @@ from torch import Tensor
 
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.mean_gradient import BlockClip
-from swarmnet.optimizer.sparsify import Selection
-from swarmnet.optimizer.tiling import plane_of, tiles_of
-from swarmnet.optimizer.transform import Transform
+from swarmnet.optimizer.sparsify import Selection, selection_of
+from swarmnet.optimizer.tiling import Cut, plane_of, tiles_of
+from swarmnet.optimizer.transform import Transform, transform_of
+from swarmnet.run.manifest import Sync
 
 LEAST_STRENGTH = 1e-8
 """What a vote given back to an empty momentum weighs: nothing beside any gradient, but not lost."""
+
+
+def how_of(sync: Sync, cut: Cut, device: torch.device) -> tuple[list[Transform], list[Selection]]:
+    """What turns each plane's chunks into coefficients, and which of them are sent."""
+    planes = list(zip(cut.layout.planes, cut.sides, strict=True))
+    return (
+        [transform_of(sync.transform, plane.chunk, device, sides) for plane, sides in planes],
+        [selection_of(sync.selection, plane.chunk, sync.kept, cut.shrinks) for plane, _ in planes],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,26 @@ class Momentum:
             momentum_CN.scatter_add_(1, indices_CK, -values_CK)
         self._last = (round, taken)
         return taken
+
+    def values(self) -> Tensor:
+        """float32 [layout.size]: all that was not sent yet, back in the weights' domain."""
+        found = torch.empty_like(self._flat)
+        for transform, plane, momentum_CN in zip(
+            self._transforms, self._layout.planes, self.planes(), strict=True
+        ):
+            targets = tiles_of(plane_of(found, plane))
+            for target_CN, tile_CN in zip(targets, tiles_of(momentum_CN), strict=True):
+                target_CN.copy_(transform.inverse(tile_CN))
+        return found
+
+    def add(self, values: Tensor) -> None:
+        """float32 [layout.size], in the weights' domain; spoilt."""
+        for transform, plane, momentum_CN in zip(
+            self._transforms, self._layout.planes, self.planes(), strict=True
+        ):
+            tiles = zip(tiles_of(momentum_CN), tiles_of(plane_of(values, plane)), strict=True)
+            for tile_CN, values_CN in tiles:
+                transform.accumulate(tile_CN, values_CN, 1.0)
 
     def strength(self, plane: int) -> Tensor:
         """float32 [C, 1]: the largest magnitude in each chunk of a plane."""

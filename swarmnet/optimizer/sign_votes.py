@@ -19,11 +19,10 @@ from torch import Tensor
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
-from swarmnet.optimizer.momentum import Momentum, Sent
-from swarmnet.optimizer.sparsify import coin_flips, seed_of, selection_of
+from swarmnet.optimizer.momentum import Momentum, Sent, how_of
+from swarmnet.optimizer.sparsify import coin_flips, seed_of
 from swarmnet.optimizer.step import SignStep, sign_step
-from swarmnet.optimizer.tiling import plane_of, tiles_of
-from swarmnet.optimizer.transform import transform_of
+from swarmnet.optimizer.tiling import cut_of, plane_of, tiles_of
 from swarmnet.optimizer.vote_agreement import Concord, concord
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
@@ -37,9 +36,10 @@ class VoteMethod:
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
         self._manifest, self._run_id = manifest, manifest.run_id()
-        self._layout, self.state, self._device = layout, layout, device
-        self._transforms = [transform_of(sync.transform, plane.chunk, device) for plane in layout.planes]
-        self._selections = [selection_of(sync.selection, plane.chunk, sync.kept) for plane in layout.planes]
+        self.state, self._device = layout, device
+        self._whole, self._cut = layout, cut_of(sync.cut, layout)
+        self._layout = layout = self._cut.layout
+        self._transforms, self._selections = how_of(sync, self._cut, device)
         self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
         # Votes have no size: only where no transform mixes them does all that was sent tell the whole step.
         self.foresight = 0.99 if sync.transform == "identity" else 0.75
@@ -61,7 +61,23 @@ class VoteMethod:
         return self._momentum.norm()
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
-        self._momentum.accumulate(gradient, tokens)
+        self.accumulate(gradient, tokens)
+        return self.vote(round, peer)
+
+    def accumulate(self, gradient: Tensor, tokens: int, weight: float = 1.0) -> None:
+        """As `Momentum.accumulate`."""
+        self._momentum.accumulate(self._cut.chunked(gradient), tokens, weight)
+
+    def left(self) -> Tensor:
+        """float32 [layout.size]: the momentum, in the weights' domain."""
+        return self._cut.flat(self._momentum.values())
+
+    def add(self, flat: Tensor) -> None:
+        """float32 [layout.size], in the weights' domain, to the momentum."""
+        self._momentum.add(self._cut.chunked(flat))
+
+    def vote(self, round: int, peer: PeerId) -> bytes:
+        """A payload of what the momentum holds; it leaves it."""
         seed = seed_of(self._run_id, round, peer)
         parts = []
         taken = self._momentum.take(self._selections, round, seed)
@@ -118,7 +134,7 @@ class VoteMethod:
         return self._transforms[plane].exact_inverse(sums_CN, max(1, voters) * self._selections[plane].kept)
 
     def step_of(self, signs: Tensor, round: int, factor: int) -> SignStep:
-        return sign_step(signs, self._layout, self._manifest, round, factor)
+        return sign_step(self._cut.flat(signs), self._whole, self._manifest, round, factor)
 
 
 @dataclass(frozen=True, slots=True)

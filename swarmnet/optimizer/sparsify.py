@@ -126,9 +126,10 @@ class Drawn:
         return torch.from_numpy(offsets_K * self.kept + np.arange(self.kept))[None]
 
 
-def selection_of(name: str, chunk: int, kept_of_4096: int) -> Selection:
-    """The selection `name` for chunks of `chunk`; the number kept shrinks with the chunk, down to 1."""
-    kept = max(1, kept_of_4096 * chunk // CHUNK)
+def selection_of(name: str, chunk: int, kept_of_4096: int, shrinks: bool = True) -> Selection:
+    """The selection `name` for chunks of `chunk`. The number kept shrinks with the chunk, down to 1, or, as
+    DeMo has it, is the same for all that have so many."""
+    kept = max(1, kept_of_4096 * chunk // CHUNK) if shrinks else min(kept_of_4096, chunk)
     log2_exact(kept)
     kinds: dict[str, type[TopK] | type[StrongestOfGroups] | type[Drawn]] = {
         "top-k": TopK, "group": StrongestOfGroups, "seeded": Drawn,

@@ -1,6 +1,7 @@
 """Orthogonal transforms of chunks, and their exact inverse of integer votes.
 
-A chunk of N = P * Q values is a P x Q matrix V; its coefficients are L V R^T with orthogonal L and R.
+A chunk of N = P * Q values is a P x Q matrix V; its coefficients are L V R^T with orthogonal L and R. Where N
+is more than P * Q (tiling.py), the rest of a chunk is zero and stays zero.
 
 `exact_inverse` takes sums of votes and gives an integer multiple of the inverse. All values stay integers
 that its number format carries exactly, so the bits are the same in any order of summation, with any
@@ -17,11 +18,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from swarmnet.optimizer.index_code import log2_exact
+from swarmnet.optimizer.tiling import factors
 
 DCT_BITS = 8
 """The integer DCT is round(2**8 * DCT): 99.6 % of signs as the ideal one in the prototype; each bit more
 halves the disagreement and doubles both factors of the bound."""
+FINE_DCT_BITS = 20
+"""Of `fine-dct`: its entries are as near to the ideal ones as float32's, for the largest are about
+2**-2.5."""
 FLOAT32_INTEGERS = 2**24
 FLOAT64_INTEGERS = 2**53
 
@@ -85,8 +89,8 @@ class Hadamard:
 class Dct:
     """The orthonormal DCT-II, as in DeMo; its exact inverse uses the basis rounded to 2**-8."""
 
-    def __init__(self, chunk: int, device: torch.device) -> None:
-        ideal = [_dct(size).to(device) for size in factors(chunk)]
+    def __init__(self, sides: tuple[int, int], device: torch.device) -> None:
+        ideal = [_dct(size).to(device) for size in sides]
         self._float = _Pair(*(matrix.to(torch.float32) for matrix in ideal))
         rounded = [torch.round(matrix * 2**DCT_BITS) for matrix in ideal]
         self._growth = int(rounded[0].abs().max() * rounded[1].abs().max())
@@ -109,6 +113,26 @@ class Dct:
         return pair.inverse(sums_CN.to(kind))
 
 
+class FineDct(Dct):
+    """The same with the basis rounded to 2**-20, for coefficients that are values and not votes.
+
+    Both products at once would outgrow 2**53: between them the half-done values are rounded to what leaves
+    room. That is one rounding of numbers that are exact, so it is the same everywhere.
+    """
+
+    def __init__(self, sides: tuple[int, int], device: torch.device) -> None:
+        super().__init__(sides, device)
+        left, right = (torch.round(_dct(size) * 2**FINE_DCT_BITS) for size in sides)
+        self._largest = int(left.abs().max()), int(right.abs().max())
+        self._fine = _Pair(left.to(device), right.to(device))
+
+    def exact_inverse(self, sums_CN: Tensor, bound: int) -> Tensor:
+        half, whole = bound * self._largest[0], bound * self._largest[0] * self._largest[1]
+        if half > FLOAT64_INTEGERS:
+            raise TransformError(f"sums of up to {bound} make values beyond 2**53: fewer peers, or hadamard")
+        return self._fine.inverse(sums_CN.to(torch.float64), max(0, (2 * whole).bit_length() - 53))
+
+
 class _Pair:
     """L V R^T for a batch of chunks. Batched products of single chunks and never one large product: a
     chunk's rounding must not depend on which chunks are beside it (stages may be cut anywhere)."""
@@ -121,31 +145,39 @@ class _Pair:
         left_CPP = self._left_PP.expand(len(values_CN), -1, -1)
         self._chunks(momentum_CN).baddbmm_(left_CPP, half_CPQ, beta=keep)
 
-    def inverse(self, coefficients_CN: Tensor) -> Tensor:
+    def inverse(self, coefficients_CN: Tensor, dropped_bits: int = 0) -> Tensor:
+        """`dropped_bits`: of the integers between the two products, so many are rounded away."""
         chunks = coefficients_CN.shape[0]
         half_CPQ = torch.bmm(self._left_PP.t().expand(chunks, -1, -1), self._chunks(coefficients_CN))
-        return torch.bmm(half_CPQ, self._right_QQ.expand(chunks, -1, -1)).view_as(coefficients_CN)
+        if dropped_bits:
+            half_CPQ.mul_(2.0**-dropped_bits).round_()
+        whole_CPQ = torch.bmm(half_CPQ, self._right_QQ.expand(chunks, -1, -1))
+        if whole_CPQ[0].numel() == coefficients_CN.shape[1]:
+            return whole_CPQ.view_as(coefficients_CN)
+        padded_CN = torch.zeros_like(coefficients_CN)
+        self._chunks(padded_CN).copy_(whole_CPQ)
+        return padded_CN
 
     def _chunks(self, plane_CN: Tensor) -> Tensor:
-        return plane_CN.view(-1, self._left_PP.shape[0], self._right_QQ.shape[0])
+        rows, columns = len(self._left_PP), len(self._right_QQ)
+        return plane_CN[:, : rows * columns].view(-1, rows, columns)
 
 
-def transform_of(name: str, chunk: int, device: torch.device) -> Transform:
-    """The transform `name` (`hadamard`, `dct`, `identity`) for chunks of `chunk` values, a power of two."""
+def transform_of(
+    name: str, chunk: int, device: torch.device, sides: tuple[int, int] | None = None
+) -> Transform:
+    """The transform `name` (`hadamard`, `dct`, `fine-dct`, `identity`) for chunks of `chunk` values, a power
+    of two, or of the DCTs for rows and columns of `sides` in them."""
     match name:
         case "hadamard":
             return Hadamard(chunk)
         case "dct":
-            return Dct(chunk, device)
+            return Dct(sides or factors(chunk), device)
+        case "fine-dct":
+            return FineDct(sides or factors(chunk), device)
         case "identity":
             return Identity()
     raise TransformError(f"no transform is called {name!r}")
-
-
-def factors(chunk: int) -> tuple[int, int]:
-    """The two powers of two nearest to each other whose product is `chunk`: 4096 = 64 * 64, 128 = 8 * 16."""
-    exponent = log2_exact(chunk)
-    return 2 ** (exponent // 2), 2 ** (exponent - exponent // 2)
 
 
 def butterflies(values_CAB: Tensor) -> None:

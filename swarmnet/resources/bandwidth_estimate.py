@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import log2
 
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.parameters import is_muons, parameter_shapes
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.own_steps import BITS
 
@@ -60,11 +60,18 @@ def contributions_per_second(manifest: Manifest, tokens_per_second: float, group
 def contribution_bytes(manifest: Manifest, stage: int) -> float:
     """About what one contribution takes."""
     sync = manifest.sync
-    parameters = layout_of(parameter_shapes(manifest.model, manifest.span(stage))).size
+    layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
+    parameters = layout.size
     if (own := sync.own_steps) is not None:
         if own.sent == "largest":  # Places, signs, which of two sizes; and of each chunk these two.
             kept = max(1, sync.sparse_kept // own.parts)
             return parameters / CHUNK * (kept * (4 + log2(CHUNK / sync.sparse_kept)) / 8 + 8)
         return parameters / own.parts * BITS[own.sent] / 8 + parameters / CHUNK
+    told = 0
+    if sync.method in ("low-rank", "hybrid"):  # A byte for each number of the directions.
+        matrices = [entry for entry in layout.entries if is_muons(entry.name, entry.shape)]
+        told = sum(min(entry.shape) * min(sync.rank, *entry.shape) for entry in matrices)
+        parameters -= sum(entry.size for entry in matrices) * (sync.method == "low-rank")
     index_bits = {"seeded": 0.0, "group": log2(CHUNK / sync.kept), "top-k": log2(CHUNK)}[sync.selection]
-    return parameters / CHUNK * sync.kept * (1 + index_bits) / 8
+    value_bits = 32 if sync.method == "demo-float" else 1
+    return told + parameters / CHUNK * sync.kept * (value_bits + index_bits) / 8

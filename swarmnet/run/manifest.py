@@ -186,12 +186,16 @@ class Paths:
 
 
 MethodName = Literal[
-    "demo-votes", "demo-float", "local-steps", "diloco", "streaming-diloco", "sparse-loco", "partitioned"
+    "demo-votes", "demo-float", "low-rank", "hybrid", "local-steps", "diloco", "streaming-diloco",
+    "sparse-loco", "partitioned",
 ]
 """Every sync method that a run can name; swarmnet/optimizer/method.py says which class each one is."""
 
 
 ExchangeName = Literal["everyone", "sharded"]
+
+
+CutName = Literal["runs", "tiles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +204,8 @@ class Sync:
 
     method: MethodName = "demo-votes"
     """demo-votes: exact one-bit votes, bit-identical everywhere; demo-float: values as DeMo sends them;
+    low-rank: of each matrix what its momentum is in `rank` directions that a seed draws, and an orthogonal
+    step in them, votes for the rest; hybrid: the same, and votes also on what those directions left over;
     local-steps: every peer steps by itself and tells in each round what it moved of a part of the weights, a
     bit each. Of the same kind: diloco: it tells what it moved in eight bits, and the group steps by the mean
     with a momentum; streaming-diloco: likewise of a quarter in turn, in four bits; sparse-loco: the largest
@@ -208,8 +214,9 @@ class Sync:
     selection: Literal["top-k", "group", "seeded"] = "group"
     """Which coefficients are sent: the largest of each chunk, the largest of each group, or those drawn from
     a seed that all know."""
-    transform: Literal["hadamard", "dct", "identity"] = "hadamard"
-    """What turns a chunk of momentum into coefficients."""
+    transform: Literal["hadamard", "dct", "fine-dct", "identity"] = "hadamard"
+    """What turns a chunk of momentum into coefficients. fine-dct: its inverse as exact as float32, for
+    demo-float; that of dct is rounded, and gives 0.4 % of the weights another sign."""
     kept: int = 128
     """Votes per chunk of 4096 coefficients."""
     momentum: float = 0.95
@@ -260,6 +267,11 @@ class Sync:
     """everyone: each peer of a stage hears what each other contributes; sharded, where peers step by
     themselves and do not send the largest alone: each sends its contribution in slices to reducers, and
     hears the means, in four bits a number, so that groups of any size cost a peer the same."""
+    rank: int = field(default=16, metadata={ADDED: True})
+    """Of low-rank and hybrid: directions of a matrix that one round tells; all have their turn."""
+    cut: CutName = field(default="runs", metadata={ADDED: True})
+    """Of demo-votes and demo-float. runs: chunks of 4096 numbers as they lie; tiles: of each matrix tiles of
+    up to 64 x 64, as DeMo's paper has it, with a DCT."""
     shards: int = field(default=16, metadata={ADDED: True})
     """Of a sharded exchange: into so many slices a contribution is cut; reducers are drawn for each."""
 
@@ -382,6 +394,8 @@ def _told(value: object) -> object:
     return [_told(item) for item in value] if isinstance(value, tuple) else value
 
 
+MOST_RANK = 1024
+"""What a step's exact sums have room for (swarmnet/optimizer/low_rank/exact.py)."""
 MOST_SHARDS = 64
 """Of a sharded exchange: more are smaller than what surrounds them."""
 MOST_BODY_BYTES = 32 << 20
@@ -503,6 +517,9 @@ def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
         (sync.exchange == "sharded" and own is not None and own.sent == "largest",
          "sync.exchange: the largest of different peers are at different places, so their mean takes more "
          "bytes than they do; leave sharded out, or set sync.sent"),
+        (not 0 < sync.rank <= MOST_RANK, f"sync.rank is {sync.rank}; it must lie in 1 to {MOST_RANK}"),
+        (sync.cut == "tiles" and sync.transform == "hadamard",
+         "sync.cut: tiles may have sides of any length, which sync.transform hadamard cannot do; dct can"),
         (not 0 < sync.shards <= MOST_SHARDS,
          f"sync.shards is {sync.shards}; it must lie in 1 to {MOST_SHARDS}"),
         (sync.learning_rate <= 0, "sync.learning_rate must be positive"),

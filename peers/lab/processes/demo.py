@@ -49,6 +49,8 @@ outside (docs/learning.md: diloco's best)."""
 SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
     "demo-votes": {},
     "demo-float": {"sync": {"method": "demo-float"}},
+    "low-rank": {"sync": {"method": "low-rank"}},
+    "hybrid": {"sync": {"method": "hybrid"}},
     **{
         method: {
             "sync": {"method": method, "learning_rate": rate, "warmup_rounds": 5, "decay_rounds": 500},

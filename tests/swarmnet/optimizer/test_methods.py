@@ -25,17 +25,22 @@ TRANSFORMS = ["hadamard", "dct", "identity"]
 SIGNED = ["demo-votes", "demo-float"]
 """Methods that step by a learning rate in a direction; they alone select and transform."""
 SHARDED = "local-steps, sharded"
+TILED = "demo-votes, tiles"
 EVERY = [
     *product(SIGNED, SELECTIONS, TRANSFORMS),
+    ("demo-float", "top-k", "fine-dct"), (TILED, "top-k", "dct"),
     *((method, "group", "hadamard") for method in (*AUTHORS, SHARDED)),
+    ("low-rank", "group", "hadamard"), ("hybrid", "group", "hadamard"), ("hybrid", "seeded", "identity"),
 ]  # fmt: skip
-NAMES = [*METHODS, SHARDED]
-"""All that a manifest can say: names of methods, and the exchange where there is a choice."""
+NAMES = [*METHODS, SHARDED, TILED]
+"""All that a manifest can say: names of methods, and exchange and cut where there is a choice."""
 
 
 def manifest(method="demo-votes", **sync):
     if method == SHARDED:
         sync |= {"exchange": "sharded", "shards": 3}
+    if method == TILED:
+        sync = {"transform": "dct"} | sync | {"cut": "tiles"}
     return method_cases.manifest(method=method.partition(",")[0], **sync)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnet.optimizer.transform import DCT_BITS, TransformError, factors, transform_of
+from swarmnet.optimizer.tiling import factors
+from swarmnet.optimizer.transform import DCT_BITS, FINE_DCT_BITS, TransformError, transform_of
 
 CPU = torch.device("cpu")
 CHUNKS = [64, 128, 256, 512, 1024, 2048, 4096]
@@ -112,17 +113,21 @@ def test_a_bound_beyond_all_formats_is_refused():
         transform_of("dct", 4096, CPU).exact_inverse(torch.zeros(1, 4096), 2**45)
     with pytest.raises(TransformError):
         transform_of("hadamard", 4096, CPU).exact_inverse(torch.zeros(1, 4096), 2**63)
+    with pytest.raises(TransformError):
+        transform_of("fine-dct", 4096, CPU).exact_inverse(torch.zeros(1, 4096), 2**36)
 
 
-@pytest.mark.parametrize("name", ["hadamard", "dct"])
+@pytest.mark.parametrize("name", ["hadamard", "dct", "fine-dct"])
 def test_the_exact_inverse_is_the_same_for_any_threads_and_any_company(name):
     sums = torch.from_numpy(votes(37, 4096, 4, 128))
     transform = transform_of(name, 4096, CPU)
+    # Of fine-dct as much as it takes: between its products it rounds.
+    sums, bound = (sums.long() << 21, 2**32) if name == "fine-dct" else (sums, 512)
     with threads(1):
-        alone = transform.exact_inverse(sums, 512)
+        alone = transform.exact_inverse(sums, bound)
     with threads(2):
-        assert torch.equal(transform.exact_inverse(sums, 512), alone)
-    parts = [transform.exact_inverse(sums[start : start + 5], 512) for start in range(0, 37, 5)]
+        assert torch.equal(transform.exact_inverse(sums, bound), alone)
+    parts = [transform.exact_inverse(sums[start : start + 5], bound) for start in range(0, 37, 5)]
     assert torch.equal(torch.cat(parts), alone)
 
 
@@ -138,18 +143,36 @@ def test_reduced_precision_products_are_never_used_for_exact_sums():
     assert np.array_equal(found.numpy(), exact_by_matrices("dct", sums.numpy()).reshape(2, -1))
 
 
-def test_the_integer_dct_agrees_with_the_ideal_one_in_99_percent_of_signs():
+@pytest.mark.parametrize(("name", "least"), [("dct", 0.99), ("fine-dct", 0.99999)])
+def test_how_many_signs_of_an_integer_dct_are_those_of_the_ideal_one(name, least):
     sums = votes(64, 4096, 4, 128)
-    exact = transform_of("dct", 4096, CPU).exact_inverse(torch.from_numpy(sums), 512).numpy()
+    exact = transform_of(name, 4096, CPU).exact_inverse(torch.from_numpy(sums), 512).numpy()
     basis = dct_matrix(64)
     ideal = np.stack([basis.T @ chunk.reshape(64, 64) @ basis for chunk in sums]).reshape(64, 4096)
-    assert np.mean(np.sign(exact) == np.sign(ideal)) >= 0.99
+    assert np.mean(np.sign(exact) == np.sign(ideal)) >= least
 
 
-@pytest.mark.parametrize("size", [8, 16, 32, 64])
-def test_no_entry_of_the_integer_dct_is_near_a_tie(size):
+@pytest.mark.parametrize("name", ["dct", "fine-dct"])
+def test_a_tile_of_any_sides_is_transformed_and_the_rest_of_its_chunk_stays_zero(name):
+    values = torch.zeros(3, 4096)
+    values[:, : 44 * 61] = torch.randn(3, 44 * 61, generator=torch.Generator().manual_seed(3))
+    transform, coefficients = transform_of(name, 4096, CPU, (44, 61)), torch.zeros(3, 4096)
+    transform.accumulate(coefficients, values.clone(), 0.0)
+    assert not coefficients[:, 44 * 61 :].any()
+    assert torch.allclose(coefficients.norm(dim=1), values.norm(dim=1), rtol=1e-5)
+    assert torch.allclose(transform.inverse(coefficients), values, atol=1e-5)
+    exact = transform.exact_inverse(torch.round(coefficients * 2**10).long(), 2**24)
+    assert not exact[:, 44 * 61 :].any()
+    assert np.mean((torch.sign(exact) == torch.sign(values)).numpy()) > 0.98
+
+
+@pytest.mark.parametrize(
+    ("size", "bits"),
+    [*((size, DCT_BITS) for size in (8, 16, 32, 64)), *((size, FINE_DCT_BITS) for size in range(1, 65))],
+)
+def test_no_entry_of_an_integer_dct_is_near_a_tie(size, bits):
     """Or else another machine's cosine could round it the other way."""
-    entries = dct_matrix(size) * 2**DCT_BITS
+    entries = dct_matrix(size) * 2**bits
     assert np.abs(np.abs(entries - np.floor(entries)) - 0.5).min() > 1e-6
 
 

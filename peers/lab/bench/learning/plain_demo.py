@@ -21,6 +21,8 @@ from peers.lab.bench.learning.learner import CLIP, Rate
 TILE = 64
 DECAY = 0.999
 """Of the momentum; the paper's (section 4)."""
+KEPT = 32
+"""Of a tile's coefficients; the paper's as well."""
 VALUE_BYTES = 4
 INDEX_BYTES = 2
 """A tile has 4096 coefficients at most. The reference sends eight bytes."""
@@ -54,7 +56,7 @@ class _Tiles:
 class PlainDemo:
     """W peers, each with a momentum of its own; equal weights on all."""
 
-    def __init__(self, ground: Ground, peers: int, rate: Rate, kept: int = 32) -> None:
+    def __init__(self, ground: Ground, peers: int, rate: Rate, kept: int = KEPT) -> None:
         self._ground, self._rate = ground, rate
         self._weights_P = ground.initial_weights()
         self._momenta = [torch.zeros_like(self._weights_P) for _ in range(peers)]

@@ -8,7 +8,7 @@ from functools import partial
 
 from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import Learner, MeanGradient, schedule
-from peers.lab.bench.learning.plain_demo import PlainDemo
+from peers.lab.bench.learning.plain_demo import DECAY, KEPT, PlainDemo
 from peers.lab.bench.learning.rounds import Rounds
 from swarmnet.run.manifest import Sync
 from swarmnet.run.own_steps import InnerName
@@ -56,6 +56,11 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
         "votes-group": _rounds(replace(votes, selection="group", kept=128), "votes, the largest of each 32"),
         "votes-seeded": _rounds(replace(votes, selection="seeded", kept=1024), "votes, a seeded quarter"),
         "float-demo": _rounds(replace(sync, method="demo-float"), "DeMo's values, exact"),
+        "float-demo-paper": Recipe(_as_the_paper(sync), 2e-3, "the product's DeMo, cut and set as demo"),
+        "low-rank": _rounds(
+            replace(sync, method="low-rank"), "of each matrix few directions, an orthogonal step"
+        ),
+        "hybrid": _rounds(replace(sync, method="hybrid"), "the same, and votes on what they left"),
         "local-steps": _own(own("local-steps"), "signs of a quarter"),
         "local-steps-2": _own(own("local-steps", parts=2), "signs of a half"),
         "local-steps-1": _own(own("local-steps", parts=1), "signs of all"),
@@ -85,6 +90,16 @@ def _mean_gradient(inner: InnerName) -> Recipe:
 
 def _plain_demo(ground: Ground, setting: Setting, rate: float) -> Learner:
     return PlainDemo(ground, setting.peers, schedule(rate, setting.steps))
+
+
+def _as_the_paper(sync: Sync) -> Callable[[Ground, Setting, float], Learner]:
+    """DeMo's own settings, in the product."""
+    return _rounds(
+        replace(
+            sync, method="demo-float", selection="top-k", kept=KEPT, momentum=DECAY, transform="fine-dct",
+            cut="tiles",
+        ), "",
+    ).make  # fmt: skip
 
 
 def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:

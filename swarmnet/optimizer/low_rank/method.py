@@ -1,0 +1,205 @@
+"""Sync methods `low-rank` and `hybrid`: of each matrix of the layers what its momentum is in a few
+directions.
+
+    P = M Q,  M <- M - P Q^T,  step = orthogonal(sum of P) Q^T
+
+PowerSGD's projection with error feedback (arXiv:1905.13727, algorithms 1 and 2) and Dion's orthogonal step in
+what is left (arXiv:2504.05295, algorithm 1). Both take Q from the round before, by a second exchange; here
+all peers draw it (subspace.py), so that what is sent is linear in the momentum, one message says it, and a
+round's step is a function of its set alone, exact to the bit (exact.py).
+
+What is no matrix of a layer goes by votes (sign_votes.py). With `hybrid` the votes are of everything: of the
+matrices they speak about what those directions left over. One momentum gives to both in turn.
+
+Shapes: R rows and C columns of a matrix; L its longer side, M its shorter, K directions of the longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from swarmnet.identifiers import PeerId
+from swarmnet.model.fixed_point import learning_rate_units
+from swarmnet.model.flat_layout import Entry, Layout
+from swarmnet.model.parameters import branch_share, is_muons
+from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.low_rank.exact import TOLD_BITS, orthogonal, spread
+from swarmnet.optimizer.low_rank.factor import Factor, bytes_of, sum_of
+from swarmnet.optimizer.low_rank.momenta import Apart, Chained
+from swarmnet.optimizer.low_rank.subspace import Subspace, subspace
+from swarmnet.optimizer.mean_gradient import BlockClip
+from swarmnet.optimizer.sign_votes import VoteTally
+from swarmnet.optimizer.step import Step
+from swarmnet.optimizer.vote_agreement import Concord
+from swarmnet.run.manifest import Manifest, learning_rate
+from swarmnet.run.rates import WHOLE, scaled
+
+MATRIX_RMS = 0.4
+"""Root mean square of a matrix's step, in learning rates. Votes step by 1: one rate serves both."""
+
+
+class LowRank:
+    """One peer of one stage."""
+
+    own = reduced = None
+    foresight = 0.75
+    """As votes: the factors of a round are told exactly."""
+
+    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
+        self._manifest, self._run_id, self._device = manifest, manifest.run_id(), device
+        self._clip, self._most = BlockClip(layout, manifest.sync.clip, device), manifest.sync.clip
+        self.matrices = [entry for entry in layout.entries if is_muons(entry.name, entry.shape)]
+        kind = Chained if manifest.sync.method == "hybrid" else Apart
+        self.momenta = kind(manifest, layout, self.matrices, device)
+        self._shapes = [(min(entry.shape), self._columns(entry)) for entry in self.matrices]
+        self._factor_bytes = sum(map(bytes_of, self._shapes))
+        self._last: tuple[int, list[Factor]] | None = None
+        self.payload_bytes = self._factor_bytes + self.momenta.votes.payload_bytes
+        self.votes = sum(rows * columns for rows, columns in self._shapes) + self.momenta.votes.votes
+
+    @property
+    def gradient_norm(self) -> float | None:
+        return self._clip.norm
+
+    @property
+    def momentum_norm(self) -> float | None:
+        return self.momenta.norm()
+
+    def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
+        gains = self._clip.block_gains(gradient, tokens)
+        weight = min(1.0, tokens / self._manifest.rounds.target_tokens)
+        self.momenta.accumulate(gradient, tokens, gains, weight)
+        factors = self._factors(round)
+        self._add(factors, round, -1.0)
+        self._last = round, factors
+        told = b"".join(factor.written() for factor in factors)
+        return told + self.momenta.votes.vote(round, peer)
+
+    def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
+        factors, votes = self.read(payload)
+        self._add(factors, round, 1.0)
+        self.momenta.votes.give_back(votes, round, peer)
+
+    def check(self, payload: bytes) -> None:
+        self.momenta.votes.check(self.read(payload)[1])
+
+    def tally(self, round: int) -> FactorTally:
+        return FactorTally(self, round)
+
+    def lookahead(self, round: int, factor: int = WHOLE) -> Step:
+        told = self._last[1] if self._last is not None and self._last[0] == round else self._factors(round)
+        return self.step_of([told], self.momenta.votes.lookahead(round, factor), round, factor)
+
+    def read(self, payload: bytes) -> tuple[list[Factor], bytes]:
+        """Of each matrix, and what is said by votes. ContributionError."""
+        if len(payload) != self.payload_bytes:
+            raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
+        factors, start, data = [], 0, memoryview(payload)
+        for shape in self._shapes:
+            stop = start + bytes_of(shape)
+            factors.append(Factor.read(data[start:stop], shape, self._device))
+            start = stop
+        return factors, payload[start:]
+
+    def step_of(self, set_: list[list[Factor]], rest: Step, round: int, factor: int) -> LowRankStep:
+        """Of the factors of a set, and the step of its votes."""
+        told = [orthogonal(sum_of(of_matrix)) for of_matrix in zip(*set_, strict=True)]
+        rate = learning_rate(self._manifest.sync, round)
+        rates = [
+            scaled(learning_rate_units(rate * branch_share(self._manifest.model, entry.name)), factor)
+            for entry in self.matrices
+        ]
+        return LowRankStep(self, round, tuple(told), tuple(rates), rest)
+
+    def directions(self, entry: Entry, round: int) -> Subspace:
+        return subspace(self._run_id, round, max(entry.shape), self._columns(entry), self._device)
+
+    def _columns(self, entry: Entry) -> int:
+        return min(self._manifest.sync.rank, *entry.shape)
+
+    def _factors(self, round: int) -> list[Factor]:
+        """What this peer's momentum is in the directions of a round."""
+        return [
+            Factor.nearest(wide(matrix_RC) @ found.signs * found.scale, self._most)
+            for matrix_RC, found in self._directed(round)
+        ]
+
+    def _add(self, factors: list[Factor], round: int, weight: float) -> None:
+        changes = []
+        for entry, factor in zip(self.matrices, factors, strict=True):
+            found = self.directions(entry, round)
+            change_ML = factor.values(self._most) @ found.signs.T * (found.scale * weight)
+            changes.append(as_shaped(change_ML, entry))
+        self.momenta.add(changes)
+
+    def _directed(self, round: int) -> Iterator[tuple[Tensor, Subspace]]:
+        for entry, matrix_RC in zip(self.matrices, self.momenta.matrices(), strict=True):
+            yield matrix_RC, self.directions(entry, round)
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankStep:
+    """Against what a set says, in the directions of its round."""
+
+    method: LowRank
+    round: int
+    told: tuple[Tensor, ...]
+    """Of each matrix float32 [M, K], integers of 2**-18; none: the set is empty."""
+    rates: tuple[int, ...]
+    """Units."""
+    rest: Step
+
+    def add_to(self, units: Tensor) -> None:
+        method = self.method
+        method.momenta.add_votes(self.rest, units)
+        for entry, told_MK, rate in zip(method.matrices, self.told, self.rates, strict=bool(self.told)):
+            found = method.directions(entry, self.round)
+            spread_RC = as_shaped(spread(told_MK, found), entry).to(torch.float64)
+            size = MATRIX_RMS * sqrt(entry.size / told_MK.shape[1])
+            moved_RC = torch.round(spread_RC * (rate * size * found.scale * 2.0**-TOLD_BITS))
+            place = units[entry.offset : entry.offset + entry.size].view(entry.shape)
+            place.sub_(moved_RC.to(torch.int32))
+
+
+class FactorTally:
+    """One round's contributions as they came; factors are summed when a step is asked for."""
+
+    def __init__(self, method: LowRank, round: int) -> None:
+        self._method, self._round = method, round
+        self._votes: VoteTally = method.momenta.votes.tally(round)
+        self._payloads: dict[PeerId, bytes] = {}
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        if peer in self._payloads:
+            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+        self._votes.add(peer, self._method.read(payload)[1])
+        self._payloads[peer] = payload
+
+    def remove(self, peer: PeerId) -> None:
+        del self._payloads[peer]
+        self._votes.remove(peer)
+
+    def rest(self) -> None:
+        self._votes.rest()
+
+    def step(self, factor: int = WHOLE) -> LowRankStep:
+        factors = [self._method.read(payload)[0] for payload in self._payloads.values()]
+        return self._method.step_of(factors, self._votes.step(factor), self._round, factor)
+
+    def concord(self, me: PeerId) -> Concord | None:
+        return self._votes.concord(me)
+
+
+def wide(matrix_RC: Tensor) -> Tensor:
+    """[M, L]."""
+    return matrix_RC.T if matrix_RC.shape[0] > matrix_RC.shape[1] else matrix_RC
+
+
+def as_shaped(wide_ML: Tensor, entry: Entry) -> Tensor:
+    """[R, C] of the parameter."""
+    return wide_ML.T if entry.shape[0] > entry.shape[1] else wide_ML

@@ -1,0 +1,114 @@
+"""Where the momentum of matrices waits for its directions: apart from what is voted on, or in one with it.
+
+Shapes: R rows and C columns of a matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import hypot
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from swarmnet.model.flat_layout import Entry, Layout, layout_of
+from swarmnet.optimizer.sign_votes import VoteMethod
+from swarmnet.optimizer.step import Step
+from swarmnet.run.manifest import Manifest
+
+
+class Momenta(Protocol):
+    """Of one peer and stage."""
+
+    @property
+    def votes(self) -> VoteMethod: ...
+
+    def norm(self) -> float:
+        """2-norm of all that was not sent."""
+
+    def accumulate(self, gradient: Tensor, tokens: int, gains: Mapping[str, float], weight: float) -> None:
+        """Take in a gradient (float32 [layout.size], summed over `tokens` tokens), `weight` times; `gains`:
+        of each block, what makes its clipped mean."""
+
+    def matrices(self) -> Iterable[Tensor]:
+        """[R, C] each, to read."""
+
+    def add(self, changes: Iterable[Tensor]) -> None:
+        """To all of them."""
+
+    def add_votes(self, step: Step, units: Tensor) -> None:
+        """What the votes do, to int32 [layout.size] of the whole stage."""
+
+
+class Apart:
+    """Matrices here, everything else where it is voted on."""
+
+    def __init__(
+        self, manifest: Manifest, layout: Layout, matrices: list[Entry], device: torch.device
+    ) -> None:
+        self._decay, self._entries = manifest.sync.momentum, matrices
+        self._matrices = [torch.zeros(entry.shape, device=device) for entry in matrices]
+        names = {entry.name for entry in matrices}
+        others = {entry.name: entry for entry in layout.entries if entry.name not in names}
+        self._layout = layout_of({name: entry.shape for name, entry in others.items()})
+        self._places = [(others[entry.name], entry) for entry in self._layout.entries]
+        self.votes = VoteMethod(manifest, self._layout, device)
+
+    def norm(self) -> float:
+        return hypot(self.votes.momentum_norm or 0.0, *(float(matrix.norm()) for matrix in self._matrices))
+
+    def accumulate(self, gradient: Tensor, tokens: int, gains: Mapping[str, float], weight: float) -> None:
+        rest = gradient.new_zeros(self._layout.size)
+        for there, here in self._places:
+            rest[_place(here)] = gradient[_place(there)]
+        self.votes.accumulate(rest, tokens, weight)
+        for matrix_RC, entry in zip(self._matrices, self._entries, strict=True):
+            gain = gains[entry.block] * weight * (1 - self._decay)
+            matrix_RC.mul_(self._decay).add_(gradient[_place(entry)].view(entry.shape), alpha=gain)
+
+    def matrices(self) -> list[Tensor]:
+        return self._matrices
+
+    def add(self, changes: Iterable[Tensor]) -> None:
+        for matrix_RC, change_RC in zip(self._matrices, changes, strict=True):
+            matrix_RC.add_(change_RC)
+
+    def add_votes(self, step: Step, units: Tensor) -> None:
+        moved = units.new_zeros(self._layout.size)
+        step.add_to(moved)
+        for there, here in self._places:
+            units[_place(there)] += moved[_place(here)]
+
+
+class Chained:
+    """One momentum, of the votes; what leaves it for the directions is not voted on."""
+
+    def __init__(
+        self, manifest: Manifest, layout: Layout, matrices: list[Entry], device: torch.device
+    ) -> None:
+        self._layout, self._entries, self._device = layout, matrices, device
+        self.votes = VoteMethod(manifest, layout, device)
+
+    def norm(self) -> float:
+        return self.votes.momentum_norm or 0.0
+
+    def accumulate(self, gradient: Tensor, tokens: int, gains: Mapping[str, float], weight: float) -> None:
+        self.votes.accumulate(gradient, tokens, weight)
+
+    def matrices(self) -> list[Tensor]:
+        flat = self.votes.left()
+        return [flat[_place(entry)].view(entry.shape) for entry in self._entries]
+
+    def add(self, changes: Iterable[Tensor]) -> None:
+        flat = torch.zeros(self._layout.size, device=self._device)
+        for entry, change_RC in zip(self._entries, changes, strict=True):
+            flat[_place(entry)].view(entry.shape).copy_(change_RC)
+        self.votes.add(flat)
+
+    def add_votes(self, step: Step, units: Tensor) -> None:
+        step.add_to(units)
+
+
+def _place(entry: Entry) -> slice:
+    return slice(entry.offset, entry.offset + entry.size)

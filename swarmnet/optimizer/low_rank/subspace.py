@@ -1,0 +1,58 @@
+"""Which directions a round speaks of: some columns of an orthogonal matrix that a seed draws, the same for
+all peers.
+
+An orthogonal matrix of any size is blocks of Hadamard matrices along its diagonal, the largest power of two
+that divides the size, with rows in a drawn order and with drawn signs. Its columns have their turn in a drawn
+order, all once a cycle; another cycle has another matrix. All entries are -1, 0 and 1 times one number, so
+products with integers are integers.
+
+Shapes: L length of a column, K columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swarmnet.identifiers import RunId
+
+SUBSPACES_KEPT = 64
+"""Of open rounds, for each length: they are looked up with every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subspace:
+    """Orthonormal columns: `signs` times `scale`."""
+
+    signs: Tensor
+    """float32 [L, K] of -1, 0 and 1."""
+    scale: float
+
+
+@lru_cache(SUBSPACES_KEPT)
+def subspace(run_id: RunId, round: int, length: int, columns: int, device: torch.device) -> Subspace:
+    """Of `columns` at most `length` directions."""
+    cycle, turn = divmod(round, -(-length // columns))
+    block = length & -length
+    drawn_L = _drawn(run_id, cycle, length, "columns").argsort(kind="stable")
+    chosen_K = np.resize(drawn_L, length + columns)[turn * columns : (turn + 1) * columns]
+    places_L = np.arange(length)
+    rows_L = _drawn(run_id, cycle, length, "rows").argsort(kind="stable")
+    flips_L = 1 - 2 * (_drawn(run_id, cycle, length, "signs") & 1).astype(np.int8)
+    odd_LK = np.bitwise_count(places_L[:, None] % block & chosen_K % block) & 1
+    here_LK = places_L[:, None] // block == chosen_K // block
+    signs_LK = np.zeros((length, columns), np.float32)
+    signs_LK[rows_L] = np.where(here_LK, flips_L[:, None] * (1 - 2 * odd_LK.astype(np.int8)), 0)
+    return Subspace(torch.from_numpy(signs_LK).to(device), block**-0.5)
+
+
+def _drawn(run_id: RunId, cycle: int, length: int, what: str) -> NDArray[np.uint64]:
+    """[L]. SHAKE-256 and not a library's generator: the draw must stay the same for ever."""
+    stream = hashlib.shake_256(f"swarmnet subspace\n{run_id}\n{cycle}\n{length}\n{what}".encode())
+    return np.frombuffer(stream.digest(8 * length), "<u8").astype(np.uint64)
