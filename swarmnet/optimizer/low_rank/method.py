@@ -52,6 +52,7 @@ class LowRank:
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         self._manifest, self._run_id, self._device = manifest, manifest.run_id(), device
+        self.state = layout
         self._clip, self._most = BlockClip(layout, manifest.sync.clip, device), manifest.sync.clip
         self.matrices = [entry for entry in layout.entries if is_muons(entry.name, entry.shape)]
         kind = Chained if manifest.sync.method == "hybrid" else Apart
@@ -154,7 +155,7 @@ class LowRankStep:
     """Units."""
     rest: Step
 
-    def add_to(self, units: Tensor) -> None:
+    def add_to(self, units: Tensor, momentum: Tensor | None = None) -> None:
         method = self.method
         method.momenta.add_votes(self.rest, units)
         for entry, told_MK, rate in zip(method.matrices, self.told, self.rates, strict=bool(self.told)):
