@@ -24,17 +24,17 @@ from swarmnet.run.own_steps import AUTHORS
 TRANSFORMS = ["hadamard", "dct", "identity"]
 SIGNED = ["demo-votes", "demo-float"]
 """Methods that step by a learning rate in a direction; they alone select and transform."""
-SHARDED = "local-steps, sharded"
+SHARDED = ["local-steps, sharded", "diloco, sharded"]
 EVERY = [
     *product(SIGNED, SELECTIONS, TRANSFORMS),
-    *((method, "group", "hadamard") for method in (*AUTHORS, SHARDED)),
+    *((method, "group", "hadamard") for method in (*AUTHORS, *SHARDED)),
 ]  # fmt: skip
-NAMES = [*METHODS, SHARDED]
+NAMES = [*METHODS, *SHARDED]
 """All that a manifest can say: names of methods, and the exchange where there is a choice."""
 
 
 def manifest(method="demo-votes", **sync):
-    if method == SHARDED:
+    if method in SHARDED:
         sync |= {"exchange": "sharded", "shards": 3}
     return method_cases.manifest(method=method.partition(",")[0], **sync)
 
