@@ -237,32 +237,36 @@ class Sync:
     """Of peers that step by themselves: what with; Muon is for the matrices of layers, AdamW for the rest
     then, too. method: as the method has it, Muon for local-steps, AdamW for the others."""
     step_tokens: int = field(default=0, metadata={ADDED: True})
-    """Likewise: a peer steps each time it has gathered the gradients of so many tokens; 0: of a microbatch.
-    So between two rounds it takes its share of `rounds.target_tokens` over this many steps."""
+    """Of peers that step by themselves: each steps whenever it has gathered the gradients of so many tokens;
+    0: of a microbatch. So between two rounds it takes its share of `rounds.target_tokens` over this many
+    steps."""
     parts: int = field(default=0, metadata={ADDED: True})
-    """Likewise: a round is about one of so many parts of the weights, in turn; a power of two. 0: as the
-    method has it: 4 for local-steps and streaming-diloco, 16 for partitioned, 1 (all) for the others."""
+    """Of peers that step by themselves: a round is about one of so many parts of the weights, in turn; a
+    power of two. 0: as the method has it: 4 for local-steps and streaming-diloco, 16 for partitioned, 1 (all)
+    for the others."""
     sent: SentName | Literal["method"] = field(default="method", metadata={ADDED: True})
-    """Likewise, how numbers are told: bit: its sign; four-bits: its sign and a power of two, or nothing
-    (E3M0); eight-bits: whole steps of a power of two; largest: the largest of each chunk alone, in two bits.
-    method: as the method has it."""
+    """Of peers that step by themselves, how they tell a number: bit: its sign; four-bits: its sign and a
+    power of two, or nothing (E3M0); eight-bits: whole steps of a power of two; largest: the largest of each
+    chunk alone, in two bits. method: as the method has it."""
     rest: RestName | Literal["method"] = field(default="method", metadata={ADDED: True})
-    """Likewise, what becomes of what was moved and not told: live: it stays in the peer's own weights;
-    feedback: it waits outside of them and is added to what is told next; dropped: nothing. method: as the
-    method has it: live for local-steps and partitioned, feedback for sparse-loco, dropped for the others."""
+    """Of peers that step by themselves, what becomes of what one moved and did not tell: live: it stays in
+    the peer's own weights; feedback: it waits outside of them and is added to what is told next; dropped:
+    nothing. method: as the method has it: live for local-steps and partitioned, feedback for sparse-loco,
+    dropped for the others."""
     feedback_decay: float = field(default=0.95, metadata={ADDED: True})
     """Where the rest is fed back: the share of it that is kept from round to round."""
     sparse_kept: int = field(default=64, metadata={ADDED: True})
     """Where the largest are sent: how many of 4096; a power of two."""
     outer_rate: float = field(default=0.0, metadata={ADDED: True})
-    """Of diloco and streaming-diloco: what the group steps by, in thousandths. 0: as the method has it, 0.7
-    and 0.4."""
+    """Of diloco and streaming-diloco: the group steps by so many times the mean; counted in thousandths. 0:
+    as the method has it, 0.7 and 0.4."""
     outer_momentum: float = field(default=0.9, metadata={ADDED: True})
-    """Of diloco and streaming-diloco: the group's momentum, of Nesterov's kind, in thousandths, at most
-    0.99; 0: none. It is settled, and travels, like the weights: twice their bytes to each newcomer."""
+    """Of diloco and streaming-diloco: the group's momentum, of Nesterov's kind; counted in thousandths, at
+    most 0.99; 0: none. It is settled and travels as the weights do, so that a newcomer fetches twice the
+    bytes."""
     shadow_steps: int = field(default=8, metadata={ADDED: True})
-    """Likewise of all that step by themselves: a newcomer warms its optimizer up with so many steps that
-    move nothing, before it is counted."""
+    """Of peers that step by themselves: a newcomer warms its optimizer up with so many steps that move
+    nothing, before it is counted."""
     exchange: ExchangeName = field(default="everyone", metadata={ADDED: True})
     """everyone: each peer of a stage hears what each other contributes; sharded, where peers step by
     themselves and do not send the largest alone: each sends its contribution in slices to reducers, and

@@ -8,6 +8,7 @@ import pytest
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
 from peers.lab.world.virtual_time import run
+from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.result_table import draw_of, read_head
 from swarmnet.run.manifest import Sync
 
@@ -15,22 +16,19 @@ SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 STEP_TOKENS = 64
 """Two microbatches: a round of 512 tokens is four steps of each of two peers."""
 SHADOW_STEPS = 5
-RATES = {"local-steps": 1e-2, "diloco": 2e-3}
-"""A momentum outside makes of each step seven, a tenth of which is enough."""
 
 
-def local_manifest(method="local-steps", **keys):
+def local_manifest(method="local-steps", rate=1e-2, **keys):
     manifest = tiny_manifest()
     sync = Sync(
-        method=method, learning_rate=RATES[method], warmup_rounds=1, decay_rounds=1000,
+        method=method, learning_rate=rate, warmup_rounds=1, decay_rounds=1000,
         step_tokens=STEP_TOKENS, shadow_steps=SHADOW_STEPS, **keys,
     )  # fmt: skip
     return replace(manifest, sync=sync, rounds=replace(manifest.rounds, target_tokens=512))
 
 
-@pytest.mark.parametrize("method", RATES)
-def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_warm(method):
-    swarm = Swarm(local_manifest(method))
+def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_warm():
+    swarm = Swarm(local_manifest())
     warm: dict[str, int] = {}
 
     def look(note):
@@ -64,6 +62,34 @@ def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_warm(m
     losses = swarm.losses(0)
     assert sum(losses[:20]) / 20 > 5.2
     assert sum(losses[-20:]) / 20 < 4.6
+
+
+def test_a_newcomer_takes_up_the_groups_momentum_with_its_weights():
+    """A tenth of the rate: DiLoCo's momentum makes seven of each step."""
+    manifest = local_manifest("diloco", rate=1e-3)
+    rules = replace(manifest.rounds, target_tokens=256, snapshot_rounds=2, window=2)
+    swarm = Swarm(replace(manifest, stages=(3,), rounds=rules))
+
+    async def story():
+        swarm.open()
+        for name in ("a", "b"):
+            swarm.start(name, 0)
+        enough = kept_rounds(rules) + 2  # So that the first sets are gone.
+        await swarm.until(lambda: min([s for _, s in swarm.rounds().values()], default=-1) >= enough, 60.0)
+        newcomer = swarm.start("g", 0)
+        await swarm.until(lambda: swarm.of("made", "g"), 30.0)
+        first = swarm.of("made", "g")[0].fields["round"]
+        await swarm.until(lambda: min(round for _, round in swarm.rounds().values()) > first + 2, 60.0)
+        replica = newcomer.worker.update.work.replica
+        assert replica.settled_units()[replica.size :].any()
+        await swarm.close()
+
+    run(story())
+    nothing_is_committed_twice(swarm)
+    assert swarm.of("fetched", "g"), "it was a snapshot that it began from"
+    assert shared_rounds(swarm) >= 8
+    losses = swarm.losses(0)
+    assert sum(losses[-10:]) / 10 < sum(losses[:10]) / 10 - 0.2
 
 
 def test_from_the_seed_nobody_works_in_the_shadow():

@@ -23,7 +23,7 @@ from peers.compute.stage_part import StagePart
 from peers.lab.world.world_events import Payload, Returned, Summed
 from peers.telemetry import events as noted
 from swarmnet.identifiers import PeerId
-from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.stage_compute import Finished, Used
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.rounds.result_table import (
@@ -43,7 +43,6 @@ from swarmnet.run.rates import WHOLE
 
 SIZE = 64
 """Elements of a stage: the smallest chunk of a layout."""
-LAYOUT = layout_of({"weight": (SIZE,)})
 _PAYLOAD = struct.Struct(">8sIIQ")
 """Maker, round, serial number, microbatches."""
 SLICE_BYTES = _PAYLOAD.size + 1
@@ -174,7 +173,6 @@ class StubMethod:
     votes = 1
     foresight = 0.0
     own = None
-    state = LAYOUT
     gradient_norm = momentum_norm = None
 
     def __init__(self, note: noted.Note, serial: int, reduced: StubReduced | None = None) -> None:
@@ -184,6 +182,10 @@ class StubMethod:
         self._serial = serial
         self._owed = 0
         """Microbatches of contributions that came back."""
+
+    @property
+    def state(self) -> Layout:
+        return layout_of({"weight": (SIZE,)})
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         microbatches = int(gradient[0]) + self._owed
@@ -252,4 +254,5 @@ class StubCompute:
 def stub_part(manifest: Manifest, note: noted.Note, serial: int) -> StagePart:
     """The part of any stage."""
     reduced = StubReduced(draw_of(manifest), note) if manifest.sync.exchange == "sharded" else None
-    return StagePart(LAYOUT, StubCompute(manifest), StubMethod(note, serial, reduced), first_units)
+    method = StubMethod(note, serial, reduced)
+    return StagePart(method.state, StubCompute(manifest), method, first_units)

@@ -33,6 +33,7 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.optimizer.method import method_of
 from swarmnet.resources.bandwidth_estimate import contribution_bytes, traffic_of
+from swarmnet.run.own_steps import AUTHORS
 
 SIGNED = sign(tiny_manifest())
 
@@ -433,7 +434,7 @@ def test_traffic_follows_the_manifest():
     assert group.sent - alone.sent == pytest.approx(gossip)
 
 
-@pytest.mark.parametrize("method", ["demo-votes", "local-steps"])
+@pytest.mark.parametrize("method", ["demo-votes", *AUTHORS])
 def test_a_contribution_takes_about_what_is_said_of_it(method):
     plain = tiny_manifest()
     manifest = replace(plain, sync=replace(plain.sync, method=method))

@@ -24,20 +24,20 @@ from swarmnet.run.own_steps import AUTHORS
 TRANSFORMS = ["hadamard", "dct", "identity"]
 SIGNED = ["demo-votes", "demo-float"]
 """Methods that step by a learning rate in a direction; they alone select and transform."""
-SHARDED = "local-steps, sharded"
+SHARDED = ["local-steps, sharded", "diloco, sharded"]
 TILED = "demo-votes, tiles"
 EVERY = [
     *product(SIGNED, SELECTIONS, TRANSFORMS),
     ("demo-float", "top-k", "fine-dct"), (TILED, "top-k", "dct"),
-    *((method, "group", "hadamard") for method in (*AUTHORS, SHARDED)),
+    *((method, "group", "hadamard") for method in (*AUTHORS, *SHARDED)),
     ("low-rank", "group", "hadamard"), ("hybrid", "group", "hadamard"), ("hybrid", "seeded", "identity"),
 ]  # fmt: skip
-NAMES = [*METHODS, SHARDED, TILED]
+NAMES = [*METHODS, *SHARDED, TILED]
 """All that a manifest can say: names of methods, and exchange and cut where there is a choice."""
 
 
 def manifest(method="demo-votes", **sync):
-    if method == SHARDED:
+    if method in SHARDED:
         sync |= {"exchange": "sharded", "shards": 3}
     if method == TILED:
         sync = {"transform": "dct"} | sync | {"cut": "tiles"}

@@ -481,3 +481,4 @@ def test_the_command_says_what_happened_and_refuses_what_it_cannot_play(tmp_path
     assert refused.stderr.startswith("error: 3 peers for 2 stages")
     assert simulate("--kind", "meteor").returncode == 2
     assert "add it" in simulate("--kind", "lost stage").stderr
+    assert "add --real" in simulate("--method", "diloco").stderr
