@@ -148,7 +148,8 @@ class GroupRounds:
             case events.Contributed(round, reference, table):
                 self._read(reference, table)
                 self._contributed(round, reference, now)
-            case events.Sliced() | events.SlicesArrived() | events.ResultRead() | events.Unanswered():
+            case (events.Sliced() | events.SlicesArrived() | events.ResultRead() | events.Unanswered()
+                  | events.Convicted()):  # fmt: skip
                 self._of_reducers(event, now)
             case events.ProgressArrived():
                 self._progress(event, now)
@@ -184,8 +185,6 @@ class GroupRounds:
                 self._ordered(rates, now)
             case events.EndOrdered(last):
                 self.last = last
-            case events.Convicted(peer, first):
-                self._convict(peer, first, now)
             case events.Leave():
                 if self.open_round.tokens and not self.past_last:
                     self._close(now)
@@ -472,10 +471,13 @@ class GroupRounds:
 
     def _of_reducers(
         self,
-        event: events.Sliced | events.SlicesArrived | events.ResultRead | events.Unanswered,
+        event: events.Sliced | events.SlicesArrived | events.ResultRead | events.Unanswered
+        | events.Convicted,
         now: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         match event:
+            case events.Convicted(peer, first):
+                self._convict(peer, first, now)
             case events.Unanswered(peer, round):
                 if self.reducing is not None:
                     self.reducing.avoid(peer, round)

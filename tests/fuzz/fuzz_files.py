@@ -54,11 +54,9 @@ from peers.worker.inference.forward_compute import ForwardWork
 from peers.worker.pipeline import validate_act
 from peers.worker.pipeline.microbatch_compute import Trouble
 from peers.worker.rounds import receipts
-from peers.worker.rounds.audit_path import outcome_of
 from peers.worker.rounds.digest_gossip import SignedDigests
 from protocols.messages.table import Act, AskForward, State
-from protocols.signed.envelope import Kind, open_envelope, seal
-from protocols.signed.slices import sign_slices
+from protocols.signed.envelope import Kind, seal
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model import activation_codec
 from swarmnet.model.flat_layout import layout_of
@@ -66,7 +64,6 @@ from swarmnet.model.parameters import parameter_shapes
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.method import METHODS, Method, method_of
 from swarmnet.optimizer.step import dense
-from swarmnet.rounds.audits import Question
 from swarmnet.rounds.history import START
 from swarmnet.rounds.result_table import Contributor, head_of, read_head, tag_of
 from swarmnet.run.boundary import Boundary
@@ -141,50 +138,6 @@ def through_reducers() -> tuple[Method, bytes]:
         for shard, data in enumerate(method.reduced.slices(payload)):
             slices[shard][Contributor(tag_of(PeerId(who.peer_id)), bytes(16), 256)] = data
     return method, method.reduced.reduce(slices)
-
-
-@cache
-def audited() -> tuple[Method, Question]:
-    """A result of Alice's and all slices of its second shard: they give its sums."""
-    manifest = tiny_manifest(sync=Sync(method="local-steps", exchange="sharded", shards=3))
-    layout = layout_of(parameter_shapes(manifest.model, manifest.span(1)))
-    given: dict[Contributor, bytes] = {}
-    bodies: dict[Contributor, bytes] = {}
-    for number, who in enumerate((ALICE, BOB)):
-        method = method_of(manifest, layout)
-        assert method.reduced is not None
-        gradient = torch.randn(layout.size, generator=torch.Generator().manual_seed(number))
-        cut = method.reduced.slices(method.contribute(gradient, 256, 0, PeerId(who.peer_id)))
-        head, name = sign_slices(who, run_id(), 1, 0, 256, cut)
-        contributor = Contributor.of(PeerId(who.peer_id), name, 256)
-        given[contributor], bodies[contributor] = cut[1], head + cut[1]
-    assert method.reduced is not None
-    result = method.reduced.reduce({1: given})
-    table, length = method.reduced.head(result)
-    head = seal(ALICE, run_id(), Kind.CONTRIBUTION, 1, 0, 512, result[:length])
-    name = open_envelope(head, run_id(), Kind.CONTRIBUTION, length).id
-    alice = PeerId(ALICE.peer_id)
-    question = Question((name, 1), 0, alice, alice, 0.0, head + result[length:], table.shards[1], bodies)
-    return method, question
-
-
-def proof(chance: Random) -> Question:
-    """That Alice has lied, which she has not."""
-    _, question = audited()
-    slices = {
-        one: bent(body, chance) if chance.random() < 0.5 else body for one, body in question.slices.items()
-    }
-    result = bent(question.result, chance) if chance.random() < 0.5 else question.result
-    number = chance.choice((1, 1, 1, 0, 2, 2**61))
-    return replace(question, name=(question.name[0], number), result=result, slices=slices)
-
-
-def judge(question: Question, _: Path) -> None:
-    method, honest = audited()
-    assert method.reduced is not None
-    outcome, reason = outcome_of(question, run_id(), 1, method.reduced)
-    is_whole = (question.result, question.slices) == (honest.result, honest.slices)
-    assert outcome == ("agrees" if is_whole and question.name == honest.name else "not_in_order"), reason
 
 
 def named_again(result: bytes, payload: bytes) -> bytes:
@@ -586,7 +539,6 @@ DECODERS = (
     Decoder(
         "hidden states in every codec", hidden_states, take_hidden_states, (activation_codec.HiddenError,)
     ),
-    Decoder("proofs of a lie", proof, judge, ()),
     Decoder("microbatches", microbatch, take_microbatch, (Refused,)),
     Decoder("requests of visitors", request, answer_request, (Refused,)),
     Decoder("snapshot roots", snapshot_root, take_snapshot_root, (Refused,)),

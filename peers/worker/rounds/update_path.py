@@ -148,17 +148,19 @@ class UpdatePath:
         self.giving = Giving(self._send, queued, self.clock)
         self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
         """Of results, for those who were away and ask whether they are in them: they outlive the bodies."""
-        self.reducers: ReducerPath | None = None
-        reduced = work.method.reduced
-        if reduced is not None and audits is not None:
-            auditing = AuditPath(
-                audits, reduced, work, self.rounds, compute, neighbourhood, self.feed, note, folder
-            )
-            self.reducers = ReducerPath(
-                reduced, work, self.rounds, neighbourhood, auditing, self.feed, self._refused, self._count,
-                note,
-            )  # fmt: skip
+        self.reducers = self._reducers(audits) if audits is not None else None
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
+
+    def _reducers(self, audits: Audits) -> ReducerPath | None:
+        reduced, work, around = self.work.method.reduced, self.work, self.neighbourhood
+        if reduced is None:
+            return None
+        auditing = AuditPath(
+            audits, reduced, work, self.rounds, self.compute, around, self.feed, self.note, self.folder
+        )
+        return ReducerPath(
+            reduced, work, self.rounds, around, auditing, self.feed, self._refused, self._count, self.note
+        )
 
     def start(self) -> None:
         self.work.publish()
