@@ -1,15 +1,18 @@
 """Sync methods `low-rank` and `hybrid`: of each matrix of the layers what its momentum is in a few
 directions.
 
-    P = M Q,  M <- M - P Q^T,  step = orthogonal(sum of P) Q^T
+    P = M Q,  step = orthogonal(sum of P) Q^T
 
-PowerSGD's projection with error feedback (arXiv:1905.13727, algorithms 1 and 2) and Dion's orthogonal step in
-what is left (arXiv:2504.05295, algorithm 1). Both take Q from the round before, by a second exchange; here
-all peers draw it (subspace.py), so that what is sent is linear in the momentum, one message says it, and a
-round's step is a function of its set alone, exact to the bit (exact.py).
+PowerSGD's projection (arXiv:1905.13727, algorithm 1) and Dion's orthogonal step (arXiv:2504.05295, algorithm
+1). Both take Q from the round before, by a second exchange; here all peers draw it (subspace.py), so that
+what is sent is linear in the momentum, one message says it, and a round's step is a function of its set
+alone, exact to the bit (exact.py).
 
-What is no matrix of a layer goes by votes (sign_votes.py). With `hybrid` the votes are of everything: of the
-matrices they speak about what those directions left over. One momentum gives to both in turn.
+What was told stays in the momentum and decays there, as Muon's; what was not told waits in it for its turn
+(docs/decisions/0026-low-rank.md). What is no matrix of a layer goes by votes (sign_votes.py).
+
+With `hybrid` the votes are of everything, and of the matrices about what those directions left over: one
+momentum, of which both take in turn what they tell.
 
 Shapes: R rows and C columns of a matrix; L its longer side, M its shorter, K directions of the longer.
 """
@@ -76,14 +79,14 @@ class LowRank:
         weight = min(1.0, tokens / self._manifest.rounds.target_tokens)
         self.momenta.accumulate(gradient, tokens, gains, weight)
         factors = self._factors(round)
-        self._add(factors, round, -1.0)
+        self._move(factors, round, -1.0)
         self._last = round, factors
         told = b"".join(factor.written() for factor in factors)
         return told + self.momenta.votes.vote(round, peer)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         factors, votes = self.read(payload)
-        self._add(factors, round, 1.0)
+        self._move(factors, round, 1.0)
         self.momenta.votes.give_back(votes, round, peer)
 
     def check(self, payload: bytes) -> None:
@@ -130,7 +133,10 @@ class LowRank:
             for matrix_RC, found in self._directed(round)
         ]
 
-    def _add(self, factors: list[Factor], round: int, weight: float) -> None:
+    def _move(self, factors: list[Factor], round: int, weight: float) -> None:
+        """What they say, into the momentum or out of it."""
+        if not isinstance(self.momenta, Chained):
+            return
         changes = []
         for entry, factor in zip(self.matrices, factors, strict=True):
             found = self.directions(entry, round)

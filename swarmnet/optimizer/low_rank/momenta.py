@@ -34,9 +34,6 @@ class Momenta(Protocol):
     def matrices(self) -> Iterable[Tensor]:
         """[R, C] each, to read."""
 
-    def add(self, changes: Iterable[Tensor]) -> None:
-        """To all of them."""
-
     def add_votes(self, step: Step, units: Tensor) -> None:
         """What the votes do, to int32 [layout.size] of the whole stage."""
 
@@ -70,10 +67,6 @@ class Apart:
     def matrices(self) -> list[Tensor]:
         return self._matrices
 
-    def add(self, changes: Iterable[Tensor]) -> None:
-        for matrix_RC, change_RC in zip(self._matrices, changes, strict=True):
-            matrix_RC.add_(change_RC)
-
     def add_votes(self, step: Step, units: Tensor) -> None:
         moved = units.new_zeros(self._layout.size)
         step.add_to(moved)
@@ -101,6 +94,7 @@ class Chained:
         return [flat[_place(entry)].view(entry.shape) for entry in self._entries]
 
     def add(self, changes: Iterable[Tensor]) -> None:
+        """To all matrices."""
         flat = torch.zeros(self._layout.size, device=self._device)
         for entry, change_RC in zip(self._entries, changes, strict=True):
             flat[_place(entry)].view(entry.shape).copy_(change_RC)

@@ -108,30 +108,45 @@ def test_a_step_is_exact_with_any_threads_and_where_products_may_be_short():
 
 
 @pytest.mark.parametrize("method_name", BOTH)
-def test_what_was_sent_and_what_is_left_is_what_came_in_and_it_can_be_given_back(method_name):
+def test_a_factor_is_the_momentum_in_the_rounds_directions(method_name):
     settings_ = run(method_name, momentum=0.0)
     method = method_of(settings_, LAYOUT)
     tokens = settings_.rounds.target_tokens
     gradient = gradient_of(LAYOUT, 1)
     payload = method.contribute(gradient * tokens, tokens, 0, PEERS[0])
-    left = [matrix.clone() for matrix in method.momenta.matrices()]
     factors, _ = method.read(payload)
-    for entry, matrix, factor in zip(method.matrices, left, factors, strict=True):
+    for entry, factor in zip(method.matrices, factors, strict=True):
         found = method.directions(entry, 0)
         whole = of(gradient, entry.name)
         wide = whole.T if entry.shape[0] > entry.shape[1] else whole
         told = factor.values(settings_.sync.clip)
         assert torch.allclose(told, wide @ found.signs * found.scale, atol=float(told.abs().max()) / 100)
-        if method_name == "low-rank":
-            back = told @ found.signs.T * found.scale
-            rest = back.T if entry.shape[0] > entry.shape[1] else back
-            assert torch.allclose(matrix + rest, whole, atol=1e-4)
-    before = method.momentum_norm
+
+
+def test_what_low_rank_told_stays_in_its_momentum():
+    settings_ = run("low-rank", momentum=0.5)
+    method, gradient, tokens = method_of(settings_, LAYOUT), gradient_of(LAYOUT, 1), 2048
+    payload = method.contribute(gradient * tokens, tokens, 0, PEERS[0])
     method.give_back(payload, 0, PEERS[0])
-    assert method.momentum_norm > before
-    if method_name == "low-rank":
-        for entry, matrix in zip(method.matrices, method.momenta.matrices(), strict=True):
-            assert torch.allclose(matrix, of(gradient, entry.name), atol=1e-4)
+    method.contribute(gradient * tokens, tokens, 1, PEERS[0])
+    for entry, matrix in zip(method.matrices, method.momenta.matrices(), strict=True):
+        assert torch.allclose(matrix, 0.75 * of(gradient, entry.name), atol=1e-4)
+
+
+def test_what_hybrid_told_leaves_its_momentum_and_can_be_given_back():
+    settings_ = run("hybrid", momentum=0.0, transform="identity")
+    method, gradient, tokens = method_of(settings_, LAYOUT), gradient_of(LAYOUT, 1), 2048
+    payload = method.contribute(gradient * tokens, tokens, 0, PEERS[0])
+    voted = [sent.values for sent in method.momenta.votes.sent(0)]
+    left, whole = method.momentum_norm, float(gradient.norm())
+    assert left < 0.9 * whole
+    factors, _ = method.read(payload)
+    told = sum(float(factor.values(settings_.sync.clip).square().sum()) for factor in factors)
+    votes = sum(float(values.square().sum()) for values in voted)
+    # All three are orthogonal to one another, but for the rounding of factors.
+    assert left**2 + told + votes == pytest.approx(whole**2, rel=1e-2)
+    method.give_back(payload, 0, PEERS[0])
+    assert method.momentum_norm > left
 
 
 def test_the_votes_of_hybrid_are_of_what_the_directions_left():
