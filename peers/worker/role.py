@@ -55,6 +55,8 @@ from peers.worker.find_stage import choose, find_run, own_processes
 from peers.worker.pause.paused import rest
 from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing
 from peers.worker.picture_of_worker import view
+from peers.worker.pipeline.data_path import Text
+from peers.worker.pipeline.epoch_reading import EpochReading
 from peers.worker.rounds.receipts import FILE_NAME, read, summary
 from peers.worker.sampler import Observer
 from peers.worker.settings import Settings
@@ -205,9 +207,10 @@ class WorkerRole(Role):
         )
         hear_loop(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
+        reading = EpochReading(process, self._text_opened, self._reading_ended)
         worker = self.worker = Worker(
             signed, process.identity, network.transport, network.directory, compute,
-            partial(self._text, signed), self._settings(signed.manifest),
+            partial(self._text, reading, signed), self._settings(signed.manifest),
             Random(process.identity.peer_id), process.log.record, process.say,
             self._part,
         )  # fmt: skip
@@ -227,6 +230,7 @@ class WorkerRole(Role):
         finally:
             observing.cancel()
             await asyncio.gather(observing, compute.close(), return_exceptions=True)  # A cut worker did not.
+            await reading.close()
             observer.look()
             observer.note()
             process.log.flush()
@@ -311,8 +315,12 @@ class WorkerRole(Role):
             version=version("swarmnet"), name=config.name,
         )  # fmt: skip
 
-    async def _text(self, signed: SignedManifest, withdrawn: frozenset[bytes]) -> Corpus:
+    async def _text(
+        self, reading: EpochReading, signed: SignedManifest, withdrawn: frozenset[bytes]
+    ) -> Text:
         """The run's text, from where this machine keeps it, without what the owner has withdrawn."""
+        if signed.manifest.data.order == "epochs":
+            return await reading.open(signed, withdrawn)
         process, config, loop = self.process, self.process.config, asyncio.get_running_loop()
         seed, tokenizing = part_of_text(process.identity.public_key), Tokenizing(process.say, loop.time)
 
@@ -328,6 +336,14 @@ class WorkerRole(Role):
             process.log.record(said.Remark(warning, "text_left_out"))
         process.tell(said.Text(text_line(read), **asdict(read.reading)))
         return Corpus(signed, read.tokens)
+
+    def _text_opened(self) -> None:
+        if self.worker is not None and self.worker.data is not None:
+            self.worker.data.pump()
+
+    def _reading_ended(self, task: asyncio.Task[None]) -> None:
+        if self.worker is not None:
+            self.worker.task_ended(task)
 
     # -- pausing --------------------------------------------------------------------------------------
 
