@@ -133,8 +133,9 @@ class Text:
 
     @classmethod
     def of(
-        cls, files: Sequence[File], others: Reading, withdrawn: Container[bytes], hear: Hear
-    ) -> Text:
+        cls, files: Sequence[File], others: Reading, withdrawn: Container[bytes] = (),
+        hear: Hear = lambda block: None,
+    ) -> Text:  # fmt: skip
         """All documents of these files, which lie in folders that a person named; there may be none.
         `others`: what was left out beside them; `hear` is told of each block."""
         text = cls((), longest_bytes=sys.maxsize, withdrawn=withdrawn)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
-from peers.data.files import TextError, Unreachable
+from peers.data.files import TextError, TextUnreachable
 from peers.data.shard_tokens import ShardCache, ShardTokens
 from peers.data.shards import Shard
 from peers.data.tokens import FOLDER, Progress
@@ -231,7 +231,7 @@ class EpochText:
         while True:
             try:
                 opened = await asyncio.to_thread(self._cache.open, shard, self._says.progress())
-            except Unreachable as error:
+            except TextUnreachable as error:
                 self._says.trouble(f"{error}; trying again in {pause:.0f} s")
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)

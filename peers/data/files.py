@@ -39,7 +39,7 @@ class TextError(ValueError):
     """There is no text to be had there; one line that says what is missing, and where."""
 
 
-class Unreachable(TextError):
+class TextUnreachable(TextError):
     """Whoever keeps the text elsewhere does not answer, or refuses: it may be otherwise later."""
 
 
@@ -57,7 +57,7 @@ class File(Protocol):
         """Another when the file has changed."""
 
     def open(self) -> BufferedReader:
-        """Raises OSError: it is not there, or cannot be read here; Unreachable."""
+        """Raises OSError: it is not there, or cannot be read here; TextUnreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class RemoteFolder:
         return RemoteFile(f"{self.url.rstrip('/')}/{name}", bytes, "", self, f"{self._root}/{name}")
 
     def found(self) -> dict[str, RemoteFile]:
-        """Every file there, by its name relative to the folder. Raises Unreachable."""
+        """Every file there, by its name relative to the folder. Raises TextUnreachable."""
         with self._reached():
             listed = self._files.find(self._root, detail=True)
         files = {}
@@ -117,7 +117,7 @@ class RemoteFolder:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Whatever a backend raises becomes Unreachable (as in peers/state/archive_store.py): botocore,
+        """Whatever a backend raises becomes TextUnreachable (as in peers/state/archive_store.py): botocore,
         gcsfs, aiohttp and paramiko have kinds of their own, which cannot be named without importing them."""
         try:
             yield
@@ -125,7 +125,7 @@ class RemoteFolder:
             raise
         except Exception as error:  # noqa: BLE001 - see above
             told = f"{type(error).__name__}: {error}".replace(self._secret_url, self.url)
-            raise Unreachable(f"text {self.url} cannot be read: {told}") from None
+            raise TextUnreachable(f"text {self.url} cannot be read: {told}") from None
 
 
 def _seen(info: dict[str, Any]) -> str:
@@ -135,7 +135,7 @@ def _seen(info: dict[str, Any]) -> str:
 
 
 class _Remote(io.RawIOBase):
-    """A remote file whose failures are Unreachable."""
+    """A remote file whose failures are TextUnreachable."""
 
     def __init__(self, file: IO[bytes], reached: Callable[[], AbstractContextManager[None]]) -> None:
         self._file, self._reached = file, reached

@@ -16,7 +16,7 @@ from peers.config.peer_file import PeerFile
 from peers.config.run_file import as_key
 from peers.config.run_url import is_url, without_secret
 from peers.data.documents import Reading, Text, TextError, files_of
-from peers.data.files import ALL_SUFFIXES, PLAIN_SUFFIXES, Unreachable
+from peers.data.files import ALL_SUFFIXES, PLAIN_SUFFIXES, TextUnreachable
 from peers.data.shard_tokens import ShardCache
 from peers.data.shards import Shard, all_shards
 from peers.data.tokens import Progress, Tokens, tokens_on_disk
@@ -126,7 +126,7 @@ def shards_here(
 ) -> tuple[dict[str, list[Shard]], ShardCache]:
     """Of a run that is read in epochs: the shards of each source, and what makes and keeps their tokens; of
     what is no shard any more nothing is kept. `reading` hears of what is left out. Raises UserError, or
-    Unreachable where a URL does not answer."""
+    TextUnreachable where a URL does not answer."""
     if missing := missing_text(manifest, config):
         raise UserError(missing)
     here, data = text_here(manifest, config), manifest.data
@@ -136,11 +136,25 @@ def shards_here(
         )
         shards = all_shards(data.sources, here.places, reading)
         cache.keep_only(shard for some in shards.values() for shard in some)
-    except Unreachable:
+    except TextUnreachable:
         raise
     except TextError as error:
         raise UserError(str(error)) from None
     return shards, cache
+
+
+def first_shard_here(manifest: Manifest, config: PeerFile, progress: Progress) -> Tokens:
+    """Of a run that is read in epochs, to see whether that goes. Raises UserError."""
+    reading = Reading()
+    try:
+        shards, cache = shards_here(manifest, config, frozenset(), reading)
+        every = [shard for some in shards.values() for shard in some]
+        opened = cache.open(every[0], progress)
+    except TextError as error:
+        raise UserError(str(error)) from None
+    opened.reading.left_out += reading.left_out
+    opened.reading.first_left_out = reading.first_left_out or opened.reading.first_left_out
+    return Tokens(opened.tokens, opened.reading, opened.made, shards=len(every))
 
 
 def part_of_text(public_key: bytes) -> int:
@@ -155,6 +169,8 @@ def text_line(read: Tokens) -> str:
         f"{len(read.tokens):,} tokens: {_count(reading.documents, 'document')} in "
         f"{_count(reading.files, 'file')}, {reading.bytes / 1e6:,.1f} MB"
     )
+    if read.shards:
+        text = f"the first of {_count(read.shards, 'shard')}: {text}"
     if not read.made:
         return f"{text}, as they were kept"
     return text if read.before is None else f"{text}; the text is not what it was: {read.before:,} tokens"

@@ -72,7 +72,7 @@ class ShardCache:
                 path.unlink(missing_ok=True)
 
     def open(self, shard: Shard, progress: Progress) -> ShardTokens:
-        """Its tokens; none, where none of it can be read. Raises TextError: a full disk; Unreachable;
+        """Its tokens; none, where none of it can be read. Raises TextError: a full disk; TextUnreachable;
         Stopped."""
         key, seen = self._key(shard), f"{shard.seen}/{self._left_out}"
         noted = _noted(self._folder / f"{key}.json")

@@ -65,7 +65,7 @@ class Shard:
         return sum(one.file.bytes for one in self.parts)
 
     def checked(self, reading: Reading) -> list[File]:
-        """Its files that are what the index says; `reading` hears of the others. Raises Unreachable."""
+        """Its files that are what the index says; `reading` hears of the others. Raises TextUnreachable."""
         return [one.file for one in self.parts if _is_as_pinned(one, reading)]
 
 
@@ -85,7 +85,7 @@ def _is_as_pinned(part: Part, reading: Reading) -> bool:
 
 def shards_of(source: Source, place: str, reading: Reading) -> list[Shard]:
     """Of one source, in the order of their names. `reading` hears of what is left out or missing. Raises
-    TextError: there is nothing, the index is not the run's, or a URL does not answer (Unreachable)."""
+    TextError: there is nothing, the index is not the run's, or a URL does not answer (TextUnreachable)."""
     named = _pinned(source, place, reading) if source.index else _lying(place, reading)
     found = [(name, part) for name, part in sorted(named) if part.file.bytes > 0]
     if not found:
@@ -222,17 +222,20 @@ def index_of(folder: Path, reading: Reading, progress: Callable[[int, int], None
         why = "is no folder" if is_there(folder) else "does not exist"
         raise TextError(f"{folder} {why}: an index is of the files in a folder")
     paths, done = files_of(str(folder), reading, ALL_SUFFIXES), 0
-    sizes = [path.stat().st_size for path in paths]
-    files = []
-    for path, size in zip(paths, sizes, strict=True):
-        name = path.relative_to(folder).as_posix()
-        if not is_plain(name):
-            raise TextError(f"{path}: an index names only files that every system can: rename it")
-        with path.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        files.append({"name": name, "bytes": size, "sha256": digest})
-        done += size
-        progress(done, sum(sizes))
+    files: list[dict[str, str | int]] = []
+    try:
+        whole = sum(path.stat().st_size for path in paths)
+        for path in paths:
+            name = path.relative_to(folder).as_posix()
+            if not is_plain(name):
+                raise TextError(f"{path}: an index names only files that every system can: rename it")
+            with path.open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+                files.append({"name": name, "bytes": opened.tell(), "sha256": digest})
+                done += opened.tell()
+            progress(done, whole)
+    except OSError as error:
+        raise TextError(f"{error.filename}: {error.strerror}") from None
     lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in files)
     return f'{{"form": {json.dumps(FORM)}, "files": [\n{lines}\n]}}\n'.encode()
 

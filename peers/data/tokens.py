@@ -48,6 +48,8 @@ class Tokens:
     """False: they lay on the disk."""
     before: int | None = None
     """How many tokens lay there of another text, or of this one before it changed."""
+    shards: int = 0
+    """Of which these are the first one's; 0: the text is not read in shards."""
 
 
 def tokens_on_disk(

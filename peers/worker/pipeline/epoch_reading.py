@@ -9,7 +9,7 @@ from functools import partial
 from peers.config.run_file import SignedManifest
 from peers.data.documents import Reading
 from peers.data.epoch_text import FIRST_PAUSE_SECONDS, EpochText, Says, ShardRead
-from peers.data.files import Unreachable
+from peers.data.files import TextUnreachable
 from peers.data.local_text import Tokenizing, shards_here, text_here
 from peers.data.tokens import Progress
 from peers.errors import UserError
@@ -41,7 +41,7 @@ class EpochReading:
             try:
                 shards, cache = await asyncio.to_thread(find, reading)
                 break
-            except Unreachable as error:
+            except TextUnreachable as error:
                 self._trouble(f"{error}; trying again in {FIRST_PAUSE_SECONDS:.0f} s")
                 await asyncio.sleep(FIRST_PAUSE_SECONDS)
                 reading = Reading()

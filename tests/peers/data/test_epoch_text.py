@@ -12,9 +12,11 @@ from swarm import sign, tiny_manifest
 
 from peers.data.documents import Reading
 from peers.data.epoch_text import EpochText, Says
-from peers.data.files import TextError, Unreachable
+from peers.data.files import TextError, TextUnreachable
 from peers.data.shard_tokens import ShardCache, Stopped
 from peers.data.shards import all_shards, shards_of
+from peers.data.tokenizer import ByteTokenizer
+from peers.data.tokens import written
 from peers.errors import UserError
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.run.manifest import Data, Source
@@ -52,17 +54,14 @@ class Peer:
     def __init__(self, state, signed, places, origin=ORIGIN, withdrawn=()):
         self.state, self.signed, self.places, self.origin = state, signed, places, origin
         self.withdrawn = withdrawn
-        self.read, self.troubles, self.opened = [], [], 0
-
-    def heard(self):
-        self.opened += 1
+        self.read, self.troubles, self.opened = [], [], asyncio.Event()
 
     async def start(self):
         reading, data = Reading(), self.signed.manifest.data
         self.cache = ShardCache(None, 256, self.state, data.end_of_text, self.withdrawn)
         shards = all_shards(data.sources, self.places, reading)
         self.cache.keep_only(each for some in shards.values() for each in some)
-        says = Says(self.heard, self.read.append, self.troubles.append, lambda: silent)
+        says = Says(self.opened.set, self.read.append, self.troubles.append, lambda: silent)
         self.text = EpochText(self.signed, self.origin, shards, self.cache, self.state, says)
         await self.text.begin()
         self.ahead = asyncio.create_task(self.text.read_ahead())
@@ -71,16 +70,19 @@ class Peer:
     async def take(self, microbatches=1):
         """So many, waiting where the next shard is not open yet."""
         taken = []
-        async with asyncio.timeout(20):
-            while len(taken) < microbatches:
-                if (found := self.text.microbatch(MicrobatchId(self.origin, 7))) is not None:
-                    taken.append(found)
-                else:
-                    before = self.opened
-                    while self.opened == before and not self.ahead.done():
-                        await asyncio.sleep(0)
-                    if self.ahead.done():
-                        await self.ahead
+        while len(taken) < microbatches:
+            self.opened.clear()
+            if (found := self.text.microbatch(MicrobatchId(self.origin, 7))) is not None:
+                taken.append(found)
+                continue
+            waiting = asyncio.create_task(self.opened.wait())
+            done, _ = await asyncio.wait(
+                {waiting, self.ahead}, timeout=20, return_when=asyncio.FIRST_COMPLETED
+            )
+            waiting.cancel()
+            assert done
+            if self.ahead in done:
+                await self.ahead
         return taken
 
     async def stop(self, saved=True):
@@ -120,11 +122,11 @@ async def test_what_is_open_does_not_grow_with_the_text(tmp_path, monkeypatch):
     books, held, most, batches = fill(tmp_path / "books", 60), set(), 0, []
     peer = Peer(tmp_path / "state", run_of(Source("books", "books")), {"books": str(books)})
     text = await peer.start()
-    written = peer.cache._tokenizer.__class__.encode_pieces
+    encode_pieces = ByteTokenizer.encode_pieces
 
     def counting(self, pieces):
         batches.append(sum(map(len, pieces)))
-        return written(self, pieces)
+        return encode_pieces(self, pieces)
 
     monkeypatch.setattr("peers.data.tokenizer.ByteTokenizer.encode_pieces", counting)
     while len(peer.read) < 60:
@@ -216,11 +218,12 @@ async def test_a_withdrawn_document_is_left_out_and_other_shards_are_not_made_ag
     await peer.stop()
 
     made = []
-    monkeypatch.setattr(
-        "peers.data.shard_tokens.written",
-        lambda path, *rest, real=__import__("peers.data.tokens").data.tokens.written: (
-            made.append(path), real(path, *rest))[1],
-    )  # fmt: skip
+
+    def counted(path, *rest):
+        made.append(path)
+        return written(path, *rest)
+
+    monkeypatch.setattr("peers.data.shard_tokens.written", counted)
     later = Peer(tmp_path / "state", signed, places, withdrawn={hashlib.sha256(gone).digest()})
     await later.start()
     text = b"".join(windows(await later.take(300)))
@@ -274,8 +277,13 @@ def test_who_does_not_want_the_tokens_any_more_does_not_wait_for_them(tmp_path):
     assert list((tmp_path / "state" / "text" / "shards").iterdir()) == []
 
 
-@pytest.mark.parametrize("told", ["{", "[]", '{"run": 3}', '{"run": "RUN", "circles": {"": {"epoch": -1}}}',
-                                  '{"run": "other", "circles": {}}', '{"run": "RUN", "circles": 5}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "told",
+    [
+        "{", "[]", '{"run": 3}', '{"run": "RUN", "circles": {"": {"epoch": -1}}}',
+        '{"run": "other", "circles": {}}', '{"run": "RUN", "circles": 5}',
+    ],
+)  # fmt: skip
 async def test_a_place_that_cannot_be_read_begins_anew(tmp_path, told):
     books, signed = fill(tmp_path / "books", 2), run_of(Source("books", "books"))
     place = tmp_path / "state" / "text" / "place.json"
@@ -290,23 +298,26 @@ async def test_a_place_that_cannot_be_read_begins_anew(tmp_path, told):
 
 async def test_who_keeps_the_text_and_does_not_answer_is_asked_again(tmp_path, monkeypatch):
     monkeypatch.setattr("peers.data.epoch_text.FIRST_PAUSE_SECONDS", 0.0)
-    peer = Peer(tmp_path / "state", run_of(Source("books", "books")), {"books": str(fill(tmp_path / "books"))})
+    books = fill(tmp_path / "books")
+    peer = Peer(tmp_path / "state", run_of(Source("books", "books")), {"books": str(books)})
     opens, fails = ShardCache.open, iter([True, False, True])
 
     def open(self, shard, progress):
         if next(fails, False):
-            raise Unreachable("text https://example.org cannot be read: it is night there")
+            raise TextUnreachable("text https://example.org cannot be read: it is night there")
         return opens(self, shard, progress)
 
     monkeypatch.setattr(ShardCache, "open", open)
     await peer.start()
     await peer.take(100)
-    assert peer.troubles == ["text https://example.org cannot be read: it is night there; trying again in 0 s"] * 2
+    why = "text https://example.org cannot be read: it is night there; trying again in 0 s"
+    assert peer.troubles == [why] * 2
     await peer.stop()
 
 
 async def test_a_disk_that_is_full_ends_the_reading_with_a_reason(tmp_path, monkeypatch):
-    peer = Peer(tmp_path / "state", run_of(Source("books", "books")), {"books": str(fill(tmp_path / "books"))})
+    books = fill(tmp_path / "books")
+    peer = Peer(tmp_path / "state", run_of(Source("books", "books")), {"books": str(books)})
     await peer.start()
     await peer.take()
 

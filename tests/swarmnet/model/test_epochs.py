@@ -1,6 +1,7 @@
 """In an epoch an origin reads every window of every shard once, and each origin in an order of its own."""
 
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,7 +61,7 @@ def test_a_permutation_has_every_number_once(count, key):
 
 def test_a_permutation_leaves_no_order_behind():
     order = [permuted(number, 1000, "key") for number in range(1000)]
-    steps = Counter(later - earlier for earlier, later in zip(order, order[1:], strict=False))
+    steps = Counter(later - earlier for earlier, later in pairwise(order))
     assert steps.most_common(1)[0][1] < 10
     assert abs(sum(order[:500]) / 500 - 499.5) < 50
 
@@ -72,8 +73,8 @@ def test_windows_cover_a_shard_without_overlap(tokens, length, epoch):
     starts = sorted(
         window_start(reader(), epoch, "shard", number, tokens, length) for number in range(count)
     )
-    assert all(0 <= start and start + length + 1 <= tokens for start in starts)
-    assert all(later - earlier == length for earlier, later in zip(starts, starts[1:], strict=False))
+    assert all(start >= 0 and start + length + 1 <= tokens for start in starts)
+    assert all(later - earlier == length for earlier, later in pairwise(starts))
     assert tokens - count * length <= length, "and no window more would go in"
 
 
