@@ -47,6 +47,8 @@ class Coverage:
     """Read to their end; of several sources with weights that of the one that is furthest behind."""
     tokens: int
     """Read in this epoch."""
+    read_ever: int
+    """Shards, in all epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +179,13 @@ class EpochText:
 
     def coverage(self) -> Coverage:
         places = [one.place for one in self.circles]
+        there = [len(one.shards) - len(one.empty) for one in self.circles]
         return Coverage(
-            sum(len(one.shards) - len(one.empty) for one in self.circles),
+            sum(there),
             sum(place.shards for place in places),
             min(place.epoch for place in places),
             sum(place.windows * one.sequence_tokens for place, one in zip(places, self.circles, strict=True)),
+            sum(place.epoch * all + place.shards for place, all in zip(places, there, strict=True)),
         )
 
     async def begin(self) -> None:
@@ -264,6 +268,11 @@ class EpochText:
         for circle in self.circles:
             if (there := found.get(circle.name)) is not None:
                 circle.place, circle.read = there
+
+
+def coverage_of(text: object) -> Coverage | None:
+    """Of a worker's text; None where it is not read in epochs, or not now."""
+    return text.coverage() if isinstance(text, EpochText) else None
 
 
 def _place(told: Mapping[str, Any]) -> tuple[Place, int]:

@@ -121,6 +121,7 @@ class WorkerRole(Role):
         paused = self if self.siblings is None else self.siblings
         warn = partial(process.report.say, "limits", level="warning")
         gpu = gpu_use(self.device, config.limits.only_when_idle, warn)
+        self._gpu: GpuWatch | None = None
         self.watch = LimitsWatch(config.limits, paused, gpu=gpu)
         process.control.answers.update(
             pause=self._asked_to_pause, resume=self._asked_to_resume, checkpoint=self._asked_to_save,
@@ -143,7 +144,9 @@ class WorkerRole(Role):
                 process.say("no_text", f"takes any stage but the first: {missing}")
             beside.append(asyncio.create_task(self._introduce(signed, network), name="introduction"))
         if process.number == 0 and self.device.type == "cuda":
-            gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
+            gpu = self._gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
+            if self.siblings is not None:
+                self.siblings.gpu = gpu
             beside.append(asyncio.create_task(gpu.run(), name="gpu"))
         beside.append(asyncio.create_task(_trim_forever(), name="trim"))
         await asyncio.sleep(0)  # The limits' first look may find that this is no hour to begin.
@@ -312,8 +315,17 @@ class WorkerRole(Role):
             receipts=config.state / FILE_NAME,
             from_seed=config.from_seed,
             orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
-            version=version("swarmnet"), name=config.name,
+            version=version("swarmnet"), name=config.name, joules=self._joules_from_now(),
         )  # fmt: skip
+
+    def _joules_from_now(self) -> Callable[[], float]:
+        """What the device takes from now on; of several peers of a process each has its part."""
+        before, peers = self._joules(), self.siblings.stages if self.siblings is not None else 1
+        return lambda: (self._joules() - before) / peers
+
+    def _joules(self) -> float:
+        watch = self._gpu if self.siblings is None else self.siblings.gpu
+        return watch.joules if watch is not None else 0.0
 
     async def _text(
         self, reading: EpochReading, signed: SignedManifest, withdrawn: frozenset[bytes]

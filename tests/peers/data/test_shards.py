@@ -1,8 +1,10 @@
-"""What a run in epochs is read from: any of the forms, here or elsewhere, and nothing but what its index names."""
+"""What a run in epochs is read from: any of the forms, here or elsewhere, and only what its index names."""
 
 import hashlib
 import io
 import json
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,10 +127,10 @@ def test_the_standard_library_is_read_in_shards(monkeypatch):
 @pytest.mark.parametrize("missing", ["pyarrow", "zstandard"])
 def test_a_package_that_is_missing_is_named_with_what_brings_it(tmp_path, monkeypatch, missing):
     folder = in_every_form(tmp_path / "books")
-    monkeypatch.setitem(__import__("sys").modules, missing, None)
+    monkeypatch.setitem(sys.modules, missing, None)
+    shards = shards_of(BOOKS, str(folder), Reading())
     with pytest.raises(TextError, match=rf"needs the package {missing}: .*scripts/setup text$"):
-        for shard in shards_of(BOOKS, str(folder), Reading()):
-            text_of(shard)
+        list(map(text_of, shards))
 
 
 # -- the index -----------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ def test_an_index_that_is_not_the_runs_is_refused(tmp_path):
     with pytest.raises(TextError, match=r"index of the source `books`.* is not the one that the run names"):
         shards_of(source, str(folder), Reading())
     (folder / INDEX).unlink()
-    with pytest.raises(TextError, match="No such file or directory; it comes from whoever published the text"):
+    with pytest.raises(TextError, match="No such file or directory; it comes from whoever published"):
         shards_of(source, str(folder), Reading())
 
 
@@ -193,14 +195,14 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+FILES = JSON.map(lambda files: {"form": "swarmnet index 1", "files": files})
+
+
 @settings(deadline=None)
-@given(st.one_of(st.binary(max_size=50), JSON.map(lambda told: json.dumps(told).encode()),
-                 JSON.map(lambda files: json.dumps({"form": "swarmnet index 1", "files": files}).encode())))  # fmt: skip
+@given(st.one_of(st.binary(max_size=50), st.one_of(JSON, FILES).map(lambda told: json.dumps(told).encode())))
 def test_whatever_an_index_is_it_is_read_or_refused(data):
-    try:
+    with suppress(Unreadable):
         assert all(is_plain(one.name) for one in parsed(data))
-    except Unreadable:
-        pass
 
 
 def test_the_command_writes_an_index_and_what_goes_into_the_run_file(tmp_path, capsys):
@@ -249,12 +251,14 @@ def test_what_a_url_leads_to_is_read_as_a_folder_is(elsewhere, tmp_path, with_in
     here = shards_of(source, str(tmp_path / "books"), Reading())
     assert [text_of(shard)[0] for shard in shards[:4]] == [text_of(shard)[0] for shard in here]
     cache = ShardCache(None, 256, tmp_path / "state")
-    assert [cache.open(shard, silent).made for shard in shards * 2] == [True] * len(shards) + [False] * len(shards)
+    for made in (True, False):
+        assert {cache.open(shard, silent).made for shard in shards} == {made}
 
 
 def test_a_file_that_is_not_there_is_left_out_and_one_that_does_not_answer_is_not(elsewhere, tmp_path):
     files, source = elsewhere
-    shards, cache = shards_of(source, "memory://library/books", Reading()), ShardCache(None, 256, tmp_path / "s")
+    shards = shards_of(source, "memory://library/books", Reading())
+    cache = ShardCache(None, 256, tmp_path / "state")
     files.rm_file("/library/books/a.jsonl")
     gone = cache.open(shards[0], silent)
     assert len(gone.tokens) == 0
@@ -266,7 +270,7 @@ def test_a_file_that_is_not_there_is_left_out_and_one_that_does_not_answer_is_no
 
     files.open, opens = (lambda path, mode: Broken()), files.open
     try:
-        with pytest.raises(TextUnreachable, match="memory://library/books cannot be read: ConnectionResetError"):
+        with pytest.raises(TextUnreachable, match=r"memory://library/books cannot be read: Connection"):
             cache.open(shards[1], silent)
     finally:
         files.open = opens
@@ -274,13 +278,13 @@ def test_a_file_that_is_not_there_is_left_out_and_one_that_does_not_answer_is_no
 
 
 def test_a_kind_of_place_that_nothing_opens_is_named_without_its_secret():
-    with pytest.raises(TextError, match="text nowhere://example.org/books cannot be opened") as raised:
+    with pytest.raises(TextError, match=r"text nowhere://example\.org/books cannot be opened") as raised:
         shards_of(BOOKS, "nowhere://me:secret@example.org/books", Reading())
     assert "secret" not in str(raised.value)
 
 
 def test_a_text_that_is_drawn_from_is_no_url():
-    with pytest.raises(TextError, match="is a URL, and only a run with data.order: epochs"):
+    with pytest.raises(TextError, match=r"is a URL, and only a run with data\.order: epochs"):
         Text(["https://example.org/books"])
 
 
