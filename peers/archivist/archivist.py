@@ -231,6 +231,8 @@ class Archivist:
                 self.contributions.tokens[peer, int(stage)] = count
         self.contributions.names[peer] = name if isinstance(name, str) else ""
         self.devices[peer] = str(one.get("device", ""))[:16]
+        joules = one.get("joules")
+        self.contributions.joules[peer] = joules if isinstance(joules, int) and 0 < joules < 1 << 63 else 0
         signed = one.get("signed")
         self.signed[peer] = signed if isinstance(signed, int) and signed > 0 else 0
 
@@ -248,6 +250,7 @@ class Archivist:
                 "tokens": counts,
                 "signed": self.signed[peer],
                 "device": self.devices.get(peer, ""),
+                "joules": self.contributions.joules[peer],
             }
             for peer, counts in tokens.items()
         ]

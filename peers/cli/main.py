@@ -100,6 +100,7 @@ def application() -> typer.Typer:
     commands: dict[str, Callable[..., None]] = {
         "run": run.run,
         "tokenizer": making.tokenizer,
+        "index": making.index,
         "identity": making.identity,
         "publish": run.publish,
         "join": join.join,

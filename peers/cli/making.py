@@ -52,6 +52,38 @@ def tokenizer(
     typer.echo(f"       data: {{tokenizer: {out.name}, end_of_text: '{end_of_text}'}}")
 
 
+def index(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of text.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the index if it is there.")] = False,
+) -> None:
+    """Name the files of a text with their SHA-256, in FOLDER/index.json: so a run can say what exactly it is
+    read from."""
+    import hashlib
+    import time
+
+    from peers.cli.model import warn
+    from peers.config.atomic_files import is_there, write_atomically
+    from peers.data.documents import Reading, TextError
+    from peers.data.local_text import Tokenizing
+    from peers.data.shards import INDEX, index_of, parsed
+
+    out, reading = folder / INDEX, Reading()
+    if is_there(out) and not replace:
+        raise UserError(f"{out} exists already, and runs may name it: add --replace")
+    reads = Tokenizing(lambda _event, line: typer.echo(line, err=True), time.monotonic, "reads the text")
+    with as_user_errors(TextError):
+        made = index_of(folder, reading, reads.progress)
+    write_atomically(out, made)
+    for warning in reading.warnings():
+        warn(warning)
+    files = parsed(made)
+    typer.echo(f"read   {sum(file.bytes for file in files):,} bytes in {len(files):,} files")
+    typer.echo(f"wrote  {out}: hand it out with them")
+    name = folder.resolve().name
+    typer.echo(f"run    data: {{order: epochs, sources: [{{name: {name}, path: {name},")
+    typer.echo(f"         index: {hashlib.sha256(made).hexdigest()}}}]}}")
+
+
 def identity(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A peer file (.yaml), or an identity file.")],
     settings: Settings = None,

@@ -5,6 +5,7 @@ knows (load, temperature, power), where that is installed (extra `gpu`). What ca
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -88,6 +89,9 @@ class GpuWatch:
 
     def __init__(self, metrics: Metrics, device: torch.device, nvml: Nvml | None) -> None:
         self._metrics, self._device, self._nvml = metrics, device, nvml
+        self.joules = 0.0
+        """That the GPU has taken since the first look, whatever program used it; 0: it does not tell."""
+        self._looked = time.monotonic()
 
     async def run(self) -> None:
         """Until cancelled. In a thread: a driver may take its time."""
@@ -99,6 +103,9 @@ class GpuWatch:
         free, total = torch.cuda.mem_get_info(self._device)
         held = torch.cuda.memory_reserved(self._device)
         senses = self._nvml.read() if self._nvml is not None else Senses()
+        now = time.monotonic()
+        self.joules += (senses.watts or 0.0) * (now - self._looked)
+        self._looked = now
         gpu = self._metrics.gpu
         gpu.set("gpu_memory_used_bytes", total - free)
         gpu.set("gpu_memory_total_bytes", total)

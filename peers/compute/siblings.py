@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from peers.compute.executor import ThreadCompute
+from peers.compute.gpu import GpuWatch
 from peers.compute.limits_watch import Pauses, Why
 from peers.compute.shared_executor import SharedCompute
 from peers.config.run_file import SignedManifest
@@ -40,6 +41,8 @@ class Siblings:
         """All of them, the first one first."""
         self.daemons: dict[int, int] = {}
         """Number -> process id of its p2pd."""
+        self.gpu: GpuWatch | None = None
+        """Of the device of all, read by the first of them."""
         self._peak: float | None = None
         self._measuring = asyncio.Lock()
         self._upload: Upload | None = None

@@ -101,6 +101,7 @@ def _archive(url: str, info: ValidationInfo) -> str:
 
 
 ArchiveUrl = Annotated[str, AfterValidator(_archive), Shown("path | URL")]
+TextPlace = Annotated[str, AfterValidator(_archive), Shown("path | URL")]
 InviteText = Annotated[str, AfterValidator(_checked_invites), Shown("text")]
 FilePath = Annotated[Path, AfterValidator(_resolve), Shown("path")]
 RunReference = Annotated[str, AfterValidator(_run), Shown("run id | path of a published run file")]
@@ -271,14 +272,16 @@ class PeerFile(BaseModel):
     """How an archivist archives."""
     evaluating: EvaluatingFile = EvaluatingFile()
     """What an evaluator scores, and how often."""
-    text: dict[str, FilePath] = Field(default_factory=dict)
-    """Where this machine keeps a data source of the run, by the source's name."""
+    text: dict[str, TextPlace] = Field(default_factory=dict)
+    """Where this machine keeps a data source of the run, by the source's name: a file or folder; of a run
+    that is read in epochs also a URL that fsspec opens (https://, s3://, ...)."""
     tokenizer: FilePath | None = None
     """Where this machine keeps the run's `tokenizer.json`, if its text is not read as bytes."""
     text_limit: Annotated[
         ByteCount, at_least_bytes(1 << 16, "64MiB"), Field(json_schema_extra={"default": "64MiB"})
     ] = 64 << 20
-    """How much text to read; of a longer one, a random part. Its tokens are kept in the state folder."""
+    """How much text to read; of a longer one, a random part. Its tokens are kept in the state folder. A run
+    that is read in epochs (`data.order`) is read whole, and its tokens take as much room on the disk."""
 
     @property
     def invite_bytes(self) -> bytes:

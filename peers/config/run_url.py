@@ -33,6 +33,13 @@ def is_url(text: str) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]*://", text) is not None
 
 
+def without_secret(url: str) -> str:
+    """For people, logs and reports: the user and the password that stand before the host are left out."""
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}" if separator else url
+
+
 def fetch_run(url: str) -> SignedManifest:
     """The published run at `url`; `#RUN_ID` behind it says which it must be. Raises UserError.
 

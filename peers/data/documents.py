@@ -10,14 +10,29 @@ import hashlib
 import json
 import os
 import random
+import sys
 import sysconfig
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from peers.config.atomic_files import is_file, is_folder, is_there
+from peers.config.run_url import is_url, without_secret
+from peers.data.files import (
+    LINES,
+    PACKED,
+    PLAIN_SUFFIXES,
+    ROWS,
+    File,
+    LocalFile,
+    Unreadable,
+    form_of,
+    rows_of,
+    unpacked,
+)
+from peers.data.files import TextError as TextError
 from swarmnet.run.manifest import STANDARD_LIBRARY
 
 HELD_OUT = (
@@ -28,8 +43,6 @@ HELD_OUT = (
 _LEFT_OUT = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 )
-TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
-ENDINGS = ", ".join(TEXT_SUFFIXES)
 LONGEST_CORPUS_BYTES = 64 * 2**20
 """What one peer reads; of a larger text each peer takes its own random part."""
 BETWEEN_DOCUMENTS = b"\n\n"
@@ -39,10 +52,6 @@ LINE_LIMIT = 16 * 2**20
 """A longer line of a .jsonl file is left out: it would be in memory three times."""
 _BINARY_BYTES = 8192
 """A zero byte among the first so many is in no text; git looks at as many."""
-
-
-class TextError(ValueError):
-    """There is no text to be had there; one line that says what is missing, and where."""
 
 
 @dataclass(slots=True)
@@ -78,14 +87,22 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    path: Path
-    bytes: int
+    file: File
     named: bool
     """A person named it, and not only its folder: it is text whatever it holds."""
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def bytes(self) -> int:
+        return self.file.bytes
 
 
 Block = tuple[bool, bytes]
 """Whether it begins a document, and some of its text."""
+Hear = Callable[[Block], None]
 
 
 class Text:
@@ -106,13 +123,30 @@ class Text:
         self.longest_bytes, self.seed, self.withdrawn = longest_bytes, seed, withdrawn
         self.reading = Reading()
         """Of the newest pass over the blocks."""
-        self._others = Reading()
+        self._others, self._may_be_empty = Reading(), False
+        self._hear: Hear = lambda block: None
         named = set(self.places)
         files = [file for place in self.places for file in files_of(place, self._others)]
-        sized = [(file, _size(file, self._others)) for file in files]
-        self._files = [_File(file, size, str(file) in named) for file, size in sized if size is not None]
+        found = [_found(file, self._others) for file in files]
+        self._files = [_File(file, file.name in named) for file in found if file is not None]
+        self._measure()
+
+    @classmethod
+    def of(
+        cls, files: Sequence[File], others: Reading, withdrawn: Container[bytes] = (),
+        hear: Hear = lambda block: None,
+    ) -> Text:  # fmt: skip
+        """All documents of these files, which lie in folders that a person named; there may be none.
+        `others`: what was left out beside them; `hear` is told of each block."""
+        text = cls((), longest_bytes=sys.maxsize, withdrawn=withdrawn)
+        text._files = [_File(file, named=False) for file in files]
+        text._others, text._hear, text._may_be_empty = others, hear, True
+        text._measure()
+        return text
+
+    def _measure(self) -> None:
         self._all_bytes = sum(file.bytes for file in self._files)
-        self.total_bytes = min(self._all_bytes, longest_bytes)
+        self.total_bytes = min(self._all_bytes, self.longest_bytes)
         """About as many will be read."""
 
     def blocks(self) -> Iterator[Block]:
@@ -129,6 +163,7 @@ class Text:
             for starts, block in self._of_file(file, room, chance):
                 self.reading.documents += starts
                 kept = block[:room]
+                self._hear((starts, kept))
                 self.reading.bytes += len(kept)
                 room -= len(kept) + starts * len(BETWEEN_DOCUMENTS)
                 yield starts, kept
@@ -137,32 +172,45 @@ class Text:
             self.reading.files += self.reading.documents > before
             if room <= 0:
                 return
-        if not self.reading.documents:
+        if not self.reading.documents and not self._may_be_empty:
             why = f": {self.reading.first_left_out}" if self.reading.left_out else ""
             raise TextError(f"no text in {', '.join(self.places)}{why}")
 
     def _of_file(self, file: _File, room: int, chance: random.Random) -> Iterator[Block]:
         """Of one that is larger than `room`, some part of about that length."""
-        size = file.bytes
         try:
-            with file.path.open("rb") as opened:
-                if file.path.suffix == ".jsonl":
-                    yield from self._of_lines(file.path, opened, min(1.0, room / max(1, size)), chance)
-                    return
-                if self.withdrawn and hashlib.file_digest(opened, "sha256").digest() in self.withdrawn:
-                    return
-                opened.seek(chance.randrange(size - room + 1) if size > room else 0)
-                yield from self._of_bytes(file, opened, room)
+            if self._is_withdrawn(file):
+                return
+            with unpacked(file.file) as opened:
+                form = form_of(file.name)
+                if form == LINES:
+                    share = min(1.0, room / max(1, file.bytes))
+                    yield from self._of_lines(file.name, opened, share, chance)
+                elif form == ROWS:
+                    yield from self._of_rows(file.name, opened)
+                else:
+                    if file.bytes > room and not file.name.endswith(PACKED):
+                        opened.seek(chance.randrange(file.bytes - room + 1))
+                    yield from self._of_bytes(file, opened, room)
         except OSError as error:
-            self.reading.leave_out(f"{file.path}: {error.strerror}")
+            self.reading.leave_out(f"{file.name}: {error.strerror or error}")
+        except Unreadable as error:
+            self.reading.leave_out(f"{file.name}: {error}")
 
-    def _of_bytes(self, file: _File, opened: BinaryIO, room: int) -> Iterator[Block]:
+    def _is_withdrawn(self, file: _File) -> bool:
+        """Of a file that is one document."""
+        if not self.withdrawn or form_of(file.name):
+            return False
+        with unpacked(file.file) as opened:
+            return hashlib.file_digest(opened, "sha256").digest() in self.withdrawn
+
+    def _of_bytes(self, file: _File, opened: BufferedReader, room: int) -> Iterator[Block]:
         middle = opened.tell() > 0
         block = opened.read(min(BLOCK_BYTES, room))
         if middle:
             block = block.lstrip(bytes(range(0x80, 0xC0)))  # The rest of a character.
         if b"\0" in block[:_BINARY_BYTES] and not file.named:
-            self.reading.leave_out(f"{file.path}: is no text: it holds zero bytes")
+            self.reading.leave_out(f"{file.name}: is no text: it holds zero bytes")
             return
         if not block.strip():
             return
@@ -174,13 +222,13 @@ class Text:
             except UnicodeDecodeError:
                 is_utf8 = False
                 self.reading.not_utf8 += 1
-                self.reading.first_not_utf8 = self.reading.first_not_utf8 or str(file.path)
+                self.reading.first_not_utf8 = self.reading.first_not_utf8 or file.name
             yield starts, block
             starts, room = False, room - len(block)
             block = opened.read(min(BLOCK_BYTES, room))
 
     def _of_lines(
-        self, file: Path, opened: BinaryIO, share: float, chance: random.Random
+        self, file: str, opened: BufferedReader, share: float, chance: random.Random
     ) -> Iterator[Block]:
         number = 0
         while line := opened.readline(LINE_LIMIT):
@@ -199,6 +247,15 @@ class Text:
                 continue
             if text and hashlib.sha256(text).digest() not in self.withdrawn:
                 yield True, text
+
+    def _of_rows(self, file: str, opened: BufferedReader) -> Iterator[Block]:
+        for number, text in enumerate(rows_of(file, opened), 1):
+            if not isinstance(text, str):
+                self.reading.leave_out(f"{file}: row {number}: no string in its column text")
+                continue
+            encoded = text.encode("utf-8", "replace")
+            if encoded and hashlib.sha256(encoded).digest() not in self.withdrawn:
+                yield True, encoded
 
 
 def _text_of(line: bytes) -> bytes:
@@ -259,10 +316,13 @@ def _standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def files_of(path: str, reading: Reading | None = None) -> list[Path]:
-    """The files of `python-stdlib`, or at a path that a person of this machine typed; sorted. `reading` hears
-    of what else lies there: other endings, and links that lead out of a folder, for a text comes as an
-    archive that somebody else packed. Raises TextError if there is no file."""
+def files_of(
+    path: str, reading: Reading | None = None, suffixes: tuple[str, ...] = PLAIN_SUFFIXES
+) -> list[Path]:
+    """The files of `python-stdlib`, or at a path that a person of this machine typed; sorted. Of a folder
+    those that end in `suffixes`. `reading` hears of what else lies there: other endings, and links that lead
+    out of a folder, for a text comes as an archive that somebody else packed. Raises TextError if there is no
+    file."""
     if path == STANDARD_LIBRARY:
         library = _standard_library()
         held_out = {library / f"{module}.py" for module in HELD_OUT}
@@ -271,6 +331,11 @@ def files_of(path: str, reading: Reading | None = None) -> list[Path]:
         if not files:
             raise TextError(f"{library} holds no Python source: name another text in data.sources")
         return files
+    if is_url(path):
+        raise TextError(
+            f"text {without_secret(path)} is a URL, and only a run with data.order: epochs is read from one: "
+            "copy it to this machine, and name the folder"
+        )
     place = Path(path).expanduser()
     if is_file(place):
         return [place]
@@ -280,8 +345,8 @@ def files_of(path: str, reading: Reading | None = None) -> list[Path]:
     inside = place.resolve()
     for file in _walk(place, frozenset(), reading):
         real = file.resolve()
-        if file.suffix not in TEXT_SUFFIXES:
-            reading.leave_out(f"{file}: of a folder only {ENDINGS} are read")
+        if not file.name.endswith(suffixes):
+            reading.leave_out(f"{file}: of a folder only {', '.join(suffixes)} are read")
         elif not real.is_relative_to(inside):
             reading.leave_out(f"{file} is a link to {real}, out of {place}: put a copy of it in its place")
         elif is_file(file) or not is_there(file):  # Of what is not there its size will tell.
@@ -289,7 +354,7 @@ def files_of(path: str, reading: Reading | None = None) -> list[Path]:
         else:
             reading.leave_out(f"{file}: is no file")
     if not files:
-        raise TextError(f"folder {path} holds no text: put {ENDINGS} files there")
+        raise TextError(f"folder {path} holds no text: put {', '.join(suffixes)} files there")
     return files
 
 
@@ -303,9 +368,9 @@ def _walk(root: Path, left_out: frozenset[str], reading: Reading | None = None) 
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
-def _size(file: Path, reading: Reading) -> int | None:
+def _found(path: Path, reading: Reading) -> LocalFile | None:
     try:
-        return file.stat().st_size
+        return LocalFile.at(path)
     except OSError as error:
-        reading.leave_out(f"{file}: {error.strerror}")
+        reading.leave_out(f"{path}: {error.strerror}")
         return None

@@ -14,7 +14,11 @@ from pathlib import Path
 from peers.config.atomic_files import is_file
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import as_key
-from peers.data.documents import Text, TextError, files_of
+from peers.config.run_url import is_url, without_secret
+from peers.data.documents import Reading, Text, TextError, files_of
+from peers.data.files import ALL_SUFFIXES, PLAIN_SUFFIXES, TextUnreachable
+from peers.data.shard_tokens import ShardCache
+from peers.data.shards import Shard, all_shards
 from peers.data.tokens import Progress, Tokens, tokens_on_disk
 from peers.errors import UserError
 from peers.telemetry.said import Say
@@ -30,12 +34,12 @@ class TextHere:
     """What of a run's text a person of this machine has said where it is."""
 
     places: dict[str, str]
-    """By the source's name: a file, a folder, or `python-stdlib`."""
+    """By the source's name: a file, a folder, `python-stdlib`, or where text is read in epochs a URL."""
     tokenizer: Path | None
     """None: bytes, or not said."""
 
     def __str__(self) -> str:
-        texts = [f"{name} from {place}" for name, place in self.places.items()]
+        texts = [f"{name} from {without_secret(place)}" for name, place in self.places.items()]
         return ", ".join([*texts, *([f"its tokenizer from {self.tokenizer}"] if self.tokenizer else [])])
 
 
@@ -55,13 +59,16 @@ def text_here(manifest: Manifest, config: PeerFile) -> TextHere:
 
 def missing_text(manifest: Manifest, config: PeerFile) -> str:
     """What of the run's text is not on this machine, and what to do; empty: all is there. By the names of
-    files alone: none is read."""
-    here = text_here(manifest, config)
+    files alone: none is read, and nobody elsewhere is asked."""
+    here, in_epochs = text_here(manifest, config), manifest.data.order == "epochs"
     for source in manifest.data.sources:
         problem = "the peer file does not say where it is"
         if source.name in here.places:
+            place = here.places[source.name]
+            if in_epochs and is_url(place):
+                continue
             try:
-                files_of(here.places[source.name])
+                files_of(place, suffixes=ALL_SUFFIXES if in_epochs else PLAIN_SUFFIXES)
                 continue
             except TextError as error:
                 problem = str(error)
@@ -114,6 +121,42 @@ def read_text_here(
         raise UserError(str(error)) from None
 
 
+def shards_here(
+    manifest: Manifest, config: PeerFile, withdrawn: frozenset[bytes], reading: Reading
+) -> tuple[dict[str, list[Shard]], ShardCache]:
+    """Of a run that is read in epochs: the shards of each source, and what makes and keeps their tokens; of
+    what is no shard any more nothing is kept. `reading` hears of what is left out. Raises UserError, or
+    TextUnreachable where a URL does not answer."""
+    if missing := missing_text(manifest, config):
+        raise UserError(missing)
+    here, data = text_here(manifest, config), manifest.data
+    try:
+        cache = ShardCache(
+            here.tokenizer, manifest.model.vocabulary, config.state, data.end_of_text, withdrawn
+        )
+        shards = all_shards(data.sources, here.places, reading)
+        cache.keep_only(shard for some in shards.values() for shard in some)
+    except TextUnreachable:
+        raise
+    except TextError as error:
+        raise UserError(str(error)) from None
+    return shards, cache
+
+
+def first_shard_here(manifest: Manifest, config: PeerFile, progress: Progress) -> Tokens:
+    """Of a run that is read in epochs, to see whether that goes. Raises UserError."""
+    reading = Reading()
+    try:
+        shards, cache = shards_here(manifest, config, frozenset(), reading)
+        every = [shard for some in shards.values() for shard in some]
+        opened = cache.open(every[0], progress)
+    except TextError as error:
+        raise UserError(str(error)) from None
+    opened.reading.left_out += reading.left_out
+    opened.reading.first_left_out = reading.first_left_out or opened.reading.first_left_out
+    return Tokens(opened.tokens, opened.reading, opened.made, shards=len(every))
+
+
 def part_of_text(public_key: bytes) -> int:
     """The seed by which a peer chooses its part of a text that is larger than what it reads."""
     return int.from_bytes(public_key[:4], "little")
@@ -126,6 +169,8 @@ def text_line(read: Tokens) -> str:
         f"{len(read.tokens):,} tokens: {_count(reading.documents, 'document')} in "
         f"{_count(reading.files, 'file')}, {reading.bytes / 1e6:,.1f} MB"
     )
+    if read.shards:
+        text = f"the first of {_count(read.shards, 'shard')}: {text}"
     if not read.made:
         return f"{text}, as they were kept"
     return text if read.before is None else f"{text}; the text is not what it was: {read.before:,} tokens"

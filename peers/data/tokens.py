@@ -48,6 +48,8 @@ class Tokens:
     """False: they lay on the disk."""
     before: int | None = None
     """How many tokens lay there of another text, or of this one before it changed."""
+    shards: int = 0
+    """Of which these are the first one's; 0: the text is not read in shards."""
 
 
 def tokens_on_disk(
@@ -57,18 +59,18 @@ def tokens_on_disk(
     """The tokens of a text by a tokenizer.json, or None: bytes; kept in a peer's state folder. Raises
     TextError: no text, a tokenizer that does not fit, a full disk."""
     opened = open_tokenizer(tokenizer, vocabulary, end_of_text)
-    key = _hash_of(text, tokenizer, opened.end)
+    key = hash_of(text, tokenizer, opened.end)
     folder, dtype = state / FOLDER, dtype_for(opened.vocabulary)
     newest = _newest(folder)
     if newest.get("hash") == key:
-        mapped = _mapped(folder / f"{key}.tokens", newest.get("tokens"), dtype)
-        if mapped is not None:
-            return Tokens(mapped, text.reading, made=False)
+        kept = mapped(folder / f"{key}.tokens", newest.get("tokens"), dtype)
+        if kept is not None:
+            return Tokens(kept, text.reading, made=False)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for interrupted in folder.glob("*.part"):
             interrupted.unlink()
-        count = _write(folder / f"{key}.tokens", text, opened, progress)
+        count = written(folder / f"{key}.tokens", text, opened, progress)
         told = {"hash": key, "tokens": count, "text": asdict(text.reading)}
         write_atomically(folder / NEWEST, json.dumps(told).encode())
         for older in folder.glob("*.tokens"):
@@ -79,11 +81,11 @@ def tokens_on_disk(
             f"{folder}: the text's tokens cannot be kept: {error.strerror}; they take as much room as the "
             f"text, {text.total_bytes / 1e6:,.0f} MB at most"
         ) from None
-    mapped = _mapped(folder / f"{key}.tokens", count, dtype)
-    if mapped is None:
+    kept = mapped(folder / f"{key}.tokens", count, dtype)
+    if kept is None:
         raise TextError(f"{folder / key}.tokens changed while it was read: start again")
     before = newest.get("tokens")
-    return Tokens(mapped, text.reading, made=True, before=before if isinstance(before, int) else None)
+    return Tokens(kept, text.reading, made=True, before=before if isinstance(before, int) else None)
 
 
 def encoded(text: Text, tokenizer: Tokenizer, progress: Progress) -> Iterator[Tensor]:
@@ -115,23 +117,37 @@ def _pieces(text: Text, between: bytes) -> Iterator[bytes]:
         yield from pieces_of(block for _, block in blocks)
 
 
-def _hash_of(text: Text, tokenizer: Path | None, end: Ending) -> str:
-    """SHA-256 over the tokenizer, what stands between documents and each document's own hash, in
-    hexadecimal."""
-    whole = hashlib.sha256(FORM.encode())
-    whole.update(hashlib.sha256(end.text).digest())
-    whole.update(BYTES.encode() if tokenizer is None else hashlib.sha256(tokenizer.read_bytes()).digest())
-    document = hashlib.sha256()
-    for starts, block in text.blocks():
+class Digest:
+    """SHA-256 over the tokenizer, what stands between documents and each document's own hash."""
+
+    def __init__(self, tokenizer: Path | None, end: Ending) -> None:
+        self._whole = whole = hashlib.sha256(FORM.encode())
+        whole.update(hashlib.sha256(end.text).digest())
+        whole.update(BYTES.encode() if tokenizer is None else hashlib.sha256(tokenizer.read_bytes()).digest())
+        self._document = hashlib.sha256()
+
+    def take(self, block: Block) -> None:
+        starts, text = block
         if starts:
-            whole.update(document.digest())
-            document = hashlib.sha256()
-        document.update(block)
-    whole.update(document.digest())
-    return whole.hexdigest()
+            self._whole.update(self._document.digest())
+            self._document = hashlib.sha256()
+        self._document.update(text)
+
+    def hexadecimal(self) -> str:
+        whole = self._whole.copy()
+        whole.update(self._document.digest())
+        return whole.hexdigest()
 
 
-def _write(path: Path, text: Text, tokenizer: Tokenizer, progress: Progress) -> int:
+def hash_of(text: Text, tokenizer: Path | None, end: Ending) -> str:
+    """`Digest` of all of it."""
+    digest = Digest(tokenizer, end)
+    for block in text.blocks():
+        digest.take(block)
+    return digest.hexadecimal()
+
+
+def written(path: Path, text: Text, tokenizer: Tokenizer, progress: Progress) -> int:
     """How many tokens were written. Raises OSError; nothing stays then."""
     part, count = path.with_suffix(".part"), 0
     try:
@@ -147,10 +163,10 @@ def _write(path: Path, text: Text, tokenizer: Tokenizer, progress: Progress) -> 
     return count
 
 
-def _mapped(path: Path, count: object, dtype: torch.dtype) -> Tensor | None:
+def mapped(path: Path, count: object, dtype: torch.dtype) -> Tensor | None:
     """The file's tokens; None if it is not as long as it should be."""
     try:
-        if not isinstance(count, int) or path.stat().st_size != count * dtype.itemsize:
+        if type(count) is not int or path.stat().st_size != count * dtype.itemsize:
             return None
         if count == 0:
             return torch.empty(0, dtype=dtype)

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peers.config.run_file import SignedManifest
+from peers.config.run_url import without_secret
 from peers.state import checkpoint_file
 from peers.state.archive import Archive, Entry
-from peers.state.archive_store import ArchiveError, open_store, until_reached, without_secret
+from peers.state.archive_store import ArchiveError, open_store, until_reached
 from peers.state.checkpoint_file import STATEMENT_BYTES, Checkpoint, CheckpointError
 from peers.telemetry.console import counted
 from peers.telemetry.said import Say

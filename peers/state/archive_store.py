@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from peers.config.atomic_files import is_file, is_there, write_atomically
+from peers.config.run_url import without_secret
 from peers.errors import UserError, how_to_install
 from peers.runtime.supervision import reason
 from peers.telemetry.said import Say
@@ -86,13 +87,6 @@ _RENAMES = frozenset({"sftp", "ssh"})
 """Where a name is taken by another file in one step (POSIX rename), and a file that is written in place may
 be left half written. Object stores have the new file when all of it has come, and no renaming."""
 _UNFINISHED = ".part"
-
-
-def without_secret(url: str) -> str:
-    """For people, logs and reports: the user and the password that stand before the host are left out."""
-    scheme, separator, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}" if separator else url
 
 
 class FsspecStore:

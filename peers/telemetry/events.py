@@ -287,6 +287,12 @@ class Settled(Event, frozen=True):
     ids: Sequence[str]
     tokens: int | None = None
 
+class ShardRead(Event, frozen=True):
+    """This peer has read a shard of the run's text to its end: the sequences of so many tokens."""
+    shard: str
+    epoch: int
+    tokens: int
+
 class Undecided(Event, frozen=True):
     """At the end: what becomes of these own contributions is open."""
     ids: Sequence[str]

@@ -47,6 +47,13 @@ COUNTED = {
     "settled_tokens":
         "Tokens in all: of all peers, in all settled rounds of the stage since the run began. Only where it "
         "is known.",
+    "text_shards":
+        "Shards of the run's text that this peer has. Only of the first stage, where text is read in epochs.",
+    "text_read_shards":
+        "Shards of it that were read to their end in this epoch. Only of the first stage, where text is read "
+        "in epochs.",
+    "text_epochs":
+        "Epochs of it that were read to their end. Only of the first stage, where text is read in epochs.",
 }  # fmt: skip
 
 

@@ -79,6 +79,12 @@ class Text(Said, frozen=True):
     not_utf8: int
     first_not_utf8: str
 
+class EpochRead(Said, frozen=True):
+    """Every shard of the run's text that this peer has was read: so many, in sequences of so many tokens."""
+    epoch: int
+    shards: int
+    tokens: int
+
 class Pausing(Said, frozen=True):
     """It will let go of its stage."""
     reason: str

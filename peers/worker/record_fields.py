@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from pathlib import Path
 
+from peers.data.epoch_text import coverage_of
 from peers.network.discovery.claims import Claims, plain_name
 from peers.worker.parts import Parts
 
@@ -20,6 +21,7 @@ def claims_of(worker: Parts) -> Claims:
     seconds = worker.load().service_seconds
     loss = data.losses.mean if data is not None else None
     saved = worker.disk.saved if neighbourhood is not None else None
+    coverage = coverage_of(data.text) if data is not None else None
     traffic = neighbourhood.traffic if neighbourhood is not None else None
     return Claims(
         state=worker.state,
@@ -36,6 +38,9 @@ def claims_of(worker: Parts) -> Claims:
         received_bytes=traffic.received.total() if traffic is not None else 0,
         settled_tokens=update.tokens if update is not None else None,
         device=worker.part.device.type if data is not None else "",
+        joules=worker.settings.joules(),
+        text_shards=coverage.shards if coverage is not None else 0,
+        text_shards_read=coverage.read_ever if coverage is not None else 0,
     )
 
 

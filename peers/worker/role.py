@@ -55,6 +55,8 @@ from peers.worker.find_stage import choose, find_run, own_processes
 from peers.worker.pause.paused import rest
 from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing
 from peers.worker.picture_of_worker import view
+from peers.worker.pipeline.data_path import Text
+from peers.worker.pipeline.epoch_reading import EpochReading
 from peers.worker.rounds.receipts import FILE_NAME, read, summary
 from peers.worker.sampler import Observer
 from peers.worker.settings import Settings
@@ -119,6 +121,7 @@ class WorkerRole(Role):
         paused = self if self.siblings is None else self.siblings
         warn = partial(process.report.say, "limits", level="warning")
         gpu = gpu_use(self.device, config.limits.only_when_idle, warn)
+        self._gpu: GpuWatch | None = None
         self.watch = LimitsWatch(config.limits, paused, gpu=gpu)
         process.control.answers.update(
             pause=self._asked_to_pause, resume=self._asked_to_resume, checkpoint=self._asked_to_save,
@@ -141,7 +144,9 @@ class WorkerRole(Role):
                 process.say("no_text", f"takes any stage but the first: {missing}")
             beside.append(asyncio.create_task(self._introduce(signed, network), name="introduction"))
         if process.number == 0 and self.device.type == "cuda":
-            gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
+            gpu = self._gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
+            if self.siblings is not None:
+                self.siblings.gpu = gpu
             beside.append(asyncio.create_task(gpu.run(), name="gpu"))
         beside.append(asyncio.create_task(_trim_forever(), name="trim"))
         await asyncio.sleep(0)  # The limits' first look may find that this is no hour to begin.
@@ -205,9 +210,10 @@ class WorkerRole(Role):
         )
         hear_loop(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
+        reading = EpochReading(process, self._text_opened, self._reading_ended)
         worker = self.worker = Worker(
             signed, process.identity, network.transport, network.directory, compute,
-            partial(self._text, signed), self._settings(signed.manifest),
+            partial(self._text, reading, signed), self._settings(signed.manifest),
             Random(process.identity.peer_id), process.log.record, process.say,
             self._part,
         )  # fmt: skip
@@ -227,6 +233,7 @@ class WorkerRole(Role):
         finally:
             observing.cancel()
             await asyncio.gather(observing, compute.close(), return_exceptions=True)  # A cut worker did not.
+            await reading.close()
             observer.look()
             observer.note()
             process.log.flush()
@@ -308,11 +315,24 @@ class WorkerRole(Role):
             receipts=config.state / FILE_NAME,
             from_seed=config.from_seed,
             orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
-            version=version("swarmnet"), name=config.name,
+            version=version("swarmnet"), name=config.name, joules=self._joules_from_now(),
         )  # fmt: skip
 
-    async def _text(self, signed: SignedManifest, withdrawn: frozenset[bytes]) -> Corpus:
+    def _joules_from_now(self) -> Callable[[], float]:
+        """What the device takes from now on; of several peers of a process each has its part."""
+        before, peers = self._joules(), self.siblings.stages if self.siblings is not None else 1
+        return lambda: (self._joules() - before) / peers
+
+    def _joules(self) -> float:
+        watch = self._gpu if self.siblings is None else self.siblings.gpu
+        return watch.joules if watch is not None else 0.0
+
+    async def _text(
+        self, reading: EpochReading, signed: SignedManifest, withdrawn: frozenset[bytes]
+    ) -> Text:
         """The run's text, from where this machine keeps it, without what the owner has withdrawn."""
+        if signed.manifest.data.order == "epochs":
+            return await reading.open(signed, withdrawn)
         process, config, loop = self.process, self.process.config, asyncio.get_running_loop()
         seed, tokenizing = part_of_text(process.identity.public_key), Tokenizing(process.say, loop.time)
 
@@ -328,6 +348,14 @@ class WorkerRole(Role):
             process.log.record(said.Remark(warning, "text_left_out"))
         process.tell(said.Text(text_line(read), **asdict(read.reading)))
         return Corpus(signed, read.tokens)
+
+    def _text_opened(self) -> None:
+        if self.worker is not None and self.worker.data is not None:
+            self.worker.data.pump()
+
+    def _reading_ended(self, task: asyncio.Task[None]) -> None:
+        if self.worker is not None:
+            self.worker.task_ended(task)
 
     # -- pausing --------------------------------------------------------------------------------------
 

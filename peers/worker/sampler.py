@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
+from peers.data.epoch_text import coverage_of
 from peers.network.neighbourhood import Neighbourhood
 from peers.telemetry import events as noted
 from peers.telemetry.console import Report, Status
@@ -221,6 +222,10 @@ class Observer:
         training.tokens.inc(tokens)
         training.operations.inc(tokens * operations_per_token(worker.manifest, worker.stage))
         self._codecs(worker.data.work.codings)
+        if (coverage := coverage_of(worker.data.text)) is not None:
+            self.metrics.counted.set("text_shards", coverage.shards)
+            self.metrics.counted.set("text_read_shards", coverage.shards_read)
+            self.metrics.counted.set("text_epochs", coverage.epochs)
         losses = worker.data.losses
         if losses.mean is not None and losses.newest is not None:
             training.loss.set(losses.mean)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,3 +38,5 @@ class Settings:
     version: str = ""
     name: str = ""
     """Shown to people."""
+    joules: Callable[[], float] = lambda: 0.0
+    """That its device has taken since it began this stage, as measured; 0: it does not tell."""

@@ -62,3 +62,9 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """In all settled rounds of the stage, by all peers, since the run began; -1: not known."""
     device: Device = ""
     """What it computes with."""
+    joules: Number = 0
+    """That its device has taken while these tokens were committed, as that has measured it; 0: it has not."""
+    text_shards: Number = 0
+    """Of the run's text that it has, where that is read in epochs; 0: it reads none, or not so."""
+    text_shards_read: Number = 0
+    """To their end, in all epochs: so many times `text_shards` is how often it has read the text."""

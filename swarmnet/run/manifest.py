@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from math import cos, pi
+from math import cos, inf, pi
 from typing import Literal
 
 from swarmnet.identifiers import PeerId, RunId
@@ -131,6 +131,15 @@ class Source:
     """Of the file, where there is one; for people, nothing is refused by it."""
     processing: str = ""
     """What was done to it: filters, opt-outs that were respected, removal of illegal or personal content."""
+    weight: float = field(default=0.0, metadata={ADDED: True})
+    """Of a run that is read in epochs: how much is read of this source beside the others' weights, however
+    long each is. 0, for all of them: each comes once in an epoch."""
+    index: str = field(default="", metadata={ADDED: True})
+    """SHA-256 of the text's `index.json` (`swarmnet index FOLDER`), which names each file with its own: peers
+    read nothing else. Empty: every peer reads what its folder holds."""
+
+
+OrderName = Literal["drawn", "epochs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,9 @@ class Data:
     end_of_text: str = field(default="", metadata={ADDED: True})
     """The tokenizer's token that stands between two documents, such as `<|endoftext|>`: the model learns to
     stop, and whoever it writes for stops there. Empty: an empty line stands between them."""
+    order: OrderName = field(default="drawn", metadata={ADDED: True})
+    """drawn: each sequence from anywhere in the text, of which a peer reads `text_limit`; epochs: a shard
+    after the other, all of it once, then again, however long it is; each peer in its own order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +456,7 @@ def check(manifest: Manifest) -> None:
          f"gradient_rounding: {manifest.codec_back} is not rounded by chance, only int8 and tiles are"),
         (not manifest.data.sources, "data.sources is empty"),
         (any(source.bytes < 0 for source in manifest.data.sources), "data.sources: bytes cannot be negative"),
+        *_of_data(manifest.data),
         (rounds.target_tokens < 1 or rounds.window < 1 or rounds.snapshot_rounds < 1,
          "rounds: target_tokens, window and snapshot_rounds must be at least 1"),
         (not 0.0 <= paths.skip_ratio < 1.0, f"paths.skip_ratio is {paths.skip_ratio}; it must lie in [0, 1)"),
@@ -491,6 +504,24 @@ def _of_experts(model: ModelShape) -> list[tuple[bool, str]]:
          "model.experts: needs qk_norm: true, as in Qwen3-MoE, or it could be exported as nothing known"),
         (experts.count > 0 and model.boundary.is_narrow,
          "model.experts: narrow boundaries (model.boundary) and experts in one model cannot be exported"),
+    ]  # fmt: skip
+
+
+def _of_data(data: Data) -> list[tuple[bool, str]]:
+    """What `check` looks at there, as `_of_sync`."""
+    weights, indexes = [one.weight for one in data.sources], [one.index for one in data.sources if one.index]
+    pinned_library = any(one.index and one.path == STANDARD_LIBRARY for one in data.sources)
+    return [
+        (data.order == "drawn" and (any(weights) or bool(indexes)),
+         "data.order is drawn, and only what is read in epochs has a weight or an index in data.sources"),
+        (not all(0 <= weight < inf for weight in weights), "data.sources: weight cannot be negative"),
+        (any(weights) and not all(weights),
+         "data.sources: weight is for all sources or for none: one of 0 beside others would never be read"),
+        (any(len(one) != 64 or not set(one) <= set("0123456789abcdef") for one in indexes),
+         "data.sources: index is no SHA-256 (64 hexadecimal digits); `swarmnet index FOLDER` prints it"),
+        (pinned_library, f"data.sources: {STANDARD_LIBRARY} is another with each Python: it has no index"),
+        (data.order == "epochs" and len({one.name for one in data.sources}) < len(data.sources),
+         "data.sources: each needs a name of its own where data.order is epochs"),
     ]  # fmt: skip
 
 

@@ -43,13 +43,13 @@ def series(metrics) -> dict[str, float]:
     }
 
 
-def in_settled_sets(swarm, stage: int) -> int:
-    """What the makers noted, of the contributions that the settled rounds of a stage hold."""
+def in_settled_sets(swarm, stage: int, newest: int = 1 << 62) -> int:
+    """What the makers noted, of the contributions that the settled rounds of a stage hold, to the newest."""
     made = {note.fields["id"]: note.fields["tokens"] for note in swarm.of("made")}
     sets = {
         note.fields["round"]: note.fields["ids"]
         for note in swarm.of("settled")
-        if swarm.members[note.name].worker.stage == stage
+        if swarm.members[note.name].worker.stage == stage and note.fields["round"] <= newest
     }
     return sum(made[identity] for ids in sets.values() for identity in ids)
 
@@ -127,6 +127,24 @@ def test_every_place_says_the_same_tokens_loss_rounds_and_utilisation(tmp_path):
     run(story())
 
 
+def test_the_tokens_of_a_report_are_those_of_the_event_logs_where_time_closes_rounds(tmp_path):
+    async def story():
+        swarm.open()
+        await trained(swarm, tmp_path, 3)
+        seen = Looked(swarm)
+        report = await seen.report(swarm)
+        settled = {note.fields["round"]: note.fields["tokens"] for note in swarm.of("settled", "a")}
+        assert report["tokens"] == settled[report["settled_rounds"] - 1] > 0
+        newest = max(settled)
+        assert settled[newest] == in_settled_sets(swarm, 0, newest)
+        assert 10 * report["tokens"] < report["settled_rounds"] * swarm.signed.manifest.rounds.target_tokens
+        await swarm.stop_watching()
+        await swarm.close()
+
+    swarm = Watched(tiny_manifest(rounds=Rounds(1_000_000, 0.2, 0.2, settle_seconds=0.5, snapshot_rounds=4)))
+    run(story())
+
+
 def test_of_stages_that_are_apart_every_place_names_the_first_ones_round_and_one_loss():
     """Each stage closes its own rounds, and records are of different moments."""
     signed = sign(tiny_manifest())
@@ -198,7 +216,7 @@ def test_tokens_in_all_go_on_over_a_crash_of_everybody_and_a_newcomer_has_them(t
 def test_rounds_that_were_closed_by_time_count_what_they_held_and_not_their_target(tmp_path):
     async def story():
         swarm.open()
-        await trained(swarm, tmp_path, 6)
+        await trained(swarm, tmp_path, 3)
         tokens = swarm.members["a"].worker.update.tokens
         rounds = swarm.members["a"].worker.update.rounds.settled + 1
         assert tokens == in_settled_sets(swarm, 0)

@@ -95,6 +95,7 @@ class Presence:
             claims.tokens, claims.settled, claims.checkpoint_round, claims.checkpoint_seconds,
             claims.sent_bytes, claims.received_bytes, invite,
             -1 if claims.settled_tokens is None else claims.settled_tokens, claims.device,
+            int(claims.joules), claims.text_shards, claims.text_shards_read,
         )  # fmt: skip
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 

@@ -20,28 +20,33 @@ class Contributions:
 
     tokens: Counter[Key] = field(default_factory=Counter)
     names: dict[str, str] = field(default_factory=dict)
+    joules: Counter[str] = field(default_factory=Counter)
+    """By peer: what its device has taken for them, as it has measured."""
 
     def first(self, record: PeerRecord) -> None:
         """The first record seen of a peer, or the first after it was forgotten: it may have been counted."""
         known = self.tokens[record.peer, record.stage]
-        self._set(record, max(known, record.tokens))
+        self._set(record, max(known, record.tokens), max(self.joules[record.peer], record.joules))
 
     def grown(self, old: PeerRecord, new: PeerRecord) -> int:
         """The peer's next record; how many tokens are new. After a move or a restart it counts from 0."""
         same = old.stage == new.stage and new.tokens >= old.tokens
         grown = new.tokens - old.tokens if same else new.tokens
-        self._set(new, self.tokens[new.peer, new.stage] + grown)
+        taken = max(0, new.joules - old.joules) if same else new.joules
+        self._set(new, self.tokens[new.peer, new.stage] + grown, self.joules[new.peer] + taken)
         return grown
 
-    def _set(self, record: PeerRecord, tokens: int) -> None:
+    def _set(self, record: PeerRecord, tokens: int, joules: int) -> None:
         if tokens <= 0:
             return
         self.names[record.peer] = record.name
         self.tokens[record.peer, record.stage] = tokens
+        self.joules[record.peer] = joules
         if len(self.tokens) > MOST_KEPT:
             self.tokens = Counter(dict(self.tokens.most_common(MOST_KEPT // 2)))
             kept = {peer for peer, _ in self.tokens}
             self.names = {peer: name for peer, name in self.names.items() if peer in kept}
+            self.joules = Counter({peer: count for peer, count in self.joules.items() if peer in kept})
 
     def of_stage(self, stage: int, most: int) -> int:
         """By all together, nobody counting for more than `most`: one liar must not spoil the sum."""

@@ -27,6 +27,9 @@ class Claims:
     received_bytes: int = 0
     settled_tokens: int | None = None
     device: str = ""
+    joules: float = 0.0
+    text_shards: int = 0
+    text_shards_read: int = 0
 
 
 def plain_name(name: str) -> str:

@@ -17,7 +17,14 @@ from pathlib import Path
 
 from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.run_file import RunFileError, SignedManifest
-from peers.data.local_text import FIRST_STAGE, Tokenizing, missing_text, part_of_text, read_text_here
+from peers.data.local_text import (
+    FIRST_STAGE,
+    Tokenizing,
+    first_shard_here,
+    missing_text,
+    part_of_text,
+    read_text_here,
+)
 from peers.errors import UserError
 from peers.network.addresses import Addresses, in_the_open
 from peers.network.discovery import mdns
@@ -262,7 +269,10 @@ class Examination:
             config = config.model_copy(update={"state": self.subject.place})
         tokenizing = Tokenizing(lambda _event, line: print(line, file=sys.stderr), time.monotonic)
         try:
-            read = read_text_here(manifest, config, part_of_text(key), frozenset(), tokenizing.progress)
+            if manifest.data.order == "epochs":
+                read = first_shard_here(manifest, config, tokenizing.progress)
+            else:
+                read = read_text_here(manifest, config, part_of_text(key), frozenset(), tokenizing.progress)
         except UserError as error:
             return Line("text", "fail", str(error), "mend what is named")
         return judge_text(wish, "", read, manifest.data.sequence_tokens + 1)

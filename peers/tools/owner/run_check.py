@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from peers.config.explain import is_run_file
 from peers.config.peer_file import load
 from peers.config.run_file import beside, load_manifest, load_signed, source_beside
-from peers.data.documents import Text, TextError
+from peers.data.documents import Reading, Text, TextError
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import BYTES, Manifest
@@ -97,17 +97,29 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
             )
             continue
         places[source.name] = place
-        text = Text([place])
-        next(text.blocks())  # Raises TextError where there is nothing in it.
+        text = _read_as(manifest, {source.name: place})
+        next(text.blocks(), None)  # Raises TextError where there is nothing in it.
         yield from (f"data.sources: {source.name}: {told}" for told in text.reading.warnings())
     if len(places) == len(manifest.data.sources):
         _require_a_window(manifest, places, reads)
 
 
+def _read_as(manifest: Manifest, places: Mapping[str, str]) -> Text:
+    """The text of these sources. Raises TextError."""
+    if manifest.data.order == "drawn":
+        return Text(places.values())
+    from peers.data.shards import all_shards
+
+    others, sources = Reading(), [one for one in manifest.data.sources if one.name in places]
+    shards = all_shards(sources, places, others).values()
+    files = [part.file for some in shards for shard in some for part in shard.parts]
+    return Text.of(files, others)
+
+
 def _require_a_window(manifest: Manifest, places: Mapping[str, str], reads: Tokenizer | None) -> None:
     needed = manifest.data.sequence_tokens + 1  # swarmnet/model/sampling.py
     there = 0
-    for count in _counts(Text(places.values()), reads):
+    for count in _counts(_read_as(manifest, places), reads):
         there += count
         if there >= needed:
             return

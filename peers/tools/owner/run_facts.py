@@ -32,6 +32,7 @@ FLOPS_PER_JOULE = {"cuda": 2.0e10, "cpu": 1.0e9}
 float32. A processor's core at 15 W and two fifths of the 3.6e10 operations a second measured of one."""
 NOT_SAID = "cpu"
 """Assumed of who does not say: the dearer one, so that the energy is not made smaller than it is."""
+MEASURED = "measured"
 DEVICES = {"cuda": "GPUs", "cpu": "processors"}
 OVERHEAD = 1.5
 """Assumed: of the whole machine and the network, per joule of the computing part."""
@@ -55,6 +56,8 @@ class Contributor:
     """Archived checkpoints whose weights it has signed; None: no archive was looked at."""
     device: str = ""
     """That it computes with, as it says; empty: it does not."""
+    joules: int = 0
+    """That this has taken for these tokens, as it has measured; 0: it has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,9 @@ class Facts:
     """Of each stage, in those rounds; None, or none at all: nobody has counted them."""
     assumed: tuple[str, ...] = ()
     """What is assumed of them besides what every report assumes, for people."""
+    read: tuple[tuple[int, int], ...] = ()
+    """Of each peer that reads the run's text in epochs: the shards that it has, and how many it has read to
+    their end, in all epochs."""
 
     @property
     def manifest(self) -> Manifest:
@@ -108,10 +114,12 @@ class Facts:
 
     @property
     def devices(self) -> dict[str, float]:
-        """Device -> its share of the tokens that contributors claim; of who does not say: NOT_SAID."""
+        """Device -> its share of the tokens that contributors claim; of who does not say: NOT_SAID; of who
+        has measured what it takes: MEASURED."""
         tokens: Counter[str] = Counter()
         for one in self.contributors:
-            tokens[one.device if one.device in FLOPS_PER_JOULE else NOT_SAID] += one.tokens
+            known = one.device if one.device in FLOPS_PER_JOULE else NOT_SAID
+            tokens[MEASURED if one.joules else known] += one.tokens
         whole = tokens.total()
         return {device: count / whole for device, count in tokens.items()} if whole else {NOT_SAID: 1.0}
 
@@ -127,7 +135,12 @@ class Facts:
 
     @property
     def kilowatt_hours(self) -> float:
-        joules = sum(share * self.flops / FLOPS_PER_JOULE[device] for device, share in self.devices.items())
+        shares = {device: share for device, share in self.devices.items() if device != MEASURED}
+        joules = sum(share * self.flops / FLOPS_PER_JOULE[device] for device, share in shares.items())
+        if whole := sum(one.tokens for one in self.contributors):
+            # What they have counted is what they say of the tokens that the stages have seen.
+            of_each = sum(one.joules for one in self.contributors if one.tokens) / whole
+            joules += of_each * sum(self._tokens())
         return joules * OVERHEAD / JOULES_PER_KILOWATT_HOUR
 
 
@@ -167,14 +180,15 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
     said = [settled_round(told, stage) for stage in range(len(signed.manifest.stages))]
     rounds = tuple(-1 if round is None else round for round in said)
     contributors = [
-        Contributor(record.peer, record.name, record.tokens, None, record.device)
+        Contributor(record.peer, record.name, record.tokens, None, record.device, record.joules)
         for record in told if record.tokens > 0
     ]  # fmt: skip
     contributors.sort(key=lambda one: (-one.tokens, one.peer))
     origin = _origin(Counter(record.stage for record in told), len(rounds), book.order, now)
     at = datetime.fromtimestamp(now, UTC)
     tokens = tuple(settled_tokens(told, stage) for stage in range(len(rounds)))
-    return Facts(signed, book.order, at, rounds, tuple(contributors), origin, tokens, OF_RECORDS)
+    read = tuple((one.text_shards, one.text_shards_read) for one in told if one.text_shards)
+    return Facts(signed, book.order, at, rounds, tuple(contributors), origin, tokens, OF_RECORDS, read)
 
 
 def _origin(peers: Mapping[int, int], stages: int, order: Order, now_seconds: float) -> str:
@@ -197,8 +211,9 @@ def _contributor(one: Mapping[str, Any]) -> Contributor:
     tokens = one.get("tokens")
     counts = tokens.values() if isinstance(tokens, dict) else ()
     total = sum(count for count in counts if isinstance(count, int))
-    signed = one.get("signed")
+    signed, joules = one.get("signed"), one.get("joules")
     return Contributor(
         str(one.get("peer", ""))[:64], str(one.get("name", ""))[:64], total,
         signed if isinstance(signed, int) else 0, str(one.get("device", ""))[:16],
+        joules if isinstance(joules, int) else 0,
     )  # fmt: skip

@@ -28,6 +28,8 @@ KINDS = (
     ("synthetic", "2.5 Synthetic data"),
     ("other", "2.6 Other sources of data"),
 )
+MOST_PEERS = 20
+"""Whose reading is named: those who have read most."""
 _SIZES = ((10**9, "less than 1 billion tokens"), (10**13, "1 billion to 10 trillion tokens"))
 
 
@@ -59,6 +61,7 @@ def summary(facts: Facts) -> dict[str, Any]:
             "built_on": "no other model: the weights start from the run's seed",
         },
         "sources": [asdict(source) for source in manifest.data.sources],
+        "coverage": _coverage(facts),
         "processing": {
             "steps": _joined(f"{s.name}: {s.processing}" for s in manifest.data.sources if s.processing),
             "withdrawn_documents": [asdict(withdrawal) for withdrawal in order.withdrawn],
@@ -77,6 +80,20 @@ def summary(facts: Facts) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _coverage(facts: Facts) -> dict[str, Any]:
+    """How much of the text was read."""
+    data = facts.manifest.data
+    if data.order == "drawn":
+        how = "sequences are drawn from anywhere in the text; nobody counts which of it has come"
+        return {"order": data.order, "how": how, "peers": []}
+    peers = [
+        {"shards": shards, "shards_read": read, "epochs": round(read / shards, 3)}
+        for shards, read in sorted(facts.read, key=lambda one: (-one[1] / one[0], one))
+    ]
+    how = "each peer of the first stage reads every shard that it has once, and then all of them again"
+    return {"order": data.order, "how": how, "peers": peers}
+
+
 def _trained(facts: Facts) -> dict[str, float | None]:
     """None: not known. The manifest alone does not say how long the run has trained."""
     known = facts.round >= 0
@@ -90,10 +107,12 @@ def _trained(facts: Facts) -> dict[str, float | None]:
 
 def _assumptions(facts: Facts) -> list[str]:
     each = ", ".join(
-        f"{share:.0%} of the work on {assumptions.DEVICES[device]} at "
+        f"{share:.0%} of the work on GPUs as they have measured themselves" if device == assumptions.MEASURED
+        else f"{share:.0%} of the work on {assumptions.DEVICES[device]} at "
         f"{assumptions.FLOPS_PER_JOULE[device]:.0e} operations per joule"
         for device, share in sorted(facts.devices.items())
     )
+    measured = set(facts.devices) == {assumptions.MEASURED}
     return [
         "tokens: those that contributions in settled rounds of the first stage, which every token visits, "
         "say they stand for" if facts.is_counted else
@@ -102,7 +121,8 @@ def _assumptions(facts: Facts) -> list[str]:
         f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x parameters x tokens, of each stage by "
         "its own settled rounds",
         f"energy: {each}, by the devices that contributors say they compute with (processors where they do "
-        f"not say), times {assumptions.OVERHEAD:g} for the rest of the machines; not measured",
+        f"not say), times {assumptions.OVERHEAD:g} for the rest of the machines"
+        + ("" if measured else ", which is assumed where nothing was measured"),
         "contributors: tokens as their own signed records claim, not audited",
     ]
 
@@ -150,6 +170,7 @@ def as_markdown(facts: Facts) -> str:
         lines += [f"### {title}", "", *(_source(source) for source in sources)]
         lines += [] if sources else ["None."]
         lines.append("")
+    lines += [_read(told["coverage"]), ""]
     withdrawn = processing["withdrawn_documents"]
     lines += [
         "## 3. Relevant data processing aspects",
@@ -180,6 +201,14 @@ def _cost(facts: Facts, compute: dict[str, Any]) -> list[str]:
         f"- Operations: {compute['floating_point_operations']:.3g}",
         f"- Energy: about {compute['energy_kilowatt_hours']:.3g} kWh",
     ]
+
+
+def _read(coverage: dict[str, Any]) -> str:
+    each = ", ".join(
+        f"{peer['epochs']:g} times ({peer['shards_read']:,} shards, of {peer['shards']:,})"
+        for peer in coverage["peers"][:MOST_PEERS]
+    )
+    return f"Read: {coverage['how']}." + (f" By their own records peers have read it {each}." if each else "")
 
 
 def _source(source: Source) -> str:

@@ -47,8 +47,9 @@ SMOOTHING = 0.1
 class Text(Protocol):
     """Where the first stage takes its microbatches from."""
 
-    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
-        """inputs_BT and labels_BT, int64: a pure function of the key."""
+    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor] | None:
+        """inputs_BT and labels_BT, int64: where text is drawn, a pure function of the key; where it is read
+        in epochs, what comes next. None: that is not there yet, and `pump` is called when it is."""
 
 
 class DataPath:
@@ -138,8 +139,11 @@ class DataPath:
             and self.pipeline.has_room_ahead(self.clock.time())
         ):
             key = MicrobatchId(self.neighbourhood.transport.peer, self.next_counter)
+            taken = self.text.microbatch(key)
+            if taken is None:
+                return
             self.next_counter += 1
-            inputs_BT, labels_BT = self.text.microbatch(key)
+            inputs_BT, labels_BT = taken
             text = self.form.text.encode(inputs_BT, labels_BT)
             self.bodies[key] = Bodies(
                 self.ways.start(key), inputs=inputs_BT, text=text, started_at=self.clock.time()

@@ -64,7 +64,7 @@ def test_compute_and_energy_follow_from_rounds_and_say_what_was_assumed():
     assert compute["energy_kilowatt_hours"] > 0
     assert len(compute["assumptions"]) == 4
     assert told["contributors"] == [
-        {"peer": "peer", "name": "attic", "tokens": 5, "signed": 0, "device": ""}
+        {"peer": "peer", "name": "attic", "tokens": 5, "signed": 0, "device": "", "joules": 0}
     ]
 
 
@@ -91,6 +91,36 @@ def test_the_energy_is_that_of_the_devices_that_contributors_say_and_the_report_
     assert silent[0] == on_processors[0]
     assert "50% of the work on processors at 1e+09" in mixed[1]
     assert "50% of the work on GPUs at 2e+10" in mixed[1]
+
+
+def test_the_energy_is_what_gpus_have_measured_and_assumed_only_of_the_others():
+    def told(*joules):
+        peers = tuple(Contributor(f"p{n}", "", 50, 0, "cuda", each) for n, each in enumerate(joules))
+        found = facts(rounds=(99,) * 3, settled_tokens=(10_000, 9_000, 8_000), contributors=peers)
+        return found.kilowatt_hours * 3.6e6 / 1.5, as_markdown(found)
+
+    measured, half, none = told(700, 300), told(700, 0), told(0, 0)
+    assert measured[0] == pytest.approx(1000 * 27_000 / 100), "tokens have passed three stages"
+    assert half[0] == pytest.approx(700 * 27_000 / 100 + none[0] / 2)
+    assert "energy: 100% of the work on GPUs as they have measured themselves" in measured[1]
+    assert "for the rest of the machines\n" in measured[1]
+    assert "50% of the work on GPUs at 2e+10 operations per joule, 50% of the work on GPUs as they" in half[1]
+    assert "which is assumed where nothing was measured" in half[1]
+
+
+def test_how_much_of_a_text_that_is_read_in_epochs_has_come_is_told():
+    assert "Read: sequences are drawn from anywhere in the text" in as_markdown(facts())
+    data = Data((Source("books", "books"),), order="epochs")
+    signed = sign(tiny_manifest(data=replace(data, sequence_tokens=16, microbatch_sequences=2)))
+    found = replace(from_manifest(signed, Order(), 0.0), read=((100, 30), (40, 130)))
+    assert json.loads(as_json(found))["coverage"]["peers"] == [
+        {"shards": 40, "shards_read": 130, "epochs": 3.25},
+        {"shards": 100, "shards_read": 30, "epochs": 0.3},
+    ]
+    text = as_markdown(found)
+    assert "Read: each peer of the first stage reads every shard that it has once" in text
+    assert "peers have read it 3.25 times (130 shards, of 40), 0.3 times (30 shards, of 100)." in text
+    assert as_markdown(from_manifest(signed, Order(), 0.0)).count("By their own records") == 0
 
 
 def test_a_stage_that_was_left_out_has_fewer_rounds_and_costs_less():

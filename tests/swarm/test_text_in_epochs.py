@@ -1,0 +1,78 @@
+"""A swarm whose text is read in epochs: every shard comes, is counted, and whoever waits for one goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from swarm import tiny_manifest
+from watched import Watched
+
+from peers.data.documents import Reading
+from peers.data.epoch_text import EpochText, Says
+from peers.data.shard_tokens import ShardCache
+from peers.data.shards import all_shards
+from peers.lab.world.virtual_time import run
+from peers.network.discovery.record_reader import opened
+from peers.tools.owner.run_facts import from_directory
+from protocols.memory.transport import MemoryNetwork
+from swarmnet.identifiers import PeerId
+from swarmnet.run.manifest import Data, Source
+
+pytestmark = pytest.mark.swarm
+SHARDS = 3
+DATA = Data((Source("books", "books"),), sequence_tokens=16, microbatch_sequences=2, order="epochs")
+
+
+def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_it_is(tmp_path, monkeypatch):
+    async def later(work, *arguments):
+        """In the place of asyncio.to_thread, which a virtual clock does not wait for."""
+        await asyncio.sleep(0.1)
+        return work(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", later)
+    monkeypatch.setattr("peers.data.shards.LEAST_SHARD_BYTES", 1)
+    for number in range(SHARDS):
+        (tmp_path / f"{number}.txt").write_bytes(bytes([65 + number]) * 10 * 16)
+    swarm, read, waited = Watched(tiny_manifest(data=DATA)), [], []
+
+    async def story():
+        swarm.open()
+        shards = all_shards(DATA.sources, {"books": str(tmp_path)}, Reading())
+        cache = ShardCache(None, 256, tmp_path / "state")
+
+        def pump():
+            waited.append(text.coverage())
+            swarm.members["a"].worker.data.pump()
+
+        says = Says(pump, read.append, read.append, lambda: lambda done, all: None)
+        text = EpochText(swarm.signed, PeerId("12D3KooA"), shards, cache, tmp_path / "state", says)
+        await text.begin()
+        swarm.text = text
+        for name, stage in {"a": 0, "b": 1, "c": 2}.items():
+            swarm.start(name, stage, in_flight=2)
+        await swarm.until(lambda: len(swarm.rounds()) == 3, 30.0)
+        ahead = asyncio.create_task(text.read_ahead())
+        await swarm.until(lambda: len(read) >= 2 * SHARDS, 120.0)
+        ahead.cancel()
+        for each in swarm.observers.values():
+            each.look()
+        metrics = swarm.metrics["a"].text().decode()
+        assert f"swarmnet_text_shards {SHARDS}.0" in metrics
+        assert "swarmnet_text_epochs 1.0" in metrics
+        assert "text_epochs" not in swarm.metrics["b"].text().decode().replace("# ", "")
+        (found,) = opened([swarm.members["a"].worker._record()], swarm.signed.run_id)
+        assert (found.record.text_shards, found.record.text_shards_read) == (SHARDS, 2 * SHARDS)
+        network = MemoryNetwork()
+        network.transport(found.peer)
+        sealed = swarm.members["a"].worker._record()
+        await network.directory(found.peer).announce(swarm.signed.run_id, 0, sealed, 1.0)
+        assert (await from_directory(swarm.signed, network.directory("reader"))).read == ((SHARDS, 2 * SHARDS),)
+        await swarm.stop_watching()
+        await swarm.close()
+
+    run(story())
+    assert Counter(one.epoch for one in read) == {0: SHARDS, 1: SHARDS}
+    assert len({one.shard for one in read[:SHARDS]}) == SHARDS
+    assert len(waited) >= SHARDS
