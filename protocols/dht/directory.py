@@ -12,7 +12,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from protocols.daemon.hivemind_imports import (
     DHTID,
@@ -271,7 +270,8 @@ class DhtDirectory:
         late = False
         try:
             async with asyncio.timeout(deadline_seconds):
-                found = await self._get(stage_key(run, stage))
+                await self._come_back()
+                found = await self._node.get(stage_key(run, stage), latest=True)
         except TimeoutError:
             found, late = None, True
         entries = found.value.values() if found is not None and isinstance(found.value, dict) else ()
@@ -297,7 +297,8 @@ class DhtDirectory:
         """See `Directory.get_manifest`; with the owner's signature, as it was put."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                found = await self._get(manifest_key(run), latest=False)
+                await self._come_back()
+                found = await self._node.get(manifest_key(run))
         except TimeoutError:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s") from None
         if found is None or not isinstance(found.value, bytes):
@@ -317,7 +318,8 @@ class DhtDirectory:
         key, late = order_key(run, owner), False
         try:
             async with asyncio.timeout(deadline_seconds):
-                await self._get(key)
+                await self._come_back()
+                await self._node.get(key, latest=True)
         except TimeoutError:
             late = True
         seen = self._gate.orders.get(key_id(key))  # The gate has looked at every answer.
@@ -337,7 +339,8 @@ class DhtDirectory:
         """See `Directory.listings`."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                found = await self._get(RUNS_KEY)
+                await self._come_back()
+                found = await self._node.get(RUNS_KEY, latest=True)
         except TimeoutError:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s") from None
         entries = found.value.values() if found is not None and isinstance(found.value, dict) else ()
@@ -364,11 +367,6 @@ class DhtDirectory:
         asked = list(dict.fromkeys([*self.linked(), *self._named]))[:MOST_PINGED]
         await asyncio.gather(*(self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in asked))
 
-    async def _get(self, key: bytes, latest: bool = True) -> Any:
-        """What hivemind finds; None: nothing."""
-        await self._come_back()
-        return await self._node.get(key, latest=latest)
-
     async def _store(
         self, key: bytes, value: bytes, expires: float, subkey: str | None, deadline_seconds: float
     ) -> bool:
@@ -391,7 +389,8 @@ class DhtDirectory:
             return True
         try:
             async with asyncio.timeout_at(until):
-                found = await self._get(key)
+                await self._come_back()
+                found = await self._node.get(key, latest=True)
         except TimeoutError:
             return False
         if found is None or found.value != value:
