@@ -87,12 +87,10 @@ def multiplied_out(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str
     same, up to rounding."""
     wide = dict(weights)
     for name, tensor in weights.items():
-        rows_RD = _rows(shape, 0, tensor.device).double()
         if name == EMBEDDING:
-            everyone_V = torch.arange(shape.vocabulary, device=tensor.device)
-            wide[name] = (fixed(shape, everyone_V) + tensor.double() @ rows_RD).float()
+            wide[name] = embedded(tensor, shape, torch.arange(shape.vocabulary, device=tensor.device))
         elif name.endswith(BRANCH_ENDS) and shape.boundary.is_shared_at(int(name.split(".")[2])):
-            wide[name] = (rows_RD.t() @ tensor.double()).float()
+            wide[name] = _rows(shape, 0, tensor.device).t() @ tensor
     return wide
 
 
