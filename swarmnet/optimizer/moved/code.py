@@ -39,7 +39,7 @@ class Moves(Protocol):
         """int32 [C, 1]: no number of a chunk is larger, in units; LARGEST at most."""
 
     def units(self) -> Tensor:
-        """int32 [C, M]."""
+        """int32 [C, M], for the caller to write into."""
 
     def rows(self, rows: slice) -> Moves:
         """Of these chunks alone."""
@@ -68,9 +68,14 @@ def sum_of(contributions: Sequence[Moves]) -> Tensor:
     """int32 [C, M]: the sum of moves no louder than the set lets them be. At least one."""
     loudest_SC1 = torch.stack([moves.loudest() for moves in contributions])
     most_C1 = LOUDER * loudest_SC1.sort(dim=0).values[(len(contributions) - 1) // 2]
-    sum_CM = contributions[0].units().clamp(-most_C1, most_C1)
-    for moves in contributions[1:]:
-        sum_CM += moves.units().clamp(-most_C1, most_C1)
+    # Of a set of equals hardly anybody is that loud, and a clamp is as dear as the sum.
+    heard = (
+        moves.units().clamp(-most_C1, most_C1) if (loudest_C1 > most_C1).any() else moves.units()
+        for moves, loudest_C1 in zip(contributions, loudest_SC1, strict=True)
+    )
+    sum_CM = next(heard)
+    for units_CM in heard:
+        sum_CM += units_CM
     return sum_CM
 
 

@@ -34,7 +34,7 @@ LOCAL_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, laws.MOST_LOCAL_STEPS)
 VOTED_TOKENS = tuple(1 << power for power in range(14, 25))
 """Of a round, where each round is one step of all: 16 thousand to 17 million."""
 PARTS = 0
-"""A round exchanges one of so many parts of the parameters: sync.parts, as its method has it."""
+"""A round exchanges one of so many parts of the parameters; 0: as the run or its method has it."""
 LONGER = 3
 """rounds.longest_seconds, in the time that a round takes: it is for swarms that have shrunk."""
 
@@ -73,8 +73,8 @@ class Shape:
         sync = run.sync
         if self.local:
             sync = replace(
-                sync, method=own_method(sync), step_tokens=self.step_tokens, parts=self.parts,
-                exchange=self.exchange,
+                sync, method=own_method(sync), step_tokens=self.step_tokens, exchange=self.exchange,
+                parts=self.parts or sync.parts,
             )  # fmt: skip
         elif sync.own_steps is not None:
             sync = replace(sync, method="demo-votes", exchange="everyone")
