@@ -164,6 +164,9 @@ class UpdatePath:
 
     def start(self) -> None:
         self.work.publish()
+        if self.reducers is not None:
+            for liar, first in self.reducers.audits.audits.convicted.items():
+                self.feed(events.Convicted(liar, first))
         self.feed(events.Tick())
 
     def settled_weights(self) -> Weights:

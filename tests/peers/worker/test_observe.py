@@ -26,7 +26,7 @@ OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total", "stage_mov
 """Set by the peer process itself: tests/peers/cli/test_bad_input.py looks at a real one."""
 OF_FAULTS = {"train_nonfinite_total", "refused_total", "state_chunks_refused_total", "round_lag",
              "network_clock_offset_seconds", "microbatches_dropped_total", "stages_missing",
-             "dht_split_suspected"}  # fmt: skip
+             "dht_split_suspected", "audits_total"}  # fmt: skip
 """A swarm in which nobody lies or breaks has none; each is made to move below."""
 OF_SLOW_LINES = {"network_subflows", "network_messages_repeated_total"}
 """A line in memory carries all that there is."""
@@ -217,6 +217,7 @@ def test_faults_have_series_of_their_own():
         worker.neighbourhood.departures["made up"] += 1
         worker.inference.outcomes.update({"done": 2, "made up": 1})
         worker.inference.seconds += 0.5
+        worker.audits.outcomes["lied"] += 1
         for _ in range(MISSED_LOOKS):
             worker.looking.split.looked(["x", "y"], ["y"])
         worker.neighbourhood.transport.subflows.update(open=2, repeated=3)
@@ -252,6 +253,7 @@ def test_faults_have_series_of_their_own():
         "network_subflows 2.0",
         "network_messages_repeated_total 3.0",
         "dht_split_suspected 1.0",
+        'audits_total{outcome="lied"} 1.0',
         'round_phase{phase="gathering"} 1.0',
         'round_phase{phase="waiting"} 0.0',
         'round_phase{phase="none"} 0.0',
