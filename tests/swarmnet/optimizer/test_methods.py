@@ -29,7 +29,7 @@ EVERY = [
     *product(SIGNED, SELECTIONS, TRANSFORMS),
     ("demo-float", "top-k", "fine-dct"), (TILED, "top-k", "dct"),
     ("local-steps", "group", "hadamard"), (SHARDED, "group", "hadamard"),
-    ("low-rank", "group", "hadamard"), ("hybrid", "group", "hadamard"), ("hybrid", "seeded", "identity"),
+    ("low-rank", "group", "hadamard"), ("hybrid", "group", "hadamard"),
 ]  # fmt: skip
 NAMES = [*METHODS, SHARDED, TILED]
 """All that a manifest can say: names of methods, and exchange and cut where there is a choice."""
