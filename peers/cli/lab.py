@@ -248,6 +248,7 @@ def simulate(
         raise UserError(f"--kind {wrong[0]}: there are {', '.join(kinds)}")
     if "lost stage" in (kind or ()) and not moves:
         raise UserError("--kind 'lost stage': nobody takes a lost stage up without --moves; add it")
+    _require_learning(method, real, sharded)
     rules, of_run = _of_run(run_file)
     stages = of_run if stages is None else stages
     if (peers is not None and not 2 <= peers <= MOST_PEERS) or (stages is not None and stages < 1):
@@ -269,9 +270,13 @@ def simulate(
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
     if report is not None:
-        found = [dataclasses.asdict(result) for result in results]
-        write_atomically(report, json.dumps(found, indent=1).encode())
+        write_atomically(report, json.dumps([*map(dataclasses.asdict, results)], indent=1).encode())
     raise typer.Exit(1 if broken else 0)
+
+
+def _require_learning(method: MethodName, real: bool, sharded: bool) -> None:
+    if method != "demo-votes" and (sharded or not real):
+        raise UserError("--method: stubs learn by none, and --sharded has its own; name it with --real alone")
 
 
 def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:
