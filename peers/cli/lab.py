@@ -279,8 +279,7 @@ def simulate(
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
     if report is not None:
-        found = [dataclasses.asdict(result) for result in results]
-        write_atomically(report, json.dumps(found, indent=1).encode())
+        write_atomically(report, json.dumps([*map(dataclasses.asdict, results)], indent=1).encode())
     raise typer.Exit(1 if broken else 0)
 
 

@@ -31,9 +31,8 @@ from protocols.signed.invites import invite_text, seal_invite
 from protocols.signed.records import SignedRecord
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.optimizer.method import method_of
+from swarmnet.optimizer.method import METHODS, method_of
 from swarmnet.resources.bandwidth_estimate import contribution_bytes, traffic_of
-from swarmnet.run.own_steps import AUTHORS
 
 SIGNED = sign(tiny_manifest())
 
@@ -434,7 +433,7 @@ def test_traffic_follows_the_manifest():
     assert group.sent - alone.sent == pytest.approx(gossip)
 
 
-@pytest.mark.parametrize("method", ["demo-votes", *AUTHORS])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_contribution_takes_about_what_is_said_of_it(method):
     plain = tiny_manifest()
     manifest = replace(plain, sync=replace(plain.sync, method=method))

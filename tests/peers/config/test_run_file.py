@@ -69,7 +69,7 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
         ("name: x\nmodle: {}\n", "2: modle: unknown key; did you mean 'model'?"),
         (
             "sync:\n  transform: fft\n",
-            "2: sync.transform: is the text 'fft'; expected 'hadamard', 'dct' or 'identity'",
+            "2: sync.transform: is the text 'fft'; expected 'hadamard', 'dct', 'fine-dct' or 'identity'",
         ),
         ("stages: [1, x]\n", "1: stages.1: is the text 'x'; expected a whole number"),
         ("stages: 3\n", "1: stages: is 3; expected a list"),

@@ -30,7 +30,7 @@ EVERY = [
     *product(SIGNED, SELECTIONS, TRANSFORMS),
     ("demo-float", "top-k", "fine-dct"), (TILED, "top-k", "dct"),
     *((method, "group", "hadamard") for method in (*AUTHORS, *SHARDED)),
-    ("low-rank", "group", "hadamard"), ("hybrid", "group", "hadamard"), ("hybrid", "seeded", "identity"),
+    ("low-rank", "group", "hadamard"), ("hybrid", "group", "hadamard"),
 ]  # fmt: skip
 NAMES = [*METHODS, *SHARDED, TILED]
 """All that a manifest can say: names of methods, and exchange and cut where there is a choice."""

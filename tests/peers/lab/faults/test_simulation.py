@@ -17,7 +17,7 @@ from peers.lab.faults import invariants
 from peers.lab.faults.faults import Partition
 from peers.lab.faults.invariants import check
 from peers.lab.faults.moves import LostStage, Move
-from peers.lab.faults.play import Options, Seen, play
+from peers.lab.faults.play import Options, Seen, play, small_manifest
 from peers.lab.faults.report import log_digest
 from peers.lab.faults.schedules import KINDS, schedule
 from peers.lab.faults.trees import makers, read, stages_of
@@ -64,6 +64,13 @@ def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         [*SWARMNET, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
+
+
+def test_a_method_is_named_where_it_learns_and_a_schedule_is_played_by_it():
+    assert small_manifest(2, 4, None, 1, method="hybrid").sync.method == "hybrid"
+    refused = simulate("--method", "hybrid")
+    assert refused.returncode == 2
+    assert "--real alone" in refused.stderr
 
 
 @pytest.mark.slow
