@@ -118,8 +118,8 @@ class Text:
         withdrawn: Container[bytes] = (),
         suffixes: tuple[str, ...] = PLAIN_SUFFIXES,
     ) -> None:
-        """Of folders what ends in `suffixes`. Of more than `longest_bytes` only a part is read, chosen by `seed`: give each peer its own.
-        Raises TextError where there is no file."""
+        """Of folders what ends in `suffixes`. Of more than `longest_bytes` only a part is read, chosen by
+        `seed`: give each peer its own. Raises TextError where there is no file."""
         self.places = tuple(places)
         self.longest_bytes, self.seed, self.withdrawn = longest_bytes, seed, withdrawn
         self.reading = Reading()
