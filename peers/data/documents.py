@@ -116,9 +116,10 @@ class Text:
         longest_bytes: int = LONGEST_CORPUS_BYTES,
         seed: int = 0,
         withdrawn: Container[bytes] = (),
+        suffixes: tuple[str, ...] = PLAIN_SUFFIXES,
     ) -> None:
-        """Of more than `longest_bytes` only a part is read, chosen by `seed`: give each peer its own.
-        Raises TextError where there is no file."""
+        """Of folders what ends in `suffixes`. Of more than `longest_bytes` only a part is read, chosen by
+        `seed`: give each peer its own. Raises TextError where there is no file."""
         self.places = tuple(places)
         self.longest_bytes, self.seed, self.withdrawn = longest_bytes, seed, withdrawn
         self.reading = Reading()
@@ -126,7 +127,7 @@ class Text:
         self._others, self._may_be_empty = Reading(), False
         self._hear: Hear = lambda block: None
         named = set(self.places)
-        files = [file for place in self.places for file in files_of(place, self._others)]
+        files = [file for place in self.places for file in files_of(place, self._others, suffixes)]
         found = [_found(file, self._others) for file in files]
         self._files = [_File(file, file.name in named) for file in found if file is not None]
         self._measure()

@@ -1,7 +1,8 @@
 """The text of a peer in a run that is read in epochs: microbatches from one shard after the other, and how
 far it has come, which outlives the process.
 
-    STATE/text/place.json    written every few seconds: who is killed reads what it read since then once more
+    STATE/text/place.json    written every few seconds, and behind each shard: who is killed reads once more
+                             what it has read since then
 
 Two shards of each circle are open: the one that is read, and the one behind it, which is opened in a thread
 as soon as that begins. Where it is not there in time, no microbatch is started until it is.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -171,6 +173,7 @@ class EpochText:
             if (circle.place.epoch, circle.place.shard) != before:
                 self._wanted.set()
             if circle.is_done:
+                self._wanted.set()
                 self._tell(circle)
         window_BT = torch.stack(self._waiting).long()
         self._waiting.clear()
@@ -202,14 +205,13 @@ class EpochText:
             self._wanted.clear()
             await self._open_ahead()
             self._says.opened()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(SAVE_SECONDS):
                     await self._wanted.wait()
-            except TimeoutError:
-                try:
-                    await asyncio.to_thread(self.save)
-                except UserError as error:
-                    self._says.trouble(str(error))
+            try:
+                await asyncio.to_thread(self.save)
+            except UserError as error:
+                self._says.trouble(str(error))
 
     def save(self) -> None:
         """Raises UserError where the disk refuses."""

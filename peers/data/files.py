@@ -107,7 +107,8 @@ class RemoteFolder:
         files = {}
         for path, info in listed.items():
             name = str(path).removeprefix(self._root).lstrip("/")
-            shown = f"{self.url.rstrip('/')}/{name}"
+            shown = f"{self.url.rstrip('/')}/{name}" if name else self.url
+            name = name or str(path).rpartition("/")[2]  # The URL leads to a file.
             files[name] = RemoteFile(shown, int(info.get("size") or 0), _seen(info), self, path)
         return files
 

@@ -119,7 +119,7 @@ async def trained(folder: Path, shards: int) -> dict[str, object]:
     try:
         for part in (0.3, 0.6, 1.0):
             state = peer.state
-            await until(lambda state=state, part=part: len(shards_read(state)) >= part * shards,
+            await until(lambda state=state, part=part: len(set(shards_read(state))) >= part * shards,
                         f"{part:.0%} of the shards are read", 3000.0)  # fmt: skip
             most = max(most, memory_of(peer.process.pid)[0])
             print(f"{len(shards_read(state))} shards after {time.monotonic() - began:.0f} s", file=sys.stderr)

@@ -118,6 +118,34 @@ def test_a_run_file_can_say_that_its_exchange_is_sharded(run_yaml, shards):
     assert b"shards" not in plain.canonical(), "runs that do not say so keep their ids"
 
 
+EPOCHS = "data: {order: epochs, sources: [{name: a, path: a, weight: 3}, {name: b, path: b, weight: 1.5"
+
+
+def test_a_run_file_can_say_that_its_text_is_read_in_epochs_and_of_what_how_much(run_yaml):
+    manifest = load_manifest(run_yaml(f"{EPOCHS}, index: {'ab' * 32}}}]}}\n"), OWNER.peer_id)
+    assert [(one.weight, one.index) for one in manifest.data.sources] == [(3.0, ""), (1.5, "ab" * 32)]
+    assert parse(manifest.canonical()) == manifest
+    plain = load_manifest(run_yaml("data: {sources: [{name: a, path: a}]}\n"), OWNER.peer_id)
+    for key in (b"order", b"weight", b"index"):
+        assert key not in plain.canonical(), "runs that do not say so keep their ids"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("data: {sources: [{name: a, path: a, weight: 1}]}", "data.order is drawn, and only what is read"),
+        (EPOCHS.replace("1.5", "0") + "}]}", "data.sources: weight is for all sources or for none"),
+        (EPOCHS.replace("1.5", "-1") + "}]}", "data.sources: weight cannot be negative"),
+        (EPOCHS + ", index: abc}]}", "data.sources: index is no SHA-256"),
+        (EPOCHS.replace("name: b", "name: a") + "}]}", "data.sources: each needs a name of its own"),
+        (EPOCHS.replace("path: b", "path: python-stdlib") + f", index: {'ab' * 32}}}]}}", "it has no index"),
+    ],
+)
+def test_what_cannot_be_read_in_epochs_is_refused(run_yaml, text, expected):
+    with pytest.raises(ConfigError, match=expected):
+        load_manifest(run_yaml(text + "\n"), OWNER.peer_id)
+
+
 def test_what_is_published_loads_as_the_same_run(run_yaml, tmp_path):
     signed, path = publish(run_yaml("name: my run\nseed: 3\n"), OWNER)
     assert path == tmp_path / "my-run.run.json"

@@ -6,7 +6,10 @@ import json
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import fsspec
 import pyarrow
@@ -248,6 +251,8 @@ def test_what_a_url_leads_to_is_read_as_a_folder_is(elsewhere, tmp_path, with_in
     reading = Reading()
     shards = shards_of(source if with_index else BOOKS, "memory://library/books", reading)
     assert len(shards) == 4 + (not with_index)
+    (one,) = shards_of(BOOKS, "memory://library/books/c.parquet", Reading())
+    assert (one.name, text_of(one)[0]) == ("books/c.parquet", text_of(shards[2])[0])
     here = shards_of(source, str(tmp_path / "books"), Reading())
     assert [text_of(shard)[0] for shard in shards[:4]] == [text_of(shard)[0] for shard in here]
     cache = ShardCache(None, 256, tmp_path / "state")
@@ -294,3 +299,21 @@ def test_a_shard_is_called_the_same_wherever_it_lies(elsewhere, tmp_path):
     names = [[shard.name for shard in shards_of(source, place, Reading())] for place in places]
     assert names[0] == names[1] == names[2]
     assert Path(names[0][0]).name == "a.jsonl"
+
+
+def test_a_text_with_an_index_is_read_from_a_plain_web_server(tmp_path):
+    folder = in_every_form(tmp_path / "books")
+    source = pinned(folder)
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            """Nothing on standard error."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/books"
+        shards = shards_of(source, url, Reading())
+        texts = [text_of(shard)[0] for shard in shards]
+        server.shutdown()
+    assert texts == [text_of(shard)[0] for shard in shards_of(source, str(folder), Reading())]
+    assert shards[0].parts[0].file.name == f"{url}/a.jsonl"

@@ -14,6 +14,7 @@ from swarm import sign, tiny_manifest
 from peers.network.discovery.announcer import Presence
 from peers.network.discovery.claims import Claims, plain_name
 from peers.worker.record_fields import claims_of
+from peers.worker.settings import Settings
 from protocols.errors import Malformed
 from protocols.memory.transport import MemoryNetwork
 from protocols.messages.table import PeerRecord
@@ -98,14 +99,14 @@ class Ghost:
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e9, -1.0])
 def test_a_worker_in_trouble_makes_no_record_that_would_be_refused(loss):
-    settings = type("Settings", (), {"name": "a\nb"})
+    settings = Settings(name="a\nb", joules=lambda: 7.5)
     losses, ledger = type("Losses", (), {"mean": loss}), type("Ledger", (), {"tokens": 5})
-    data = type("Data", (), {"losses": losses, "ledger": ledger})
+    data = type("Data", (), {"losses": losses, "ledger": ledger, "text": None})
     part = type("Part", (), {"device": torch.device("cpu")})
     ghost = Ghost(data=data, settings=settings, part=part)
     ghost.moving = type("Moving", (), {"moving_to": -1})
     claims = claims_of(ghost)
-    assert (claims.loss, claims.name, claims.tokens) == (None, "a?b", 5)
+    assert (claims.loss, claims.name, claims.tokens, claims.joules) == (None, "a?b", 5, 7.5)
     assert claims_of(Ghost(settings=settings)).tokens == 0
 
 
@@ -113,5 +114,7 @@ async def test_presence_signs_what_is_claimed():
     network = MemoryNetwork()
     transport, signed = network.transport(ME.peer_id), sign(tiny_manifest())
     presence = Presence(signed, ME, transport, network.directory(ME.peer_id), "1.2", lambda *_, **__: None)
-    record = open_record(presence.record(2, Claims("paused", "attic", tokens=7)), signed.run_id).record
+    sealed = presence.record(2, Claims("paused", "attic", tokens=7, joules=9.9))
+    record = open_record(sealed, signed.run_id).record
     assert (record.stage, record.state, record.name, record.tokens) == (2, "paused", "attic", 7)
+    assert record.joules == 9

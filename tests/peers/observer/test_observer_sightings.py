@@ -150,6 +150,17 @@ def test_all_that_strangers_can_fill_is_bounded():
     assert curve.points[0] == (0.0, 0)
 
 
+def test_the_energy_of_a_peer_is_added_up_over_restarts():
+    contributions = Contributions()
+    told = [record("a", tokens=tokens, joules=joules).record
+            for tokens, joules in ((5, 100), (9, 160), (2, 30), (4, 50))]  # fmt: skip
+    contributions.first(told[0])
+    for old, new in pairwise(told):
+        contributions.grown(old, new)
+    assert contributions.joules == {"a": 160 + 50}
+    assert contributions.tokens["a", told[0].stage] == 9 + 4
+
+
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32), peers=st.integers(1, 40))
 def test_whatever_happens_counts_stay_consistent(seed, peers):

@@ -265,6 +265,7 @@ def test_what_nvidias_library_tells_is_shown_and_what_it_does_not_tell_has_no_se
     library.nvmlDeviceGetPowerUsage = lambda device: 219_500
     watch.look()
     assert shown_of_gpu(metrics)["power_watts"] == 219.5
+    assert 0 < watch.joules < 219.5 * 60, "watts, by the seconds since it was looked at before"
     del library.nvmlDeviceGetPowerUsage
     watch.look()
     assert math.isnan(shown_of_gpu(metrics)["power_watts"]), "no longer told is not the last value for ever"

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from peers.tools.owner.run_check import HIGHEST_RATE, LOWEST_RATE, unusual
 from swarmnet.identifiers import PeerId
@@ -108,6 +109,20 @@ def test_a_folder_without_any_text_is_refused(lab):
     Path("books.txt").mkdir()
     Path("books.txt/picture.png").write_bytes(b"\0")
     refused(swarmnet, "holds no text: put .txt, .md, .jsonl files there")
+
+
+def test_a_text_that_is_read_in_epochs_is_opened_in_its_shards_and_by_its_index(lab):
+    swarmnet = lab(RUN + "  order: epochs\n", text=None)
+    Path("books.txt").mkdir()
+    Path("books.txt/a.txt.zst").write_bytes(zstandard.compress(b"short"))
+    refused(swarmnet, "the text has 5 tokens, and a sequence takes 9")
+    Path("books.txt/a.txt.zst").write_bytes(zstandard.compress(b"long enough"))
+    assert warnings(swarmnet) == []
+    Path("tiny.run.json").unlink()
+    Path("tiny.yaml").write_text(RUN.replace(".txt}", f".txt, index: {'ab' * 32}}}") + "  order: epochs\n")
+    refused_now = swarmnet("config", "check", "tiny.yaml")
+    assert refused_now[0] == 2
+    assert "the index of the source `books`, index.json in" in refused_now[2]
 
 
 def test_a_text_that_only_others_have_is_not_looked_at_and_that_is_said(lab):

@@ -68,7 +68,8 @@ def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_i
         network.transport(found.peer)
         sealed = swarm.members["a"].worker._record()
         await network.directory(found.peer).announce(swarm.signed.run_id, 0, sealed, 1.0)
-        assert (await from_directory(swarm.signed, network.directory("reader"))).read == ((SHARDS, 2 * SHARDS),)
+        facts = await from_directory(swarm.signed, network.directory("reader"))
+        assert facts.read == ((SHARDS, 2 * SHARDS),)
         await swarm.stop_watching()
         await swarm.close()
 
