@@ -36,6 +36,7 @@ def claims_of(worker: Parts) -> Claims:
         received_bytes=traffic.received.total() if traffic is not None else 0,
         settled_tokens=update.tokens if update is not None else None,
         device=worker.part.device.type if data is not None else "",
+        line=worker.settings.line,
     )
 
 

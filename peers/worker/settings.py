@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarmnet.resources.lines import UNKNOWN, Line
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -34,6 +36,8 @@ class Settings:
     """Stages that it cannot serve."""
     moved: int = 0
     """How often it has done so."""
+    line: Line = UNKNOWN
+    """This machine's, for this peer; what is not known limits nothing."""
     version: str = ""
     name: str = ""
     """Shown to people."""

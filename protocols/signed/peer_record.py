@@ -62,3 +62,7 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """In all settled rounds of the stage, by all peers, since the run began; -1: not known."""
     device: Device = ""
     """What it computes with."""
+    up_bytes_per_second: Number = 0
+    """Of its line: what it may send, or was measured to; 0: not known. Of a peer with siblings in its process
+    as if all hops left the machine. It can only lower what `tokens_per_second` counts for."""
+    down_bytes_per_second: Number = 0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from swarmnet.resources.lines import Crossing, Line, carried, crossing
 from swarmnet.run.path_rules import Rules
 
 
@@ -62,14 +63,11 @@ class Layout:
     """Bytes per second that contributions take of each peer's line, up and down alike, by stage; empty:
     none."""
 
-    def up(self, place: int) -> float:
+    def line(self, place: int) -> Line:
         """What is left of a peer's line for bodies."""
         peer = self.peers[place]
-        return peer.up - self.taken[peer.stage] if self.taken else peer.up
-
-    def down(self, place: int) -> float:
-        peer = self.peers[place]
-        return peer.down - self.taken[peer.stage] if self.taken else peer.down
+        line = Line(peer.up, peer.down)
+        return line.without(self.taken[peer.stage]) if self.taken else line
 
     def stages(self) -> tuple[tuple[int, ...], ...]:
         count = 1 + max(peer.stage for peer in self.peers)
@@ -93,15 +91,14 @@ class Layout:
         )
 
     def capacity(self) -> tuple[float, ...]:
-        """Microbatches per second of each peer alone: its compute, or its line if that takes longer.
+        """Microbatches per second of each peer alone: its compute, or its line if that takes longer."""
+        each, ratio = self.crossings(), 1 + self.work.backward_ratio
+        return tuple(
+            carried(1.0 / (peer.forward_seconds * ratio), self.line(place), each[peer.stage])
+            for place, peer in enumerate(self.peers)
+        )
 
-        A peer in the middle sends and receives two bodies per microbatch, one at the ends one.
-        """
-        last = max(peer.stage for peer in self.peers)
-        rates = []
-        for place, peer in enumerate(self.peers):
-            compute = peer.forward_seconds * (1 + self.work.backward_ratio)
-            bodies = (peer.stage > 0) + (peer.stage < last)
-            line = bodies * self.work.body_bytes / min(self.up(place), self.down(place))
-            rates.append(1.0 / max(compute, line))
-        return tuple(rates)
+    def crossings(self) -> tuple[Crossing, ...]:
+        """Of a microbatch, by stage."""
+        stages, body = 1 + max(peer.stage for peer in self.peers), self.work.body_bytes
+        return tuple(crossing(range(stage, stage + 1), stages, body, body) for stage in range(stages))

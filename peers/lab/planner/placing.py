@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from peers.errors import UserError
 from peers.lab.planner.layout import PeerSpec
 from peers.lab.planner.question import BACKWARD_RATIO, Question
 from peers.lab.planner.speeds import PeerClass
-from swarmnet.placement.policy import stage_work
+from swarmnet.placement.policy import as_suited, lines_count, move_rules, usually
+from swarmnet.resources.lines import UNKNOWN, Line, carried
 from swarmnet.run.manifest import Manifest
 
 
@@ -23,37 +25,86 @@ class Placement:
 def placed(
     manifest: Manifest, question: Question, memory: Sequence[int] = (), whole: bool = False
 ) -> Placement:
-    """Every peer, the fastest first, in the stage that carries least of the run so far, of those that fit its
-    memory. `memory`: bytes that each stage takes; empty: nothing. `whole`: while microbatches leave nothing
-    out, if the run begins so; when that ends peers move. Raises UserError."""
-    work, rules = stage_work(manifest), manifest.path_rules()
-    shares = [one / sum(work) for one in work]
-    memory = memory or [0] * len(shares)
-    visits = [rules.visit_share(stage, 0 if whole else rules.whole_rounds) for stage in range(len(shares))]
+    """Every peer in the stage that it takes as a newcomer (swarmnet/placement/policy.py), of those that fit
+    its memory: the fastest first, or mixed, whichever leaves the poorest stage with more. `memory`: bytes
+    that each stage takes; empty: nothing. `whole`: while microbatches leave nothing out, if the run begins
+    so; when that ends peers move. Raises UserError."""
+    memory = memory or [0] * len(manifest.stages)
     left_out = tuple(one for one in question.classes if not _fitting(one, memory))
     classes = [one for one in question.classes if one not in left_out]
-    count = sum(one.count for one in classes)
-    _enough(count, memory, left_out)
-    has = [0.0] * len(shares)
-    found: list[PeerSpec] = []
-    for one in sorted(classes, key=lambda one: -(one.tokens_per_second or 0.0)):
-        fitting = _fitting(one, memory)
-        seconds = {
-            stage: _seconds(question, one, shares, stage, manifest.microbatch_tokens, count)
-            for stage in fitting
-        }
-        for _ in range(one.count):
-            stage = min(fitting, key=has.__getitem__)
-            has[stage] += 1 / seconds[stage] / visits[stage]
-            found.append(_spec(question, one, stage, seconds[stage] / (1 + BACKWARD_RATIO)))
-    empty = has.index(0.0) if 0.0 in has else None
-    if empty is not None:
+    _enough(sum(one.count for one in classes), memory, left_out)
+    kinds = _kinds(manifest, question, classes, memory, whole)
+    usual = usually([kind.brings for kind in kinds for _ in range(kind.one.count)])
+    has, found = max((_taken(order, usual) for order in _orders(kinds)), key=lambda taken: min(taken[0]))
+    if 0.0 in has:
+        empty = has.index(0.0)
         need = f"{memory[empty] / 1e9:.3g} GB"
         raise UserError(f"nobody is left for stage {empty}, which takes {need}: cut the model in more stages")
-    return Placement(tuple(found), left_out)
+    found.sort(key=lambda taken: -(taken[0].one.tokens_per_second or 0.0))
+    return Placement(tuple(_spec(question, kind, stage) for kind, stage in found), left_out)
 
 
-def _spec(question: Question, one: PeerClass, stage: int, forward: float) -> PeerSpec:
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Peers that are alike, in this run."""
+
+    one: PeerClass
+    seconds: tuple[float, ...]
+    """Of a microbatch, by stage."""
+    brings: tuple[float, ...]
+    """Of the run's microbatches per second, with its line."""
+    fitting: tuple[int, ...]
+    """Stages that it can hold."""
+
+
+def _kinds(
+    manifest: Manifest, question: Question, classes: Sequence[PeerClass], memory: Sequence[int], whole: bool
+) -> list[_Kind]:
+    """The fastest first."""
+    rules, paths = move_rules(manifest), manifest.path_rules()
+    shares = [one / sum(rules.work) for one in rules.work]
+    visits = [paths.visit_share(stage, 0 if whole else paths.whole_rounds) for stage in range(len(shares))]
+    count, tokens = sum(one.count for one in classes), manifest.microbatch_tokens
+    usual = Line(median_low(one.up for one in classes for _ in range(one.count)))
+    by_lines = not question.cores and lines_count(rules, count, usual)
+    found = []
+    for one in sorted(classes, key=lambda one: -(one.tokens_per_second or 0.0)):
+        line = Line(one.up, one.down) if by_lines else UNKNOWN
+        seconds = tuple(_seconds(question, one, shares, stage, tokens, count) for stage in range(len(shares)))
+        brings = tuple(
+            carried(1 / takes, line, crossed) / part
+            for takes, crossed, part in zip(seconds, rules.crossings, visits, strict=True)
+        )
+        found.append(_Kind(one, seconds, brings, tuple(_fitting(one, memory))))
+    return found
+
+
+def _orders(kinds: Sequence[_Kind]) -> Iterator[list[_Kind]]:
+    """In which peers may come: kind after kind, and all kinds at the same pace."""
+    yield [kind for kind in kinds for _ in range(kind.one.count)]
+    if len(kinds) > 1:
+        mixed = [
+            ((number + 0.5) / kind.one.count, place)
+            for place, kind in enumerate(kinds)
+            for number in range(kind.one.count)
+        ]
+        yield [kinds[place] for _, place in sorted(mixed)]
+
+
+def _taken(order: Sequence[_Kind], usual: Sequence[float]) -> tuple[list[float], list[tuple[_Kind, int]]]:
+    """What each stage has once all have come in that order, and which stage each took."""
+    has = [0.0] * len(usual)
+    found = []
+    for kind in order:
+        seen = as_suited(has, kind.brings, usual)
+        stage = min(kind.fitting, key=seen.__getitem__)
+        has[stage] += kind.brings[stage]
+        found.append((kind, stage))
+    return has, found
+
+
+def _spec(question: Question, kind: _Kind, stage: int) -> PeerSpec:
+    one, forward = kind.one, kind.seconds[stage] / (1 + BACKWARD_RATIO)
     if question.cores:  # One machine: nothing goes over a line.
         return PeerSpec(stage, forward, slots=question.slots, machine=0, region=one.region)
     return PeerSpec(stage, forward, one.up, one.down, slots=question.slots, region=one.region)

@@ -46,6 +46,7 @@ from swarmnet.pipeline.events import (
 from swarmnet.pipeline.flow_control import Flow
 from swarmnet.pipeline.ledger import Ledger
 from swarmnet.pipeline.machine import Pipeline
+from swarmnet.resources.lines import seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.skipping import Skipping
 from swarmnet.run.path_rules import Header
@@ -149,7 +150,8 @@ class SimulatedPeer:
         self._granted: dict[PeerId, int] = {}
         self._armed = inf
         self._looks = False
-        self.up, self.down = swarm.layout.up(place), swarm.layout.down(place)
+        self.line = swarm.layout.line(place)
+        self.line_seconds = seconds_on_line(self.line, swarm.crossings[spec.stage])
         self.up_free = self.down_free = 0.0
 
     @property
@@ -347,6 +349,7 @@ class Swarm:
         self.below: dict[tuple[PeerId, MicrobatchId], float] = {}
         """What a peer's own request to the stage below took; for `LatencyRouter`."""
         self.body_bytes = layout.work.body_bytes
+        self.crossings = layout.crossings()
         self.last_stage = max(peer.stage for peer in layout.peers)
         self.machines = {m: Machine(layout.cores) for m in {peer.machine for peer in layout.peers} if m >= 0}
         self.places_below = layout.known_below()
@@ -415,7 +418,7 @@ class Swarm:
         if not size:
             return now + latency
         begins = max(now, sender.up_free)
-        sender.up_free = begins + size / sender.up
+        sender.up_free = begins + size / sender.line.up
         came = sender.up_free + latency
         if layout.connection is not None:
             pair = sender.number, receiver.number
@@ -423,13 +426,14 @@ class Swarm:
             self._connection_free[pair] = free + size / layout.connection(sender.place, receiver.place)
             came = max(came, self._connection_free[pair] + latency)
         first = max(begins + latency, receiver.down_free)
-        receiver.down_free = max(came, first + size / receiver.down)
+        receiver.down_free = max(came, first + size / receiver.line.down)
         return receiver.down_free
 
     def tell(self, sender: SimulatedPeer, to: PeerId) -> None:
         """CREDIT, which follows every answer."""
         receiver = self.peers[int(to)]
-        credit = (sender.pipeline.grant(to), sender.service_seconds, sender.queued)
+        seconds = max(sender.service_seconds, sender.line_seconds) if sender.service_seconds > 0 else 0.0
+        credit = (sender.pipeline.grant(to), seconds, sender.queued)
         latency = self.layout.latency(sender.place, receiver.place)
         self.events.after(latency, self._told, receiver, sender.id, *credit)
 

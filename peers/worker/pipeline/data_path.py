@@ -28,6 +28,7 @@ from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import Ledger, RecentLoss
 from swarmnet.pipeline.machine import Pipeline
+from swarmnet.resources.lines import UNKNOWN, Line, crossings, seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.next_hop import NextHop, Straight
 from swarmnet.routing.skipping import Skipping
@@ -68,6 +69,7 @@ class DataPath:
         committed: Callable[[int], None],
         round: Callable[[], int],
         note: noted.Note,
+        line: Line = UNKNOWN,
     ) -> None:
         """`text` for the first stage. At most `in_flight` microbatches of its own and `slots` of others are
         under way here, and fewer if memory holds no more. `committed(tokens)` tells the update path;
@@ -105,6 +107,7 @@ class DataPath:
         self.bodies: dict[MicrobatchId, Bodies] = {}
         self.next_counter = 0
         self.service_seconds = self._own_seconds = 0.0
+        self._line_seconds = seconds_on_line(line, crossings(manifest)[stage])
         self.losses = RecentLoss()
         """Of microbatches whose loss passed here."""
         self.serving = False
@@ -224,8 +227,9 @@ class DataPath:
 
     def _tell(self, peer: PeerId) -> None:
         """What this peer can do for one of the stage above."""
-        slots = self.pipeline.grant(peer)
-        self.neighbourhood.post(peer, "data", Credit(slots, self.service_seconds, self.compute.queued))
+        slots, seconds = self.pipeline.grant(peer), self.service_seconds
+        seconds = max(seconds, self._line_seconds) if seconds > 0 else 0.0
+        self.neighbourhood.post(peer, "data", Credit(slots, seconds, self.compute.queued))
 
     # -- messages -------------------------------------------------------------------------------------
 
