@@ -1,4 +1,4 @@
-"""Real workers in memory, on a virtual clock: newcomers choose their stage by what they know of their lines."""
+"""Real workers in memory, on a virtual clock: newcomers choose their stage by their lines as well."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def test_newcomers_with_good_lines_end_in_the_middle():
         swarm.open()
         for stage, name in enumerate("abcd"):
             swarm.start(name, stage, line=THIN, compute=slowly, in_flight=1)
-        await swarm.until(lambda: all(swarm.members[name].worker.state == "training" for name in "abcd"), 60.0)
+        workers = [swarm.members[name].worker for name in "abcd"]
+        await swarm.until(lambda: all(worker.state == "training" for worker in workers), 60.0)
         await swarm.during(15.0)  # Records are signed anew, and tell speeds.
         for name, line in (("good", GOOD), ("fine", GOOD), ("thin", THIN), ("slow", THIN)):
             swarm.start(name, line=line, compute=slowly, in_flight=1)

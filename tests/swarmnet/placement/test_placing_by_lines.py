@@ -1,4 +1,4 @@
-"""Peers choose stages by their lines as well: good ones go to the middle, which sends each microbatch twice."""
+"""Peers choose stages by their lines as well: good ones go to the middle, which sends twice."""
 
 from collections import Counter
 from dataclasses import replace
