@@ -138,6 +138,19 @@ class Router:
                 return True
         return False
 
+    def room_at(self, candidates: Iterable[PeerId], now: float) -> float:
+        """When the first of those that lack nothing but the end of a pause has room; infinity: none does."""
+        return min(
+            (
+                estimate.blocked_until
+                for peer in candidates
+                if (estimate := self.peers.get(peer)) is not None
+                and estimate.blocked_until > now
+                and estimate.in_flight < min(estimate.slots, estimate.earned)
+            ),
+            default=float("inf"),
+        )
+
     def is_usable(self, peer: PeerId, now: float) -> bool:
         """Whether it has not failed or been full just now."""
         estimate = self.peers.get(peer)

@@ -30,6 +30,20 @@ class PeerSpec:
     machine: int = -1
     """Peers of one machine share its cores; -1: has its own."""
     region: str = ""
+    held: range = range(0)
+    """Adjacent stages of its computer, this one among them; empty: only this one."""
+    held_seconds: float = 0.0
+    """Of a microbatch's forward in all of them."""
+
+    @property
+    def stages(self) -> range:
+        """That its computer holds."""
+        return self.held or range(self.stage, self.stage + 1)
+
+    @property
+    def occupied_seconds(self) -> float:
+        """Forward of a microbatch in all stages of its computer."""
+        return self.held_seconds or self.forward_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +78,10 @@ class Layout:
     none."""
 
     def line(self, place: int) -> Line:
-        """What is left of a peer's line for bodies."""
+        """What is left of the line of a peer's computer for bodies."""
         peer = self.peers[place]
         line = Line(peer.up, peer.down)
-        return line.without(self.taken[peer.stage]) if self.taken else line
+        return line.without(sum(self.taken[stage] for stage in peer.stages)) if self.taken else line
 
     def stages(self) -> tuple[tuple[int, ...], ...]:
         count = 1 + max(peer.stage for peer in self.peers)
@@ -91,14 +105,16 @@ class Layout:
         )
 
     def capacity(self) -> tuple[float, ...]:
-        """Microbatches per second of each peer alone: its compute, or its line if that takes longer."""
-        each, ratio = self.crossings(), 1 + self.work.backward_ratio
+        """Microbatches per second of each peer: its computer, or its line if that takes longer. Of those that
+        hold several stages, as if each microbatch passed all of them."""
+        ratio = 1 + self.work.backward_ratio
+        each = {held: self.crossing(held) for held in {peer.stages for peer in self.peers}}
         return tuple(
-            carried(1.0 / (peer.forward_seconds * ratio), self.line(place), each[peer.stage])
+            carried(1.0 / (peer.occupied_seconds * ratio), self.line(place), each[peer.stages])
             for place, peer in enumerate(self.peers)
         )
 
-    def crossings(self) -> tuple[Crossing, ...]:
-        """Of a microbatch, by stage."""
-        stages, body = 1 + max(peer.stage for peer in self.peers), self.work.body_bytes
-        return tuple(crossing(range(stage, stage + 1), stages, body, body) for stage in range(stages))
+    def crossing(self, held: range) -> Crossing:
+        """Of a microbatch at a computer that holds these stages."""
+        body = self.work.body_bytes
+        return crossing(held, 1 + max(peer.stage for peer in self.peers), body, body)

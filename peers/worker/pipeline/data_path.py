@@ -276,6 +276,7 @@ class DataPath:
                     self.feed(events.CancelArrived(peer, key, attempt))
             case Credit(slots, service_seconds, waiting):
                 self.router.told(peer, slots, service_seconds, waiting)
+                self.feed(events.Tick())
             case _ if self.ahead is not None:
                 self.ahead.message(peer, message, self.serving)
             case _:
