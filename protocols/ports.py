@@ -86,6 +86,9 @@ class Transport(Protocol):
     def addresses(self) -> Sequence[str]:
         """Multiaddrs under which others reach this peer, without the /p2p/ part."""
 
+    def is_near(self, peer: PeerId) -> bool:
+        """Whether links to it do not leave this process: what they carry takes nobody's line."""
+
     def when_moved(self, told: Callable[[], None]) -> None:
         """`told` is called whenever `addresses` has changed; it replaces the one before."""
 

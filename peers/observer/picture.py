@@ -13,6 +13,7 @@ from random import Random
 from statistics import median
 
 from peers.config.run_file import SignedManifest
+from peers.network.discovery.claims import line_of
 from peers.network.discovery.record_reader import (
     IN_STEP,
     eval_loss,
@@ -213,7 +214,8 @@ def _weakest(here: Sequence[Sighting], signed: SignedManifest, now: float) -> in
         if state_of(known) in HOLDING:
             record, age = known.record, max(0.0, now - known.signed_at)
             rate = record.tokens_per_second / tokens
-            counted = policy.Seen(record.stage, rate, record.moving_to, age, record.round)
+            line = line_of(record)
+            counted = policy.Seen(record.stage, rate, record.moving_to, age, record.round, line)
             seen.append((PeerId(record.peer), counted))
     if not seen:
         return None

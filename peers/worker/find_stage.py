@@ -8,6 +8,7 @@ from importlib.metadata import version
 from random import Random
 
 from peers.compute.siblings import Found, Siblings
+from peers.config.line_file import known_line
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import SignedManifest, check_wish
 from peers.data.local_text import require_text
@@ -70,7 +71,8 @@ async def choose(
                 process.log.record,
             )  # fmt: skip
             chance = Random(process.identity.peer_id)
-            held = await first_stages(presence, siblings.stages, chance, process.say, never)
+            line = known_line(process.config)
+            held = await first_stages(presence, siblings.stages, chance, process.say, never, line)
         else:
             held = range(wish, wish + siblings.stages)
         fits(signed.manifest, held)

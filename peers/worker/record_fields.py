@@ -41,6 +41,7 @@ def claims_of(worker: Parts) -> Claims:
         joules=worker.settings.joules(),
         text_shards=coverage.shards if coverage is not None else 0,
         text_shards_read=coverage.read_ever if coverage is not None else 0,
+        line=worker.settings.line,
     )
 
 

@@ -27,6 +27,7 @@ from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fi
 from peers.compute.peak_flops import MachinePeak
 from peers.compute.process_memory import let_go, resident_bytes, trim
 from peers.compute.stage_part import StagePart, device_of, real_part
+from peers.config.line_file import known_line
 from peers.config.peer_file import default_state
 from peers.config.run_file import SignedManifest
 from peers.data.local_text import (
@@ -70,6 +71,7 @@ from peers.worker.startup_summary import (
     traffic_line,
 )
 from peers.worker.worker import Worker
+from swarmnet.resources.lines import Line, told_by_sibling
 from swarmnet.resources.memory_estimate import Needs
 from swarmnet.run.manifest import Manifest
 
@@ -316,6 +318,7 @@ class WorkerRole(Role):
             from_seed=config.from_seed,
             orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
             version=version("swarmnet"), name=config.name, joules=self._joules_from_now(),
+            line=self._line(manifest),
         )  # fmt: skip
 
     def _joules_from_now(self) -> Callable[[], float]:
@@ -326,6 +329,12 @@ class WorkerRole(Role):
     def _joules(self) -> float:
         watch = self._gpu if self.siblings is None else self.siblings.gpu
         return watch.joules if watch is not None else 0.0
+
+    def _line(self, manifest: Manifest) -> Line:
+        line = known_line(self.process.config)
+        if self.held is None or self.stage is None:
+            return line
+        return told_by_sibling(line, manifest, self.held, self.stage)
 
     async def _text(
         self, reading: EpochReading, signed: SignedManifest, withdrawn: frozenset[bytes]

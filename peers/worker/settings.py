@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarmnet.resources.lines import UNKNOWN, Line
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -35,6 +37,8 @@ class Settings:
     """Stages that it cannot serve."""
     moved: int = 0
     """How often it has done so."""
+    line: Line = UNKNOWN
+    """This machine's, for this peer; what is not known limits nothing."""
     version: str = ""
     name: str = ""
     """Shown to people."""

@@ -7,11 +7,12 @@ Bye said, and then a worker of the other stage begins on the same transport, fet
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Protocol
 
 from peers.network.discovery.announcer import Presence
+from peers.network.discovery.claims import line_of
 from peers.network.discovery.record_reader import look
 from peers.network.neighbourhood import Neighbourhood
 from peers.network.ports import Load
@@ -38,6 +39,7 @@ from swarmnet.placement.machine import (
     Withdraw,
 )
 from swarmnet.placement.policy import Seen, choose_stages, move_rules, view_of
+from swarmnet.resources.lines import UNKNOWN, Line
 from swarmnet.run.manifest import Manifest
 
 GUESSED_BYTES_PER_SECOND = 1_250_000
@@ -65,13 +67,15 @@ class Serves(Protocol):
     def leave(self) -> None: ...
 
 
-async def first_stage(presence: Presence, chance: Random, say: Say, never: frozenset[int]) -> int:
-    """The stage that needs a newcomer most, counting the peers that are there."""
-    return (await first_stages(presence, 1, chance, say, never))[0]
+async def first_stage(
+    presence: Presence, chance: Random, say: Say, never: frozenset[int], line: Line = UNKNOWN
+) -> int:
+    """The stage that needs a newcomer with that line most, counting the peers that are there."""
+    return (await first_stages(presence, 1, chance, say, never, line))[0]
 
 
 async def first_stages(
-    presence: Presence, count: int, chance: Random, say: Say, never: frozenset[int]
+    presence: Presence, count: int, chance: Random, say: Say, never: frozenset[int], line: Line = UNKNOWN
 ) -> range:
     """The adjacent stages that need a newcomer most which holds so many of them, and can serve none of
     `never`."""
@@ -80,7 +84,7 @@ async def first_stages(
     records = await _records(presence, stages) or {}
     there = await presence.there(records, chance)
     seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in there]
-    rules = move_rules(manifest, never)
+    rules = move_rules(manifest, never, line)
     chosen = choose_stages(view_of(seen, rules), rules, count, chance)
     counts = [sum(record.stage == number for _, record in seen) for number in range(stages)]
     now = ", ".join(f"stage {number}: {count}" for number, count in enumerate(counts))
@@ -110,7 +114,8 @@ class Moving:
         self.say = say
         self.moving_to = -1
         """Announced; -1: none."""
-        self.rules = move_rules(presence.signed.manifest, worker.settings.never)
+        settings = worker.settings
+        self.rules = move_rules(presence.signed.manifest, settings.never, settings.line)
         self._clock = neighbourhood.clock
         self._created = self._clock.time()
         self._mover: Mover | None = None
@@ -199,8 +204,10 @@ class Moving:
                 if not _lost(membership, peer, signed.record.stage)
                 and not membership.has_left(peer, signed.sequence)
             }
-            seen.update(_linked(membership))
-            seen[membership.me] = Seen(self.worker.stage, rate, self.moving_to, round=load.round)
+            lines = {peer: line_of(signed.record) for peer, signed in records.items()}
+            seen.update(_linked(membership, lines))
+            own = self.rules.line
+            seen[membership.me] = Seen(self.worker.stage, rate, self.moving_to, round=load.round, line=own)
             view = view_of(seen.items(), self.rules)
             self.note(
                 noted.Looked(capacities=[round(capacity, 3) for capacity in view.capacities], rate=rate)
@@ -217,11 +224,13 @@ def _lost(membership: Membership, peer: PeerId, stage: int) -> bool:
     return membership.concerns_us(known.stage)
 
 
-def _linked(membership: Membership) -> Iterable[tuple[PeerId, Seen]]:
+def _linked(membership: Membership, lines: Mapping[PeerId, Line]) -> Iterable[tuple[PeerId, Seen]]:
+    """By their beats, which are newer; of their lines records tell."""
     for peer, known in membership.peers.items():
         if known.linked:
             rate = _rate(known.service_seconds)
-            yield peer, Seen(known.stage, rate, known.moving_to, round=known.round)
+            line = lines.get(peer, UNKNOWN)
+            yield peer, Seen(known.stage, rate, known.moving_to, round=known.round, line=line)
 
 
 def _rate(service_seconds: float) -> float:
@@ -233,7 +242,8 @@ def _seen(signed: SignedRecord, manifest: Manifest, now: float) -> Seen:
     tokens = manifest.data.sequence_tokens * manifest.data.microbatch_sequences
     record = signed.record
     age = max(0.0, now - signed.sequence / 1e6)
-    return Seen(record.stage, record.tokens_per_second / tokens, record.moving_to, age, record.round)
+    rate, line = record.tokens_per_second / tokens, line_of(record)
+    return Seen(record.stage, rate, record.moving_to, age, record.round, line)
 
 
 async def _records(presence: Presence, stages: int) -> dict[PeerId, SignedRecord] | None:

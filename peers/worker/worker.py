@@ -134,8 +134,10 @@ class Worker(Parts):
 
     async def run(self) -> None:
         await self.orders.first_look(OPERATION_SECONDS)
-        wish, never = self.settings.stage, self.settings.never
-        self.stage = await first_stage(self.presence, self.chance, self.say, never) if wish is None else wish
+        wish, never, line = self.settings.stage, self.settings.never, self.settings.line
+        if wish is None:
+            wish = await first_stage(self.presence, self.chance, self.say, never, line)
+        self.stage = wish
         self._assemble(await self.orders.read_text() if self.stage == 0 else None)
         self._tasks = [
             self.loop.create_task(self.presence.announce_forever(self.stage, self._record), name="announce"),
@@ -220,6 +222,7 @@ class Worker(Parts):
         self.data = DataPath(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
             self.settings.slots, self.settings.in_flight, self._committed, self._round, self.note,
+            self.settings.line,
         )  # fmt: skip
         self.inference = Inference(
             manifest, self.stage, self.snapshots, self.part, self.compute, self.neighbourhood, self.note

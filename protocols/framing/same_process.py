@@ -16,6 +16,10 @@ from protocols.messages.table import Lane, Message
 from protocols.ports import Receiver
 from swarmnet.identifiers import PeerId
 
+EXACT_TIMES = 8
+"""Between siblings hidden states go as they were computed, in 4 bytes a number; the smallest codec has 0.6
+(swarmnet/run/activation_sizes.py)."""
+
 
 class Near:
     """One per process. A peer is in it while it listens and its own p2pd runs."""
@@ -43,7 +47,7 @@ class Near:
 
     def open(self, opener: PeerId, peer: PeerId, lane: Lane, backlog_bytes: int) -> NearLink:
         """A link to a peer that is held here."""
-        link = NearLink(self, opener, peer, lane, backlog_bytes)
+        link = NearLink(self, opener, peer, lane, EXACT_TIMES * backlog_bytes)
         self._links[link] = opener
         return link
 
@@ -54,7 +58,7 @@ class Near:
     def limit(self, opener: PeerId, peer: PeerId, message: Message) -> int:
         """The longest body that `peer` takes of `opener` with this message."""
         ear = self._ears.get(peer)
-        return ear.terms.limit(opener, message) if ear is not None else 0
+        return EXACT_TIMES * ear.terms.limit(opener, message) if ear is not None else 0
 
     def forget(self, link: NearLink) -> None:
         """It has ended."""

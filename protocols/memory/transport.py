@@ -18,6 +18,7 @@ from protocols.errors import PeerGone, WireError
 from protocols.fields import Body
 from protocols.framing.frames import wire_bytes
 from protocols.framing.intake import Intake
+from protocols.framing.same_process import Near
 from protocols.framing.send_queue import BACKLOG_BYTES, Ear, LocalLink, QueuedLink, deliver
 from protocols.memory.conditions import Conditions, Line, Timers, Way
 from protocols.memory.directory import MemoryDirectory
@@ -183,6 +184,7 @@ class MemoryTransport:
         self.ear = Ear()
         self.intake = Intake()
         self.subflows: dict[str, int] = {}
+        self.near: Near | None = None
         self.uplink = Line()
         self.frozen = False
         self.closed = False
@@ -194,6 +196,10 @@ class MemoryTransport:
     def addresses(self) -> Sequence[str]:
         return (f"/memory/{self.peer}",)
 
+    def is_near(self, peer: PeerId) -> bool:
+        """See `Transport.is_near`."""
+        return self.near is not None and self.near.holds(peer)
+
     def when_moved(self, told: Callable[[], None]) -> None:
         """Its address is its name."""
 
@@ -204,6 +210,8 @@ class MemoryTransport:
     def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
         self.ear.receiver, self.ear.terms = receiver, terms
         self._context = copy_context()
+        if self.near is not None:
+            self.near.enter(self.peer, self.ear)
 
     def hear(self, what: Callable[[], None]) -> None:
         """Do `what` as this peer: in the context in which it listens; once it thaws, if it is frozen."""
@@ -228,6 +236,8 @@ class MemoryTransport:
             if self.receiver is None:
                 raise PeerGone("this peer does not listen yet")
             return LocalLink(peer, lane, self.receiver, self.ear.terms, self.backlog_bytes)
+        if self.near is not None and self.near.holds(peer):
+            return self.near.open(self.peer, peer, lane, self.backlog_bytes)
         way, back = self._network.way(self.peer, peer), self._network.way(peer, self.peer)
         if not way.links:
             round_trip = way.conditions.latency_seconds + back.conditions.latency_seconds
@@ -348,6 +358,8 @@ class MemoryNetwork:
 
     def remove(self, transport: MemoryTransport, reason: str) -> None:
         """End all links of a transport."""
+        if transport.near is not None:
+            transport.near.leave(transport.peer, reason)
         now = asyncio.get_running_loop().time()
         for link in self._links_of(transport):
             if link.source is transport:

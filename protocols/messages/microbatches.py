@@ -87,6 +87,7 @@ class Credit(Message, frozen=True, tag=15):
     slots: Number
     """Microbatches that it takes from the receiver, in all, at a time."""
     service_seconds: Seconds
-    """Own compute per microbatch, forward and backward together; 0: not measured yet."""
+    """That a microbatch keeps its compute busy, forward and backward together, or its line if that is longer;
+    0: not measured yet."""
     waiting: Number
     """Pieces of work that wait for its compute."""

@@ -152,6 +152,10 @@ class P2pdTransport:
         if self.near is not None and not self._closed:
             self.near.enter(self.peer, self._ear)
 
+    def is_near(self, peer: PeerId) -> bool:
+        """See `Transport.is_near`."""
+        return self.near is not None and self.near.holds(peer)
+
     def limit_upload(self, upload: Upload) -> None:
         """All links, the chunks and the circuits that are served, and what others measure, share it from now
         on; several transports may."""

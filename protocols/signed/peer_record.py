@@ -68,3 +68,7 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """Of the run's text that it has, where that is read in epochs; 0: it reads none, or not so."""
     text_shards_read: Number = 0
     """To their end, in all epochs: so many times `text_shards` is how often it has read the text."""
+    up_bytes_per_second: Number = 0
+    """Of its line: what it may send, or was measured to; 0: not known. Of a peer with siblings in its process
+    as if all hops left the machine. It can only lower what `tokens_per_second` counts for."""
+    down_bytes_per_second: Number = 0

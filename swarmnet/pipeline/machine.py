@@ -31,8 +31,11 @@ LEAST_SHARE = 0.5
 HOP_MARGIN = 0.9
 """What a hop leaves its successor of the time that it has itself."""
 MOST_ATTEMPTS = 4
-RETRY_SECONDS = 0.1
-"""How often a microbatch that nobody has room for is offered again."""
+RETRY_SECONDS = 1.0
+"""How often a microbatch that nobody has room for is offered again, though nobody has answered, told of room
+or come to the end of a pause since: as often as neighbours beat, by which new ones are known."""
+GUIDED_RETRY_SECONDS = 0.1
+"""Where places are asked for ahead: what a guide waits for is not seen here."""
 IS_WELL = frozenset({"committed", "other_path", "cancelled", "out_of_line"})
 """Refusals of a peer that is well: it did this microbatch before, was told that it need not, or does not
 trust its numbers, which all peers see at the same moment when a step was large."""
@@ -248,25 +251,30 @@ class Pipeline:
                 job.phase = "forward"
                 self._effects.append(events.ComputeForward(key))
 
-    def _route(self, key: MicrobatchId, now: float) -> None:
-        """The output is there: send it to the best peer of the next stage."""
+    def _route(
+        self, key: MicrobatchId, now: float, full: Collection[PeerId] | None = None
+    ) -> Collection[PeerId] | None:
+        """The output is there: send it to the best peer of the next stage. `full`: of these nobody has room,
+        as was just seen; returned are those of whom that is known now."""
         job = self.jobs[key]
         if job.cancelled:
             self.ledger.drop("cancelled")
             self._forget(key)
-            return
+            return full
         hopeless = job.attempt > 0 and job.deadline - now < LEAST_SHARE * (self.answers.usual or 0.0)
         if job.deadline <= now or hopeless or job.failures >= MOST_ATTEMPTS:
             self._abandon(key, "deadline", "no peer of the next stage did it in time", now)
-            return
+            return full
         candidates = self.candidates(key, job.tried)
-        if self.guide is None:
-            peer = self.router.choose(candidates, now, avoid=job.tried)
-        else:
+        if self.guide is not None:
             peer = self.guide.choose(key, candidates, now, job.tried)
+        else:
+            peer = None if candidates == full else self.router.choose(candidates, now, avoid=job.tried)
         if peer is None:
-            job.phase, job.retry_at = "unrouted", now + RETRY_SECONDS
-            return
+            job.phase, job.retry_at = "unrouted", now + GUIDED_RETRY_SECONDS
+            if self.guide is None:
+                job.retry_at = min(now + RETRY_SECONDS, self.router.room_at(candidates, now))
+            return candidates
         left = job.deadline - now
         patience = min(self.answers.patience(peer, 0.0 if job.own else left), left * HOP_MARGIN)
         job.phase, job.next, job.sent_at = "waiting", peer, now
@@ -275,6 +283,7 @@ class Pipeline:
         job.next_deadline = now + patience
         self.router.sent(peer)
         self._effects.append(events.SendAct(key, peer, job.attempt, patience))
+        return None
 
     def _grad(self, peer: PeerId, key: MicrobatchId, now: float) -> None:
         """The first answer counts, whoever gave it: each is a true gradient of this microbatch."""
@@ -341,8 +350,10 @@ class Pipeline:
             self._abandon(failed.key, failed.code, failed.reason, now)
 
     def _tick(self, now: float) -> None:
+        full: Collection[PeerId] | None = None
         for key, job in list(self._open.items()):
             if job.phase == "waiting" and now >= job.next_deadline:
+                full = None
                 self.answers.missed(job.sent_at, now)
                 if job.next is not None:
                     self.router.overdue(job.next, now - job.tried[job.next])
@@ -353,14 +364,15 @@ class Pipeline:
                 if now >= job.deadline:
                     self._abandon(key, "deadline", "no peer of the next stage has room", now)
                 else:
-                    self._route(key, now)
+                    full = self._route(key, now, full)
         for key in list(takewhile(lambda key: now >= self._kept[key].done_at + KEEP_SECONDS, self._kept)):
             self._forget(key)
 
     def _offer(self, now: float) -> None:
         """Somebody below has room again: microbatches that wait for a route go first."""
+        full: Collection[PeerId] | None = None
         for key in [key for key, job in self._open.items() if job.phase == "unrouted"]:
-            self._route(key, now)
+            full = self._route(key, now, full)
 
     # -- what they have in common ---------------------------------------------------------------------
 

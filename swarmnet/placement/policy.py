@@ -4,7 +4,8 @@ SWARM's rebalancing (arXiv:2301.11913, section 3.2) compares queue lengths and m
 The stage with the longest queue is the one with the least *capacity*: how many of the run's microbatches its
 peers can carry together. Capacity is what decides here: unlike a queue it does not end at a number of slots,
 it says how many peers a stage lacks, and so several may move at once without overshoot. Where microbatches
-leave stages out, a stage is visited by a share of them, and so carries more of the run's.
+leave stages out, a stage is visited by a share of them, and so carries more of the run's. What a peer can do
+is bounded by its line as well as by its computer (resources/lines.py): stages in the middle send twice.
 
 One peer sees only what others publish, some time ago (`View`). It announces that it would move, waits, looks
 again, and goes if that is still right when everybody who announced goes as well, in an order that all compute
@@ -18,10 +19,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import exp, log
 from random import Random
-from statistics import median, median_high
+from statistics import median, median_high, median_low
 
 from swarmnet.identifiers import PeerId
+from swarmnet.resources.bandwidth_estimate import gossip_per_peer
+from swarmnet.resources.lines import UNKNOWN, Crossing, Line, carried, crossings
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import Rules
 
@@ -38,7 +42,11 @@ is a little late and not counted does less harm."""
 LEFT_BEHIND = 1e-6
 """Of its own capacity, what must be left where a peer goes from: more than rounding, less than any peer."""
 FASTEST = 16.0
-"""Times the median speed: more than the spread of honest peers, and an end to what a liar can claim."""
+"""Times the median speed: more than the spread of honest peers, and an end to what a liar can claim. A line
+only ever lowers what a speed counts for."""
+SUITED = 0.25
+"""A stage that a peer suits twice as well as most do looks poorer to it by 2 to this power. With more, the
+poorest stage waits; with less, good lines end at the ends (docs/benchmarks/home_lines.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,17 @@ class MoveRules:
     """Stages that this peer cannot serve: it goes to none of them."""
     paths: Rules | None = None
     """Which stages microbatches may leave out; None: none."""
+    crossings: tuple[Crossing, ...] = ()
+    """Of a microbatch at each stage; empty: lines count for nothing."""
+    gossip: float = 0.0
+    """Bytes per second of each line that a further peer of a group costs all of it."""
+    line: Line = UNKNOWN
+    """This peer's."""
+
+    def does(self, stage: int, speed: float, line: Line) -> float:
+        """Microbatches per second there, of a peer that does so much work per second."""
+        each = self.crossings[stage] if self.crossings else Crossing()
+        return carried(speed / self.work[stage], line, each)
 
     def cool_down(self, download_seconds: float, moved: int) -> float:
         """For a peer whose download took so long, and that has moved so often."""
@@ -90,6 +109,8 @@ class Seen:
     """Since it was signed."""
     round: int = 0
     """Of its stage."""
+    line: Line = UNKNOWN
+    """As it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +138,22 @@ class View:
     shares: tuple[float, ...] = ()
     """Of the run's microbatches, how many visit each stage; empty: all visit all."""
 
-    def needs(self, rules: MoveRules) -> tuple[float, ...]:
-        """Compute of one microbatch of the run at each stage, in the unit of `rules.work`: on average, over
-        those that visit it and those that leave it out."""
-        if not self.shares:
-            return rules.work
-        return tuple(work * share for work, share in zip(rules.work, self.shares, strict=True))
+    usual_line: Line = UNKNOWN
+    """The middle one, up and down; of two the thinner."""
+    by_lines: bool = True
+    """Whether lines count (`lines_count`)."""
+    most_bring: tuple[float, ...] = ()
+    """What peers would carry at each stage, wherever they are (`usually`); empty: as a usual one."""
+
+    def capacity(self, rules: MoveRules, stage: int, speed: float, line: Line) -> float:
+        """Of the run's microbatches, what such a peer carries at a stage: of those that visit it and those
+        that leave it out, on average."""
+        counted = line if self.by_lines else UNKNOWN
+        return rules.does(stage, speed, counted) / (self.shares[stage] if self.shares else 1.0)
+
+    def one(self, rules: MoveRules, stage: int) -> float:
+        """What a usual peer would carry there."""
+        return self.capacity(rules, stage, self.usual, self.usual_line)
 
 
 def view_of(seen: Iterable[tuple[PeerId, Seen]], rules: MoveRules) -> View:
@@ -136,15 +167,32 @@ def view_of(seen: Iterable[tuple[PeerId, Seen]], rules: MoveRules) -> View:
     ]
     speeds = [record.rate * work[record.stage] for _, record in peers if record.rate > 0]
     usual = median(speeds) if speeds else 1.0
-    known = View((), (), len(peers), usual, _shares([record for _, record in peers], rules.paths))
-    needs, capacities, intents = known.needs(rules), [0.0] * len(work), []
+    lines = [record.line for _, record in peers]
+    middle = UNKNOWN
+    if lines:
+        middle = Line(median_low(line.up for line in lines), median_low(line.down for line in lines))
+    shares = _shares([record for _, record in peers], rules.paths)
+    known = View((), (), len(peers), usual, shares, middle, lines_count(rules, len(peers), middle))
+    capacities, intents = [0.0] * len(work), []
+    all_bring: list[list[float]] = []
     for peer, record in peers:
         speed = min(record.rate * work[record.stage] or usual, FASTEST * usual)
-        capacities[record.stage] += speed / needs[record.stage]
+        if known.by_lines and record.line.is_known:
+            all_bring.append([known.capacity(rules, stage, speed, record.line) for stage in range(len(work))])
+        leaves = known.capacity(rules, record.stage, speed, record.line)
+        capacities[record.stage] += leaves
         if 0 <= record.moving_to < len(work) and record.moving_to != record.stage:
-            leaves, brings = speed / needs[record.stage], speed / needs[record.moving_to]
+            brings = known.capacity(rules, record.moving_to, speed, record.line)
             intents.append(Intent(peer, record.stage, record.moving_to, leaves, brings))
-    return replace(known, capacities=tuple(capacities), intents=tuple(intents))
+    found = replace(known, capacities=tuple(capacities), intents=tuple(intents))
+    return replace(found, most_bring=usually(all_bring)) if all_bring else found
+
+
+def lines_count(rules: MoveRules, peers: int, usual: Line) -> bool:
+    """Whether a further peer helps a stage whose lines are full. In a group of n, contributions leave
+    n (line - n gossip) of n lines, which grows until they take a half. From there on peers spread by compute.
+    """
+    return rules.gossip * (peers / len(rules.work) - 1) <= usual.up / 2
 
 
 def _shares(seen: Iterable[Seen], paths: Rules | None) -> tuple[float, ...]:
@@ -179,9 +227,9 @@ def carried_out(
 ) -> tuple[list[float], frozenset[PeerId]]:
     """The capacities after the announced moves, and who goes: one after another in an order that follows from
     the names, each if it is still worthwhile then."""
-    capacities, going, needs = list(view.capacities), set(), view.needs(rules)
+    capacities, going = list(view.capacities), set()
     for intent in sorted(view.intents, key=_rank):
-        one = view.usual / needs[intent.target]
+        one = view.one(rules, intent.target)
         if worthwhile(capacities, intent, rules, download_seconds, one):
             capacities[intent.source] -= intent.leaves
             capacities[intent.target] += intent.brings
@@ -195,14 +243,15 @@ def _rank(intent: Intent) -> bytes:
 
 def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
     """The stage that needs a newcomer most: the one with the least capacity, once all who announced have
-    moved. In an empty swarm any: those who start it together spread."""
+    moved, as this newcomer sees it (`as_suited`). In an empty swarm any: those who start it together spread.
+    """
     return choose_stages(view, rules, 1, chance)[0]
 
 
 def choose_stages(view: View, rules: MoveRules, count: int, chance: Random) -> range:
     """The adjacent stages that a newcomer takes which holds `count` of them: those whose poorest stage, then
     the next poorest and so on, has the least capacity. ValueError if it cannot serve so many."""
-    capacities, _ = carried_out(view, rules, 0.0)
+    capacities = _as_seen(view, carried_out(view, rules, 0.0)[0], rules, view.usual)
     windows = [range(first, first + count) for first in range(len(capacities) - count + 1)]
     windows = [window for window in windows if rules.never.isdisjoint(window)]
     if not windows:
@@ -212,6 +261,30 @@ def choose_stages(view: View, rules: MoveRules, count: int, chance: Random) -> r
         least = min(_sorted(capacities, window)[place] for window in best)
         best = [window for window in best if _sorted(capacities, window)[place] <= least * TIE]
     return chance.choice(best)
+
+
+def as_suited(
+    capacities: Sequence[float], brings: Sequence[float], usual: Sequence[float]
+) -> list[float]:
+    """The stages' capacities as they look to a peer that would bring so much to each, where peers bring
+    `usual`: less where it suits better. So good lines go to the middle, and the others to the ends."""
+    return [
+        capacity / (own / one) ** SUITED if own > 0 and one > 0 else capacity
+        for capacity, own, one in zip(capacities, brings, usual, strict=True)
+    ]
+
+
+def usually(brings: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """What peers would bring to each stage, as their geometric mean: one that lies about itself shifts what
+    two stages are to each other by no more than their bytes differ."""
+    return tuple(exp(sum(map(log, at)) / len(at)) for at in zip(*brings, strict=True))
+
+
+def _as_seen(view: View, capacities: Sequence[float], rules: MoveRules, speed: float) -> list[float]:
+    """By a peer of that speed, with the line of `rules`, or else a usual one."""
+    stages, line = range(len(capacities)), rules.line if rules.line.is_known else view.usual_line
+    brings = [view.capacity(rules, stage, speed, line) for stage in stages]
+    return as_suited(capacities, brings, view.most_bring or [view.one(rules, stage) for stage in stages])
 
 
 def _sorted(capacities: Sequence[float], window: range) -> list[float]:
@@ -234,27 +307,27 @@ def choose_move(
     richer stages are not waited for."""
     others = replace(view, intents=tuple(intent for intent in view.intents if intent.peer != me))
     capacities, _ = carried_out(others, rules, download_seconds)
-    needs, speed = view.needs(rules), rate * rules.work[stage]
+    speed = rate * rules.work[stage]
     if rate <= 0:
         if min(capacities) > 0:
             return None  # It will have measured soon.
         speed = view.usual  # While a stage has nobody, nobody measures anything.
     if view.usual > 0:
         speed = min(speed, FASTEST * view.usual)  # As it is counted.
-    leaves = speed / needs[stage]
-    target = chance.choice(_poorest(capacities, rules.never))
-    one = view.usual / needs[target]
+    leaves = view.capacity(rules, stage, speed, rules.line)
+    target = chance.choice(_poorest(_as_seen(view, capacities, rules, speed), rules.never))
+    one = view.one(rules, target)
 
     def goes_first(other: int) -> bool:
         """A stage so much richer that it would be this stage's turn only after it, and that a usual peer of
         it would leave."""
-        usual = Intent(me, other, target, view.usual / needs[other], one)
+        usual = Intent(me, other, target, view.one(rules, other), one)
         richer = capacities[other] > capacities[stage] + leaves
         return richer and worthwhile(capacities, usual, rules, download_seconds, one)
 
     if min(capacities) > 0 and sum(map(goes_first, range(len(capacities)))) > passed_over:
         return None  # Whoever is at the richest stage goes first, or peers would move twice.
-    intent = Intent(me, stage, target, leaves, speed / needs[target])
+    intent = Intent(me, stage, target, leaves, view.capacity(rules, target, speed, rules.line))
     if target == stage or not worthwhile(capacities, intent, rules, download_seconds, one):
         return None
     return intent
@@ -265,9 +338,12 @@ def period_seconds(peers: int) -> float:
     return min(LONGEST_PERIOD_SECONDS, max(SHORTEST_PERIOD_SECONDS, PERIOD_SECONDS_PER_PEER * peers))
 
 
-def move_rules(manifest: Manifest, never: frozenset[int] = frozenset()) -> MoveRules:
-    """Those of a run, for a peer that cannot serve the stages in `never`."""
-    return MoveRules(stage_work(manifest), never=never, paths=manifest.path_rules())
+def move_rules(manifest: Manifest, never: frozenset[int] = frozenset(), line: Line = UNKNOWN) -> MoveRules:
+    """Those of a run, for a peer with that line that cannot serve the stages in `never`."""
+    return MoveRules(
+        stage_work(manifest), never=never, paths=manifest.path_rules(), crossings=crossings(manifest),
+        gossip=gossip_per_peer(manifest), line=line,
+    )  # fmt: skip
 
 
 def stage_work(manifest: Manifest) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ from math import log2
 
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import is_muons, parameter_shapes
+from swarmnet.resources.lines import crossings
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.own_steps import BITS
 
@@ -30,15 +31,10 @@ def traffic_of(manifest: Manifest, stage: int, tokens_per_second: float, group: 
 
     Hidden states with labels go down, gradients come up; each contribution reaches and leaves a peer about
     once."""
-    gradient = manifest.gradient_bytes / manifest.microbatch_tokens
-    activation = manifest.body_bytes / manifest.microbatch_tokens
-    above, below = stage > 0, stage < len(manifest.stages) - 1
     each = contributions_per_second(manifest, tokens_per_second * group, group) / group
     gossip = contribution_bytes(manifest, stage) * each * (group - 1)
-    return Traffic(
-        tokens_per_second * (activation * below + gradient * above) + gossip,
-        tokens_per_second * (activation * above + gradient * below) + gossip,
-    )
+    bodies, rate = crossings(manifest)[stage], tokens_per_second / manifest.microbatch_tokens
+    return Traffic(rate * bodies.sent + gossip, rate * bodies.received + gossip)
 
 
 def rounds_per_second(manifest: Manifest, tokens_per_second: float) -> float:
@@ -55,6 +51,15 @@ def contributions_per_second(manifest: Manifest, tokens_per_second: float, group
     a peer that had no microbatch in the round."""
     microbatches = tokens_per_second / manifest.microbatch_tokens
     return min(group * rounds_per_second(manifest, tokens_per_second), microbatches)
+
+
+def gossip_per_peer(manifest: Manifest) -> float:
+    """Bytes per second of each line that a further peer of a group takes, in rounds that end by time; 0 where
+    reducers add up, whose results do not grow with the group."""
+    if manifest.sync.exchange == "sharded":
+        return 0.0
+    largest = max(contribution_bytes(manifest, stage) for stage in range(len(manifest.stages)))
+    return largest / max(manifest.rounds.longest_seconds, SHORTEST_SECONDS)
 
 
 def contribution_bytes(manifest: Manifest, stage: int) -> float:

@@ -13,7 +13,7 @@ Everything is local: what was sent, what came back, and three numbers that each 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -92,8 +92,10 @@ class Estimate:
 class Router:
     """Estimates and choices for the peers of one next stage."""
 
-    def __init__(self, chance: Random) -> None:
+    def __init__(self, chance: Random, is_near: Callable[[PeerId], bool] | None = None) -> None:
+        """`is_near(peer)`: whether it is in this process, so that what goes there takes nobody's line."""
         self.chance = chance
+        self.is_near = is_near
         self.peers: dict[PeerId, Estimate] = {}
         self.clock = 0.0
         """Virtual time: the clock of the peer that was sent to last."""
@@ -101,7 +103,9 @@ class Router:
     def choose(
         self, candidates: Iterable[PeerId], now: float, avoid: Collection[PeerId] = ()
     ) -> PeerId | None:
-        """The peer for the next microbatch, or None if nobody has room. `avoid` only if nobody else has."""
+        """The peer for the next microbatch, or None if nobody has room. `avoid` only if nobody else has. One
+        that is near comes first while it has room: the way there costs no byte, and whoever is sent a
+        microbatch instead could not take another's."""
         usable = [
             (peer, estimate)
             for peer in candidates
@@ -110,6 +114,8 @@ class Router:
         ]
         if avoid:
             usable = [entry for entry in usable if entry[0] not in avoid] or usable
+        if self.is_near is not None:
+            usable = [entry for entry in usable if self.is_near(entry[0])] or usable
         if not usable:
             return None
         unknown = self._cost_of_unknown()
@@ -131,6 +137,19 @@ class Router:
             if estimate is None or estimate.has_room(now):
                 return True
         return False
+
+    def room_at(self, candidates: Iterable[PeerId], now: float) -> float:
+        """When the first of those that lack nothing but the end of a pause has room; infinity: none does."""
+        return min(
+            (
+                estimate.blocked_until
+                for peer in candidates
+                if (estimate := self.peers.get(peer)) is not None
+                and estimate.blocked_until > now
+                and estimate.in_flight < min(estimate.slots, estimate.earned)
+            ),
+            default=float("inf"),
+        )
 
     def is_usable(self, peer: PeerId, now: float) -> bool:
         """Whether it has not failed or been full just now."""

@@ -42,6 +42,7 @@ from peers.tools.model.swarm_client import Conversation, SwarmClient
 from peers.tools.model.swarm_session import stream
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
+from protocols.framing.same_process import Near
 from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
@@ -187,10 +188,11 @@ class Swarm:
         signed: SignedManifest | None = None,
         compute: Callable[[int], float] | None = None,
         shared: SharedCompute[InlineCompute] | None = None,
+        near: Near | None = None,
         **settings: Any,
     ) -> Member:
         """A peer whose identity follows from its name; `settings` as in `Settings`. `shared`: it computes
-        with others on one computer."""
+        with others on one computer; `near`: in one process."""
         identity = Identity.from_seed(name.encode())
         said: list[tuple[str, str]] = []
 
@@ -203,6 +205,7 @@ class Swarm:
             return self.text if not withdrawn else self.text_without(withdrawn)
 
         transport = self.network.transport(identity.peer_id)
+        transport.near = near
         directory = self.network.directory(identity.peer_id)
 
         def part(manifest: Manifest, stage: int) -> StagePart:

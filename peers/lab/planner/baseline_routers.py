@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from random import Random
 
 from swarmnet.identifiers import PeerId
@@ -42,8 +42,8 @@ class LatencyRouter(RandomRouter):
     There a request covers one stage, so the simulator hands in the time without that of the stages below.
     """
 
-    def __init__(self, chance: Random) -> None:
-        super().__init__(chance)
+    def __init__(self, chance: Random, is_near: Callable[[PeerId], bool] | None = None) -> None:
+        super().__init__(chance, is_near)
         self.request_seconds: dict[PeerId, float] = {}
 
     def measured(self, peer: PeerId, seconds: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from peers.lab.planner.layout import Layout
 from peers.lab.processes.demo_report import contribution_bytes
@@ -98,15 +99,18 @@ def charged(
     """The layout with what contributions take of its lines, and the rate that is left: the largest at which
     lines carry its contributions and its bodies. `most(layout)`: microbatches per second that the rest of the
     lines and compute bear; `taken(rate)`: bytes per second on the lines of each stage's peers."""
-    slowest = [min(min(layout.peers[p].up, layout.peers[p].down) for p in peers) for peers in layout.stages()]
+    slowest: dict[range, float] = {}
+    for peer in layout.peers:
+        slowest[peer.stages] = min(slowest.get(peer.stages, inf), peer.up, peer.down)
 
     def charge(rate: float) -> Layout:
         return replace(layout, taken=tuple(taken(rate)))
 
     def bears(rate: float) -> bool:
         tried = charge(rate)
-        if any(one > MOST_OF_A_LINE * line for one, line in zip(tried.taken, slowest, strict=True)):
-            return False
+        for held, line in slowest.items():
+            if sum(tried.taken[stage] for stage in held) > MOST_OF_A_LINE * line:
+                return False
         return most(tried) >= rate * (1 - 1e-9)
 
     rate = largest(most(layout), bears)

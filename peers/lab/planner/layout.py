@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from swarmnet.resources.lines import Crossing, Line, carried, crossing
 from swarmnet.run.path_rules import Rules
 
 
@@ -29,6 +30,20 @@ class PeerSpec:
     machine: int = -1
     """Peers of one machine share its cores; -1: has its own."""
     region: str = ""
+    held: range = range(0)
+    """Adjacent stages of its computer, this one among them; empty: only this one."""
+    held_seconds: float = 0.0
+    """Of a microbatch's forward in all of them."""
+
+    @property
+    def stages(self) -> range:
+        """That its computer holds."""
+        return self.held or range(self.stage, self.stage + 1)
+
+    @property
+    def occupied_seconds(self) -> float:
+        """Forward of a microbatch in all stages of its computer."""
+        return self.held_seconds or self.forward_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +77,11 @@ class Layout:
     """Bytes per second that contributions take of each peer's line, up and down alike, by stage; empty:
     none."""
 
-    def up(self, place: int) -> float:
-        """What is left of a peer's line for bodies."""
+    def line(self, place: int) -> Line:
+        """What is left of the line of a peer's computer for bodies."""
         peer = self.peers[place]
-        return peer.up - self.taken[peer.stage] if self.taken else peer.up
-
-    def down(self, place: int) -> float:
-        peer = self.peers[place]
-        return peer.down - self.taken[peer.stage] if self.taken else peer.down
+        line = Line(peer.up, peer.down)
+        return line.without(sum(self.taken[stage] for stage in peer.stages)) if self.taken else line
 
     def stages(self) -> tuple[tuple[int, ...], ...]:
         count = 1 + max(peer.stage for peer in self.peers)
@@ -93,15 +105,16 @@ class Layout:
         )
 
     def capacity(self) -> tuple[float, ...]:
-        """Microbatches per second of each peer alone: its compute, or its line if that takes longer.
+        """Microbatches per second of each peer: its computer, or its line if that takes longer. Of those that
+        hold several stages, as if each microbatch passed all of them."""
+        ratio = 1 + self.work.backward_ratio
+        each = {held: self.crossing(held) for held in {peer.stages for peer in self.peers}}
+        return tuple(
+            carried(1.0 / (peer.occupied_seconds * ratio), self.line(place), each[peer.stages])
+            for place, peer in enumerate(self.peers)
+        )
 
-        A peer in the middle sends and receives two bodies per microbatch, one at the ends one.
-        """
-        last = max(peer.stage for peer in self.peers)
-        rates = []
-        for place, peer in enumerate(self.peers):
-            compute = peer.forward_seconds * (1 + self.work.backward_ratio)
-            bodies = (peer.stage > 0) + (peer.stage < last)
-            line = bodies * self.work.body_bytes / min(self.up(place), self.down(place))
-            rates.append(1.0 / max(compute, line))
-        return tuple(rates)
+    def crossing(self, held: range) -> Crossing:
+        """Of a microbatch at a computer that holds these stages."""
+        body = self.work.body_bytes
+        return crossing(held, 1 + max(peer.stage for peer in self.peers), body, body)

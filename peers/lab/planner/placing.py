@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import median_low
 
 from peers.errors import UserError
 from peers.lab.planner.layout import PeerSpec
 from peers.lab.planner.question import BACKWARD_RATIO, Question
-from peers.lab.planner.speeds import PeerClass
-from swarmnet.placement.policy import stage_work
+from peers.lab.planner.speeds import MOST, PeerClass
+from swarmnet.placement.policy import as_suited, lines_count, move_rules, usually
+from swarmnet.resources.lines import UNKNOWN, Line, carried, crossing
 from swarmnet.run.manifest import Manifest
 
 
@@ -23,49 +26,132 @@ class Placement:
 def placed(
     manifest: Manifest, question: Question, memory: Sequence[int] = (), whole: bool = False
 ) -> Placement:
-    """Every peer, the fastest first, in the stage that carries least of the run so far, of those that fit its
-    memory. `memory`: bytes that each stage takes; empty: nothing. `whole`: while microbatches leave nothing
-    out, if the run begins so; when that ends peers move. Raises UserError."""
-    work, rules = stage_work(manifest), manifest.path_rules()
-    shares = [one / sum(work) for one in work]
-    memory = memory or [0] * len(shares)
-    visits = [rules.visit_share(stage, 0 if whole else rules.whole_rounds) for stage in range(len(shares))]
+    """Every peer in the stage that it takes as a newcomer (swarmnet/placement/policy.py), of those that fit
+    its memory: the fastest first, or mixed, whichever leaves the poorest stage with more. `memory`: bytes
+    that each stage takes; empty: nothing. `whole`: while microbatches leave nothing out, if the run begins
+    so; when that ends peers move. Raises UserError."""
+    memory = memory or [0] * len(manifest.stages)
     left_out = tuple(one for one in question.classes if not _fitting(one, memory))
     classes = [one for one in question.classes if one not in left_out]
-    count = sum(one.count for one in classes)
-    _enough(count, memory, left_out)
-    has = [0.0] * len(shares)
-    found: list[PeerSpec] = []
-    for one in sorted(classes, key=lambda one: -(one.tokens_per_second or 0.0)):
-        fitting = _fitting(one, memory)
-        seconds = {
-            stage: _seconds(question, one, shares, stage, manifest.microbatch_tokens, count)
-            for stage in fitting
-        }
-        for _ in range(one.count):
-            stage = min(fitting, key=has.__getitem__)
-            has[stage] += 1 / seconds[stage] / visits[stage]
-            found.append(_spec(question, one, stage, seconds[stage] / (1 + BACKWARD_RATIO)))
-    empty = has.index(0.0) if 0.0 in has else None
-    if empty is not None:
+    _enough(classes, memory, left_out)
+    kinds = _kinds(manifest, question, classes, memory, whole)
+    usual = usually([kind.brings for kind in kinds for _ in range(kind.one.count)])
+    has, found = max((_taken(order, usual) for order in _orders(kinds)), key=lambda taken: min(taken[0]))
+    if 0.0 in has:
+        empty = has.index(0.0)
         need = f"{memory[empty] / 1e9:.3g} GB"
         raise UserError(f"nobody is left for stage {empty}, which takes {need}: cut the model in more stages")
-    return Placement(tuple(found), left_out)
+    found.sort(key=lambda taken: -(taken[0].one.tokens_per_second or 0.0))
+    peers = (_specs(question, kind, held, number) for number, (kind, held) in enumerate(found))
+    return Placement(tuple(chain.from_iterable(peers)), left_out)
 
 
-def _spec(question: Question, one: PeerClass, stage: int, forward: float) -> PeerSpec:
-    if question.cores:  # One machine: nothing goes over a line.
-        return PeerSpec(stage, forward, slots=question.slots, machine=0, region=one.region)
-    return PeerSpec(stage, forward, one.up, one.down, slots=question.slots, region=one.region)
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Peers that are alike, in this run."""
+
+    one: PeerClass
+    seconds: tuple[float, ...]
+    """Of a microbatch, by stage."""
+    brings: tuple[float, ...]
+    """Of the run's microbatches per second, with its line, to each stage if it held no other."""
+    windows: dict[range, tuple[float, ...]]
+    """Adjacent stages that it can hold, and what it brings to each of them then."""
 
 
-def _fitting(one: PeerClass, memory: Sequence[int]) -> list[int]:
-    """Stages that such a peer can hold."""
-    return [stage for stage, needs in enumerate(memory) if not one.memory or needs <= one.memory]
+def _kinds(
+    manifest: Manifest, question: Question, classes: Sequence[PeerClass], memory: Sequence[int], whole: bool
+) -> list[_Kind]:
+    """The fastest first."""
+    rules, paths = move_rules(manifest), manifest.path_rules()
+    shares = [one / sum(rules.work) for one in rules.work]
+    visits = [paths.visit_share(stage, 0 if whole else paths.whole_rounds) for stage in range(len(shares))]
+    count = sum(one.count * len(_fitting(one, memory)[-1]) for one in classes)
+    tokens = manifest.microbatch_tokens
+    usual = Line(median_low(one.up for one in classes for _ in range(one.count)))
+    by_lines = not question.cores and lines_count(rules, count, usual)
+    found = []
+    for one in sorted(classes, key=lambda one: -(one.tokens_per_second or 0.0)):
+        line = Line(one.up, one.down) if by_lines else UNKNOWN
+        seconds = tuple(_seconds(question, one, shares, stage, tokens, count) for stage in range(len(shares)))
+
+        def brought(held: range) -> tuple[float, ...]:
+            each = crossing(held, len(shares), manifest.body_bytes, manifest.gradient_bytes)
+            rate = carried(1 / sum(seconds[stage] for stage in held), line, each)  # noqa: B023 - called here
+            return tuple(rate / visits[stage] for stage in held)
+
+        alone = tuple(brought(range(stage, stage + 1))[0] for stage in range(len(shares)))
+        found.append(_Kind(one, seconds, alone, {held: brought(held) for held in _fitting(one, memory)}))
+    return found
 
 
-def _enough(count: int, memory: Sequence[int], left_out: Sequence[PeerClass]) -> None:
+def _orders(kinds: Sequence[_Kind]) -> Iterator[list[_Kind]]:
+    """In which peers may come: kind after kind, and all kinds at the same pace."""
+    yield [kind for kind in kinds for _ in range(kind.one.count)]
+    if len(kinds) > 1:
+        mixed = [
+            ((number + 0.5) / kind.one.count, place)
+            for place, kind in enumerate(kinds)
+            for number in range(kind.one.count)
+        ]
+        yield [kinds[place] for _, place in sorted(mixed)]
+
+
+def _taken(order: Sequence[_Kind], usual: Sequence[float]) -> tuple[list[float], list[tuple[_Kind, range]]]:
+    """What each stage has once all have come in that order, and which stages each took."""
+    has = [0.0] * len(usual)
+    found = []
+    suits = {id(kind): as_suited([1.0] * len(usual), kind.brings, usual) for kind in order}
+    for kind in order:
+        seen = [there * looks for there, looks in zip(has, suits[id(kind)], strict=True)]
+        held = min(kind.windows, key=lambda held: _poorest_first(seen, held))
+        for stage, brings in zip(held, kind.windows[held], strict=True):
+            has[stage] += brings
+        found.append((kind, held))
+    return has, found
+
+
+def _poorest_first(seen: list[float], held: range) -> list[float]:
+    return seen[held.start : held.stop] if len(held) == 1 else sorted(seen[held.start : held.stop])
+
+
+def _specs(question: Question, kind: _Kind, held: range, number: int) -> Iterator[PeerSpec]:
+    """One for each stage that a computer holds."""
+    one = kind.one
+    forward = {stage: kind.seconds[stage] / (1 + BACKWARD_RATIO) for stage in held}
+    for stage in held:
+        if question.cores:  # One machine: nothing goes over a line.
+            yield PeerSpec(stage, forward[stage], slots=question.slots, machine=0, region=one.region)
+        elif len(held) == 1:
+            yield PeerSpec(stage, forward[stage], one.up, one.down, slots=question.slots, region=one.region)
+        else:
+            yield PeerSpec(
+                stage, forward[stage], one.up, one.down, slots=question.slots, machine=number,
+                region=one.region, held=held, held_seconds=sum(forward.values()),
+            )  # fmt: skip
+
+
+def _fitting(one: PeerClass, memory: Sequence[int]) -> list[range]:
+    """Adjacent stages that such a peer can hold: as many as it is to, or as many as it can."""
+    count = len(memory)
+
+    def fits(held: range) -> bool:
+        return not one.memory or sum(memory[held.start : held.stop]) <= one.memory
+
+    if one.stages < MOST:
+        several = min(one.stages, count)
+        return [held for first in range(count - several + 1) if fits(held := range(first, first + several))]
+    found: list[range] = []
+    for first in range(count):
+        stop = max((stop for stop in range(first + 1, count + 1) if fits(range(first, stop))), default=first)
+        if stop > (found[-1].stop if found else first):  # Else it is part of the one before.
+            found.append(range(first, stop))
+    return found
+
+
+def _enough(classes: Sequence[PeerClass], memory: Sequence[int], left_out: Sequence[PeerClass]) -> None:
     least = f"{min(memory) / 1e9:.3g} GB"
+    count = sum(one.count * len(_fitting(one, memory)[0]) for one in classes)
     if not count:
         names = ", ".join(map(str, left_out))
         raise UserError(f"no peer has memory for a stage, which takes {least} at least: {names}")
@@ -96,11 +182,17 @@ def speed(manifest: Manifest, question: Question, one: PeerClass) -> float:
 
 
 def sample(peers: Sequence[PeerSpec], wanted: int) -> list[PeerSpec]:
-    """Every n-th peer of each stage, in the order of speed."""
+    """Every n-th computer of those that hold the same stages, in the order of speed."""
     every = max(1.0, len(peers) / wanted)
+    alike: dict[tuple[int, int], list[list[PeerSpec]]] = {}
+    for peer in peers:
+        computers = alike.setdefault((peer.stages.start, peer.stages.stop), [])
+        if peer.stage == peer.stages.start:  # The stages of a computer stand side by side.
+            computers.append([])
+        computers[-1].append(peer)
     found: list[PeerSpec] = []
-    for stage in sorted({peer.stage for peer in peers}):
-        here = [peer for peer in peers if peer.stage == stage]
+    for _, here in sorted(alike.items()):
         count = max(1, round(len(here) / every))
-        found += [here[int((index + 0.5) * len(here) / count)] for index in range(count)]
+        for index in range(count):
+            found += here[int((index + 0.5) * len(here) / count)]
     return found

@@ -13,6 +13,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from math import inf
 from random import Random
 from typing import Any
@@ -46,6 +47,7 @@ from swarmnet.pipeline.events import (
 from swarmnet.pipeline.flow_control import Flow
 from swarmnet.pipeline.ledger import Ledger
 from swarmnet.pipeline.machine import Pipeline
+from swarmnet.resources.lines import seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.skipping import Skipping
 from swarmnet.run.path_rules import Header
@@ -112,6 +114,14 @@ class Machine:
                 peer.compute()
 
 
+@dataclass(slots=True)
+class LineQueues:
+    """When the two directions of a computer's line are free again."""
+
+    up_free: float = 0.0
+    down_free: float = 0.0
+
+
 class SimulatedPeer:
     """One peer: the real pipeline on simulated compute."""
 
@@ -122,6 +132,8 @@ class SimulatedPeer:
         spec = self.spec
         self.id = PeerId(str(number))
         self.router = router
+        if spec.held:
+            router.is_near = lambda peer: swarm.near(self, swarm.peers[int(peer)])
         self.known: dict[int, list[PeerId]] = {}
         """Live peers by stage, as far as a way leads from here."""
         rules = swarm.layout.rules
@@ -149,8 +161,9 @@ class SimulatedPeer:
         self._granted: dict[PeerId, int] = {}
         self._armed = inf
         self._looks = False
-        self.up, self.down = swarm.layout.up(place), swarm.layout.down(place)
-        self.up_free = self.down_free = 0.0
+        self.line = swarm.layout.line(place)
+        self.line_seconds = seconds_on_line(self.line, swarm.layout.crossing(spec.stages))
+        self.queues = swarm.line_queues.setdefault(spec.machine, LineQueues()) if spec.held else LineQueues()
 
     @property
     def queued(self) -> int:
@@ -347,8 +360,11 @@ class Swarm:
         self.below: dict[tuple[PeerId, MicrobatchId], float] = {}
         """What a peer's own request to the stage below took; for `LatencyRouter`."""
         self.body_bytes = layout.work.body_bytes
+        self.line_queues: dict[int, LineQueues] = {}
+        """Of computers that hold several stages, by their numbers."""
         self.last_stage = max(peer.stage for peer in layout.peers)
-        self.machines = {m: Machine(layout.cores) for m in {peer.machine for peer in layout.peers} if m >= 0}
+        numbers = {peer.machine for peer in layout.peers if peer.machine >= 0}
+        self.machines = {number: Machine(layout.cores or 1) for number in numbers}
         self.places_below = layout.known_below()
         self.places_above: list[list[int]] = [[] for _ in layout.peers]
         for place, below in enumerate(self.places_below):
@@ -411,25 +427,35 @@ class Swarm:
         """When something is there that is sent now. Bodies leave one after another at the sender's speed,
         come in one after another at the receiver's, and go one after another over each connection."""
         layout, now = self.layout, self.events.now
+        if self.near(sender, receiver):
+            return now
+        up, down = sender.queues, receiver.queues
         latency = layout.latency(sender.place, receiver.place)
         if not size:
             return now + latency
-        begins = max(now, sender.up_free)
-        sender.up_free = begins + size / sender.up
-        came = sender.up_free + latency
+        begins = max(now, up.up_free)
+        up.up_free = begins + size / sender.line.up
+        came = up.up_free + latency
         if layout.connection is not None:
             pair = sender.number, receiver.number
             free = max(begins, self._connection_free.get(pair, 0.0))
             self._connection_free[pair] = free + size / layout.connection(sender.place, receiver.place)
             came = max(came, self._connection_free[pair] + latency)
-        first = max(begins + latency, receiver.down_free)
-        receiver.down_free = max(came, first + size / receiver.down)
-        return receiver.down_free
+        first = max(begins + latency, down.down_free)
+        down.down_free = max(came, first + size / receiver.line.down)
+        return down.down_free
+
+    def near(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
+        """Whether they are siblings, in one process."""
+        return bool(one.spec.held) and one.spec.machine == other.spec.machine
 
     def tell(self, sender: SimulatedPeer, to: PeerId) -> None:
         """CREDIT, which follows every answer."""
         receiver = self.peers[int(to)]
-        credit = (sender.pipeline.grant(to), sender.service_seconds, sender.queued)
+        spec, seconds = sender.spec, sender.service_seconds
+        if seconds > 0:
+            seconds = max(seconds * spec.occupied_seconds / spec.forward_seconds, sender.line_seconds)
+        credit = (sender.pipeline.grant(to), seconds, sender.queued)
         latency = self.layout.latency(sender.place, receiver.place)
         self.events.after(latency, self._told, receiver, sender.id, *credit)
 
@@ -438,7 +464,7 @@ class Swarm:
     ) -> None:
         if receiver.alive:
             receiver.router.told(peer, slots, service_seconds, waiting)
-            receiver.pump()
+            receiver.receive(Tick())
 
     # -- who goes and comes ---------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@
 each held the whole model, on lines of 100 Mbit/s down and 20 up; a thousand fast ones. Without `@` a line of
 100/40, or of its region: `9000x500tps:eu,1000x20ktps@1000/1000:us` (links.py). What each has of memory for
 this stands after a colon as well: `8x2ktps@100/40:24GB`, `8x2ktps:24GB:eu`. Whatever is a number with GB or
-GiB is no region.
+GiB is no region. Behind a star, how many adjacent stages each holds (`stages` of the peer file), at most as
+many as the run has: `8x2ktps@100/40:24GB*2`; `*` alone is as many as its memory holds.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ MEGABIT = 1e6 / 8
 Line = tuple[float, float]
 DEFAULT_LINE: Line = (100.0, 40.0)
 """Mbit/s down and up: a usual VDSL or cable line."""
+MOST = 1 << 15
+"""More stages than any run has."""
 UNITS = {"GB": 10**9, "GiB": 1 << 30}
 _PART = re.compile(
     r"(?P<count>\d+)(?:x(?P<speed>\d+(?:\.\d+)?)(?P<unit>k?)tps)?"
     r"(?:@(?P<down>\d+(?:\.\d+)?)/(?P<up>\d+(?:\.\d+)?))?"
     r"(?::(?P<memory>\d+(?:\.\d+)?)(?P<bytes>GB|GiB))?"
-    r"(?::(?P<region>(?!\d+(?:\.\d+)?(?:GB|GiB)$)[^\s:@,]+))?"
+    r"(?::(?P<region>(?!\d+(?:\.\d+)?(?:GB|GiB)(?:\*|$))[^\s:@,*]+))?(?P<stages>\*[1-9]?\d{0,2})?"
 )
 
 
@@ -39,12 +42,15 @@ class PeerClass:
     region: str = ""
     memory: int = 0
     """Bytes that each has for this; 0: not said, and not looked at."""
+    stages: int = 1
+    """Adjacent ones that each holds; MOST: as many as its memory does."""
 
     def __str__(self) -> str:
         """Which peers are meant, for people."""
         speed = "" if self.tokens_per_second is None else f" of {self.tokens_per_second:,.0f} tokens/s"
         memory = f" with {self.memory / 1e9:.3g} GB" if self.memory else ""
-        return f"{self.count:,} {'peer' if self.count == 1 else 'peers'}{speed}{memory}"
+        stages = f" and {self.stages} stages" if 1 < self.stages < MOST else ""
+        return f"{self.count:,} {'peer' if self.count == 1 else 'peers'}{speed}{memory}{stages}"
 
 
 def peer_classes(text: str, lines: Mapping[str, Line] | None = None) -> tuple[PeerClass, ...]:
@@ -68,7 +74,10 @@ def peer_classes(text: str, lines: Mapping[str, Line] | None = None) -> tuple[Pe
         if int(match["count"]) < 1 or speed == 0 or not down or not up or memory == 0:
             raise ValueError(f"{part.strip()!r}: counts and speeds must be more than nothing")
         lines_of_it = down * MEGABIT, up * MEGABIT
-        found.append(PeerClass(int(match["count"]), speed, *lines_of_it, region, memory or 0))
+        stages = int(match["stages"][1:] or MOST) if match["stages"] else 1
+        if stages == MOST and not memory:
+            raise ValueError(f"{part.strip()!r}: as many stages as which memory holds? such as :24GB*")
+        found.append(PeerClass(int(match["count"]), speed, *lines_of_it, region, memory or 0, stages))
     return tuple(found)
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from random import Random
 
 from peers.config.run_file import SignedManifest
-from peers.network.discovery.claims import Claims
+from peers.network.discovery.claims import Claims, told_line
 from peers.telemetry import events as noted
 from protocols.errors import WireError
 from protocols.messages.table import PeerRecord
@@ -95,7 +95,7 @@ class Presence:
             claims.tokens, claims.settled, claims.checkpoint_round, claims.checkpoint_seconds,
             claims.sent_bytes, claims.received_bytes, invite,
             -1 if claims.settled_tokens is None else claims.settled_tokens, claims.device,
-            int(claims.joules), claims.text_shards, claims.text_shards_read,
+            int(claims.joules), claims.text_shards, claims.text_shards_read, *told_line(claims.line),
         )  # fmt: skip
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from peers.telemetry.console import printable
-from protocols.signed.peer_record import NAME_CHARACTERS
+from protocols.signed.peer_record import NAME_CHARACTERS, PeerRecord
+from swarmnet.resources.lines import UNKNOWN, Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,19 @@ class Claims:
     joules: float = 0.0
     text_shards: int = 0
     text_shards_read: int = 0
+    line: Line = UNKNOWN
 
 
 def plain_name(name: str) -> str:
     """A person's word as records take it."""
     return printable(name)[:NAME_CHARACTERS]
+
+
+def told_line(line: Line) -> tuple[int, int]:
+    """As records have it, up and down; 0: not known."""
+    return int(line.up) if line.up < inf else 0, int(line.down) if line.down < inf else 0
+
+
+def line_of(record: PeerRecord) -> Line:
+    """As a record says."""
+    return Line(record.up_bytes_per_second or inf, record.down_bytes_per_second or inf)

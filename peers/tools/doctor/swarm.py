@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from peers.config import line_file
 from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.run_file import RunFileError, SignedManifest
 from peers.data.local_text import (
@@ -50,6 +51,7 @@ from protocols.signed.identity import Identity
 from protocols.signed.records import SKEW_SECONDS
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import dialable
+from swarmnet.resources import lines
 from swarmnet.run.manifest import Manifest
 
 CONNECT_SECONDS = 8.0
@@ -320,6 +322,7 @@ class Examination:
             fix = (
                 "end up- and downloads, use a cable instead of a radio; work goes to those with faster lines"
             )
+            line_file.keep(self.subject.config.state, lines.Line(up, down))
             self.tell(Line("bandwidth", "warn" if slow else "ok", text, fix if slow else "", data))
             return
         self.tell(Line("bandwidth", "warn", f"not measured: {why}", "try again in a minute"))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from peers.compute.stage_part import Computes
 from peers.telemetry.counters import CodecCounts, Coded, Timings
+from protocols.fields import Body
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model import activation_codec
 from swarmnet.model.carried_text import CarriedText
@@ -23,6 +24,9 @@ from swarmnet.model.stage_compute import StageError
 from swarmnet.routing.next_hop import Passage
 from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import Manifest
+
+EXACT: Codec = "fp32"
+"""Between siblings, where no line carries it: a copy of what was computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,19 @@ class Bodies:
     text: CarriedText | None = None
     output: bytes = b""
     """Encoded hidden states and text, for the next peer and for another if that one fails."""
+    output_exact: bool = False
+    """As they were computed, for or from a sibling in this process; else in the run's codec."""
+    to_sibling: bool = False
+    """Whether it will probably go on to a sibling."""
     shape: tuple[int, int, int] = (0, 0, 0)
     gradient: bytes = b""
     """Encoded gradient that came from below."""
+    gradient_exact: bool = False
     answer: bytes = b""
     """Encoded gradient for the peer above."""
+    answer_exact: bool = False
+    from_sibling: bool = False
+    """Whether a sibling sent it from above."""
     loss_sum: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
@@ -132,7 +144,7 @@ class MicrobatchWork:
             inputs = kept.inputs
             if inputs is None:
                 try:
-                    inputs = self._decode("activation", kept.output, kept.shape)
+                    inputs = self._decode("activation", kept.output, kept.shape, kept.output_exact)
                 except activation_codec.HiddenError as error:
                     judgement = _judged(self.hidden_sizes, kept.sender, inf)
                     return replace(_blamed(kept.sender, "malformed", str(error), judgement), again=False)
@@ -143,19 +155,20 @@ class MicrobatchWork:
             if not self.is_last:
                 output_BTD = self.stage_compute.forward(key, inputs, kept.passage.branch_scale, text.tokens)
                 batch, tokens, width = output_BTD.shape
-                return Computed(self._encode("activation", output_BTD), (batch, tokens, width))
+                encoded = self._encode("activation", output_BTD, kept.to_sibling)
+                return Computed(encoded, (batch, tokens, width))
             finished = self.stage_compute.finish(key, inputs, text.labels, text.tokens)
         except (StageError, activation_codec.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
         self._gathered(kept, finished.tokens)
         gradient = finished.hidden_gradient
-        encoded = b"" if gradient is None else self._encode_gradient(key, gradient)
+        encoded = b"" if gradient is None else self._encode_gradient(key, gradient, kept.from_sibling)
         return Computed(encoded, kept.shape, finished.loss_sum, finished.tokens)
 
     def backward(self, key: MicrobatchId, kept: Bodies) -> Computed | Trouble:
         source = kept.answerer
         try:
-            below = self._decode("gradient", kept.gradient, kept.shape)
+            below = self._decode("gradient", kept.gradient, kept.shape, kept.gradient_exact)
         except activation_codec.HiddenError as error:
             return _blamed(source, "malformed", str(error), _judged(self.gradient_sizes, source, inf))
         judgement = _judged(self.gradient_sizes, source, _norm(below))
@@ -172,7 +185,8 @@ class MicrobatchWork:
         except StageError as error:
             return Trouble("not_finite", str(error), peer=source.peer if source is not None else None)
         self._gathered(kept, kept.tokens)
-        return Computed(b"" if gradient is None else self._encode_gradient(key, gradient), kept.shape)
+        encoded = b"" if gradient is None else self._encode_gradient(key, gradient, kept.from_sibling)
+        return Computed(encoded, kept.shape)
 
     def _far_off(self, sender: Source | None, norm: float) -> Trouble | None:
         """Why hidden states are not computed with. They are refused and not scaled: whatever they are, they
@@ -189,22 +203,38 @@ class MicrobatchWork:
         if self.after_gradient is not None:
             self.after_gradient()
 
-    def _encode(self, kind: Coded, tensor: Tensor, chance: torch.Generator | None = None) -> bytes:
+    def recoded(
+        self, kind: Coded, key: MicrobatchId, data: Body, shape: tuple[int, int, int], exact: bool
+    ) -> bytes:
+        """What was encoded for a sibling as others take it, or (`exact`) the other way round: where somebody
+        else is asked than was thought. Raises HiddenError where a value is not finite in the run's codec."""
+        tensor = self._decode(kind, data, shape, not exact)
+        if kind == "gradient":
+            return self._encode_gradient(key, tensor, exact)
+        return self._encode(kind, tensor, exact)
+
+    def _encode(
+        self, kind: Coded, tensor: Tensor, exact: bool, chance: torch.Generator | None = None
+    ) -> bytes:
+        if exact:
+            return activation_codec.encode(tensor, EXACT)
         began = perf_counter()
         encoded = activation_codec.encode(tensor, self.codecs[kind], chance)
         self.codings.encoded(kind, began, tensor.numel(), len(encoded))
         return encoded
 
-    def _encode_gradient(self, key: MicrobatchId, gradient: Tensor) -> bytes:
+    def _encode_gradient(self, key: MicrobatchId, gradient: Tensor, exact: bool) -> bytes:
         """Always, for it is added here already: what is finite in fp32 may be beyond the end of the codec."""
         chance = activation_codec.rounding_of(self._run_id, key, self._stage) if self._by_chance else None
         try:
-            return self._encode("gradient", gradient, chance)
+            return self._encode("gradient", gradient, exact, chance)
         except activation_codec.HiddenError:
             most = activation_codec.LARGEST
-            return self._encode("gradient", gradient.clamp(-most, most), chance)
+            return self._encode("gradient", gradient.clamp(-most, most), exact, chance)
 
-    def _decode(self, kind: Coded, data: bytes, shape: tuple[int, int, int]) -> Tensor:
+    def _decode(self, kind: Coded, data: Body, shape: tuple[int, int, int], exact: bool) -> Tensor:
+        if exact:
+            return activation_codec.decode(data, shape, EXACT)
         began = perf_counter()
         decoded = activation_codec.decode(data, shape, self.codecs[kind])
         self.timings.append((f"{kind} decode", perf_counter() - began))

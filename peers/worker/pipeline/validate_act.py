@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from peers.worker.pipeline.microbatch_compute import Trouble
+from peers.worker.pipeline.microbatch_compute import EXACT, Trouble
 from protocols.messages.table import Act
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.membership.machine import Membership
 from swarmnet.model.activation_codec import HiddenError
 from swarmnet.model.carried_text import CarriedText, TextCodec
 from swarmnet.routing.next_hop import NextHop
+from swarmnet.run.activation_sizes import encoded_bytes
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import Header, IllegalPath
 
@@ -34,22 +35,27 @@ class ActForm:
 
     shape: tuple[int, int, int]
     """Of its hidden states."""
-    body_bytes: int
+    hidden_bytes: int
     text: TextCodec
+    exact_bytes: int
+    """Of hidden states between siblings."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        return cls(manifest.hidden_shape, manifest.body_bytes, TextCodec(manifest))
+        shape = manifest.hidden_shape
+        codec, exact = manifest.hidden_codec, encoded_bytes(shape, EXACT)
+        return cls(shape, encoded_bytes(shape, codec), TextCodec(manifest), exact)
 
 
 def checked_act(
-    membership: Membership, ways: NextHop, form: ActForm, peer: PeerId, act: Act, body: bytes
+    membership: Membership, ways: NextHop, form: ActForm, peer: PeerId, act: Act, body: bytes, exact: bool
 ) -> Arrival | Trouble:
-    """What came, or why it is not computed."""
+    """What came, or why it is not computed. `exact`: from a sibling, as it was computed."""
     if act.stage != ways.stage:
         return Trouble("wrong_stage", f"this peer takes microbatches for stage {ways.stage} from above")
     key, header = MicrobatchId(PeerId(act.origin), act.counter), act.path.header()
-    return unfit_way(membership, ways, peer, key.origin, header) or arrival_of(form, key, header, act, body)
+    unfit = unfit_way(membership, ways, peer, key.origin, header)
+    return unfit or arrival_of(form, key, header, act, body, exact)
 
 
 def unfit_way(
@@ -73,14 +79,14 @@ def unfit_way(
 
 
 def arrival_of(
-    form: ActForm, key: MicrobatchId, header: Header, act: Act, body: bytes
+    form: ActForm, key: MicrobatchId, header: Header, act: Act, body: bytes, exact: bool = False
 ) -> Arrival | Trouble:
     """Its body decoded, or why it cannot be computed."""
     if act.shape != form.shape:
         return Trouble("malformed", f"hidden states of shape {act.shape}")
-    if len(body) != form.body_bytes:
+    hidden_bytes = form.exact_bytes if exact else form.hidden_bytes
+    if len(body) != hidden_bytes + form.text.size:
         return Trouble("malformed", f"a body of {len(body)} bytes")
-    hidden_bytes = form.body_bytes - form.text.size
     try:  # Else only the last stage would find it, and the honest peer that asked it would get the blame.
         text = form.text.decode(body[hidden_bytes:])
     except HiddenError as error:

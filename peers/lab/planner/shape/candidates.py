@@ -25,6 +25,7 @@ from peers.lab.planner.placing import Placement, placed
 from peers.lab.planner.question import BACKWARD_RATIO, Question
 from peers.lab.planner.shape import laws
 from swarmnet.placement.policy import stage_work
+from swarmnet.resources.lines import Line, carried, crossing
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import ExchangeName, Manifest, MethodName, Paths, Sync
 
@@ -113,8 +114,9 @@ class Kind:
     count: int
     computes: float
     """Tokens per second of each."""
-    line: float
-    """Bytes per second, the smaller of up and down."""
+    line: Line
+    held: range
+    """Stages of its computer."""
 
 
 def cuts(run: Manifest, stages: int) -> set[tuple[int, ...]]:
@@ -200,9 +202,14 @@ def price(parameters: int, target: float, shape: Shape, replicas: float) -> tupl
 
 
 def kinds(manifest: Manifest, placement: Placement) -> list[Kind]:
-    alike = Counter((peer.stage, peer.forward_seconds, min(peer.up, peer.down)) for peer in placement.peers)
+    alike = Counter(
+        (peer.stage, peer.occupied_seconds, peer.up, peer.down, peer.stages) for peer in placement.peers
+    )
     tokens = manifest.microbatch_tokens / (1 + BACKWARD_RATIO)
-    return [Kind(stage, count, tokens / forward, line) for (stage, forward, line), count in alike.items()]
+    return [
+        Kind(stage, count, tokens / forward, Line(up, down), held)
+        for (stage, forward, up, down, held), count in alike.items()
+    ]
 
 
 def bottleneck(manifest: Manifest, how: Exchange, peers: Sequence[Kind]) -> float:
@@ -211,22 +218,24 @@ def bottleneck(manifest: Manifest, how: Exchange, peers: Sequence[Kind]) -> floa
     last = len(manifest.stages) - 1
     groups = [[one for one in peers if one.stage == stage] for stage in range(last + 1)]
     sizes = [sum(one.count for one in group) for group in groups]
-    body = manifest.body_bytes / manifest.microbatch_tokens
+    down, up = (each / manifest.microbatch_tokens for each in (manifest.body_bytes, manifest.gradient_bytes))
+    crossed = {held: crossing(held, last + 1, down, up) for held in {one.held for one in peers}}
+    thinnest = {
+        held: min(min(one.line.up, one.line.down) for one in peers if one.held == held) for held in crossed
+    }
 
     def bears(rate: float) -> bool:
-        for stage, group in enumerate(groups):
-            taken = how.per_second(manifest, stage, rate, sizes[stage])
-            if taken > MOST_OF_A_LINE * min(one.line for one in group):
-                return False
-            sent = body * ((stage > 0) + (stage < last))
-            if rate > sum(one.count * _carries(one, taken, sent) for one in group) * (1 + 1e-9):
-                return False
-        return True
+        by_stage = [how.per_second(manifest, stage, rate, sizes[stage]) for stage in range(last + 1)]
+        taken = {held: sum(by_stage[stage] for stage in held) for held in crossed}
+        if any(taken[held] > MOST_OF_A_LINE * line for held, line in thinnest.items()):
+            return False
+        return all(
+            rate <= (1 + 1e-9) * sum(
+                one.count * carried(one.computes, one.line.without(taken[one.held]), crossed[one.held])
+                for one in group
+            )
+            for group in groups
+        )  # fmt: skip
 
     computed = min(sum(one.count * one.computes for one in group) for group in groups)
     return largest(computed, bears)
-
-
-def _carries(one: Kind, taken: float, sent: float) -> float:
-    """Tokens per second of one peer. `taken`: bytes per second by contributions; `sent`: bytes per token."""
-    return min(one.computes, (one.line - taken) / sent) if sent else one.computes

@@ -1,6 +1,7 @@
 """Plans of swarms on home lines: what lines carry, what memory holds, whether one peer alone is faster."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -14,9 +15,11 @@ from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import plan
 from peers.lab.planner.question import Question
 from peers.lab.planner.report import render
-from peers.lab.planner.speeds import MEGABIT, peer_classes
+from peers.lab.planner.shape.candidates import bottleneck, kinds
+from peers.lab.planner.speeds import MEGABIT, MOST, peer_classes
 from peers.lab.processes.demo_report import contribution_bytes
 from swarmnet.identifiers import PeerId
+from swarmnet.resources.lines import crossing
 from swarmnet.resources.memory_estimate import needs_of
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync
 
@@ -175,3 +178,65 @@ def test_what_a_run_exchanges_today_is_votes_for_everyone():
     exchange = exchange_of(THREE)
     assert exchange.carried == "everyone"
     assert exchange.contribution == tuple(contribution_bytes(THREE, stage) for stage in range(3))
+
+
+# -- lines, and computers that hold several stages ---------------------------------------------------
+
+FOUR = replace(
+    THREE, stages=(1, 1, 1, 1), model=ModelShape(width=512, heads=8, head_width=64),
+    data=Data(sequence_tokens=512, microbatch_sequences=1),
+    rounds=Rounds(target_tokens=10**8, longest_seconds=36_000.0),
+)  # fmt: skip
+"""Of which lines carry little, and contributions take next to nothing of them."""
+
+
+def carried(peers: str, run: Manifest = FOUR) -> float:
+    """Tokens per second, by arithmetic."""
+    found = placed(run, asked(peers))
+    return bottleneck(run, exchange_of(run), kinds(run, found))
+
+
+def test_a_plan_puts_more_peers_into_the_middle_and_thin_lines_to_the_ends():
+    stages = [peer.stage for peer in placed(FOUR, asked("24x9ktps@100/10")).peers]
+    assert [stages.count(stage) for stage in range(4)] == [4, 8, 8, 4]
+    mixed = placed(FOUR, asked("16x500tps@100/1,8x500tps@1000/100")).peers
+    thin = [peer.stage for peer in mixed if peer.up <= MEGABIT]
+    assert sum(stage in (0, 3) for stage in thin) > len(thin) / 2, "a thin line brings twice as much there"
+
+
+def test_where_contributions_fill_the_lines_the_stages_stay_alike():
+    crowded = replace(FOUR, rounds=Rounds(target_tokens=10**4, longest_seconds=1.0))
+    stages = [peer.stage for peer in placed(crowded, asked("24x9ktps@100/10")).peers]
+    assert [stages.count(stage) for stage in range(4)] == [6, 6, 6, 6]
+
+
+def test_how_many_stages_each_holds_is_read_and_its_memory_bounds_it():
+    one, all_that_fit, far = peer_classes("8x2ktps@100/40:24GB*2,4x1ktps:8GB*,1:eu*3", {"eu": (100.0, 40.0)})
+    assert (one.stages, one.memory) == (2, 24 * 10**9)
+    assert all_that_fit.stages == MOST
+    assert (far.region, far.stages) == ("eu", 3)
+    for wrong in ("8x2ktps*", "8x2ktps:24GB*0", "8x2ktps*2:24GB"):
+        with pytest.raises(ValueError, match="8x2ktps"):
+            peer_classes(wrong)
+    memory = [exchange_of(FOUR).memory(FOUR, stage) for stage in range(4)]
+    two = 1.01 * max(a + b for a, b in pairwise(memory)) / 1e9
+    held = {peer.stages for peer in placed(FOUR, asked(f"8x2ktps:{two:.6f}GB*"), memory).peers}
+    assert {len(stages) for stages in held} == {2}
+    with pytest.raises(UserError, match="no peer has memory"):
+        placed(FOUR, asked(f"8x2ktps:{two:.6f}GB*4"), memory)
+
+
+def test_computers_with_several_stages_send_less_and_with_all_of_them_nothing():
+    alone, double, whole = (carried(f"24x9ktps@100/10{held}") for held in ("", "*2", "*4"))
+    assert double > 1.2 * alone
+    assert whole == pytest.approx(24 * 9000)
+    sent = crossing(range(4), 4, 1.0, 1.0)
+    assert (sent.sent, sent.received) == (0.0, 0.0)
+
+
+def test_a_whole_replica_among_chains_is_played_and_adds_what_it_can_compute():
+    chains = plan(FOUR, asked("8x300tps@100/10", seed=1)).tokens_per_second
+    mixed = plan(FOUR, asked("8x300tps@100/10,2x300tps@100/10*4", seed=1))
+    assert mixed.peers == (4, 4, 4, 4)
+    assert mixed.tokens_per_second > chains + 300
+    assert max(mixed.data_bytes) < max(plan(FOUR, asked("16x300tps@100/10", seed=1)).data_bytes)

@@ -1,0 +1,63 @@
+"""What lines allow a peer of a stage: one rule for placing, routing and plans."""
+
+from dataclasses import replace
+from math import inf
+
+from swarm import TINY_MODEL, tiny_manifest
+
+from swarmnet.resources.bandwidth_estimate import contribution_bytes, gossip_per_peer, traffic_of
+from swarmnet.resources.lines import (
+    UNKNOWN,
+    Crossing,
+    Line,
+    carried,
+    crossing,
+    crossings,
+    seconds_on_line,
+    told_by_sibling,
+)
+from swarmnet.run.manifest import Sync
+
+FOUR = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4))
+DOWN, UP = FOUR.body_bytes, FOUR.gradient_bytes
+
+
+def test_stages_in_the_middle_send_twice_what_the_ends_do_and_a_whole_model_sends_nothing():
+    first, second, third, last = crossings(FOUR)
+    assert first == Crossing(DOWN, UP)
+    assert second == third == Crossing(DOWN + UP, DOWN + UP)
+    assert last == Crossing(UP, DOWN)
+    assert crossing(range(4), 4, DOWN, UP) == Crossing(0.0, 0.0)
+
+
+def test_a_peer_does_what_the_slowest_of_its_computer_and_the_two_directions_of_its_line_does():
+    each = Crossing(sent=100.0, received=50.0)
+    assert carried(9.0, Line(1000.0, 1000.0), each) == 9.0
+    assert carried(90.0, Line(1000.0, 1000.0), each) == 10.0
+    assert carried(90.0, Line(1000.0, 100.0), each) == 2.0
+    assert carried(90.0, UNKNOWN, each) == 90.0, "what is not known limits nothing"
+    assert carried(90.0, Line(1.0, 1.0), Crossing()) == 90.0, "nor does a line over which nothing goes"
+    assert seconds_on_line(Line(1000.0, 100.0), each) == 0.5
+    assert seconds_on_line(UNKNOWN, each) == 0.0
+
+
+def test_siblings_tell_of_their_common_line_what_it_bears_of_microbatches_that_pass_all_of_them():
+    line, alone = Line(1000.0, 2000.0), crossings(FOUR)
+    for held in (range(2), range(1, 3), range(1, 4)):
+        borne = carried(inf, line, crossing(held, 4, DOWN, UP))
+        for stage in held:
+            told = told_by_sibling(line, FOUR, held, stage)
+            assert round(carried(inf, told, alone[stage]), 9) == round(borne, 9)
+    assert told_by_sibling(line, FOUR, range(4), 2) == UNKNOWN, "who holds the whole model sends nothing"
+
+
+def test_estimates_of_traffic_count_the_same_bytes():
+    for stage, each in enumerate(crossings(FOUR)):
+        traffic = traffic_of(FOUR, stage, FOUR.microbatch_tokens, 1)
+        assert (traffic.sent, traffic.received) == (each.sent, each.received)
+
+
+def test_a_further_peer_costs_a_group_its_contributions_unless_reducers_add_them_up():
+    largest = max(contribution_bytes(FOUR, stage) for stage in range(4))
+    assert gossip_per_peer(FOUR) == largest / FOUR.rounds.longest_seconds
+    assert gossip_per_peer(replace(FOUR, sync=Sync(method="local-steps", exchange="sharded"))) == 0.0
