@@ -69,9 +69,11 @@ def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:
 CLOCK_SECONDS, WITNESSES = 60.0, 5
 """How often others are asked what time it is, and how many: a ping each, of a hundred bytes."""
 MOST_NAMED = 256
+"""Bootstraps, remembered peers and those nearby that are kept in mind as witnesses, the newest."""
 MOST_TOLD = 3
 """Of those that did not answer, in one line; a peer remembers 64."""
-"""Bootstraps, remembered peers and those nearby that are kept in mind as witnesses, the newest."""
+MOST_PINGED = 16
+"""To come back into a directory that this peer has lost sight of: a ping each."""
 
 
 class DhtDirectory:
@@ -81,9 +83,9 @@ class DhtDirectory:
         self._gate, self._node = gate, node
         self._remembered = Remembered()
         self._named: dict[str, None] = {}
+        """Peers that `bootstrap` was told of."""
         self._reasons: dict[tuple[PeerId, str], str] = {}
         """Why those that were tried last did not answer."""
-        """Peers that `bootstrap` was told of."""
         self._told = Told(None, None, 0)
         self._warned = False
         self.say: Callable[[str], None] = logger.warning
@@ -268,6 +270,7 @@ class DhtDirectory:
         late = False
         try:
             async with asyncio.timeout(deadline_seconds):
+                await self._come_back()
                 found = await self._node.get(stage_key(run, stage), latest=True)
         except TimeoutError:
             found, late = None, True
@@ -294,6 +297,7 @@ class DhtDirectory:
         """See `Directory.get_manifest`; with the owner's signature, as it was put."""
         try:
             async with asyncio.timeout(deadline_seconds):
+                await self._come_back()
                 found = await self._node.get(manifest_key(run))
         except TimeoutError:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s") from None
@@ -314,6 +318,7 @@ class DhtDirectory:
         key, late = order_key(run, owner), False
         try:
             async with asyncio.timeout(deadline_seconds):
+                await self._come_back()
                 await self._node.get(key, latest=True)
         except TimeoutError:
             late = True
@@ -334,6 +339,7 @@ class DhtDirectory:
         """See `Directory.listings`."""
         try:
             async with asyncio.timeout(deadline_seconds):
+                await self._come_back()
                 found = await self._node.get(RUNS_KEY, latest=True)
         except TimeoutError:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s") from None
@@ -353,6 +359,14 @@ class DhtDirectory:
         except (*DAEMON_ERRORS, TimeoutError):
             raise PeerGone(f"{peer} takes connections, but its process does not answer") from None
 
+    async def _come_back(self) -> None:
+        """A node forgets who does not answer it once, and a peer that stood still for some seconds has then
+        forgotten all. Before it asks nobody, it asks those again that it has links to or was told of."""
+        if self.known_nodes:
+            return
+        asked = list(dict.fromkeys([*self.linked(), *self._named]))[:MOST_PINGED]
+        await asyncio.gather(*(self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in asked))
+
     async def _store(
         self, key: bytes, value: bytes, expires: float, subkey: str | None, deadline_seconds: float
     ) -> bool:
@@ -361,6 +375,7 @@ class DhtDirectory:
         self._gate.acknowledged[place] = 0
         try:
             async with asyncio.timeout(deadline_seconds):
+                await self._come_back()
                 await self._node.store(key, value, float(expires - self.clock_offset), subkey=subkey)
         except TimeoutError:
             logger.debug("a store took longer than %g s", deadline_seconds)
@@ -374,6 +389,7 @@ class DhtDirectory:
             return True
         try:
             async with asyncio.timeout_at(until):
+                await self._come_back()
                 found = await self._node.get(key, latest=True)
         except TimeoutError:
             return False

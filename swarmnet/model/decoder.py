@@ -1,9 +1,10 @@
 """The decoder: how its parameters (parameters.py) start, and its forward pass, for any slice of its layers.
 
 RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), grouped-query attention
-(arXiv:2305.13245), SwiGLU (arXiv:2002.05202) and optionally QK-norm (as in Qwen3), with the parameter
-names of Hugging Face, so that a checkpoint is an export. Embedding and head are never tied: they live in
-different stages. The forward pass is a pure function of a mapping from names to tensors.
+(arXiv:2305.13245), SwiGLU (arXiv:2002.05202) and optionally QK-norm (as in Qwen3) and experts
+(experts.py), with the parameter names of Hugging Face, so that a checkpoint is an export. Embedding and head
+are never tied: they live in different stages. The forward pass is a pure function of a mapping from names to
+tensors.
 
 Shape suffixes: B sequences, T tokens, S tokens seen (cached ones included), D width, H heads,
 K key-value heads, W head width, F feed-forward, V vocabulary, R numbers that cross a narrow boundary.
@@ -20,6 +21,7 @@ from torch.nn import functional
 
 from swarmnet.model.boundary import enter, leave
 from swarmnet.model.draws import normal
+from swarmnet.model.experts import feed_forward, mixture
 from swarmnet.model.fixed_point import UNIT, to_units
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.linear import linear, products
@@ -132,8 +134,9 @@ def _layer(
     normed_BTD = _norm(hidden_BTD, weight("input_layernorm"), shape)
     hidden_BTD = hidden_BTD + _attention(weight, shape, layer, normed_BTD, rotation, cache)
     normed_BTD = _norm(hidden_BTD, weight("post_attention_layernorm"), shape)
-    gate_BTF, up_BTF = products(normed_BTD, weight("mlp.gate_proj"), weight("mlp.up_proj"))
-    return hidden_BTD + linear(functional.silu(gate_BTF) * up_BTF, weight("mlp.down_proj"))
+    if shape.experts.count:
+        return hidden_BTD + mixture(weight, shape, normed_BTD.flatten(0, 1)).view_as(hidden_BTD)
+    return hidden_BTD + feed_forward(weight, "mlp.", normed_BTD)
 
 
 def _attention(

@@ -1,9 +1,9 @@
 """Where each parameter of a stage lies in one flat vector, and how that vector is cut in chunks.
 
-A *block* is what never gets cut apart: the embedding, one decoder layer, the final norm, the head. The
-matrices of a block lie one after the other, padded to whole chunks of 4096; its vectors (norms) lie in
-one chunk of their own, padded to a power of two. Blocks never share a chunk, so the chunks, and with
-them all votes, are the same however the layers are cut in stages.
+A *block* is what never gets cut apart: the embedding, one decoder layer, one expert of a layer, the final
+norm, the head. The matrices of a block lie one after the other, padded to whole chunks of 4096; its vectors
+(norms) lie in one chunk of their own, padded to a power of two. Blocks never share a chunk, so the chunks,
+and with them all votes, are the same however the layers are cut in stages, and an expert can be a peer's own.
 
 The flat vector is a sequence of planes; a plane is chunks of one size: `flat[start:stop].view(-1, chunk)`.
 """
@@ -69,8 +69,11 @@ class Layout:
 
 
 def block_of(name: str) -> str:
-    """`model.layers.3.mlp.up_proj.weight` -> `model.layers.3`; outside the layers a name is its own block."""
+    """`model.layers.3.mlp.up_proj.weight` -> `model.layers.3`, of expert 5 `model.layers.3.mlp.experts.5`;
+    outside the layers a name is its own block."""
     parts = name.split(".")
+    if parts[3:5] == ["mlp", "experts"]:
+        return ".".join(parts[:6])
     return ".".join(parts[:3]) if parts[:2] == ["model", "layers"] else name
 
 

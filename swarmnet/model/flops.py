@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import prod
 
-from swarmnet.model.parameters import EMBEDDING, is_anchors, parameter_shapes
+from swarmnet.model.parameters import EMBEDDING, is_anchors, is_experts, parameter_shapes
 from swarmnet.run.manifest import Manifest
 
 PER_PARAMETER = 6
@@ -22,11 +22,13 @@ def operations_per_token(manifest: Manifest, stage: int) -> int:
     """Forward and backward of one token through the stage; looking a token up, in the embedding or among the
     anchors of a narrow boundary, is free."""
     shape, span = manifest.model, manifest.span(stage)
-    matrices = sum(
-        prod(size)
-        for name, size in parameter_shapes(shape, span).items()
-        if len(size) == 2 and name != EMBEDDING and not is_anchors(name)
-    )
+    of_experts, others = 0, 0
+    for name, size in parameter_shapes(shape, span).items():
+        if is_experts(name):
+            of_experts += prod(size)
+        elif len(size) == 2 and name != EMBEDDING and not is_anchors(name):
+            others += prod(size)
+    matrices = others + of_experts * shape.experts.active // max(1, shape.experts.count)
     # A boundary inside the stage is left and entered, one at its end only one of the two.
     places = shape.boundary.after
     crossings = sum((span.first < at <= span.stop) + (span.first <= at < span.stop) for at in places)

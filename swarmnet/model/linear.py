@@ -23,7 +23,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 def products(x: Tensor, *weights: Tensor) -> Sequence[Tensor]:
     """Of one x with several weights, to the bits of as many single ones, gradients too."""
-    if x.device.type == "cpu" and x.dtype == weights[0].dtype == torch.float32 and _onednn_is_faster():
+    fits = x.device.type == "cpu" and x.dtype == weights[0].dtype == torch.float32
+    if fits and x.numel() and _onednn_is_faster():  # oneDNN has no product of nothing.
         several: Sequence[Tensor] = _Products.apply(x, *weights)  # type: ignore[no-untyped-call]
         return several
     return [functional.linear(x, weight) for weight in weights]

@@ -12,7 +12,7 @@ from swarmnet.run.manifest import ModelShape, Span
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
-BRANCH_ENDS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+BRANCH_ENDS = ("self_attn.o_proj.weight", ".down_proj.weight")
 """The last matrices of attention and feed-forward, which are linear: scaled, they scale what a layer adds."""
 
 
@@ -33,8 +33,18 @@ def is_anchors(name: str) -> bool:
 
 def is_muons(name: str, shape: tuple[int, ...]) -> bool:
     """Whether Muon steps a parameter where it is the optimizer: a matrix of a layer. Tables are looked up and
-    not multiplied with."""
-    return len(shape) == 2 and name not in (EMBEDDING, HEAD) and not is_anchors(name)
+    not multiplied with, and a router's rows are one expert each and nothing as a whole."""
+    return len(shape) == 2 and name not in (EMBEDDING, HEAD) and not is_anchors(name) and not is_router(name)
+
+
+def is_router(name: str) -> bool:
+    """Whether it is the matrix that gives a token its share of each expert."""
+    return name.endswith(".mlp.gate.weight")
+
+
+def is_experts(name: str) -> bool:
+    """Whether it belongs to one expert: a token goes through `experts.active` of `experts.count` of these."""
+    return ".mlp.experts." in name
 
 
 def whole(shape: ModelShape) -> Span:
@@ -61,9 +71,7 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
             "self_attn.v_proj": (keys, shape.width),
             "self_attn.o_proj": (shape.width, queries),
             "post_attention_layernorm": (shape.width,),
-            "mlp.gate_proj": (shape.feed_forward, shape.width),
-            "mlp.up_proj": (shape.feed_forward, shape.width),
-            "mlp.down_proj": (shape.width, shape.feed_forward),
+            **_feed_forwards(shape),
         }
         if shape.qk_norm:
             members["self_attn.q_norm"] = members["self_attn.k_norm"] = (shape.head_width,)
@@ -74,6 +82,16 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
         shapes[FINAL_NORM] = (shape.width,)
         shapes[HEAD] = (shape.vocabulary, shape.width)
     return shapes
+
+
+def _feed_forwards(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Of one layer."""
+    count = shape.experts.count
+    members: dict[str, tuple[int, ...]] = {"mlp.gate": (count, shape.width)} if count else {}
+    for which in [f"mlp.experts.{expert}." for expert in range(count)] or ["mlp."]:
+        members[f"{which}gate_proj"] = members[f"{which}up_proj"] = (shape.feed_forward, shape.width)
+        members[f"{which}down_proj"] = (shape.width, shape.feed_forward)
+    return members
 
 
 def branch_share(shape: ModelShape, name: str) -> float:

@@ -45,7 +45,7 @@ def graph_bytes(manifest: Manifest, stage: int) -> int:
     Within 2 % of what autograd was seen to keep for three shapes, with and without `qk_norm`."""
     model = manifest.model
     heads = (model.heads + model.key_value_heads) * model.head_width * (2 if model.qk_norm else 1)
-    per_token = 6 * model.width + 2 * heads + 4 * model.feed_forward
+    per_token = 6 * model.width + 2 * heads + 4 * model.active_feed_forward
     return 4 * manifest.microbatch_tokens * manifest.stages[stage] * per_token
 
 

@@ -277,7 +277,7 @@ def stage_work(manifest: Manifest) -> tuple[float, ...]:
     heads = model.heads * model.head_width
     projections = model.width * (2 * heads + 2 * model.key_value_heads * model.head_width)
     attention = manifest.data.sequence_tokens * heads
-    layer = projections + attention + 3 * model.width * model.feed_forward
+    layer = projections + attention + 3 * model.width * model.active_feed_forward
     work = [float(layers) for layers in manifest.stages]
     work[-1] += model.width * model.vocabulary / layer
     return tuple(work)

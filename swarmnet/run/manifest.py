@@ -33,6 +33,21 @@ class ManifestError(ValueError):
 
 ADDED = "added"
 """Marks a key that the first published runs did not have."""
+MOST_EXPERTS = 1024
+"""Twice what the largest published mixtures have in a layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in place of each layer's feed-forward (with `qk_norm`, as in Qwen3-MoE)."""
+
+    count: int = 0
+    """Experts of each layer; 0: one feed-forward for all tokens."""
+    active: int = 0
+    """Experts that a token takes in each layer."""
+    balance: float = 0.01
+    """What a loss counts that is 1 for each token where all experts have as much to do, and more where they
+    have not; 0: nothing keeps the load even. 0.01 is what SPES and Switch use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +67,7 @@ class ModelShape:
     head_width: int = 32
     """Numbers per head; even."""
     feed_forward: int = 384
-    """Inner width of the SwiGLU feed-forward layer."""
+    """Inner width of the SwiGLU feed-forward layer; of each expert, where there are experts."""
     qk_norm: bool = False
     """Normalise queries and keys per head (Qwen3)."""
     rope_theta: float = 10000.0
@@ -68,11 +83,18 @@ class ModelShape:
     0: 1 / sqrt(2 x layers), so that a deep model is no louder than a shallow one."""
     boundary: Boundary = field(default=Boundary(), metadata={ADDED: True})
     """How hidden states go from stage to stage."""
+    experts: Experts = field(default=Experts(), metadata={ADDED: True})
+    """Several feed-forwards in each layer, of which a token takes a few."""
 
     @property
     def crossing(self) -> int:
         """Numbers per token between stages."""
         return self.boundary.width or self.width  # An open boundary has no width of its own.
+
+    @property
+    def active_feed_forward(self) -> int:
+        """Inner width of all feed-forwards together that one token takes in a layer."""
+        return self.feed_forward * (self.experts.active if self.experts.count else 1)
 
 
 STANDARD_LIBRARY = "python-stdlib"
@@ -385,6 +407,7 @@ def check(manifest: Manifest) -> None:
          f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages"),
         (paths.swaps > 0 and len(manifest.stages) < 4,
          "paths.swaps: two stages can only be swapped between the first and the last, so there must be 4"),
+        *_of_experts(model),
         *_of_sync(sync),
         (not 0.0 <= manifest.model.branch_share <= 1.0,
          f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
@@ -413,6 +436,25 @@ def _of_data(data: Data) -> list[tuple[bool, str]]:
         (pinned_library, f"data.sources: {STANDARD_LIBRARY} is another with each Python: it has no index"),
         (data.order == "epochs" and len({one.name for one in data.sources}) < len(data.sources),
          "data.sources: each needs a name of its own where data.order is epochs"),
+    ]  # fmt: skip
+
+
+def _of_experts(model: ModelShape) -> list[tuple[bool, str]]:
+    """As `_of_sync`."""
+    experts = model.experts
+    return [
+        (not experts.count and experts != Experts(),
+         "model.experts: active and balance say nothing without a count"),
+        (not 0 <= experts.count <= MOST_EXPERTS,
+         f"model.experts.count is {experts.count}; it must lie in 0 to {MOST_EXPERTS}"),
+        (experts.count > 0 and not 1 <= experts.active <= experts.count,
+         f"model.experts.active is {experts.active}; it must lie between 1 and the count, {experts.count}"),
+        (not 0.0 <= experts.balance <= 1.0,
+         f"model.experts.balance is {experts.balance:g}; it must lie in [0, 1]"),
+        (experts.count > 0 and not model.qk_norm,
+         "model.experts: needs qk_norm: true, as in Qwen3-MoE, or it could be exported as nothing known"),
+        (experts.count > 0 and model.boundary.is_narrow,
+         "model.experts: narrow boundaries (model.boundary) and experts in one model cannot be exported"),
     ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from peers.lab.world.virtual_time import run
 from swarmnet.identifiers import RunId
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.manifest import ModelShape, Sync
+from swarmnet.run.manifest import Experts, ModelShape, Sync
 
 MICROBATCHES = 72
 ROUNDS = 8
@@ -66,6 +66,9 @@ TOP_K = replace(GROUP, selection="top-k", transform="dct", kept=32)
 CASES = {
     "plain": (MODEL, GROUP),
     "QK-norm": (replace(MODEL, qk_norm=True), GROUP),
+    "experts": (
+        replace(MODEL, qk_norm=True, feed_forward=24, experts=Experts(count=4, active=2)), GROUP
+    ),
     "narrow boundaries": (
         replace(MODEL, boundary=Boundary("anchored", width=8, after=(1, 2, 3), anchor_rows=32)), GROUP
     ),

@@ -7,6 +7,7 @@ shape; messages, rounds, contributions and the wire are as always. `SUBFLOWS`: a
 
 import sys
 import time
+from types import SimpleNamespace
 
 import torch
 
@@ -31,7 +32,7 @@ def hidden_shape(stage, inputs):
 
 def forward(stage, key, inputs, branch_scale=1.0, tokens_BT=None):
     time.sleep(seconds / 3)
-    stage._graphs[key] = None
+    stage._graphs[key] = SimpleNamespace(version=None)  # Of no weights: they may be written over.
     return like(hidden_shape(stage, inputs))
 
 

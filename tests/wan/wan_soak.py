@@ -41,7 +41,10 @@ def main():
     parser.add_argument("--peers", type=int, default=6, help="tokens")
     parser.add_argument("--stages", type=int, default=2, help="tokens: 1: the whole model on each peer")
     parser.add_argument("--sharded", action="store_true", help="tokens --stages 1: through reducers")
-    parser.add_argument("--parts", type=int, default=4, help="tokens --stages 1: sync.parts")
+    parser.add_argument("--local-steps", action="store_true", help="tokens: own steps, in stages as well")
+    parser.add_argument("--parts", type=int, default=4, help="tokens, own steps: sync.parts")
+    parser.add_argument("--boundary", type=int, default=0, help="tokens: model.boundary anchored, so wide")
+    parser.add_argument("--sequence-tokens", type=int, default=0, help="tokens; 0: the default")
     parser.add_argument("--quic", action="store_true", help="tokens: QUIC instead of TCP on the WAN")
     parser.add_argument("--paced", type=float, default=0.0, help="tokens: tests/wan/wan_paced.py")
     parser.add_argument(

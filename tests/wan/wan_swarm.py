@@ -31,12 +31,10 @@ class WanSwarm(ChaosSwarm):
         self.net, self.model, self.keys, self.run, self.line = net, model, dict(keys), dict(run), line
 
     def run_keys(self):
-        shape = MODELS[self.model]
-        half = shape["layers"] // 2
-        stages = [shape["layers"]] if self.options.stages == 1 else [half, shape["layers"] - half]
+        shape, count = MODELS[self.model], self.options.stages
         return {
-            "name": f"wan-{self.model}", "seed": 0, "stages": stages, "model": shape,
-            "hidden_codec": "int8", **self.run,
+            "name": f"wan-{self.model}", "seed": 0, "stages": [shape["layers"] // count] * count,
+            "hidden_codec": "int8", **self.run, "model": shape | self.run.get("model", {}),
         }  # fmt: skip
 
     def place(self, name):

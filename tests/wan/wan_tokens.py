@@ -10,7 +10,7 @@ import time
 from statistics import fmean, median
 
 import wan
-from wan_swarm import WanSwarm, events, sent_megabits
+from wan_swarm import MODELS, WanSwarm, events, sent_megabits
 
 from peers.config.peer_file import PeerFile
 from peers.lab.processes import chaos_report
@@ -26,7 +26,13 @@ async def measure_tokens(folder, net, arguments):
     defaults = {name: PeerFile.model_fields[name].default for name in ("in_flight", "slots")}
     keys = {"in_flight": arguments.in_flight or defaults["in_flight"], "slots": defaults["slots"]}
     run = {"rounds": {"target_tokens": arguments.target_tokens}}
-    if arguments.stages == 1:  # A stage is a whole model: peers step by themselves between rounds.
+    if arguments.sequence_tokens:
+        run["data"] = {"sequence_tokens": arguments.sequence_tokens}
+    if arguments.boundary:
+        layers = MODELS[arguments.model]["layers"]
+        after = list(range(layers // arguments.stages, layers, layers // arguments.stages))
+        run["model"] = {"boundary": {"form": "anchored", "width": arguments.boundary, "after": after}}
+    if arguments.stages == 1 or arguments.local_steps:  # Peers step by themselves between rounds.
         run["sync"] = {"method": "local-steps", "parts": arguments.parts, "step_tokens": STEP_TOKENS}
         if arguments.sharded:
             run["sync"] |= {"exchange": "sharded", "shards": SHARDS}

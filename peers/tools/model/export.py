@@ -1,6 +1,7 @@
 """A run's weights as a Hugging Face folder, and back: one safetensors file per stage, global names.
 
-With QK-norm the folder is a Qwen3ForCausalLM, without it a LlamaForCausalLM. With narrow boundaries it is
+With QK-norm the folder is a Qwen3ForCausalLM, with experts a Qwen3MoeForCausalLM, without either a
+LlamaForCausalLM. With narrow boundaries it is
 neither, and says so: transformers refuses it by its model type until peers/tools/model/narrow_transformers.py
 has told it what that is. The projectors, which no peer stores, stand in a file besides, so that another
 program can compute the model without drawing them.
@@ -26,7 +27,7 @@ from peers.tools.model.export_folder import INDEX, ExportError, require_replacea
 from swarmnet.model.boundary import projectors
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.boundary import Boundary, contradictions
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.manifest import Experts, ModelShape
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 MANIFEST_FILE = "swarmnet-manifest.json"
@@ -36,12 +37,13 @@ BOUNDARY = "swarmnet_boundary"
 NARROW_LLAMA, NARROW_QWEN = "swarmnet_narrow_llama", "swarmnet_narrow_qwen3"
 """Model types that only this program knows."""
 FAMILIES = {
-    (False, False): ("LlamaForCausalLM", "llama"),
-    (True, False): ("Qwen3ForCausalLM", "qwen3"),
-    (False, True): ("NarrowLlamaForCausalLM", NARROW_LLAMA),
-    (True, True): ("NarrowQwen3ForCausalLM", NARROW_QWEN),
+    (False, False, False): ("LlamaForCausalLM", "llama"),
+    (True, False, False): ("Qwen3ForCausalLM", "qwen3"),
+    (True, False, True): ("Qwen3MoeForCausalLM", "qwen3_moe"),
+    (False, True, False): ("NarrowLlamaForCausalLM", NARROW_LLAMA),
+    (True, True, False): ("NarrowQwen3ForCausalLM", NARROW_QWEN),
 }
-"""(With QK-norm, with narrow boundaries) -> what config.json calls the model and its type."""
+"""(With QK-norm, with narrow boundaries, with experts) -> what config.json calls the model and its type."""
 
 
 def export(
@@ -110,7 +112,7 @@ def load_shape(folder: Path) -> ModelShape:
     config = _read_json(folder / "config.json")
     families = {name: features for features, (name, _) in FAMILIES.items()}
     try:
-        qk_norm, narrow = families[config["architectures"][0]]
+        qk_norm, narrow, mixed = families[config["architectures"][0]]
         shape = ModelShape(
             vocabulary=int(config["vocab_size"]),
             width=int(config["hidden_size"]),
@@ -118,13 +120,14 @@ def load_shape(folder: Path) -> ModelShape:
             heads=int(config["num_attention_heads"]),
             key_value_heads=int(config["num_key_value_heads"]),
             head_width=int(config["head_dim"]),
-            feed_forward=int(config["intermediate_size"]),
+            feed_forward=int(config["moe_intermediate_size" if mixed else "intermediate_size"]),
             qk_norm=qk_norm,
             rope_theta=float(config["rope_theta"]),
             norm_epsilon=float(config["rms_norm_eps"]),
             context=int(config["max_position_embeddings"]),
             initial_deviation=float(config["initializer_range"]),
             boundary=_boundary(config[BOUNDARY]) if narrow else Boundary(),
+            experts=_experts(config) if mixed else Experts(),
         )
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise ExportError(f"{folder / 'config.json'} is not of an exported model: {error!r}") from None
@@ -140,6 +143,15 @@ def _boundary(told: Mapping[str, Any]) -> Boundary:
         raise ValueError(f"boundaries of form {told['form']!r}")
     after = tuple(int(layer) for layer in told["after"])
     return Boundary("anchored", int(told["width"]), after, int(told["anchor_rows"]), int(told["seed"]))
+
+
+def _experts(config: Mapping[str, Any]) -> Experts:
+    """Raises KeyError, TypeError or ValueError where the config is of another mixture than this program's."""
+    if not config["norm_topk_prob"] or config["decoder_sparse_step"] != 1 or config["mlp_only_layers"]:
+        raise ValueError("a mixture with layers that are none, or whose shares do not sum to one")
+    return Experts(
+        int(config["num_experts"]), int(config["num_experts_per_tok"]), float(config["router_aux_loss_coef"])
+    )
 
 
 def load_end(folder: Path) -> str:
@@ -201,7 +213,13 @@ def _write(
 
 
 def _config(shape: ModelShape) -> dict[str, Any]:
-    architecture, model_type = FAMILIES[shape.qk_norm, shape.boundary.is_narrow]
+    experts = shape.experts
+    architecture, model_type = FAMILIES[shape.qk_norm, shape.boundary.is_narrow, experts.count > 0]
+    of_experts = {
+        "moe_intermediate_size": shape.feed_forward, "num_experts": experts.count,
+        "num_experts_per_tok": experts.active, "norm_topk_prob": True, "decoder_sparse_step": 1,
+        "mlp_only_layers": [], "router_aux_loss_coef": experts.balance, "output_router_logits": False,
+    }  # fmt: skip
     return {
         "architectures": [architecture],
         "model_type": model_type,
@@ -213,6 +231,7 @@ def _config(shape: ModelShape) -> dict[str, Any]:
         "num_key_value_heads": shape.key_value_heads,
         "head_dim": shape.head_width,
         "intermediate_size": shape.feed_forward,
+        **(of_experts if experts.count else {}),
         "hidden_act": "silu",
         "rms_norm_eps": shape.norm_epsilon,
         "max_position_embeddings": shape.context,

@@ -88,6 +88,10 @@ def _head(manifest: Manifest) -> list[str]:
     ]
 
 
+FAMILY = {(False, False): "Llama", (True, False): "Qwen3", (True, True): "Qwen3-MoE"}
+"""(With QK-norm, with experts) -> what others call such a model."""
+
+
 def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
     shape = manifest.model
     rounds = ", ".join(f"stage {stage}: {count:,}" for stage, count in sorted(facts.rounds.items()))
@@ -99,8 +103,9 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
         ("owner", f"`{manifest.owner}`, who signed the run"),
         ("contact", plain(manifest.contact)),
         ("intended use", plain(manifest.intended_use)),
-        ("architecture", f"{'Qwen3' if shape.qk_norm else 'Llama'}: {shape.layers} layers, width "
+        ("architecture", f"{FAMILY[shape.qk_norm, shape.experts.count > 0]}: {shape.layers} layers, width "
                          f"{shape.width}, vocabulary {shape.vocabulary}"),
+        *_experts(shape),
         *_boundaries(manifest),
         ("trained on", f"sequences of {manifest.data.sequence_tokens} tokens"),
         ("trained in", f"{len(manifest.stages)} stages, by {manifest.sync.method}"),
@@ -109,6 +114,12 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
         ("tokens", tokens),
         ("weights signed by", counted(len(facts.signers), "peer") if facts.signers else "nobody known here"),
     ]  # fmt: skip
+
+
+def _experts(shape: ModelShape) -> list[tuple[str, str]]:
+    experts = shape.experts
+    told = f"{experts.count} in each layer, of which a token takes {experts.active}"
+    return [("experts", told)] if experts.count else []
 
 
 def _boundaries(manifest: Manifest) -> list[tuple[str, str]]:

@@ -271,6 +271,19 @@ async def test_records_survive_the_death_of_a_node_and_of_the_own_p2pd(tmp_path)
 
 
 @pytest.mark.loopback
+async def test_a_peer_that_stood_still_and_forgot_every_node_comes_back_by_who_it_was_told_of(tmp_path):
+    world = DhtWorld(tmp_path)
+    first, second = await world.members(2)
+    table = second.directory._node.protocol.routing_table  # whoever did not answer within 3 s is out of it
+    for node in list(table.peer_id_to_uid.values()):
+        del table[node]
+    assert second.directory.known_nodes == 0
+    assert await second.directory.announce(RUN, 0, second.record(), DEADLINE)
+    assert set(await first.directory.look_up(RUN, 0, DEADLINE)) == {second.identity.peer_id}
+    await world.end()
+
+
+@pytest.mark.loopback
 async def test_a_peer_whose_clock_is_minutes_off_joins_and_uses_the_swarms_time(tmp_path, caplog):
     world = DhtWorld(tmp_path)
     (first,) = await world.members(1)

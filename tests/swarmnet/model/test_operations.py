@@ -19,16 +19,17 @@ from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.flops import operations_per_token
 from swarmnet.model.stage_compute import StageCompute, copied
-from swarmnet.run.manifest import Data, Manifest, ModelShape
+from swarmnet.run.manifest import Data, Experts, Manifest, ModelShape
 
 SHAPE = ModelShape(
     width=32, layers=4, heads=4, key_value_heads=2, head_width=8, feed_forward=64, vocabulary=128, context=64
 )
 RATIO = "swarmnet_train_flops_utilization_ratio"
+MIXED = replace(SHAPE, qk_norm=True, feed_forward=24, experts=Experts(count=4, active=2))
 DATA = Data(sequence_tokens=24, microbatch_sequences=2)
 
 
-@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, key_value_heads=4, qk_norm=True)])
+@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, key_value_heads=4, qk_norm=True), MIXED])
 def test_they_are_those_of_the_matrix_products_that_torch_makes(monkeypatch, shape):
     monkeypatch.setattr(
         "swarmnet.model.linear._onednn_is_faster", lambda: False

@@ -27,7 +27,7 @@ from swarmnet.pipeline.flow_control import (
     graphs_that_fit,
 )
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.manifest import Experts, ModelShape
 
 
 def play(flow, seconds, network, service=0.1, servers=1, lanes=0, seed=0):
@@ -172,11 +172,16 @@ def test_fewer_microbatches_fit_in_less_memory_and_one_always_does():
     assert graphs_that_fit(manifest, 0, 1) == 1
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
-@pytest.mark.parametrize("boundary", [Boundary(), Boundary("anchored", 16, (1,))], ids=["open", "narrow"])
-def test_what_autograd_keeps_is_about_what_was_foretold(qk_norm, boundary):
+@pytest.mark.parametrize(
+    "features",
+    [{}, {"qk_norm": True}, {"boundary": Boundary("anchored", 16, (1,))},
+     {"qk_norm": True, "boundary": Boundary("anchored", 16, (1,))},
+     {"qk_norm": True, "experts": Experts(count=4, active=2)}],
+    ids=["plain", "QK-norm", "narrow", "narrow QK-norm", "experts"],
+)  # fmt: skip
+def test_what_autograd_keeps_is_about_what_was_foretold(features):
     model = ModelShape(width=64, layers=2, heads=4, key_value_heads=2, head_width=16, feed_forward=192,
-                       qk_norm=qk_norm, boundary=boundary)  # fmt: skip
+                       **features)  # fmt: skip
     manifest = tiny_manifest(stages=(1, 1), model=model)
     span, tokens = manifest.span(0), torch.zeros((2, 16), dtype=torch.int64)
     weights = {name: torch.randn(shape, requires_grad=True)

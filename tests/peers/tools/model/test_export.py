@@ -14,9 +14,11 @@ from peers.tools.model.export import export, load_end, load_shape, load_weights
 from peers.tools.model.export_folder import ExportError
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.manifest import Experts, ModelShape
 
 QWEN = replace(LLAMA, qk_norm=True, norm_epsilon=1e-6)
+MIXED = replace(QWEN, feed_forward=24, experts=Experts(count=5, active=2, balance=0.0))
+NAMES = {LLAMA: "LlamaForCausalLM", QWEN: "Qwen3ForCausalLM", MIXED: "Qwen3MoeForCausalLM"}
 
 
 def merged(stages: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -31,11 +33,11 @@ def in_transformers(folder: Path, shape: ModelShape) -> tuple[torch.nn.Module, M
         model, report = AutoModelForCausalLM.from_pretrained(
             folder, output_loading_info=True, local_files_only=True, dtype=torch.float32
         )
-    assert type(model).__name__ == ("Qwen3ForCausalLM" if shape.qk_norm else "LlamaForCausalLM")
+    assert type(model).__name__ == NAMES[shape]
     return model, report
 
 
-@pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=["llama", "qwen"])
+@pytest.mark.parametrize("shape", [LLAMA, QWEN, MIXED], ids=["llama", "qwen", "experts"])
 def test_transformers_loads_every_parameter_and_computes_the_same(shape: ModelShape, tmp_path: Path) -> None:
     stages = stage_weights(shape, (1, 2))
     export(tmp_path / "model", shape, stages)
@@ -47,8 +49,19 @@ def test_transformers_loads_every_parameter_and_computes_the_same(shape: ModelSh
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
     for logits in (ours, expected):
         functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    gradients = {name: weight.grad for name, weight in weights.items()}
     for name, parameter in theirs.named_parameters():
-        torch.testing.assert_close(weights[name].grad, parameter.grad, atol=1e-6, rtol=1e-4)
+        found = gradients[name] if name in gradients else as_one_tensor(name, gradients, shape)
+        torch.testing.assert_close(found, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def as_one_tensor(name: str, gradients: Mapping[str, Tensor | None], shape: ModelShape) -> Tensor:
+    """What transformers holds of all experts of a layer, gate and up one below the other."""
+    layer, _, which = name.rpartition("experts.")
+    parts = ["gate_proj", "up_proj"] if which == "gate_up_proj" else [which]
+    experts = range(shape.experts.count)
+    found = [[gradients[f"{layer}experts.{one}.{part}.weight"] for part in parts] for one in experts]
+    return torch.stack([torch.cat([tensor for tensor in of_one if tensor is not None]) for of_one in found])
 
 
 def test_transformers_generates_bytes_with_the_exported_tokenizer(tmp_path: Path) -> None:
@@ -67,10 +80,13 @@ def test_transformers_generates_bytes_with_the_exported_tokenizer(tmp_path: Path
 
 
 @pytest.mark.parametrize("stages", [(3,), (1, 1, 1)])
-def test_what_is_exported_is_read_back_to_the_bit(stages: tuple[int, ...], tmp_path: Path) -> None:
-    weights = stage_weights(QWEN, stages)
-    export(tmp_path / "model", QWEN, weights)
-    assert load_shape(tmp_path / "model") == QWEN
+@pytest.mark.parametrize("shape", [QWEN, MIXED], ids=["qwen", "experts"])
+def test_what_is_exported_is_read_back_to_the_bit(
+    shape: ModelShape, stages: tuple[int, ...], tmp_path: Path
+) -> None:
+    weights = stage_weights(shape, stages)
+    export(tmp_path / "model", shape, weights)
+    assert load_shape(tmp_path / "model") == shape
     read = load_weights(tmp_path / "model")
     assert sorted(read) == sorted(merged(weights))
     assert all(torch.equal(tensor, read[name]) for name, tensor in merged(weights).items())
