@@ -205,7 +205,7 @@ def test_a_plan_puts_more_peers_into_the_middle_and_thin_lines_to_the_ends():
 
 
 def test_where_contributions_fill_the_lines_the_stages_stay_alike():
-    crowded = replace(FOUR, rounds=Rounds(target_tokens=10**4, longest_seconds=0.3))
+    crowded = replace(FOUR, rounds=Rounds(target_tokens=10**4, longest_seconds=0.1))
     stages = [peer.stage for peer in placed(crowded, asked("24x9ktps@100/10")).peers]
     assert [stages.count(stage) for stage in range(4)] == [6, 6, 6, 6]
 
