@@ -78,16 +78,16 @@ class ShardCache:
         """Its tokens; none, where none of it can be read. Raises TextError: a full disk; TextUnreachable;
         Stopped."""
         key, seen = self._key(shard), f"{shard.seen}/{self._left_out}"
-        noted = _noted(self._folder / f"{key}.json")
-        tokens = mapped(self._folder / f"{key}.tokens", noted.get("tokens"), self._dtype)
-        reading = _reading(noted.get("reading"))
-        if tokens is not None and reading is not None and noted.get("seen") == seen:
+        kept = _noted(self._folder / f"{key}.json")
+        tokens = mapped(self._folder / f"{key}.tokens", kept.get("tokens"), self._dtype)
+        reading = _reading(kept.get("reading"))
+        if tokens is not None and reading is not None and kept.get("seen") == seen:
             return ShardTokens(shard.name, tokens, reading, made=False)
         try:
             if tokens is not None:
                 text, digest, whole = self._read(shard)
                 deque(text.blocks(), maxlen=0)
-                if noted.get("hash") == digest.hexadecimal():
+                if kept.get("hash") == digest.hexadecimal():
                     self._note(key, seen if whole else "", digest.hexadecimal(), len(tokens), text.reading)
                     return ShardTokens(shard.name, tokens, text.reading, made=False)
             return self._made(shard, key, seen, progress)
@@ -141,7 +141,7 @@ def _noted(path: Path) -> dict[str, object]:
 
 
 def _reading(told: object) -> Reading | None:
-    """What was noted of it; None: nothing that could be."""
+    """What was kept of it; None: nothing that could be."""
     if not isinstance(told, dict) or set(told) != {field.name for field in fields(Reading)}:
         return None
     return Reading(**told)

@@ -210,7 +210,7 @@ def test_an_owner_joins_with_the_printed_line_and_reads_the_text_beside_the_run_
     typed = shlex.split(first.replace("MULTIADDR", BOOTSTRAP))[2:]
     assert swarmnet(*typed, "--state", "here")[0] == 0
     (config,) = started
-    assert config.text == {"books": tmp_path / "work/books", "far": tmp_path / "work/far"}
+    assert config.text == {"books": str(tmp_path / "work/books"), "far": str(tmp_path / "work/far")}
 
 
 def test_the_first_stage_without_the_runs_text_is_refused_and_nothing_is_written(swarmnet, started):

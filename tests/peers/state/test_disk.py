@@ -29,7 +29,11 @@ def disk(monkeypatch, tmp_path):
         return path
 
     class Nothing:
-        manifest = layout = None
+        manifest = layout = state = None
+
+        @property
+        def method(self):
+            return self
 
         def of_round(self, round):
             return []

@@ -12,6 +12,7 @@ from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, shared_rounds, 
 from torch import Tensor
 
 from peers.lab.world.virtual_time import run
+from peers.telemetry.counters import Coded
 from peers.worker.pipeline.microbatch_compute import MicrobatchWork
 from swarmnet.routing.load_balancer import FIRST_SHUN_SECONDS
 from swarmnet.run.manifest import Paths, Sync
@@ -22,12 +23,16 @@ Change = Callable[[Tensor], Tensor]
 
 def in_gradients(work: MicrobatchWork, change: Change) -> None:
     encode = work._encode_gradient
-    work._encode_gradient = lambda gradient: encode(change(gradient))
+    work._encode_gradient = lambda key, gradient, exact: encode(key, change(gradient), exact)
 
 
 def in_hidden_states(work: MicrobatchWork, change: Change) -> None:
     encode = work._encode
-    work._encode = lambda kind, tensor: encode(kind, change(tensor) if kind == "activation" else tensor)
+
+    def changed(kind: Coded, tensor: Tensor, exact: bool, chance: torch.Generator | None = None) -> bytes:
+        return encode(kind, change(tensor) if kind == "activation" else tensor, exact, chance)
+
+    work._encode = changed
 
 
 def play(

@@ -70,7 +70,7 @@ def test_a_method_is_named_where_it_learns_and_a_schedule_is_played_by_it():
     assert small_manifest(2, 4, None, 1, method="hybrid").sync.method == "hybrid"
     refused = simulate("--method", "hybrid")
     assert refused.returncode == 2
-    assert "--real alone" in refused.stderr
+    assert "without a model nobody learns; add --real" in refused.stderr
 
 
 @pytest.mark.slow
