@@ -32,8 +32,9 @@ from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.inner_step import InnerStep
 from swarmnet.optimizer.mean_gradient import BlockClip
+from swarmnet.optimizer.packed_sums import Sums, Term, added
 from swarmnet.optimizer.sparsify import coin_flips, seed_of
-from swarmnet.optimizer.tiling import empty_padding, plane_of
+from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding, plane_of
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE
 
@@ -56,12 +57,12 @@ class LocalSteps:
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
         self._sync, self._run_id = sync, manifest.run_id()
-        self.layout, self._device = layout, device
+        self.layout, self.device = layout, device
         self._clip = BlockClip(layout, sync.clip, device)
         self._inner = InnerStep(sync.inner, layout, sync.momentum)
         self._unsent = torch.zeros(layout.size, device=device)
-        self._sent: dict[int, list[Tensor]] = {}
-        """Of rounds that may not be applied yet: of each plane int32 [C, M] in units."""
+        self._sent: dict[int, list[Moves]] = {}
+        """Of rounds that may not be applied yet: of each plane."""
         self.tokens = sync.step_tokens or manifest.microbatch_tokens
         self.payload_bytes = self.bytes_of([plane.chunks for plane in layout.planes])
         self.votes = sum(plane.chunks * self.width(plane) for plane in layout.planes)
@@ -78,6 +79,9 @@ class LocalSteps:
     def own(self) -> LocalSteps:
         return self
 
+    def keep_moments_on_the_host(self) -> None:
+        self._inner.moments_lie_on = torch.device("cpu")
+
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
         gains = self._clip.block_gains(gradient, tokens)
         rate = learning_rate(self._sync, round) * factor / WHOLE
@@ -88,22 +92,24 @@ class LocalSteps:
         return self.tell(round, peer)
 
     def tell(self, round: int, peer: PeerId) -> bytes:
-        seed, parts, sent = seed_of(self._run_id, round, peer), [], []
+        seed, told = seed_of(self._run_id, round, peer), []
         for plane in self.layout.planes:
-            part_CM = self.part(self._unsent, plane, round)
-            exponents_C1 = _exponents(part_CM)
-            negative_CM = (part_CM < 0).cpu().numpy()
-            zero_CM = (part_CM == 0).cpu().numpy()
+            told.append(Moves.empty(plane.chunks, self.width(plane), self.device))
+        for tile in all_tiles(self.layout):
+            plane, unsent_CN = tile.plane, tile.of(self._unsent)
+            part_CM = unsent_CN[:, self.columns(plane, round)]
+            negative_CM, zero_CM = part_CM < 0, part_CM == 0
             if zero_CM.any():
                 flips_M = coin_flips(seed, plane.chunk, part_CM.shape[1])
-                negative_CM = np.where(zero_CM, flips_M, negative_CM)
-            moves = Moves(torch.from_numpy(negative_CM).to(self._device), exponents_C1)
-            parts.append(moves.written())
-            sent.append(moves.units())
-            part_CM -= sent[-1] * UNIT
-        empty_padding(self._unsent, self.layout)  # A bit is never nothing: what was said of it is taken back.
-        self._sent[round] = sent
-        return b"".join(parts)
+                negative_CM = torch.where(zero_CM, torch.from_numpy(flips_M).to(self.device), negative_CM)
+            moves = told[tile.number].rows(tile.rows)
+            moves.negative.copy_(negative_CM)
+            moves.exponents.copy_(_exponents(part_CM))
+            part_CM -= moves.units() * UNIT
+            # A bit is never nothing: what was said of the padding is taken back.
+            tile.empty_padding(unsent_CN, self.layout)
+        self._sent[round] = told
+        return b"".join(moves.written() for moves in told)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         self._sent.pop(round, None)
@@ -115,9 +121,9 @@ class LocalSteps:
 
     def check(self, payload: bytes, rows: Sequence[int] | None = None) -> None:
         """Of the whole, or of so many chunks of each plane. Without unpacking: it may be megabytes."""
-        for plane, exponents_C, packed in self._read(payload, rows):
-            spare = len(exponents_C) * self.width(plane) % 8
-            if spare and packed[-1] >> spare:
+        for plane, told in self._read(payload, rows):
+            spare = len(told.exponents_C) * self.width(plane) % 8
+            if spare and told.packed[-1] >> spare:
                 raise ContributionError("the spare bits at the end of a plane are not zero")
 
     def tally(self, round: int) -> MovesTally:
@@ -126,27 +132,28 @@ class LocalSteps:
     def lookahead(self, round: int, factor: int = WHOLE) -> None:
         """`add_to` says all that this peer knows of it."""
 
-    def add_to(self, weights: Tensor, applied_round: int) -> None:
-        for round in [round for round in self._sent if round <= applied_round]:
-            del self._sent[round]
-        weights += self._unsent
+    def applied(self, round: int) -> None:
+        for sent in [sent for sent in self._sent if sent <= round]:
+            del self._sent[sent]
+
+    def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
+        weights_CN += tile.of(self._unsent)
         for round, sent in self._sent.items():
-            for plane, moves_CM in zip(self.layout.planes, sent, strict=True):
-                self.part(weights, plane, round).add_(moves_CM * UNIT)
-        empty_padding(weights, self.layout)
+            moves = sent[tile.number].rows(tile.rows)
+            weights_CN[:, self.columns(tile.plane, round)].add_(moves.units() * UNIT)
+        tile.empty_padding(weights_CN, self.layout)
 
     def moves_of(self, payload: bytes, rows: Sequence[int] | None = None) -> Iterator[Moves]:
         """Of each plane, or of so many of its chunks; ContributionError where the payload is not one of this
         method's."""
-        for plane, exponents_C, packed in self._read(payload, rows):
-            bits_CM = unpack(packed, len(exponents_C), self.width(plane))
-            exponents = torch.from_numpy(exponents_C.astype(np.int32))[:, None].to(self._device)
-            yield Moves(torch.from_numpy(bits_CM.view(np.bool_)).to(self._device), exponents)
+        for _, told in self._read(payload, rows):
+            yield Moves(told.negative(slice(0, len(told.exponents_C))), told.exponents())
 
-    def _read(
-        self, payload: bytes, rows: Sequence[int] | None
-    ) -> Iterator[tuple[Plane, NDArray[np.uint8], memoryview]]:
-        """Of each plane the exponents [C], and the bits as they are packed."""
+    def told_of(self, payload: bytes) -> list[Told]:
+        """The same, of each plane, not unpacked yet."""
+        return [told for _, told in self._read(payload, None)]
+
+    def _read(self, payload: bytes, rows: Sequence[int] | None) -> Iterator[tuple[Plane, Told]]:
         rows = [plane.chunks for plane in self.layout.planes] if rows is None else rows
         sizes = [self._bytes(plane, count) for plane, count in zip(self.layout.planes, rows, strict=True)]
         if len(payload) != sum(sizes):
@@ -156,15 +163,19 @@ class LocalSteps:
             exponents_C = np.frombuffer(payload, np.uint8, count, start)
             if exponents_C.max(initial=0) > LARGEST_EXPONENT:
                 raise ContributionError(f"an exponent of {exponents_C.max()}, above {LARGEST_EXPONENT}")
-            yield plane, exponents_C, memoryview(payload)[start + count : start + size]
+            packed = memoryview(payload)[start + count : start + size]
+            yield plane, Told(exponents_C, packed, self.width(plane), self.device)
             start += size
 
     def part(self, flat: Tensor, plane: Plane, round: int) -> Tensor:
-        """View [C, M]: what `round` speaks of, in a vector [layout.size]. Every `parts`-th number of each
-        chunk; all in turn, in an order that is drawn for each cycle."""
+        """View [C, M]: what `round` speaks of, in a vector [layout.size]."""
+        return plane_of(flat, plane)[:, self.columns(plane, round)]
+
+    def columns(self, plane: Plane, round: int) -> slice:
+        """Every `parts`-th number of each chunk; all in turn, in an order that is drawn for each cycle."""
         parts = plane.chunk // self.width(plane)
         cycle, place = divmod(round, parts)
-        return plane_of(flat, plane)[:, _order(self._run_id, parts, cycle)[place] :: parts]
+        return slice(_order(self._run_id, parts, cycle)[place], None, parts)
 
     def _rows(self, plane: Plane, shards: tuple[int, ...]) -> list[slice]:
         """Chunks of a plane that are in these shards; of no shards: all."""
@@ -193,6 +204,14 @@ class Moves:
     exponents: Tensor
     """int32 [C, 1]: of 2, in units."""
 
+    @classmethod
+    def empty(cls, chunks: int, width: int, device: torch.device) -> Moves:
+        """To be written to."""
+        return cls(
+            torch.empty(chunks, width, dtype=torch.bool, device=device),
+            torch.empty(chunks, 1, dtype=torch.int32, device=device),
+        )
+
     def units(self) -> Tensor:
         """int32 [C, M]."""
         sizes_C1 = torch.ones_like(self.exponents) << self.exponents
@@ -207,18 +226,45 @@ class Moves:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """The same of one contribution, as it came."""
+
+    exponents_C: NDArray[np.uint8]
+    packed: memoryview
+    """A bit each: 1 is negative."""
+    width: int
+    """M."""
+    device: torch.device
+
+    def exponents(self) -> Tensor:
+        """int32 [C, 1]."""
+        return torch.from_numpy(self.exponents_C.astype(np.int32))[:, None].to(self.device)
+
+    def negative(self, rows: slice) -> Tensor:
+        """bool [C, M], of chunks whose first bit begins a byte."""
+        first, last = rows.start * self.width // 8, -(-rows.stop * self.width // 8)
+        bits_CM = unpack(self.packed[first:last], rows.stop - rows.start, self.width)
+        return torch.from_numpy(bits_CM.view(np.bool_)).to(self.device)
+
+    def signs(self, rows: slice) -> Tensor:
+        """int8 [C, M]: 1 and -1."""
+        return 1 - 2 * self.negative(rows).view(torch.int8)
+
+
+@dataclass(frozen=True, slots=True)
 class PartStep:
     """What a round does to its part of the weights."""
 
     method: LocalSteps
     round: int
-    means: tuple[Tensor, ...]
-    """Of each plane int32 [C, M]; none: it does nothing."""
+    sums: tuple[Sums, ...]
+    """Of each plane; none: it does nothing."""
 
-    def add_to(self, units: Tensor) -> None:
-        for plane, mean_CM in zip(self.method.layout.planes, self.means, strict=bool(self.means)):
-            self.method.part(units, plane, self.round).add_(mean_CM)
-        empty_padding(units, self.method.layout)
+    def add_to(self, units_CN: Tensor, tile: Tile) -> None:
+        if self.sums:
+            means_CM = self.sums[tile.number].means(tile.rows)
+            units_CN[:, self.method.columns(tile.plane, self.round)].add_(means_CM)
+            tile.empty_padding(units_CN, self.method.layout)
 
 
 class MovesTally:
@@ -242,11 +288,18 @@ class MovesTally:
 
     def step(self, factor: int = WHOLE) -> PartStep:
         """The mean; `factor` had its say when the peers stepped."""
-        contributions = [list(self._method.moves_of(payload)) for payload in self._payloads.values()]
-        planes = range(len(self._method.layout.planes) if contributions else 0)
-        sums = (sum_of([moves[plane] for moves in contributions]) for plane in planes)
-        means = tuple(mean_of(sum_CM, len(contributions)) for sum_CM in sums)
-        return PartStep(self._method, self._round, means)
+        method = self._method
+        contributions = [method.told_of(payload) for payload in self._payloads.values()]
+        sums = []
+        for number, plane in enumerate(method.layout.planes if contributions else ()):
+            told = [of[number] for of in contributions]
+            exponents_SC1 = not_too_loud(torch.stack([one.exponents() for one in told]))
+            terms = [
+                Term(slice(0, plane.chunks), exponents_C1, one.signs, largest=1)
+                for one, exponents_C1 in zip(told, exponents_SC1, strict=True)
+            ]
+            sums.append(added(terms, plane.chunks, method.width(plane), method.device))
+        return PartStep(method, self._round, tuple(sums))
 
     def concord(self, me: PeerId) -> None:
         """Sizes are no votes."""
@@ -270,16 +323,16 @@ def _exponents(part_CM: Tensor) -> Tensor:
     return sizes_C1.clamp(min=1.0).log2().round().to(torch.int32).clamp(max=LARGEST_EXPONENT)
 
 
+def not_too_loud(exponents_SC1: Tensor) -> Tensor:
+    """The same, none louder than twice their median."""
+    most_C1 = exponents_SC1.sort(dim=0).values[(len(exponents_SC1) - 1) // 2] + LOUDER
+    return torch.minimum(exponents_SC1, most_C1)
+
+
 def sum_of(contributions: list[Moves]) -> Tensor:
-    """int32 [C, M]: the sum of moves no louder than twice their median."""
-    exponents_SC1 = torch.stack([moves.exponents for moves in contributions])
-    most_C1 = exponents_SC1.sort(dim=0).values[(len(contributions) - 1) // 2] + LOUDER
+    """int32 [C, M]: the sum of moves none of which is too loud."""
+    exponents_SC1 = not_too_loud(torch.stack([moves.exponents for moves in contributions]))
     sum_CM = torch.zeros_like(contributions[0].negative, dtype=torch.int32)
-    for moves in contributions:
-        sum_CM += Moves(moves.negative, torch.minimum(moves.exponents, most_C1)).units()
+    for moves, exponents_C1 in zip(contributions, exponents_SC1, strict=True):
+        sum_CM += Moves(moves.negative, exponents_C1).units()
     return sum_CM
-
-
-def mean_of(sum_CM: Tensor, count: int) -> Tensor:
-    """The mean of so many, halves upwards."""
-    return torch.div(2 * sum_CM + count, 2 * count, rounding_mode="floor")

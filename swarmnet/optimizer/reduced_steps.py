@@ -25,10 +25,10 @@ from swarmnet.optimizer.local_steps import (
     LARGEST_EXPONENT,
     LocalSteps,
     PartStep,
-    mean_of,
     rows_of,
     sum_of,
 )
+from swarmnet.optimizer.packed_sums import Term, added
 from swarmnet.rounds.result_table import (
     Contributor,
     Table,
@@ -226,35 +226,25 @@ class ResultTally:
     def step(self, factor: int = WHOLE) -> PartStep:
         """Of each shard the mean; `factor` had its say when the peers stepped."""
         method = self._method
-        if not self._results:
-            return PartStep(method.own, self._round, ())
-        means = [
-            torch.zeros(plane.chunks, method.own.width(plane), dtype=torch.int32, device=method.device)
-            for plane in method.layout.planes
-        ]
         tables = {peer: table for peer, (_, table) in self._results.items()}
         counted = counting(tables, method.draw, self._round)
-        weights = dict.fromkeys(counted, 0)
-        sums: dict[int, list[Tensor]] = {}
-        for peer, shard, numbers in self._numbers():
-            if peer not in counted[shard]:
-                continue
-            weight = len(tables[peer].shards[shard])
-            weights[shard] += weight
-            units = [of_plane.units() * weight for of_plane in numbers]
-            before = sums.setdefault(shard, [torch.zeros_like(of_plane) for of_plane in units])
-            sums[shard] = [one + other for one, other in zip(before, units, strict=True)]
-        for shard, of_planes in sums.items():
-            for plane, mean_CM, sum_CM in zip(method.layout.planes, means, of_planes, strict=True):
-                mean_CM[rows_of(plane, shard, method.shards)] = mean_of(sum_CM, weights[shard]).to(
-                    torch.int32
-                )
-        return PartStep(method.own, self._round, tuple(means))
-
-    def _numbers(self) -> Iterator[tuple[PeerId, int, list[Numbers]]]:
+        terms: list[list[Term]] = [[] for _ in method.layout.planes]
         for peer, (payload, _) in self._results.items():
-            for shard, numbers in self._method.numbers_of(payload):
-                yield peer, shard, numbers
+            for shard, numbers in method.numbers_of(payload):
+                if peer not in counted[shard]:
+                    continue
+                alone = len(counted[shard]) == 1
+                weight = 1 if alone else len(tables[peer].shards[shard])
+                for plane, of_plane, so_far in zip(method.layout.planes, numbers, terms, strict=True):
+                    rows = rows_of(plane, shard, method.shards)
+                    so_far.append(
+                        Term(rows, of_plane.exponents, of_plane.levels.__getitem__, MOST, weight)
+                    )
+        sums = (
+            added(so_far, plane.chunks, method.own.width(plane), method.device)
+            for plane, so_far in zip(method.layout.planes, terms, strict=True)
+        )
+        return PartStep(method.own, self._round, tuple(sums) if self._results else ())
 
     def concord(self, me: PeerId) -> None:
         """Sizes are no votes."""

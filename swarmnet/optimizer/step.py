@@ -11,7 +11,7 @@ from torch import Tensor
 from swarmnet.model.fixed_point import learning_rate_units
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.parameters import branch_share
-from swarmnet.optimizer.tiling import empty_padding
+from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE, scaled
 
@@ -19,8 +19,8 @@ from swarmnet.run.rates import WHOLE, scaled
 class Step(Protocol):
     """Whole units for each weight."""
 
-    def add_to(self, units: Tensor) -> None:
-        """To int32 [layout.size], in place."""
+    def add_to(self, units_CN: Tensor, tile: Tile) -> None:
+        """In place, to int32 [C, N], those of a tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,12 @@ class SignStep:
     rates: tuple[tuple[int, int, int], ...]
     """From `start` to `stop` of the vector, units each."""
 
-    def add_to(self, units: Tensor) -> None:
+    def add_to(self, units_CN: Tensor, tile: Tile) -> None:
+        units = units_CN.view(-1)
         for start, stop, rate in self.rates:
-            units[start:stop].add_(self.signs[start:stop], alpha=-rate)
+            first, last = max(start, tile.start), min(stop, tile.stop)
+            if first < last:
+                units[first - tile.start : last - tile.start].add_(self.signs[first:last], alpha=-rate)
 
 
 def sign_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int, factor: int = WHOLE) -> SignStep:
@@ -51,8 +54,14 @@ def sign_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int, fac
     return SignStep(signs, tuple(rates))
 
 
+def add_step(units: Tensor, step: Step, layout: Layout) -> None:
+    """To int32 [layout.size], in place."""
+    for tile in all_tiles(layout):
+        step.add_to(tile.of(units), tile)
+
+
 def dense(step: Step, layout: Layout) -> Tensor:
     """int32 [layout.size]: the same, a number for each weight."""
     units = torch.zeros(layout.size, dtype=torch.int32)
-    step.add_to(units)
+    add_step(units, step, layout)
     return units

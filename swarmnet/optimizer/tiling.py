@@ -6,6 +6,7 @@ Shapes: C chunks of a plane, N elements of a chunk.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +16,53 @@ from swarmnet.model.flat_layout import Layout, Plane
 TILE_CHUNKS = 64
 """Most chunks worked on at once: 64 * 4096 float32 are 1 MiB, about a core's second cache. Half of that
 was 10 % slower on a virtual EPYC with 1 MiB per core (calls dominate), twice as much up to 20 % slower."""
+
+
+ROUND_CHUNKS = 256
+"""Of a tile of all that a peer holds: 256 * 4096 float32 are 4 MiB beside the vectors. A multiple of 8, so that
+bits which lie one after the other begin with a byte in each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Some chunks of a plane."""
+
+    number: int
+    """Of the plane."""
+    plane: Plane
+    first: int
+    last: int
+    """Before this chunk it ends."""
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first, self.last)
+
+    @property
+    def start(self) -> int:
+        return self.plane.offset + self.first * self.plane.chunk
+
+    @property
+    def stop(self) -> int:
+        return self.plane.offset + self.last * self.plane.chunk
+
+    def of(self, flat: Tensor) -> Tensor:
+        """View [C, N] of a vector [layout.size]."""
+        return flat[self.start : self.stop].view(-1, self.plane.chunk)
+
+    def empty_padding(self, tile_CN: Tensor, layout: Layout) -> None:
+        """Numbers of these that belong to no parameter are zero again."""
+        flat = tile_CN.view(-1)
+        for start, stop in layout.padding:
+            if start < self.stop and self.start < stop:
+                flat[max(0, start - self.start) : stop - self.start] = 0
+
+
+def all_tiles(layout: Layout) -> Iterator[Tile]:
+    """In the order of the flat vector."""
+    for number, plane in enumerate(layout.planes):
+        for first in range(0, plane.chunks, ROUND_CHUNKS):
+            yield Tile(number, plane, first, min(first + ROUND_CHUNKS, plane.chunks))
 
 
 def plane_of(flat: Tensor, plane: Plane) -> Tensor:

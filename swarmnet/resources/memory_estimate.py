@@ -10,26 +10,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from swarmnet.model.computing import Computing
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import is_muons, parameter_shapes
-from swarmnet.pipeline.flow_control import graph_bytes
+from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
 from swarmnet.run.manifest import InnerName, Manifest
 
-FLOAT_BYTES = 4
-HELD_BYTES = 4 * FLOAT_BYTES
-"""Per parameter: settled weights, those that are computed with, the gradient, momentum or what was not
-sent."""
-AT_WORK_BYTES = 6
-"""Per parameter, more at times: gradients of the microbatch at hand 4, or a step being made 5 to 6."""
+GRID_BYTES = FLOAT_BYTES
+"""Per parameter: settled weights."""
+WORK_BYTES = {"fp32": FLOAT_BYTES, "bf16": BF16_BYTES}
+"""Weights that are computed with; and the gradient, where each microbatch's is used at once."""
+UNSENT_BYTES = FLOAT_BYTES
+"""Momentum of votes, or what was not sent of own steps."""
+MOMENT_BYTES = BF16_BYTES
+"""Each moment of an optimizer of a peer's own."""
+AT_WORK_BYTES = 2
+"""More at times: one parameter's gradient, or a step being made tile by tile, or the sums of votes."""
 COPY_BYTES = 2 * FLOAT_BYTES
-"""Per parameter: a checkpoint on its way to the disk, a copy of the weights and its floats."""
+"""A checkpoint on its way to the disk, a copy of the weights and its floats."""
 FREED_BYTES = FLOAT_BYTES
-"""Per parameter: freed and not handed back yet, for vectors come and go with each round
-(docs/volunteer.md)."""
-OLD_VERSION_BYTES = FLOAT_BYTES
-"""Per parameter: weights that a microbatch under way was begun with, where it waits for other stages."""
+"""Freed and not handed back yet, for vectors come and go with each round (docs/volunteer.md)."""
 SIGN_BYTES = 1
 """Per parameter and open round that was applied: what it did, a sign each."""
+MOVES_BYTES = 2
+"""Of own steps, for each parameter that an open round speaks of: one where few peers say much the same sizes."""
 ROUNDS_BESIDES = 2
 """Rounds open besides the window's: the one under way and the one that settles next."""
 PROCESS_BYTES = 330_000_000
@@ -60,23 +64,30 @@ class Needs:
         return max(0, (limit - self.process - self.weights) // self.graph)
 
 
-def needs_of(manifest: Manifest, stage: int, process_bytes: int) -> Needs:
+def needs_of(
+    manifest: Manifest, stage: int, process_bytes: int, computing: Computing = Computing()
+) -> Needs:
     """`process_bytes`: what everything else takes out of the same memory; 0: the stage lies in that of a
     card, where no copy for the disk is."""
     layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
-    each = HELD_BYTES + AT_WORK_BYTES + FREED_BYTES + (COPY_BYTES if process_bytes else 0)
-    each += OLD_VERSION_BYTES if len(manifest.stages) > 1 else 0
-    rounds, sync = manifest.rounds.window + ROUNDS_BESIDES, manifest.sync
+    work, rounds, sync = WORK_BYTES[computing.dtype], manifest.rounds.window + ROUNDS_BESIDES, manifest.sync
+    uses_each = sync.method == "local-steps" and sync.step_tokens <= manifest.microbatch_tokens
+    gradient = work if uses_each else FLOAT_BYTES
+    each = GRID_BYTES + work + gradient + UNSENT_BYTES + AT_WORK_BYTES + FREED_BYTES
+    each += COPY_BYTES if process_bytes else 0
+    each += work if len(manifest.stages) > 1 else 0  # Those that a microbatch under way was begun with.
     if sync.method != "local-steps":
         weights = layout.size * (each + SIGN_BYTES * rounds)
     else:
-        weights = layout.size * each + ceil(layout.size * FLOAT_BYTES * rounds / sync.parts)
-        weights += _moments(sync.inner, layout)
-    return Needs(stage, weights, graph_bytes(manifest, stage), process_bytes)
+        weights = layout.size * each + ceil(layout.size * MOVES_BYTES * rounds / sync.parts)
+        in_here = process_bytes > 0 or computing.moments == "device"
+        weights += _moments(sync.inner, layout) if in_here else 0
+    weights += graph_at_work(manifest, stage, computing)
+    return Needs(stage, weights, graph_bytes(manifest, stage, computing), process_bytes)
 
 
 def _moments(inner: InnerName, layout: Layout) -> int:
     """Bytes of an optimizer of a peer's own: Muon's one, AdamW's two."""
     matrices = sum(entry.size for entry in layout.entries if is_muons(entry.name, entry.shape))
     muons = matrices if inner == "muon" else 0
-    return FLOAT_BYTES * (muons + 2 * (layout.parameters - muons))
+    return MOMENT_BYTES * (muons + 2 * (layout.parameters - muons))

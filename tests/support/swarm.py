@@ -45,6 +45,7 @@ from peers.worker.worker import Worker
 from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
+from swarmnet.model.computing import Computing
 from swarmnet.model.sampling import window_starts, windows
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync, owner_statement
 
@@ -187,6 +188,7 @@ class Swarm:
         signed: SignedManifest | None = None,
         compute: Callable[[int], float] | None = None,
         shared: SharedCompute[InlineCompute] | None = None,
+        computing: Computing = Computing(),
         **settings: Any,
     ) -> Member:
         """A peer whose identity follows from its name; `settings` as in `Settings`. `shared`: it computes
@@ -208,7 +210,7 @@ class Swarm:
         def part(manifest: Manifest, stage: int) -> StagePart:
             if self.stub:
                 return stub_part(manifest, note, next(self._lives) << 24)
-            return real_part(manifest, stage)
+            return real_part(manifest, stage, computing=computing)
 
         def worker(settings: Settings) -> Worker:
             own = InlineCompute(compute or COST_SECONDS.__getitem__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -47,7 +46,7 @@ def test_a_stage_on_a_gpu_computes_and_contributes() -> None:
     manifest = Manifest("gpu", PeerId("nobody"), stages=(2,), model=SHAPE)
     part = real_part(manifest, 0, "cuda")
     replica = Replica(part.layout, part.method, part.first_units().to("cuda"))
-    part.compute.publish(partial(replica.write_live, ahead=False))
+    part.compute.publish(replica.live_tiles(ahead=False))
     tokens_BT = torch.randint(0, 256, (2, 16))
     finished = part.compute.finish("microbatch", tokens_BT, tokens_BT)
     assert finished.tokens == 32

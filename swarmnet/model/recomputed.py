@@ -1,0 +1,46 @@
+"""A layer of which only the input is kept: backward computes it again (Chen et al., arXiv:1604.06174).
+
+torch.utils.checkpoint does the same, and imports 828 modules for it, torch._dynamo and sympy among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swarmnet.model.decoder import Rotation, RunLayer
+from swarmnet.run.manifest import ModelShape
+
+
+def recomputed(run: RunLayer) -> RunLayer:
+    """The same layer, to the bit."""
+
+    def run_again(
+        members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation
+    ) -> Tensor:
+        def layer(hidden_BTD: Tensor, *tensors: Tensor) -> Tensor:
+            return run(dict(zip(members, tensors, strict=True)), shape, hidden_BTD, rotation)
+
+        found: Tensor = _Again.apply(layer, hidden_BTD, *members.values())  # type: ignore[no-untyped-call]
+        return found
+
+    return run_again
+
+
+class _Again(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, layer: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        context.layer = layer
+        context.save_for_backward(*tensors)
+        return layer(*tensors)
+
+    @staticmethod
+    def backward(context: Any, gradient_BTD: Tensor) -> tuple[Tensor | None, ...]:
+        leaves = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
+        with torch.enable_grad():
+            # As in StageCompute.backward: a gradient given as what it is makes torch import sympy.
+            product = (context.layer(*leaves) * gradient_BTD).sum()
+        return None, *torch.autograd.grad(product, leaves)
