@@ -15,7 +15,7 @@ from torch import Tensor
 
 from peers.config.compute_file import ComputeFile
 from peers.errors import UserError
-from swarmnet.model.computing import Computing, DtypeName
+from swarmnet.model.computing import PLAIN, Computing, DtypeName
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.gradient_sum import Used
@@ -57,7 +57,7 @@ class StagePart:
     """int32 [layout.size]: the weights before any round."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where weights, momentum and gradients live."""
-    computing: Computing = Computing()
+    computing: Computing = PLAIN
     most_graphs: int = 1 << 20
     """Microbatches that may be open at a time, as far as the peer's owner limits the memory."""
 
@@ -66,7 +66,7 @@ MakePart = Callable[[Manifest, int], StagePart]
 
 
 def real_part(
-    manifest: Manifest, stage: int, device: torch.device | str = "cpu", computing: Computing = Computing()
+    manifest: Manifest, stage: int, device: torch.device | str = "cpu", computing: Computing = PLAIN
 ) -> StagePart:
     """The stage as the manifest describes it, on a device, computed as a peer file says."""
     span = manifest.span(stage)
@@ -93,11 +93,14 @@ def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
     if wish.dtype == "bf16" and on_gpu and not has_bf16:
         raise UserError("compute.dtype is bf16, which this GPU does not have; set it to auto or fp32")
     if wish.compile and not on_gpu:
-        raise UserError("compute.compile is true, which is for GPUs, and this stage is computed on the processor; "
-                        "set it to false")  # fmt: skip
+        raise UserError(
+            "compute.compile is true, which is for GPUs, and here the processor computes; set it to false"
+        )
     if wish.compile and find_spec("triton") is None:
-        raise UserError("compute.compile is true, but torch has no triton here, which makes the programs for the "
-                        "GPU; set it to false, or install torch for this GPU as a whole")  # fmt: skip
+        raise UserError(
+            "compute.compile is true, but triton is not here, by which torch makes programs for the GPU; "
+            "set it to false, or install torch for this GPU with all that it names"
+        )
     dtype: DtypeName = wish.dtype if wish.dtype != "auto" else "bf16" if has_bf16 else "fp32"
     return Computing(dtype, wish.recompute, wish.compile, wish.moments)
 

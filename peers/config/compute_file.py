@@ -15,18 +15,18 @@ class ComputeFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """Numbers that matrices are multiplied in; fp32 is the whole of it, without TF32. auto: bf16 on a GPU that
-    has it, else fp32. In bf16 the weights that are computed with take 2 bytes a parameter instead of 4; settled
-    weights, what was not sent yet and sums of gradients stay as they are. Processors without instructions for
-    bf16 are slower with it."""
+    """Numbers that matrices are multiplied in; fp32 is the whole of it, without TF32. auto: bf16 on a GPU
+    that has it, else fp32. In bf16 the weights that are computed with take 2 bytes a parameter instead of 4;
+    settled weights, what was not sent yet and sums of several gradients stay as they are. Processors without
+    instructions for bf16 are slower with it."""
     recompute: Recompute = "none"
-    """What the backward pass computes once more, for a third more compute, to keep less of each microbatch:
-    stage keeps its inputs while it waits for its gradient; layer keeps the inputs of each layer, and no more
-    than one layer's insides are there at a time."""
+    """What the backward pass computes once more, for a third more compute, to keep less of each
+    microbatch: stage keeps its inputs while it waits for its gradient; layer keeps the inputs of each layer,
+    and no more than one layer's insides are there at a time."""
     compile: bool = False
-    """Have torch.compile make programs for this GPU of the run's layers: a minute or more before the peer takes
-    part, each time it starts. Only on a GPU."""
+    """Have torch.compile make programs for this GPU of the run's layers, each time the peer starts, before it
+    takes part. Only on a GPU."""
     moments: MomentsPlace = "device"
-    """Where a peer that steps by itself (sync.method: local-steps) keeps its optimizer's moments, 2 to 4 bytes a
-    parameter: host is the machine's memory instead of the card's. They then cross to the card and back with
-    each of its steps."""
+    """Where a peer that steps by itself (sync.method: local-steps) keeps its optimizer's moments, 2 to 4
+    bytes a parameter: host is the machine's memory instead of the card's. They then cross to the card and
+    back with each of its steps."""

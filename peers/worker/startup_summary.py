@@ -20,8 +20,8 @@ from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.resources.bandwidth_estimate import MONTH_SECONDS, traffic_of
 from swarmnet.model.computing import Computing
+from swarmnet.resources.bandwidth_estimate import MONTH_SECONDS, traffic_of
 from swarmnet.resources.memory_estimate import Needs
 from swarmnet.resources.working_hours import DAY_MINUTES
 from swarmnet.run.manifest import Manifest
@@ -76,7 +76,8 @@ def machine_line(
     stages = f"stage{'s' if len(held) > 1 else ''} {named(held)}"
     most = needs.least + (graphs - 1) * needs.graph
     return (
-        f"you    {stages} on {device} in {computing.dtype}: needs {gib(needs.least)} with one microbatch under way and "
+        f"you    {stages} on {device} in {computing.dtype}: needs {gib(needs.least)} with one microbatch "
+        "under way and "
         f"{gib(most)} with the most, {graphs} at a time; {whose} {gib(allowed)}"
     )
 

@@ -1,5 +1,7 @@
-"""The sum of microbatches' gradients, added to while backward still runs: each parameter's as it is found, then
-let go, so that no microbatch's gradient is ever in memory as a whole."""
+"""The sum of microbatches' gradients, added to while backward still runs.
+
+Each parameter's is added as it is found, then let go: no microbatch's gradient is ever in memory as a whole.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ torch.utils.checkpoint does the same, and imports 828 modules for it, torch._dyn
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,15 +30,22 @@ def recomputed(run: RunLayer) -> RunLayer:
     return run_again
 
 
+class _Context(Protocol):
+    layer: Callable[..., Tensor]
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _Again(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, layer: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    def forward(context: _Context, layer: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         context.layer = layer
         context.save_for_backward(*tensors)
         return layer(*tensors)
 
     @staticmethod
-    def backward(context: Any, gradient_BTD: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(context: _Context, gradient_BTD: Tensor) -> tuple[Tensor | None, ...]:
         leaves = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
         with torch.enable_grad():
             # As in StageCompute.backward: a gradient given as what it is makes torch import sympy.

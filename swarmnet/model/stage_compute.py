@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing import PLAIN, Computing
 from swarmnet.model.decoder import RunLayer, forward, one_layer, scaled
 from swarmnet.model.flat_layout import Layout, views_of
 from swarmnet.model.gradient_sum import GradientSum, Used
@@ -62,7 +62,7 @@ class StageCompute:
     """The model's slice `span`, with its open graphs and the gradient it has gathered."""
 
     def __init__(
-        self, shape: ModelShape, span: Span, layout: Layout, computing: Computing = Computing(),
+        self, shape: ModelShape, span: Span, layout: Layout, computing: Computing = PLAIN,
         device: torch.device | None = None,
     ) -> None:  # fmt: skip
         self._shape, self._span, self._layout = shape, span, layout

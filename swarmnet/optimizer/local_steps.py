@@ -122,7 +122,7 @@ class LocalSteps:
     def check(self, payload: bytes, rows: Sequence[int] | None = None) -> None:
         """Of the whole, or of so many chunks of each plane. Without unpacking: it may be megabytes."""
         for plane, told in self._read(payload, rows):
-            spare = len(told.exponents_C) * self.width(plane) % 8
+            spare = len(told.raw_exponents) * self.width(plane) % 8
             if spare and told.packed[-1] >> spare:
                 raise ContributionError("the spare bits at the end of a plane are not zero")
 
@@ -147,7 +147,7 @@ class LocalSteps:
         """Of each plane, or of so many of its chunks; ContributionError where the payload is not one of this
         method's."""
         for _, told in self._read(payload, rows):
-            yield Moves(told.negative(slice(0, len(told.exponents_C))), told.exponents())
+            yield Moves(told.negative(slice(0, len(told.raw_exponents))), told.exponents())
 
     def told_of(self, payload: bytes) -> list[Told]:
         """The same, of each plane, not unpacked yet."""
@@ -229,7 +229,8 @@ class Moves:
 class Told:
     """The same of one contribution, as it came."""
 
-    exponents_C: NDArray[np.uint8]
+    raw_exponents: NDArray[np.uint8]
+    """[C]."""
     packed: memoryview
     """A bit each: 1 is negative."""
     width: int
@@ -238,7 +239,7 @@ class Told:
 
     def exponents(self) -> Tensor:
         """int32 [C, 1]."""
-        return torch.from_numpy(self.exponents_C.astype(np.int32))[:, None].to(self.device)
+        return torch.from_numpy(self.raw_exponents.astype(np.int32))[:, None].to(self.device)
 
     def negative(self, rows: slice) -> Tensor:
         """bool [C, M], of chunks whose first bit begins a byte."""

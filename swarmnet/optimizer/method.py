@@ -60,8 +60,8 @@ class OwnSteps(Protocol):
     """A peer steps each time it has gathered the gradients of so many."""
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
-        """Step by a gradient ([layout.size], float32 or bfloat16, summed over `tokens` tokens) at the learning
-        rate of `round` times `factor` thousandths; 0: only the moments take it in. GradientError:
+        """Step by a gradient ([layout.size], float32 or bfloat16, summed over `tokens` tokens) at the
+        learning rate of `round` times `factor` thousandths; 0: only the moments take it in. GradientError:
         nothing was changed."""
 
     def tell(self, round: int, peer: PeerId) -> bytes:

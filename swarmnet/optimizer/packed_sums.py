@@ -27,8 +27,8 @@ class Term:
 
     rows: slice
     """Which these are."""
-    exponents_C1: Tensor
-    """int32: of 2."""
+    exponents: Tensor
+    """int32 [C, 1]: of 2."""
     values: Callable[[slice], Tensor]
     """int8 [C, M], of so many of them."""
     largest: int
@@ -40,17 +40,17 @@ class Term:
 class Sums:
     """Of one plane."""
 
-    numbers_CM: Tensor
-    """Of the least kind of integer that holds them."""
-    shifts_C1: Tensor
-    """int32: a sum is its number times two to this."""
-    counts_C1: Tensor
-    """int64: of how many it is, 1 where nothing was said."""
+    numbers: Tensor
+    """[C, M]: of the least kind of integer that holds them."""
+    shifts: Tensor
+    """int32 [C, 1]: a sum is its number times two to this."""
+    counts: Tensor
+    """int64 [C, 1]: of how many it is, 1 where nothing was said."""
 
     def means(self, rows: slice) -> Tensor:
         """int32 [C, M]: of these chunks, halves upwards."""
-        numbers_CM, shifts_C1 = self.numbers_CM[rows], self.shifts_C1[rows]
-        counts_C1 = self.counts_C1[rows]
+        numbers_CM, shifts_C1 = self.numbers[rows], self.shifts[rows]
+        counts_C1 = self.counts[rows]
         if bool((counts_C1 == 1).all()):
             return numbers_CM.to(torch.int32) << shifts_C1
         return mean_of(numbers_CM.to(torch.int64) << shifts_C1, counts_C1)
@@ -61,7 +61,7 @@ def added(terms: Sequence[Term], chunks: int, width: int, device: torch.device) 
     shifts_C1 = torch.full((chunks, 1), NO_SHIFT, dtype=torch.int32, device=device)
     counts_C1, bounds_C1 = torch.zeros((2, chunks, 1), dtype=torch.int64, device=device)
     for term in terms:
-        shifts_C1[term.rows] = torch.minimum(shifts_C1[term.rows], term.exponents_C1)
+        shifts_C1[term.rows] = torch.minimum(shifts_C1[term.rows], term.exponents)
         counts_C1[term.rows] += term.weight
     for term in terms:
         bounds_C1[term.rows] += term.largest * _sizes(term, shifts_C1)
@@ -78,7 +78,7 @@ def added(terms: Sequence[Term], chunks: int, width: int, device: torch.device) 
 
 
 def mean_of(sum_CM: Tensor, count: Tensor | int) -> Tensor:
-    """int32: of so many, halves upwards. Divided in float64, of which a processor divides several at a time: a
+    """int32: of so many, halves upwards. Divided in float64, of which a processor divides several at once: a
     quotient is below 2**31, so it is rounded by less than 2**-21, and where it is no integer it is at least
     2**-20 away from one, for counts below 2**19."""
     doubled = (2 * sum_CM + count).to(torch.float64)
@@ -87,7 +87,7 @@ def mean_of(sum_CM: Tensor, count: Tensor | int) -> Tensor:
 
 def _sizes(term: Term, shifts_C1: Tensor) -> Tensor:
     """int64 [C, 1]: what one of a term's values is in the sums."""
-    relative_C1 = (term.exponents_C1 - shifts_C1[term.rows]).to(torch.int64)
+    relative_C1 = (term.exponents - shifts_C1[term.rows]).to(torch.int64)
     return torch.full_like(relative_C1, term.weight) << relative_C1
 
 

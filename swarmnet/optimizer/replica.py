@@ -24,6 +24,7 @@ from swarmnet.optimizer.tiling import all_tiles
 from swarmnet.optimizer.vote_agreement import Concord
 from swarmnet.run.rates import WHOLE
 
+
 class ReplicaError(RuntimeError):
     """Asked for what the order of rounds does not allow; the message says what is allowed."""
 
@@ -126,9 +127,9 @@ class Replica:
         return weights
 
     def live_tiles(self, ahead: bool) -> Iterator[tuple[int, Tensor]]:
-        """What to compute with, and what this peer moved by itself in it: float32, where each tile of the flat
-        vector begins and its numbers. `ahead`: where the next round is expected to take the weights; meant
-        for the time between this peer's contribution and the application of its round."""
+        """What to compute with, and what this peer moved by itself in it: float32, where each tile of the
+        flat vector begins and its numbers. `ahead`: where the next round is expected to take the weights;
+        meant for the time between this peer's contribution and the application of its round."""
         steps = [one.applied for one in self._open.values() if one.applied is not None]
         next_round = self.applied_round + 1
         lead = self._method.lookahead(next_round, self.factor(next_round)) if ahead else None

@@ -19,8 +19,8 @@ was 10 % slower on a virtual EPYC with 1 MiB per core (calls dominate), twice as
 
 
 ROUND_CHUNKS = 256
-"""Of a tile of all that a peer holds: 256 * 4096 float32 are 4 MiB beside the vectors. A multiple of 8, so that
-bits which lie one after the other begin with a byte in each."""
+"""Of a tile of all that a peer holds: 256 * 4096 float32 are 4 MiB beside the vectors. A multiple of 8, so
+that bits which lie one after the other begin with a byte in each."""
 
 
 @dataclass(frozen=True, slots=True)

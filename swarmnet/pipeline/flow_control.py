@@ -15,7 +15,7 @@ No IO. Times in seconds.
 
 from __future__ import annotations
 
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing import PLAIN, Computing
 from swarmnet.run.manifest import Manifest, ModelShape
 
 FIRST_WINDOW = 4
@@ -41,7 +41,7 @@ GRAPH_SHARE = 1 / 8
 """Of a machine's memory, what the graphs that wait for their gradients may take."""
 
 
-def graph_bytes(manifest: Manifest, stage: int, computing: Computing = Computing()) -> int:
+def graph_bytes(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> int:
     """About what a stage keeps of a microbatch from its forward to its backward pass.
 
     Within 2 % of what autograd was seen to keep for three shapes, with and without `qk_norm`, in float32."""
@@ -55,7 +55,7 @@ def graph_bytes(manifest: Manifest, stage: int, computing: Computing = Computing
             return tokens * layers * manifest.model.width * FLOAT_BYTES
 
 
-def graph_at_work(manifest: Manifest, stage: int, computing: Computing = Computing()) -> int:
+def graph_at_work(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> int:
     """More of the one microbatch whose backward pass is computed: what is computed again for it."""
     layers = {"none": 0, "stage": manifest.stages[stage], "layer": 1}[computing.recompute]
     return manifest.microbatch_tokens * layers * _layer_bytes(manifest.model, computing)
@@ -71,7 +71,7 @@ def _layer_bytes(model: ModelShape, computing: Computing) -> int:
 
 
 def graphs_that_fit(
-    manifest: Manifest, stage: int, memory_bytes: int, computing: Computing = Computing()
+    manifest: Manifest, stage: int, memory_bytes: int, computing: Computing = PLAIN
 ) -> int:
     """How many microbatches a peer with so much memory may keep open in this stage; at least one."""
     return max(1, int(GRAPH_SHARE * memory_bytes) // graph_bytes(manifest, stage, computing))

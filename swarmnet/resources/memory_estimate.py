@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing import PLAIN, Computing
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import is_muons, parameter_shapes
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
@@ -33,7 +33,8 @@ FREED_BYTES = FLOAT_BYTES
 SIGN_BYTES = 1
 """Per parameter and open round that was applied: what it did, a sign each."""
 MOVES_BYTES = 2
-"""Of own steps, for each parameter that an open round speaks of: one where few peers say much the same sizes."""
+"""Of own steps, for each parameter that an open round speaks of: one, where few peers say much the same
+sizes."""
 ROUNDS_BESIDES = 2
 """Rounds open besides the window's: the one under way and the one that settles next."""
 PROCESS_BYTES = 330_000_000
@@ -65,7 +66,7 @@ class Needs:
 
 
 def needs_of(
-    manifest: Manifest, stage: int, process_bytes: int, computing: Computing = Computing()
+    manifest: Manifest, stage: int, process_bytes: int, computing: Computing = PLAIN
 ) -> Needs:
     """`process_bytes`: what everything else takes out of the same memory; 0: the stage lies in that of a
     card, where no copy for the disk is."""

@@ -45,7 +45,7 @@ from peers.worker.worker import Worker
 from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing import PLAIN, Computing
 from swarmnet.model.sampling import window_starts, windows
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync, owner_statement
 
@@ -188,7 +188,7 @@ class Swarm:
         signed: SignedManifest | None = None,
         compute: Callable[[int], float] | None = None,
         shared: SharedCompute[InlineCompute] | None = None,
-        computing: Computing = Computing(),
+        computing: Computing = PLAIN,
         **settings: Any,
     ) -> Member:
         """A peer whose identity follows from its name; `settings` as in `Settings`. `shared`: it computes

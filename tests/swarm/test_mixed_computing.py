@@ -1,4 +1,4 @@
-"""Peers of one group that compute in other numbers, and keep less of a microbatch: what settles is the same."""
+"""Peers of one group that compute in other numbers, or keep less of a microbatch, settle the same."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from peers.compute.memory_budget import all_needs, together
 from peers.data.local_text import text_line
 from peers.data.tokens import Tokens
 from peers.tools.doctor.line import Line, gibibytes
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing import PLAIN, Computing
 from swarmnet.run.manifest import Manifest
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -28,7 +28,7 @@ class Memory:
 
 def judge(
     manifest: Manifest, wish: int | None, free: Memory, text_bytes: int, adjacent: int = 1,
-    computing: Computing = Computing(),
+    computing: Computing = PLAIN,
 ) -> Line:  # fmt: skip
     """`wish`: the stage of the peer file, the first of `adjacent` ones; None: the swarm chooses.
     `text_bytes`: what text may take."""

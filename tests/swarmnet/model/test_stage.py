@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import decode, encode
-from swarmnet.model.computing import Computing, DtypeName, Recompute
+from swarmnet.model.computing import PLAIN, Computing, DtypeName, Recompute
 from swarmnet.model.decoder import forward, initial_units
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of
@@ -318,7 +318,7 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.run.manifest import ModelShape, Span
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing import PLAIN, Computing
 from swarmnet.model.stage_compute import StageCompute, copied
 shape = ModelShape(layers=2)
 tokens = torch.zeros(1, 4, dtype=torch.int64)
@@ -341,7 +341,7 @@ def taken(stage: StageCompute) -> Tensor:
 
 
 def computed_as(
-    shape: ModelShape, span: Span, computing: Computing = Computing(), tile: int = 1 << 20
+    shape: ModelShape, span: Span, computing: Computing = PLAIN, tile: int = 1 << 20
 ) -> StageCompute:
     layout = layout_of(parameter_shapes(shape, span))
     stage = StageCompute(shape, span, layout, computing)
@@ -385,7 +385,8 @@ def test_of_a_layer_that_is_computed_again_only_the_input_is_kept() -> None:
 
 @pytest.mark.parametrize("shape", [LLAMA, GROUPED, QWEN], ids=["llama", "grouped", "qwen"])
 def test_in_bf16_loss_and_gradients_are_near_and_sums_stay_float32(shape: ModelShape) -> None:
-    exact, near = computed_as(shape, whole(shape)), computed_as(shape, whole(shape), Computing("bf16"), tile=1000)
+    exact = computed_as(shape, whole(shape))
+    near = computed_as(shape, whole(shape), Computing("bf16"), tile=1000)
     losses = [train([stage], shape, 0).loss_sum for stage in (exact, near)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     expected, found = taken(exact), taken(near)
@@ -399,7 +400,8 @@ def test_weights_that_come_in_any_parts_are_the_same_weights() -> None:
     first = spans(QWEN, (2, 2))[0]
     numbers: tuple[DtypeName, ...] = ("fp32", "bf16")
     for dtype in numbers:
-        outputs = [computed_as(QWEN, first, Computing(dtype), tile).forward(0, inputs) for tile in (999, 1 << 20)]
+        stages = [computed_as(QWEN, first, Computing(dtype), tile) for tile in (999, 1 << 20)]
+        outputs = [stage.forward(0, inputs) for stage in stages]
         assert torch.equal(*outputs)
         assert outputs[0].dtype == torch.float32
 

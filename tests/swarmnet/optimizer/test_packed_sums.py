@@ -48,7 +48,7 @@ def test_means_are_those_of_whole_numbers_with_halves_upwards(said):
 def test_of_some_peers_that_move_alike_a_byte_holds_each_sum_and_of_many_two():
     def numbers(peers):
         terms = [term([[1, -1, 1]], [12 + peer % 3], 0, 1) for peer in range(peers)]
-        return added(terms, 1, 3, CPU).numbers_CM.dtype
+        return added(terms, 1, 3, CPU).numbers.dtype
 
     assert [numbers(peers) for peers in (1, 25, 200)] == [torch.int8, torch.int8, torch.int16]
 

@@ -24,7 +24,7 @@ from peers.tools.model.evaluate import Windows, cut, labels_of, nats_of
 from peers.tools.owner.run_check import tokenizer_beside
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.activation_codec import decode, encode
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing import PLAIN, Computing
 from swarmnet.model.decoder import forward, initial_units
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of
@@ -82,7 +82,7 @@ class Ground:
     """One model, one text, one seed."""
 
     def __init__(
-        self, manifest: Manifest, texts: Texts, seed: int, computing: Computing = Computing()
+        self, manifest: Manifest, texts: Texts, seed: int, computing: Computing = PLAIN
     ) -> None:
         self.manifest, self.seed = manifest, seed
         self._texts = texts
