@@ -1,6 +1,6 @@
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -11,7 +11,7 @@ from torch.nn import functional
 from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import decode, encode
 from swarmnet.model.computing import PLAIN, Computing, DtypeName, Recompute
-from swarmnet.model.decoder import forward, initial_units
+from swarmnet.model.decoder import Rotation, RunLayer, forward, initial_units
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
@@ -421,3 +421,32 @@ def test_a_gradient_that_grows_too_large_on_its_way_leaves_the_sum_finite() -> N
         stage.backward("bad", torch.ones_like(stage.forward("bad", microbatch(LLAMA, 1)[0])))
     assert taken(stage).isfinite().all()
     stage.backward("good", torch.ones_like(stage.forward("good", microbatch(LLAMA, 0)[0])) * 1e-30)
+
+
+def test_only_microbatches_of_the_runs_own_shape_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compiler does is not played here, only what is given to it; on a GPU test_gpu.py does both."""
+    seen: list[torch.Size] = []
+
+    def compiled(run: RunLayer, dynamic: bool) -> RunLayer:
+        assert not dynamic, "or other shapes would be compiled as well"
+
+        def as_compiled(
+            members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation
+        ) -> Tensor:
+            seen.append(hidden_BTD.shape[:2])
+            return run(members, shape, hidden_BTD, rotation)
+
+        return as_compiled
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    layout = layout_of(parameter_shapes(LLAMA, whole(LLAMA)))
+    stage = StageCompute(LLAMA, whole(LLAMA), layout, Computing(compile=True))
+    stage.warm_up(BATCH, LENGTH)
+    assert not taken(stage).any(), "warming up leaves nothing behind"
+    stage.publish(copied(to_floats(initial_units(LLAMA, whole(LLAMA), layout, 3))))
+    before = len(seen)
+    inputs, labels = microbatch(LLAMA, 0)
+    stage.finish("short", inputs[:, 1:], labels[:, 1:])
+    assert len(seen) == before
+    assert stage.finish("own", inputs, labels) == train([stage_of(LLAMA, whole(LLAMA))], LLAMA, 0)
+    assert set(seen) == {torch.Size((BATCH, LENGTH))}
