@@ -7,6 +7,7 @@ import pytest
 
 from peers.errors import UserError
 from peers.lab.planner.exchange import (
+    CARD,
     MOST_OF_A_LINE,
     RESULT_CONTRIBUTIONS,
     exchange_of,
@@ -139,7 +140,7 @@ def test_memory_and_regions_are_told_apart():
 
 def test_memory_per_stage_is_what_peers_are_told_before_they_join():
     answer = plan(THREE, asked("6x500tps@1000/1000"))
-    told = [needs_of(THREE, stage, 0).least for stage in range(3)]
+    told = [needs_of(THREE, stage, 0, CARD).least for stage in range(3)]
     assert list(answer.memory) == told
 
 
