@@ -92,7 +92,7 @@ Rotation: TypeAlias = tuple[Tensor, Tensor]
 
 
 class RunLayer(Protocol):
-    """One layer: `one_layer`, or what computes the same otherwise (recomputed.py)."""
+    """One layer: `one_layer`, or what computes the same otherwise."""
 
     def __call__(
         self, members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation, /
@@ -211,3 +211,43 @@ def _rotate(x_BHTW: Tensor, rotation: Rotation) -> Tensor:
     cos_TW, sin_TW = rotation
     first, second = x_BHTW.chunk(2, dim=-1)
     return x_BHTW * cos_TW + torch.cat((-second, first), dim=-1) * sin_TW
+
+
+def recomputed(run: RunLayer) -> RunLayer:
+    """The same layer, to the bit, of which only the input is kept: backward computes it again (Chen et al.,
+    arXiv:1604.06174). torch.utils.checkpoint does the same, and imports 828 modules for it, torch._dynamo and
+    sympy among them."""
+
+    def run_again(
+        members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation
+    ) -> Tensor:
+        def layer(hidden_BTD: Tensor, *tensors: Tensor) -> Tensor:
+            return run(dict(zip(members, tensors, strict=True)), shape, hidden_BTD, rotation)
+
+        found: Tensor = _Again.apply(layer, hidden_BTD, *members.values())  # type: ignore[no-untyped-call]
+        return found
+
+    return run_again
+
+
+class _Context(Protocol):
+    layer: Callable[..., Tensor]
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+class _Again(torch.autograd.Function):
+    @staticmethod
+    def forward(context: _Context, layer: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        context.layer = layer
+        context.save_for_backward(*tensors)
+        return layer(*tensors)
+
+    @staticmethod
+    def backward(context: _Context, gradient_BTD: Tensor) -> tuple[Tensor | None, ...]:
+        leaves = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
+        with torch.enable_grad():
+            # As in StageCompute.backward: a gradient given as what it is makes torch import sympy.
+            product = (context.layer(*leaves) * gradient_BTD).sum()
+        return None, *torch.autograd.grad(product, leaves)

@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from swarmnet.model.computing import PLAIN, Computing
-from swarmnet.model.decoder import RunLayer, forward, one_layer, scaled
+from swarmnet.model.decoder import RunLayer, forward, one_layer, recomputed, scaled
 from swarmnet.model.flat_layout import Layout, views_of
 from swarmnet.model.gradient_sum import GradientSum, Used
-from swarmnet.model.recomputed import recomputed
 from swarmnet.run.manifest import ModelShape, Span
 
 Tiles: TypeAlias = Iterable[tuple[int, Tensor]]

@@ -32,8 +32,8 @@ from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.inner_step import InnerStep
 from swarmnet.optimizer.mean_gradient import BlockClip
-from swarmnet.optimizer.packed_sums import Sums, Term, added
 from swarmnet.optimizer.sparsify import coin_flips, seed_of
+from swarmnet.optimizer.step import Sums, Term, added
 from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding, plane_of
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE

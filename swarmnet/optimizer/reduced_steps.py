@@ -28,7 +28,7 @@ from swarmnet.optimizer.local_steps import (
     rows_of,
     sum_of,
 )
-from swarmnet.optimizer.packed_sums import Term, added
+from swarmnet.optimizer.step import Term, added
 from swarmnet.rounds.result_table import (
     Contributor,
     Table,

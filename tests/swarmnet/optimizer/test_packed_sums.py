@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnet.optimizer.packed_sums import Term, added, mean_of
+from swarmnet.optimizer.step import Term, added, mean_of
 
 CPU = torch.device("cpu")
 
