@@ -64,7 +64,7 @@ def memory(
     from peers.config.run_file import load_manifest
     from peers.lab.bench.memory import bench, render
     from swarmnet.identifiers import PeerId
-    from swarmnet.model.computing import Computing, DtypeName, Recompute
+    from swarmnet.model.computing.choices import Computing, DtypeName, Recompute
 
     if dtype not in ("fp32", "bf16") or recompute not in ("none", "stage", "layer"):
         raise UserError(f"--dtype {dtype} --recompute {recompute}: fp32 or bf16; none, stage or layer")

@@ -8,7 +8,7 @@ import torch
 
 from peers.compute.process_memory import memory_bytes
 from peers.errors import UserError
-from swarmnet.model.computing import PLAIN, Computing
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.resources.memory_estimate import DAEMON_BYTES, PROCESS_BYTES, Needs, needs_of
 from swarmnet.run.manifest import Manifest
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from peers.config.compute_file import ComputeFile
 from peers.errors import UserError
-from swarmnet.model.computing import PLAIN, Computing, DtypeName
+from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName
+from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import Layout, layout_of
-from swarmnet.model.gradient_sum import Used
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.model.stage_compute import Finished, StageCompute, Tiles
 from swarmnet.model.state_layout import at_rest

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from swarmnet.model.computing import MomentsPlace, Recompute
+from swarmnet.model.computing.choices import MomentsPlace, Recompute
 
 
 class ComputeFile(BaseModel):
@@ -25,7 +25,7 @@ class ComputeFile(BaseModel):
     and no more than one layer's insides are there at a time."""
     compile: bool = False
     """Have torch.compile make programs for this GPU of the run's layers, each time the peer starts, before it
-    takes part. Only on a GPU."""
+    takes part. Only on a GPU, and not layers of experts."""
     moments: MomentsPlace = "device"
     """Where a peer that steps by itself (sync.method: local-steps) keeps its optimizer's moments, 2 to 4
     bytes a parameter: host is the machine's memory instead of the card's. They then cross to the card and

@@ -20,7 +20,7 @@ from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing.choices import Computing
 from swarmnet.resources.bandwidth_estimate import MONTH_SECONDS, traffic_of
 from swarmnet.resources.memory_estimate import Needs
 from swarmnet.resources.working_hours import DAY_MINUTES

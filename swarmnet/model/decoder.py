@@ -94,7 +94,7 @@ Rotation: TypeAlias = tuple[Tensor, Tensor]
 
 
 class RunLayer(Protocol):
-    """One layer: `one_layer`, or what computes the same otherwise (recomputed.py)."""
+    """One layer: `one_layer`, or what computes the same otherwise (computing/recomputed.py)."""
 
     def __call__(
         self, members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation, /

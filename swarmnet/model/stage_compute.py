@@ -3,7 +3,8 @@
 A version of the weights is a set of leaf tensors that are views of one flat vector. A graph keeps the version
 it was built on, so a step never disturbs a microbatch under way; where there is none, as in a run of one
 stage always, a new version takes the place of the old one in memory.
-Gradients are of the *summed* loss and add up in one flat vector of the same layout (gradient_sum.py).
+Gradients are of the *summed* loss and add up in one flat vector of the same layout
+(computing/gradient_sum.py).
 
 One thread at a time may use a StageCompute. Shape suffixes as in swarmnet/model/decoder.py.
 """
@@ -18,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.model.computing import PLAIN, Computing
+from swarmnet.model.computing.choices import PLAIN, Computing
+from swarmnet.model.computing.gradient_sum import GradientSum, Used
+from swarmnet.model.computing.recomputed import recomputed
 from swarmnet.model.decoder import RunLayer, forward, one_layer, scaled
 from swarmnet.model.flat_layout import Layout, views_of
-from swarmnet.model.gradient_sum import GradientSum, Used
-from swarmnet.model.recomputed import recomputed
 from swarmnet.run.manifest import ModelShape, Span
 
 Tiles: TypeAlias = Iterable[tuple[int, Tensor]]
@@ -73,7 +74,7 @@ class StageCompute:
         self._run_layer: RunLayer = self._again(one_layer)
         self._compiled: dict[torch.Size, RunLayer] = {}
         """By sequences and tokens: only for the run's own, or a stranger could have others compiled."""
-        self._compiles = computing.compile
+        self._compiles = computing.compile and not shape.experts.count  # How many tokens these have varies.
         self._device = device or torch.device("cpu")
         self._flat: Tensor | None = None
         """The newest version of the weights, of which those in `_version` are views."""

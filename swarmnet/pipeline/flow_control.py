@@ -15,7 +15,7 @@ No IO. Times in seconds.
 
 from __future__ import annotations
 
-from swarmnet.model.computing import PLAIN, Computing
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.run.manifest import Manifest, ModelShape
 
 FIRST_WINDOW = 4

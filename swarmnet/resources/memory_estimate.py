@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from swarmnet.model.computing import PLAIN, Computing
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import is_muons, parameter_shapes
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes

@@ -46,7 +46,7 @@ from protocols.framing.same_process import Near
 from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.model.computing import PLAIN, Computing
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.sampling import window_starts, windows
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync, owner_statement
 

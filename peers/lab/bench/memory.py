@@ -16,7 +16,7 @@ from peers.compute.process_memory import give_back, resident_bytes
 from peers.compute.stage_part import StagePart, real_part
 from peers.errors import UserError
 from swarmnet.identifiers import PeerId
-from swarmnet.model.computing import PLAIN, Computing
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.optimizer.replica import Replica
 from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of

@@ -14,7 +14,7 @@ from math import inf
 
 from peers.lab.planner.layout import Layout
 from peers.lab.processes.demo_report import contribution_bytes
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing.choices import Computing
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.pipeline.flow_control import graph_bytes

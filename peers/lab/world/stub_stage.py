@@ -23,8 +23,8 @@ from peers.compute.stage_part import StagePart
 from peers.lab.world.world_events import Payload, Returned, Summed
 from peers.telemetry import events as noted
 from swarmnet.identifiers import PeerId
+from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.flat_layout import Layout, layout_of
-from swarmnet.model.gradient_sum import Used
 from swarmnet.model.stage_compute import Finished, Tiles
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.tiling import Tile

@@ -14,7 +14,7 @@ from peers.config.peer_file import PeerFile
 from peers.errors import UserError, how_to_install
 from peers.tools.doctor.line import Line, gibibytes
 from peers.tools.doctor.machine import pinned
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing.choices import Computing
 
 NVIDIA, AMD = "0x10de", "0x1002"
 """PCI vendor ids."""

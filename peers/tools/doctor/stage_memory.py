@@ -10,7 +10,7 @@ from peers.compute.memory_budget import all_needs, together
 from peers.data.local_text import text_line
 from peers.data.tokens import Tokens
 from peers.tools.doctor.line import Line, gibibytes
-from swarmnet.model.computing import PLAIN, Computing
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.run.manifest import Manifest
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

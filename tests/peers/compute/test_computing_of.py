@@ -12,7 +12,7 @@ from peers.config.peer_file import load
 from peers.errors import UserError
 from peers.tools.doctor.gpu import as_asked
 from swarmnet.identifiers import PeerId
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing.choices import Computing
 from swarmnet.run.manifest import Manifest, ModelShape, Sync
 
 CPU = torch.device("cpu")

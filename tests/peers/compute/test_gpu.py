@@ -10,7 +10,7 @@ import torch
 from peers.compute.stage_part import computing_of, real_part
 from peers.config.compute_file import ComputeFile
 from swarmnet.identifiers import PeerId
-from swarmnet.model.computing import Computing, Recompute
+from swarmnet.model.computing.choices import Computing, Recompute
 from swarmnet.optimizer.replica import Replica
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Sync
 

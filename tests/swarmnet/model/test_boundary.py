@@ -9,7 +9,7 @@ from torch import Tensor
 from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import decode, encode
 from swarmnet.model.boundary import fixed, multiplied_out, orthonormal, projector
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing.choices import Computing
 from swarmnet.model.decoder import Cache, forward, initial_units
 from swarmnet.model.draws import normal
 from swarmnet.model.fixed_point import to_floats

@@ -10,17 +10,21 @@ from torch.nn import functional
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import decode, encode
-from swarmnet.model.computing import PLAIN, Computing, DtypeName, Recompute
+from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName, Recompute
 from swarmnet.model.decoder import Rotation, RunLayer, forward, initial_units
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.stage_compute import Finished, StageCompute, StageError, copied
-from swarmnet.run.manifest import Manifest, ModelShape, Span
+from swarmnet.run.boundary import Boundary
+from swarmnet.run.manifest import Experts, Manifest, ModelShape, Span
 
 LLAMA = ModelShape(vocabulary=64, width=32, layers=4, heads=4, head_width=8, feed_forward=48, context=64)
 GROUPED = replace(LLAMA, key_value_heads=2)
 QWEN = replace(LLAMA, key_value_heads=1, qk_norm=True, rope_theta=1e6)
+EXPERTS = replace(QWEN, experts=Experts(count=4, active=2, balance=0.01))
+SHARED = replace(LLAMA, boundary=Boundary("shared", 8, after=(2,)))
+KINDS, NAMES = [LLAMA, GROUPED, QWEN, EXPERTS, SHARED], ["llama", "grouped", "qwen", "experts", "shared"]
 CUTS = [(4,), (2, 2), (1, 3), (2, 1, 1), (1, 1, 1, 1)]
 BATCH, LENGTH = 3, 20
 
@@ -51,8 +55,8 @@ def train(stages: list[StageCompute], shape: ModelShape, number: int) -> Finishe
     inputs, labels = microbatch(shape, number)
     hidden = inputs
     for stage in stages[:-1]:
-        hidden = over_the_wire(stage.forward(number, hidden))
-    finished = stages[-1].finish(number, hidden, labels)
+        hidden = over_the_wire(stage.forward(number, hidden, tokens_BT=inputs))
+    finished = stages[-1].finish(number, hidden, labels, inputs)
     gradient = finished.hidden_gradient
     for stage in reversed(stages[:-1]):
         assert gradient is not None
@@ -318,7 +322,7 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.run.manifest import ModelShape, Span
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.model.computing import PLAIN, Computing
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.stage_compute import StageCompute, copied
 shape = ModelShape(layers=2)
 tokens = torch.zeros(1, 4, dtype=torch.int64)
@@ -350,7 +354,7 @@ def computed_as(
     return stage
 
 
-@pytest.mark.parametrize("shape", [LLAMA, GROUPED, QWEN], ids=["llama", "grouped", "qwen"])
+@pytest.mark.parametrize("shape", KINDS, ids=NAMES)
 @pytest.mark.parametrize("recompute", ["stage", "layer"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_what_is_computed_again_comes_to_the_same_bits(
@@ -383,7 +387,7 @@ def test_of_a_layer_that_is_computed_again_only_the_input_is_kept() -> None:
     assert held[1] - parameters < 4 * hidden.nbytes < (held[0] - parameters) / 4
 
 
-@pytest.mark.parametrize("shape", [LLAMA, GROUPED, QWEN], ids=["llama", "grouped", "qwen"])
+@pytest.mark.parametrize("shape", KINDS, ids=NAMES)
 def test_in_bf16_loss_and_gradients_are_near_and_sums_stay_float32(shape: ModelShape) -> None:
     exact = computed_as(shape, whole(shape))
     near = computed_as(shape, whole(shape), Computing("bf16"), tile=1000)
@@ -450,3 +454,16 @@ def test_only_microbatches_of_the_runs_own_shape_are_compiled(monkeypatch: pytes
     assert len(seen) == before
     assert stage.finish("own", inputs, labels) == train([stage_of(LLAMA, whole(LLAMA))], LLAMA, 0)
     assert set(seen) == {torch.Size((BATCH, LENGTH))}
+
+
+def test_layers_of_experts_are_not_compiled_for_each_number_of_tokens_would_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compiled(run: RunLayer, dynamic: bool) -> RunLayer:
+        pytest.fail("compiled")
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    stage = StageCompute(
+        EXPERTS, whole(EXPERTS), layout_of(parameter_shapes(EXPERTS, whole(EXPERTS))), Computing(compile=True)
+    )
+    stage.warm_up(BATCH, LENGTH)

@@ -24,7 +24,7 @@ from peers.tools.model.evaluate import Windows, cut, labels_of, nats_of
 from peers.tools.owner.run_check import tokenizer_beside
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.activation_codec import decode, encode, rounding_of
-from swarmnet.model.computing import PLAIN, Computing
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.decoder import forward, initial_units
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of

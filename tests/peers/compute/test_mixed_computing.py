@@ -5,7 +5,7 @@ from __future__ import annotations
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
 from peers.lab.world.virtual_time import run
-from swarmnet.model.computing import Computing
+from swarmnet.model.computing.choices import Computing
 from swarmnet.run.manifest import Rounds, Sync
 
 ROUNDS = 60

@@ -25,7 +25,7 @@ class Computing:
     layers, the loss and sums of several gradients stay in float32."""
     recompute: Recompute = "none"
     compile: bool = False
-    """Layers are compiled (torch.compile), for microbatches of the run's own shape."""
+    """Layers without experts are compiled (torch.compile), for microbatches of the run's own shape."""
     moments: MomentsPlace = "device"
     """Where the moments of an optimizer of the peer's own lie between its steps."""
     uses_each: bool = False
