@@ -65,11 +65,14 @@ class ShardCache:
         """Asked while a shard is read or made."""
 
     def keep_only(self, shards: Iterable[Shard]) -> None:
-        """Remove what is of other shards, or of another tokenizer, or was not finished."""
+        """Remove what is of other shards, or of another tokenizer, or was not finished. Raises TextError."""
         kept = {self._key(shard) for shard in shards}
-        for path in self._folder.glob("*"):
-            if path.stem not in kept or path.suffix not in (".tokens", ".json"):
-                path.unlink(missing_ok=True)
+        try:
+            for path in self._folder.glob("*"):
+                if path.stem not in kept or path.suffix not in (".tokens", ".json"):
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise TextError(f"{error.filename}: cannot be removed: {error.strerror}") from None
 
     def open(self, shard: Shard, progress: Progress) -> ShardTokens:
         """Its tokens; none, where none of it can be read. Raises TextError: a full disk; TextUnreachable;
@@ -82,10 +85,10 @@ class ShardCache:
             return ShardTokens(shard.name, tokens, reading, made=False)
         try:
             if tokens is not None:
-                text, digest = self._read(shard)
+                text, digest, whole = self._read(shard)
                 deque(text.blocks(), maxlen=0)
                 if noted.get("hash") == digest.hexadecimal():
-                    self._note(key, seen, digest.hexadecimal(), len(tokens), text.reading)
+                    self._note(key, seen if whole else "", digest.hexadecimal(), len(tokens), text.reading)
                     return ShardTokens(shard.name, tokens, text.reading, made=False)
             return self._made(shard, key, seen, progress)
         except OSError as error:
@@ -96,8 +99,9 @@ class ShardCache:
         except UserError as error:  # Of writing beside.
             raise TextError(str(error)) from None
 
-    def _read(self, shard: Shard) -> tuple[Text, Digest]:
-        """Its text, not read yet, and what will have its hash when it is."""
+    def _read(self, shard: Shard) -> tuple[Text, Digest, bool]:
+        """Its text, not read yet, what will have its hash when it is, and whether all of its files are there
+        and are what they should be: else how they look says nothing, for others may come in their place."""
         others, digest = Reading(), Digest(self._file, self._tokenizer.end)
 
         def hear(block: Block) -> None:
@@ -105,15 +109,16 @@ class ShardCache:
                 raise Stopped
             digest.take(block)
 
-        return Text.of(shard.checked(others), others, self._withdrawn, hear), digest
+        files = shard.checked(others)
+        return Text.of(files, others, self._withdrawn, hear), digest, len(files) == len(shard.parts)
 
     def _made(self, shard: Shard, key: str, seen: str, progress: Progress) -> ShardTokens:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / f"{key}.tokens"
         (self._folder / f"{key}.json").unlink(missing_ok=True)
-        text, digest = self._read(shard)
+        text, digest, whole = self._read(shard)
         count = written(path, text, self._tokenizer, progress)
-        self._note(key, seen, digest.hexadecimal(), count, text.reading)
+        self._note(key, seen if whole else "", digest.hexadecimal(), count, text.reading)
         tokens = mapped(path, count, self._dtype)
         if tokens is None:
             raise TextError(f"{path} changed while it was read: start again")

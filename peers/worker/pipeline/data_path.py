@@ -79,8 +79,7 @@ class DataPath:
         self.stages = len(manifest.stages)
         self.form = ActForm.of(manifest)
         self.gradient_bytes = manifest.gradient_bytes
-        self.stage = stage
-        self.is_last = stage == len(manifest.stages) - 1
+        self.stage, self.is_last = stage, stage == len(manifest.stages) - 1
         self.compute = compute
         self.stage_compute = part.compute
         self.work = MicrobatchWork(manifest, stage, part.compute)
@@ -91,8 +90,7 @@ class DataPath:
         self.flow = Flow(min(in_flight, fitting))
         self.committed = committed
         self.note = note
-        self.ledger = Ledger()
-        self.timings = Timings()
+        self.ledger, self.timings = Ledger(), Timings()
         below = len(manifest.stages) - 1 - stage
         self.is_sibling = neighbourhood.transport.is_near
         self.router = Router(chance, self.is_sibling)

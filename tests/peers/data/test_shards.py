@@ -263,11 +263,17 @@ def test_what_a_url_leads_to_is_read_as_a_folder_is(elsewhere, tmp_path, with_in
 def test_a_file_that_is_not_there_is_left_out_and_one_that_does_not_answer_is_not(elsewhere, tmp_path):
     files, source = elsewhere
     shards = shards_of(source, "memory://library/books", Reading())
-    cache = ShardCache(None, 256, tmp_path / "state")
-    files.rm_file("/library/books/a.jsonl")
-    gone = cache.open(shards[0], silent)
-    assert len(gone.tokens) == 0
-    assert "a.jsonl" in gone.reading.first_left_out
+    whole = files.cat_file("/library/books/a.jsonl")
+    for number, harm in enumerate((None, b"x" * len(whole))):
+        cache = ShardCache(None, 256, tmp_path / f"state {number}")
+        files.rm_file("/library/books/a.jsonl")
+        if harm is not None:
+            files.pipe_file("/library/books/a.jsonl", harm)
+        gone = cache.open(shards[0], silent)
+        assert len(gone.tokens) == 0
+        assert "a.jsonl" in gone.reading.first_left_out
+        files.pipe_file("/library/books/a.jsonl", whole)
+        assert len(cache.open(shards[0], silent).tokens) > 0, "it was put right, and looks as it did"
 
     class Broken(io.BytesIO):
         def read(self, *_):

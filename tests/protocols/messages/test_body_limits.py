@@ -15,6 +15,7 @@ from protocols.messages.table import (
     AskForward,
     Chunk,
     Contribution,
+    Evidence,
     Forwarded,
     Grad,
     ManifestIs,
@@ -92,11 +93,12 @@ def test_slices_and_results_of_every_stage_just_fit_where_there_are_reducers(sta
     head, _ = sign_slices(me, RunId("ab" * 32), stage, 0, 1, slices)
     assert len(head) + sum(map(len, slices)) == limits[Slices], "all of them, to one reducer"
     assert limits[Contribution] == ENVELOPE_BYTES + method.longest_result
+    assert limits[Evidence] == max(limits[Contribution], limits[Slices]), "a result, or a slice"
 
 
 def test_where_there_are_no_reducers_nobody_may_send_slices():
     limits = bodies_for_workers(tiny_manifest(), 100, 1000)
-    assert limits[Slices] == 0
+    assert limits[Slices] == limits[Evidence] == 0
     assert limits[Contribution] == ENVELOPE_BYTES + 100
 
 

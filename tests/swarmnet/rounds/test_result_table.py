@@ -106,7 +106,7 @@ def written(contributors, shards):
 
 
 FIRST, SECOND = sorted([named(0), named(1)])
-TWICE = sorted([FIRST, replace(FIRST, contribution=b"another one of it")])
+TWICE = sorted([FIRST, replace(FIRST, contribution=b"another!another!")])
 
 
 def test_the_layout_is_the_one_that_the_page_of_the_wire_tells():

@@ -75,7 +75,7 @@ def render(report: Report) -> str:
         + (f", rounds applied {report.delay} later" if report.delay else ""),
         f"activations: {report.activation_bytes:,.0f} bytes per token of a middle stage",
         "",
-        f"{'method':<15}{'rate':>9}{'tried':>6}{'loss':>9}{'+-':>8}{'bits/byte':>11}{'to adamw':>10}"
+        f"{'method':<21}{'rate':>9}{'tried':>6}{'loss':>9}{'+-':>8}{'bits/byte':>11}{'to adamw':>10}"
         f"{'bytes/token':>13}{'fewer':>9}{'seconds':>9}  what",
     ]
     for each in sorted(report.rows, key=lambda found: found.loss):
@@ -84,7 +84,7 @@ def render(report: Report) -> str:
             beside = f"{each.loss / baseline.loss - 1:+.1%}"
             fewer = f"{baseline.contribution_bytes / each.contribution_bytes:,.0f}"
         lines.append(
-            f"{each.method:<15}{each.rate:>9.2g}{each.rates_tried:>6}{each.loss:>9.4f}{each.spread:>8.4f}"
+            f"{each.method:<21}{each.rate:>9.2g}{each.rates_tried:>6}{each.loss:>9.4f}{each.spread:>8.4f}"
             f"{each.bits_per_byte:>11.4f}{beside:>10}{each.contribution_bytes:>13,.2f}{fewer:>9}"
             f"{each.seconds:>9,.0f}  {each.told}"
         )
