@@ -88,8 +88,7 @@ class DataPath:
         self.neighbourhood = neighbourhood
         self.text = text
         self.flow = Flow(min(in_flight, fitting))
-        self.committed = committed
-        self.note = note
+        self.committed, self.note = committed, note
         self.ledger, self.timings = Ledger(), Timings()
         below = len(manifest.stages) - 1 - stage
         self.is_sibling = neighbourhood.transport.is_near
