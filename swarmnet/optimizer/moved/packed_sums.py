@@ -16,6 +16,10 @@ from torch import Tensor
 NUMBERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
+EXACT = {torch.float32: 24, torch.float64: 53}
+"""All integers of so many bits are numbers of this kind."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sums:
     """Of some chunks."""
@@ -26,31 +30,38 @@ class Sums:
     """int32 [C, 1]: a sum is its number times two to this."""
     counts: Tensor | int
     """Of how many each is, int64 [C, 1], or all."""
+    kind: torch.dtype
+    """In which means are found exactly."""
 
     def means(self) -> Tensor:
-        """int32 [C, M]: halves upwards."""
+        """int32 [C, M]: halves upwards.
+
+        In floating numbers, of which a processor divides several at once. With n the count, 2 * sum + n is
+        exact; where its quotient by 2n is no integer it is at least 1 / 2n away from one, and it is rounded
+        by less than that, for it is less than 2**24 / 2n, or 2**53 / 2n."""
         if isinstance(self.counts, int) and self.counts == 1:
             return self.numbers.to(torch.int32) << self.shifts
-        return mean_of(self.numbers.to(torch.int64) << self.shifts, self.counts)
+        two_C1 = (torch.ones_like(self.shifts, dtype=torch.int64) << (self.shifts + 1)).to(self.kind)
+        means_CM = (self.numbers * two_C1).add_(self.counts).div_(2 * self.counts)
+        return means_CM.floor_().to(torch.int32)
 
 
 def packed(sum_CM: Tensor, counts: Tensor | int) -> Sums:
     """Of int32 or int64 sums. `counts`: of how many each is, int64 [C, 1], or all; at least one."""
-    largest_power = torch.iinfo(sum_CM.dtype).max // 2 + 1
-    powers_CM = (sum_CM & -sum_CM).masked_fill_(sum_CM == 0, largest_power)  # The lowest bit of each.
-    powers_C1 = powers_CM.amin(dim=1, keepdim=True)
-    shifts_C1 = torch.frexp(powers_C1.to(torch.float64)).exponent - 1
+    bits_CM = sum_CM  # All that any has.
+    while bits_CM.shape[1] > 1:
+        half = -(-bits_CM.shape[1] // 2)
+        bits_CM = bits_CM[:, :half] | bits_CM[:, -half:]
+    lowest_C1 = (bits_CM & -bits_CM).to(torch.float64)
+    shifts_C1 = (torch.frexp(lowest_C1).exponent - 1).clamp_(min=0)
     numbers_CM = sum_CM >> shifts_C1
-    largest = int(numbers_CM.abs().max()) if numbers_CM.numel() else 0
-    kind = next(kind for kind in NUMBERS if largest <= torch.iinfo(kind).max)
-    if isinstance(counts, Tensor) and bool((counts == 1).all()):
-        counts = 1
-    return Sums(numbers_CM.to(kind), shifts_C1, counts)
+    largest, count = _largest(numbers_CM), _largest(counts) if isinstance(counts, Tensor) else counts
+    least = next(kind for kind in NUMBERS if largest <= torch.iinfo(kind).max)
+    doubled = 2 * _largest(sum_CM) + count
+    kind = next(kind for kind, bits in EXACT.items() if doubled < 2**bits)
+    return Sums(numbers_CM.to(least), shifts_C1, 1 if count == 1 else counts, kind)
 
 
-def mean_of(sum_CM: Tensor, count: Tensor | int) -> Tensor:
-    """int32: of so many, halves upwards. Divided in float64, of which a processor divides several at once: a
-    quotient is below 2**31, so it is rounded by less than 2**-21, and where it is no integer it is at least
-    2**-20 away from one, for counts below 2**19."""
-    doubled = (2 * sum_CM + count).to(torch.float64)
-    return torch.floor(doubled / (2 * count)).to(torch.int32)
+def _largest(integers: Tensor) -> int:
+    least, most = torch.aminmax(integers)
+    return max(-int(least), int(most))

@@ -10,7 +10,7 @@ from swarmnet.optimizer.moved.code import LARGEST, LOUDER, Draw, bytes_of, cut, 
 from swarmnet.optimizer.moved.largest import Largest
 from swarmnet.optimizer.moved.levels import Levels
 from swarmnet.optimizer.moved.outer_step import OuterStep
-from swarmnet.optimizer.moved.packed_sums import mean_of
+from swarmnet.optimizer.moved.packed_sums import packed
 from swarmnet.optimizer.moved.powers import Powers
 
 CODES = [Bits(), Powers(), Levels(), Largest(64)]
@@ -106,7 +106,8 @@ def test_nobody_counts_for_more_than_twice_what_the_others_say(code):
 
 
 def test_a_mean_is_rounded_as_everywhere():
-    assert mean_of(torch.tensor([3, -3, 4, 5], dtype=torch.int32), 2).tolist() == [2, -1, 2, 3]
+    sums = torch.tensor([[3, -3, 4, 5]], dtype=torch.int32)
+    assert packed(sums, 2).means().tolist() == [[2, -1, 2, 3]]
 
 
 @pytest.mark.parametrize(

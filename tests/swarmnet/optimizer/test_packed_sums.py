@@ -3,13 +3,14 @@
 from fractions import Fraction
 from math import floor
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.optimizer.moved.bits import Signs
 from swarmnet.optimizer.moved.code import sum_of
-from swarmnet.optimizer.moved.packed_sums import mean_of, packed
+from swarmnet.optimizer.moved.packed_sums import packed
 
 SUMS = st.lists(
     st.tuples(st.lists(st.integers(-(1 << 20), 1 << 20), min_size=3, max_size=3), st.integers(0, 10)),
@@ -41,8 +42,12 @@ def test_of_some_peers_that_move_alike_a_byte_holds_each_sum_and_of_many_two():
     assert [numbers(peers) for peers in (1, 25, 200)] == [torch.int8, torch.int8, torch.int16]
 
 
-def test_a_mean_by_floats_is_that_by_whole_numbers_where_it_is_nearest_to_one():
-    sums = torch.tensor([7 * count * (1 << 20) + more for count in (4095, 4097) for more in (-1, 0, 1)])
-    counts = torch.tensor([4095] * 3 + [4097] * 3)
+@pytest.mark.parametrize(("most", "kind"), [(8_380_000, torch.float32), (7 * 4097 << 20, torch.float64)])
+def test_a_mean_by_floats_is_that_by_whole_numbers_where_it_is_nearest_to_one(most, kind):
+    counts = torch.tensor([[2], [3], [31], [4095], [4097]])
+    wholes = (most // counts).clamp(max=7 << 20) * counts
+    sums = torch.cat([wholes + half * counts // 2 + more for half in (0, 1, -1) for more in (-1, 0, 1)], 1)
     exact = torch.div(2 * sums + counts, 2 * counts, rounding_mode="floor").to(torch.int32)
-    assert torch.equal(mean_of(sums, counts), exact)
+    found = packed(sums, counts)
+    assert found.kind == kind
+    assert torch.equal(found.means(), exact)
