@@ -238,6 +238,8 @@ _OPTIONAL = """
 #   hours: "22:00-08:00"               # paused outside of them
 #   only_when_idle: true               # paused while other programs use this machine
 #   only_when_plugged_in: true         # paused while this machine runs on its battery
+# compute:
+#   recompute: layer                   # less memory, for a third more compute
 """
 
 

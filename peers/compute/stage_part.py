@@ -6,17 +6,21 @@ A worker takes it as an argument, so that a simulation can run the same worker w
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from peers.config.compute_file import ComputeFile
 from peers.errors import UserError
+from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName
+from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.model.stage_compute import Finished, StageCompute, Used
+from swarmnet.model.stage_compute import Finished, StageCompute, Tiles
 from swarmnet.model.state_layout import at_rest
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.run.manifest import Manifest
@@ -26,7 +30,9 @@ class Computes(Protocol):
     """Forward and backward of a stage (swarmnet/model/stage_compute.py has the real one and the meaning of
     each)."""
 
-    def publish(self, write: Callable[[Tensor], None]) -> None: ...
+    def publish(self, tiles: Tiles) -> None: ...
+
+    def warm_up(self, sequences: int, tokens: int) -> None: ...
 
     def forward(
         self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None
@@ -52,6 +58,7 @@ class StagePart:
     """int32 [method.state.size]: what is settled before any round."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where weights, momentum and gradients live."""
+    computing: Computing = PLAIN
     most_graphs: int = 1 << 20
     """Microbatches that may be open at a time, as far as the peer's owner limits the memory."""
 
@@ -59,22 +66,48 @@ class StagePart:
 MakePart = Callable[[Manifest, int], StagePart]
 
 
-def real_part(manifest: Manifest, stage: int, device: torch.device | str = "cpu") -> StagePart:
-    """The stage as the manifest describes it, on a device."""
+def real_part(
+    manifest: Manifest, stage: int, device: torch.device | str = "cpu", computing: Computing = PLAIN
+) -> StagePart:
+    """The stage as the manifest describes it, on a device, computed as a peer file says."""
     span = manifest.span(stage)
     layout = layout_of(parameter_shapes(manifest.model, span))
     method = method_of(manifest, layout, device)
+    own = method.own
+    computing = replace(computing, uses_each=own is not None and own.tokens <= manifest.microbatch_tokens)
+    if own is not None and computing.moments == "host":
+        own.keep_moments_on_the_host()
 
     def first_units() -> Tensor:
         return at_rest(initial_units(manifest.model, span, layout, manifest.seed), method.state)
 
     return StagePart(
         layout,
-        StageCompute(manifest.model, span, layout, device=torch.device(device)),
+        StageCompute(manifest.model, span, layout, computing, torch.device(device)),
         method,
         first_units,
         torch.device(device),
+        computing,
     )
+
+
+def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
+    """What a peer file asks for, on this device. UserError where the device cannot do it."""
+    on_gpu = device.type == "cuda"
+    has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    if wish.dtype == "bf16" and on_gpu and not has_bf16:
+        raise UserError("compute.dtype is bf16, which this GPU does not have; set it to auto or fp32")
+    if wish.compile and not on_gpu:
+        raise UserError(
+            "compute.compile is true, which is for GPUs, and here the processor computes; set it to false"
+        )
+    if wish.compile and find_spec("triton") is None:
+        raise UserError(
+            "compute.compile is true, but triton is not here, by which torch makes programs for the GPU; "
+            "set it to false, or install torch for this GPU with all that it names"
+        )
+    dtype: DtypeName = wish.dtype if wish.dtype != "auto" else "bf16" if has_bf16 else "fp32"
+    return Computing(dtype, wish.recompute, wish.compile, wish.moments)
 
 
 def device_of(wish: str) -> torch.device:

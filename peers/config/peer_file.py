@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from peers.config.atomic_files import is_file
+from peers.config.compute_file import ComputeFile
 from peers.config.limits import LimitsFile
 from peers.config.quantities import (
     BootstrapMultiaddr,
@@ -241,6 +242,8 @@ class PeerFile(BaseModel):
     """Of the time, how much to compute for the run at most, where the machine has other things to do."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """auto: cuda where torch sees a GPU, else cpu."""
+    compute: ComputeFile = ComputeFile()
+    """How this peer computes its stage."""
     metrics: MetricsFile = MetricsFile()
     """Where this peer can be watched."""
     observer: ObserverFile = ObserverFile()

@@ -26,7 +26,7 @@ from peers.compute.machine_use import gpu_use
 from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit_together, together
 from peers.compute.peak_flops import MachinePeak
 from peers.compute.process_memory import let_go, resident_bytes, trim
-from peers.compute.stage_part import StagePart, device_of, real_part
+from peers.compute.stage_part import StagePart, computing_of, device_of, real_part
 from peers.config.line_file import known_line
 from peers.config.peer_file import default_state
 from peers.config.run_file import SignedManifest
@@ -97,6 +97,7 @@ class WorkerRole(Role):
         self.process = process
         config = process.config
         self.device = device_of(config.device)
+        self.computing = computing_of(config.compute, self.device)
         self.worker: Worker | None = None
         self.observer: Observer | None = None
         self.compute: Compute | None = None
@@ -287,18 +288,18 @@ class WorkerRole(Role):
         at_most = min(graphs, max(config.slots, config.in_flight))
         if self.process.number == 0:
             limited = config.limits.memory is not None
-            told = machine_line(held, needs, at_most, allowed, limited, self.device.type)
+            told = machine_line(held, needs, at_most, allowed, limited, self.device.type, self.computing)
             self.process.say("machine", told)
         if not self._taken.is_set():
             self._first = held
             self._taken.set()
-        return replace(real_part(manifest, stage, self.device), most_graphs=graphs)
+        return replace(real_part(manifest, stage, self.device, self.computing), most_graphs=graphs)
 
     def _graphs(self, manifest: Manifest, held: range) -> tuple[int, Needs, int]:
         """How many microbatches fit at a time, what the stages need, and the bytes that they may take.
         UserError if they do not fit."""
         config = self.process.config
-        every = all_needs(manifest, self.device, config.text_limit)
+        every = all_needs(manifest, self.device, config.text_limit, self.computing)
         limit = config.limits.memory
         allowed = allowed_bytes(limit, self.device)
         graphs = graphs_that_fit_together(every, held, allowed, limit is not None)
@@ -306,7 +307,7 @@ class WorkerRole(Role):
 
     def _settings(self, manifest: Manifest) -> Settings:
         config = self.process.config
-        every = all_needs(manifest, self.device, config.text_limit)
+        every = all_needs(manifest, self.device, config.text_limit, self.computing)
         allowed = allowed_bytes(config.limits.memory, self.device)
         fits = all(needs.least <= allowed for needs in every)
         return Settings(

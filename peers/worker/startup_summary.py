@@ -20,6 +20,7 @@ from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
+from swarmnet.model.computing.choices import Computing
 from swarmnet.resources.bandwidth_estimate import MONTH_SECONDS, traffic_of
 from swarmnet.resources.memory_estimate import Needs
 from swarmnet.resources.working_hours import DAY_MINUTES
@@ -67,13 +68,16 @@ def swarm_line(records: Mapping[PeerId, SignedRecord] | None) -> str:
     return ", ".join(said) + " (as they say)"
 
 
-def machine_line(held: range, needs: Needs, graphs: int, allowed: int, limited: bool, device: str) -> str:
+def machine_line(
+    held: range, needs: Needs, graphs: int, allowed: int, limited: bool, device: str, computing: Computing
+) -> str:
     """What it takes of this machine."""
     whose = "limits.memory allows" if limited else "this machine has"
     stages = f"stage{'s' if len(held) > 1 else ''} {named(held)}"
     most = needs.least + (graphs - 1) * needs.graph
     return (
-        f"you    {stages} on {device}: needs {gib(needs.least)} with one microbatch under way and "
+        f"you    {stages} on {device} in {computing.dtype}: needs {gib(needs.least)} with one microbatch "
+        "under way and "
         f"{gib(most)} with the most, {graphs} at a time; {whose} {gib(allowed)}"
     )
 

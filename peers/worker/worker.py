@@ -14,7 +14,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from peers.compute.executor import Compute
+from peers.compute.executor import UPDATE, Compute
 from peers.compute.stage_part import MakePart, real_part
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.announcer import OPERATION_SECONDS, Presence
@@ -151,6 +151,8 @@ class Worker(Parts):
         try:
             self.recovery.restore()
             with suppress(Left):
+                if self.part.computing.compile:
+                    await until_left(self._leaving, self._warm_up())
                 await until_left(self._leaving, self._meet())
                 while not self._leaving.is_set():
                     self._enter("joining")
@@ -237,6 +239,20 @@ class Worker(Parts):
         self.orders.begin()
         self.neighbourhood.start()
         self.note(noted.Assembled(stage=self.stage, parameters=self.part.layout.parameters))
+
+    async def _warm_up(self) -> None:
+        """Compile: in the compute thread, while this loop keeps the peer's links, and before anybody may send
+        it microbatches."""
+        data, ready = self.manifest.data, self.loop.create_future()
+
+        def done(_result: None, seconds: float) -> None:
+            if not ready.done():
+                ready.set_result(seconds)
+
+        self.say("compiles", "compiles its layers for this GPU before it takes part (compute.compile)")
+        warm_up = partial(self.part.compute.warm_up, data.microbatch_sequences, data.sequence_tokens)
+        self.compute.submit(UPDATE, warm_up, done)
+        self.say("compiled", f"has compiled its layers in {await ready:.0f} s")
 
     async def _meet(self) -> None:
         """Find the group before deciding that there is none: a second history must not be started. Where

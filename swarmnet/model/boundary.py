@@ -33,6 +33,8 @@ from swarmnet.model.parameters import BRANCH_ENDS, EMBEDDING, anchors_after, anc
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import ModelShape
 
+DIRECTIONS = "shared_directions"
+"""Among the members of a layer (decoder.py)."""
 PROJECTORS_KEPT = 64
 """Of the process, on each device: more than a model has boundaries."""
 
@@ -55,15 +57,20 @@ def enter(
 
 def embedded(table: Tensor, shape: ModelShape, tokens_BT: Tensor) -> Tensor:
     """[B, T, D]: what the first layer begins with. `table`: [V, D], or [V, R] where directions are shared."""
-    found = functional.embedding(tokens_BT, table)
+    found = functional.embedding(tokens_BT, table).float()
     if shape.boundary.form != "shared":
         return found
-    return fixed(shape, tokens_BT) + _spread(shape, found)
+    return fixed(shape, tokens_BT) + linear(found, _rows(shape, 0, found.device).t())
 
 
-def written(shape: ModelShape, layer: int, branch: Tensor) -> Tensor:
+def directions(shape: ModelShape, layer: int, device: torch.device) -> dict[str, Tensor]:
+    """What a layer has beside its weights: [R, D] that it writes into, or nothing."""
+    return {DIRECTIONS: _rows(shape, layer, device)} if shape.boundary.is_shared_at(layer) else {}
+
+
+def written(members: Mapping[str, Tensor], branch: Tensor) -> Tensor:
     """[B, T, D]: what attention or feed-forward of a layer adds. `branch`: the same, or [B, T, R]."""
-    return _spread(shape, branch) if shape.boundary.is_shared_at(layer) else branch
+    return linear(branch, members[DIRECTIONS].t()) if DIRECTIONS in members else branch
 
 
 def fixed(shape: ModelShape, tokens_BT: Tensor) -> Tensor:
@@ -99,10 +106,6 @@ def _known(weights: Mapping[str, Tensor], shape: ModelShape, anchors: str, token
     if shape.boundary.form == "shared":
         return fixed(shape, tokens_BT)
     return _anchors(weights[anchors], shape.boundary, tokens_BT)
-
-
-def _spread(shape: ModelShape, narrow_BTR: Tensor) -> Tensor:
-    return linear(narrow_BTR, _rows(shape, 0, narrow_BTR.device).t())
 
 
 def _mixed(x: Tensor) -> Tensor:

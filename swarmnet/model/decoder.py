@@ -6,6 +6,9 @@ RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), grouped-query a
 are never tied: they live in different stages. The forward pass is a pure function of a mapping from names to
 tensors.
 
+It multiplies in the number format of the matrices it is given. Between layers, in norms and in what it
+returns numbers are float32.
+
 Shape suffixes: B sequences, T tokens, S tokens seen (cached ones included), D width, H heads,
 K key-value heads, W head width, F feed-forward, V vocabulary, R numbers that cross a narrow boundary.
 """
@@ -14,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.model.boundary import embedded, enter, leave, written
+from swarmnet.model.boundary import directions, embedded, enter, leave, written
 from swarmnet.model.draws import normal
 from swarmnet.model.experts import feed_forward, mixture
 from swarmnet.model.fixed_point import UNIT, to_units
@@ -84,6 +89,18 @@ def scaled(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     }
 
 
+Rotation: TypeAlias = tuple[Tensor, Tensor]
+"""cos_TW and sin_TW."""
+
+
+class RunLayer(Protocol):
+    """One layer: `one_layer`, or what computes the same otherwise (computing/recomputed.py)."""
+
+    def __call__(
+        self, members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation, /
+    ) -> Tensor: ...
+
+
 def forward(
     weights: Mapping[str, Tensor],
     shape: ModelShape,
@@ -91,12 +108,13 @@ def forward(
     inputs: Tensor,
     cache: Cache | None = None,
     tokens_BT: Tensor | None = None,
+    run_layer: RunLayer | None = None,
 ) -> Tensor:
     """Run the span. `inputs` are tokens (int64 [B, T]) where it has the embedding, else hidden_BTD.
 
     Returns logits_BTV where it has the head, else hidden_BTD. With a filled cache, T must be 1. Where
     boundaries are narrow, hidden states that come and go are [B, T, R], and a span without the embedding
-    takes the tokens besides.
+    takes the tokens besides. `run_layer` is not for a cache.
     """
     hidden_BTD = inputs
     if span.has_embedding:
@@ -109,58 +127,69 @@ def forward(
             if layer > span.first:  # It stands inside this span.
                 hidden_BTD = leave(weights, shape, layer, hidden_BTD, tokens_BT)
             hidden_BTD = enter(weights, shape, layer, hidden_BTD, tokens_BT)
-        hidden_BTD = _layer(weights, shape, layer, hidden_BTD, rotation, cache)
+        members = _members(weights, layer) | directions(shape, layer, hidden_BTD.device)
+        if cache is not None:
+            hidden_BTD = one_layer(members, shape, hidden_BTD, rotation, partial(cache.extend, layer))
+        else:
+            hidden_BTD = (run_layer or one_layer)(members, shape, hidden_BTD, rotation)
     if cache is not None:
         cache.length += length
     if span.has_head:
-        return linear(_norm(hidden_BTD, weights[FINAL_NORM], shape), weights[HEAD])
+        return linear(_norm(hidden_BTD, weights[FINAL_NORM], shape), weights[HEAD]).float()
     if span.stop in shape.boundary.after:
         assert tokens_BT is not None
         hidden_BTD = leave(weights, shape, span.stop, hidden_BTD, tokens_BT)
     return hidden_BTD
 
 
-def _layer(
-    weights: Mapping[str, Tensor],
-    shape: ModelShape,
-    layer: int,
-    hidden_BTD: Tensor,
-    rotation: tuple[Tensor, Tensor],
-    cache: Cache | None,
-) -> Tensor:
-    def weight(member: str) -> Tensor:
-        return weights[f"model.layers.{layer}.{member}.weight"]
+def _members(weights: Mapping[str, Tensor], layer: int) -> dict[str, Tensor]:
+    """Of a layer, `mlp.up_proj` and so on: what it is called by does not tell which layer it is."""
+    before, after = f"model.layers.{layer}.", ".weight"
+    return {
+        name.removeprefix(before).removesuffix(after): tensor
+        for name, tensor in weights.items()
+        if name.startswith(before)
+    }
 
-    normed_BTD = _norm(hidden_BTD, weight("input_layernorm"), shape)
-    attended_BTD = _attention(weight, shape, layer, normed_BTD, rotation, cache)
-    hidden_BTD = hidden_BTD + written(shape, layer, attended_BTD)
-    normed_BTD = _norm(hidden_BTD, weight("post_attention_layernorm"), shape)
+
+def one_layer(
+    members: Mapping[str, Tensor],
+    shape: ModelShape,
+    hidden_BTD: Tensor,
+    rotation: Rotation,
+    extend: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> Tensor:
+    """`extend` puts keys and values behind those of tokens seen before."""
+    normed_BTD = _norm(hidden_BTD, members["input_layernorm"], shape)
+    attended_BTD = _attention(members, shape, normed_BTD, rotation, extend)
+    hidden_BTD = hidden_BTD + written(members, attended_BTD)
+    normed_BTD = _norm(hidden_BTD, members["post_attention_layernorm"], shape)
     if shape.experts.count:
-        return hidden_BTD + mixture(weight, shape, normed_BTD.flatten(0, 1)).view_as(hidden_BTD)
-    return hidden_BTD + written(shape, layer, feed_forward(weight, "mlp.", normed_BTD))
+        said_ND = mixture(members.__getitem__, shape, normed_BTD.flatten(0, 1))
+        return hidden_BTD + said_ND.view_as(hidden_BTD)
+    return hidden_BTD + written(members, feed_forward(members.__getitem__, "mlp.", normed_BTD))
 
 
 def _attention(
-    weight: Callable[[str], Tensor],
+    members: Mapping[str, Tensor],
     shape: ModelShape,
-    layer: int,
     normed_BTD: Tensor,
-    rotation: tuple[Tensor, Tensor],
-    cache: Cache | None,
+    rotation: Rotation,
+    extend: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
 ) -> Tensor:
     def heads(projected: Tensor, norm: str | None = None) -> Tensor:
         x_BTHW = projected.view(*projected.shape[:2], -1, shape.head_width)
         if shape.qk_norm and norm:
-            x_BTHW = _norm(x_BTHW, weight(norm), shape)
+            x_BTHW = _norm(x_BTHW, members[norm], shape)
         return x_BTHW.transpose(1, 2)
 
-    projections = (weight(f"self_attn.{letter}_proj") for letter in "qkv")
+    projections = (members[f"self_attn.{letter}_proj"] for letter in "qkv")
     query, key, value = products(normed_BTD, *projections)
-    query_BHTW = _rotate(heads(query, "self_attn.q_norm"), rotation)
-    key_BKSW = _rotate(heads(key, "self_attn.k_norm"), rotation)
+    query_BHTW = _rotate(heads(query, "self_attn.q_norm"), rotation).to(value.dtype)
+    key_BKSW = _rotate(heads(key, "self_attn.k_norm"), rotation).to(value.dtype)
     value_BKSW = heads(value)
-    if cache is not None:
-        key_BKSW, value_BKSW = cache.extend(layer, key_BKSW, value_BKSW)
+    if extend is not None:
+        key_BKSW, value_BKSW = extend(key_BKSW, value_BKSW)
     attended_BHTW = functional.scaled_dot_product_attention(
         query_BHTW,
         key_BKSW,
@@ -168,14 +197,14 @@ def _attention(
         is_causal=query_BHTW.shape[2] > 1,
         enable_gqa=shape.heads != shape.key_value_heads,
     )
-    return linear(attended_BHTW.transpose(1, 2).flatten(2), weight("self_attn.o_proj"))
+    return linear(attended_BHTW.transpose(1, 2).flatten(2), members["self_attn.o_proj"])
 
 
 def _norm(x: Tensor, gain: Tensor, shape: ModelShape) -> Tensor:
-    return functional.rms_norm(x, gain.shape, gain, shape.norm_epsilon)
+    return functional.rms_norm(x.float(), gain.shape, gain, shape.norm_epsilon)
 
 
-def _rotation(shape: ModelShape, start: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _rotation(shape: ModelShape, start: int, length: int, device: torch.device) -> Rotation:
     """cos_TW and sin_TW of positions start .. start + length (arXiv:2104.09864, equation 34)."""
     exponent = torch.arange(0, shape.head_width, 2, device=device).float() / shape.head_width
     position_T = torch.arange(start, start + length, device=device).float()
@@ -183,7 +212,7 @@ def _rotation(shape: ModelShape, start: int, length: int, device: torch.device) 
     return angle_TW.cos(), angle_TW.sin()
 
 
-def _rotate(x_BHTW: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate(x_BHTW: Tensor, rotation: Rotation) -> Tensor:
     cos_TW, sin_TW = rotation
     first, second = x_BHTW.chunk(2, dim=-1)
     return x_BHTW * cos_TW + torch.cat((-second, first), dim=-1) * sin_TW

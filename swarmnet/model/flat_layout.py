@@ -13,6 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # What only counts parameters starts without torch.
+    from torch import Tensor
 
 CHUNK = 4096
 """64 x 64, as DeMo cuts matrices (arXiv:2411.19870, section 3; the reference's default chunk)."""
@@ -66,6 +70,14 @@ class Layout:
         for entry in self.entries:
             ranges.setdefault(entry.block, []).append((entry.offset, entry.offset + entry.size))
         return {block: tuple(found) for block, found in ranges.items()}
+
+
+def views_of(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """Each parameter in a vector [layout.size]."""
+    return {
+        entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
+        for entry in layout.entries
+    }
 
 
 def block_of(name: str) -> str:

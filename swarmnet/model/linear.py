@@ -17,12 +17,13 @@ from torch.nn import functional
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """[..., in] and [out, in] -> [..., out]."""
+    """[..., in] and [out, in] -> [..., out], in the number format of the weight."""
     return products(x, weight)[0]
 
 
 def products(x: Tensor, *weights: Tensor) -> Sequence[Tensor]:
     """Of one x with several weights, to the bits of as many single ones, gradients too."""
+    x = x.to(weights[0].dtype)
     fits = x.device.type == "cpu" and x.dtype == weights[0].dtype == torch.float32
     if fits and x.numel() and _onednn_is_faster():  # oneDNN has no product of nothing.
         several: Sequence[Tensor] = _Products.apply(x, *weights)  # type: ignore[no-untyped-call]

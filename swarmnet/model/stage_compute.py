@@ -3,34 +3,36 @@
 A version of the weights is a set of leaf tensors that are views of one flat vector. A graph keeps the version
 it was built on, so a step never disturbs a microbatch under way; where there is none, as in a run of one
 stage always, a new version takes the place of the old one in memory.
-Gradients are of the *summed* loss and add up in one flat vector of the same layout.
+Gradients are of the *summed* loss and add up in one flat vector of the same layout
+(computing/gradient_sum.py).
 
 One thread at a time may use a StageCompute. Shape suffixes as in swarmnet/model/decoder.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from math import hypot, isfinite
-from typing import Literal, TypeVar
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.model.decoder import forward, scaled
-from swarmnet.model.flat_layout import Layout
-from swarmnet.model.sizes import MOST_NORM
+from swarmnet.model.computing.choices import PLAIN, Computing
+from swarmnet.model.computing.gradient_sum import GradientSum, Used
+from swarmnet.model.computing.recomputed import recomputed
+from swarmnet.model.decoder import RunLayer, forward, one_layer, scaled
+from swarmnet.model.flat_layout import Layout, views_of
 from swarmnet.run.manifest import ModelShape, Span
 
-Used = TypeVar("Used")
-Recompute = Literal["none", "stage"]
-"""What backward computes again: nothing, or the stage's forward (only inputs are kept; 4/3 the compute)."""
+Tiles: TypeAlias = Iterable[tuple[int, Tensor]]
+"""A flat vector in float32, part by part: where each begins, and its numbers."""
 
 
 class StageError(ValueError):
-    """This microbatch cannot be computed; nothing of it was added. The caller drops it and goes on."""
+    """This microbatch cannot be computed; what was added of it, if anything, is finite and within the bound
+    of every microbatch. The caller drops it and goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +63,74 @@ class StageCompute:
     """The model's slice `span`, with its open graphs and the gradient it has gathered."""
 
     def __init__(
-        self, shape: ModelShape, span: Span, layout: Layout, recompute: Recompute = "none",
+        self, shape: ModelShape, span: Span, layout: Layout, computing: Computing = PLAIN,
         device: torch.device | None = None,
     ) -> None:  # fmt: skip
         self._shape, self._span, self._layout = shape, span, layout
         self._crossing = shape.crossing
-        self._recompute = recompute == "stage"
+        self._number = torch.float32 if computing.dtype == "fp32" else torch.bfloat16
+        self._forgets = computing.recompute == "stage"
+        self._again = recomputed if computing.recompute == "layer" else lambda run: run
+        self._run_layer: RunLayer = self._again(one_layer)
+        self._compiled: dict[torch.Size, RunLayer] = {}
+        """By sequences and tokens: only for the run's own, or a stranger could have others compiled."""
+        self._compiles = computing.compile and not shape.experts.count  # How many tokens these have varies.
         self._device = device or torch.device("cpu")
         self._flat: Tensor | None = None
         """The newest version of the weights, of which those in `_version` are views."""
+        self._vectors = [
+            (entry, torch.zeros(entry.shape, device=self._device))
+            for entry in layout.entries
+            if len(entry.shape) == 1 and self._number != torch.float32
+        ]
+        """In float32 what is not multiplied with: gains of norms."""
         self._version: dict[str, Tensor] = {}
         self._graphs: dict[Hashable, _Graph] = {}
-        self._gradient = torch.zeros(layout.size, device=self._device)
-        self._gradients = list(_views(self._gradient, layout).values())
+        sums = self._number if computing.uses_each else torch.float32
+        self._gradient = GradientSum(layout, self._device, sums)
 
     @property
     def open(self) -> int:
         """Graphs that wait for their backward pass."""
         return len(self._graphs)
 
-    def publish(self, write: Callable[[Tensor], None]) -> None:
-        """Use what is written into float32 [layout.size] from the next forward on: over the version before,
-        where no graph needs that any more."""
+    def publish(self, tiles: Tiles) -> None:
+        """Use these weights from the next forward on: written over those before, where no graph needs them
+        any more. `tiles`: all of [layout.size]."""
         if self._flat is None or any(graph.version is self._version for graph in self._graphs.values()):
-            self._flat = torch.empty(self._layout.size, device=self._device)
-        write(self._flat)
+            self._flat = torch.empty(self._layout.size, dtype=self._number, device=self._device)
+        for start, tile in tiles:
+            self._flat[start : start + len(tile)] = tile
+            for entry, vector in self._vectors:
+                first, stop = max(entry.offset, start), min(entry.offset + entry.size, start + len(tile))
+                if first < stop:
+                    vector[first - entry.offset : stop - entry.offset] = tile[first - start : stop - start]
+        vectors = {entry.name: vector.clone() for entry, vector in self._vectors}
         # Leaves of their own: those of the version before may lie in a graph.
         self._version = {
-            name: view.detach().requires_grad_() for name, view in _views(self._flat, self._layout).items()
+            name: vectors.get(name, view).detach().requires_grad_()
+            for name, view in views_of(self._flat, self._layout).items()
         }
+        for name, leaf in self._version.items():
+            self._gradient.follow(name, leaf)
+
+    def warm_up(self, sequences: int, tokens: int) -> None:
+        """Compile what is to be compiled, for microbatches of so many sequences and tokens. May take minutes;
+        before weights are published."""
+        if not self._compiles:
+            return
+        compiled: RunLayer = torch.compile(one_layer, dynamic=False)
+        self._compiled[torch.Size((sequences, tokens))] = self._again(compiled)
+        self.publish([(0, torch.zeros(self._layout.size, device=self._device))])
+        tokens_BT = torch.zeros(sequences, tokens, dtype=torch.int64)
+        inputs = tokens_BT
+        if not self._span.has_embedding:
+            inputs = torch.zeros(sequences, tokens, self._crossing)
+        if self._span.has_head:
+            self.finish("warm up", inputs, tokens_BT, tokens_BT)
+        else:
+            self.backward("warm up", self.forward("warm up", inputs, tokens_BT=tokens_BT))
+        self.use_gradient(lambda _gradient: None)
 
     def forward(
         self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None
@@ -105,18 +146,17 @@ class StageCompute:
             raise StageError(f"microbatch {key} is already open in this stage")
         inputs = self._leaf(key, inputs)
         tokens_BT = self._beside(key, inputs, tokens_BT)
-        with torch.set_grad_enabled(not self._recompute):
-            weights = scaled(self._version, branch_scale)
-            output_BTD = forward(weights, self._shape, self._span, inputs, tokens_BT=tokens_BT)
+        with torch.set_grad_enabled(not self._forgets):
+            output_BTD = self._forward(scaled(self._version, branch_scale), inputs, tokens_BT)
         _require_finite(key, "hidden states", [output_BTD])
-        kept = None if self._recompute else output_BTD
+        kept = None if self._forgets else output_BTD
         self._graphs[key] = _Graph(self._version, inputs, tokens_BT, kept, output_BTD.shape, branch_scale)
         return output_BTD.detach()
 
     def finish(
         self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
     ) -> Finished:
-        """The last stage's whole work: forward, loss and backward. Raises StageError, adding nothing."""
+        """The last stage's whole work: forward, loss and backward. Raises StageError."""
         inputs = self._leaf(key, inputs)
         if labels_BT.shape != inputs.shape[:2] or labels_BT.dtype != torch.int64:
             raise StageError(
@@ -126,7 +166,7 @@ class StageCompute:
         self._require_vocabulary(key, "labels", labels_BT)
         tokens_BT = self._beside(key, inputs, tokens_BT)
         with torch.enable_grad():
-            logits_BTV = forward(self._version, self._shape, self._span, inputs, tokens_BT=tokens_BT)
+            logits_BTV = self._forward(self._version, inputs, tokens_BT)
             loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
         _require_finite(key, "loss", [loss])
         hidden_gradient_BTD = self._accumulate(key, self._version, loss, inputs)
@@ -149,8 +189,9 @@ class StageCompute:
         output = graph.output
         if output is None:
             with torch.enable_grad():
-                weights = scaled(graph.version, graph.branch_scale)
-                output = forward(weights, self._shape, self._span, graph.inputs, tokens_BT=graph.tokens)
+                output = self._forward(
+                    scaled(graph.version, graph.branch_scale), graph.inputs, graph.tokens
+                )
         # The gradient of this sum at `output` is `hidden_gradient` to the bit. Given to autograd as what
         # it is, it would make torch import sympy: 38 MiB in every peer that is not the last stage's.
         with torch.enable_grad():
@@ -162,12 +203,16 @@ class StageCompute:
         self._graphs.pop(key, None)
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
-        """What `use` makes of the sum since the last call: float32 [layout.size], zero in the padding, and
-        zero again afterwards, whatever comes of it."""
-        try:
-            return use(self._gradient)
-        finally:
-            self._gradient.zero_()
+        """As GradientSum.use."""
+        return self._gradient.use(use)
+
+    def _forward(
+        self, weights: dict[str, Tensor], inputs: Tensor, tokens_BT: Tensor | None
+    ) -> Tensor:
+        run_layer = self._compiled.get(inputs.shape[:2], self._run_layer)
+        return forward(
+            weights, self._shape, self._span, inputs, tokens_BT=tokens_BT, run_layer=run_layer
+        )
 
     def _accumulate(
         self, key: Hashable, version: dict[str, Tensor], loss: Tensor, inputs: Tensor
@@ -175,15 +220,11 @@ class StageCompute:
         leaves = list(version.values())
         if inputs.requires_grad:
             leaves.append(inputs)
-        # Not .backward(): it would add to the accumulator before anyone could look at the values.
-        gradients = torch.autograd.grad(loss, leaves)
-        # One pass over all of them, one wait for the device; NaN or infinite if a value is.
-        norms = torch.stack(torch._foreach_norm(gradients)).tolist()
-        # No comparison with NaN is true. What goes on to the stage before is not summed here.
-        if not (hypot(*norms[: len(version)]) <= MOST_NORM and isfinite(norms[-1])):
+        is_good = self._gradient.add_gradient_of(loss, leaves)
+        found, inputs.grad = inputs.grad, None  # Goes on to the stage before, and is not summed here.
+        if not is_good or (found is not None and not torch.linalg.vector_norm(found).isfinite()):
             raise StageError(f"microbatch {key}: gradient not finite, or too large to be summed")
-        torch._foreach_add_(self._gradients, gradients[: len(version)])
-        return gradients[-1] if inputs.requires_grad else None
+        return found
 
     def _leaf(self, key: Hashable, inputs: Tensor) -> Tensor:
         """Check a microbatch's inputs, which a stranger may have sent, and make them a leaf of the graph."""
@@ -230,20 +271,9 @@ class StageCompute:
             )
 
 
-def copied(weights: Tensor) -> Callable[[Tensor], None]:
+def copied(weights: Tensor) -> Tiles:
     """What `StageCompute.publish` takes, of weights that lie elsewhere."""
-
-    def write(flat: Tensor) -> None:
-        flat.copy_(weights)
-
-    return write
-
-
-def _views(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
-    return {
-        entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
-        for entry in layout.entries
-    }
+    return [(0, weights)]
 
 
 def _kind(tensor: Tensor) -> str:

@@ -1,6 +1,7 @@
 """The optimizer with which one peer steps by itself: Muon for the matrices of layers, AdamW for all else.
 
-Its state is nobody else's business. It moves a flat vector in place, with the gradient of another; weights
+Its state is nobody else's business, and so it is kept in bfloat16 between two steps, and in the host's memory
+where that is asked for. It moves a flat vector in place, with the gradient of another; weights
 are not read, so the vector may be what a peer moved and not where it stands. No weight decay.
 
 Shapes: P numbers of the flat vector, R rows and C columns of a matrix.
@@ -8,7 +9,7 @@ Shapes: P numbers of the flat vector, R rows and C columns of a matrix.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Protocol
 
@@ -37,8 +38,11 @@ LEAST_NORM = 1e-7
 class _Rule(Protocol):
     """Moves one parameter."""
 
-    def __call__(self, moved: Tensor, gradient: Tensor, rate: float) -> None:
-        """`moved` and `gradient` have the parameter's shape."""
+    moments: int
+    """How many it has."""
+
+    def __call__(self, moved: Tensor, gradient: Tensor, rate: float, moments: Sequence[Tensor]) -> None:
+        """All have the parameter's shape; `moments` are changed in place."""
 
 
 class InnerStep:
@@ -49,47 +53,58 @@ class InnerStep:
             (entry, _Muon(momentum) if name == "muon" and is_muons(entry.name, entry.shape) else _AdamW())
             for entry in layout.entries
         ]
+        self.moments_lie_on: torch.device | None = None
+        """None: where the gradient does."""
+        self._kept: dict[str, list[Tensor]] = {}
+        """Of each parameter, its moments."""
 
     def step(self, moved_P: Tensor, gradient_P: Tensor, gains: Mapping[str, float], rate: float) -> None:
         """Move by a gradient times the gain of each block. A rate of 0 moves nothing but warms the
         moments."""
         for entry, rule in self._rules:
             place = slice(entry.offset, entry.offset + entry.size)
-            gradient = gradient_P[place].view(entry.shape) * gains[entry.block]
-            rule(moved_P[place].view(entry.shape), gradient, rate)
+            gradient = gradient_P[place].view(entry.shape).float() * gains[entry.block]
+            if entry.name not in self._kept:
+                where = self.moments_lie_on or gradient.device
+                empty = torch.zeros(rule.moments, *entry.shape, dtype=torch.bfloat16, device=where)
+                self._kept[entry.name] = list(empty)
+            kept = self._kept[entry.name]
+            moments = [moment.to(gradient.device, torch.float32) for moment in kept]
+            rule(moved_P[place].view(entry.shape), gradient, rate, moments)
+            for old, new in zip(kept, moments, strict=True):
+                old.copy_(new)
 
 
 class _AdamW:
     """arXiv:1412.6980, algorithm 1."""
 
+    moments = 2
+
     def __init__(self) -> None:
-        self._mean: Tensor | None = None
-        self._square: Tensor | None = None
         self._steps = 0
 
-    def __call__(self, moved: Tensor, gradient: Tensor, rate: float) -> None:
-        if self._mean is None or self._square is None:
-            self._mean, self._square = torch.zeros_like(gradient), torch.zeros_like(gradient)
+    def __call__(self, moved: Tensor, gradient: Tensor, rate: float, moments: Sequence[Tensor]) -> None:
+        mean, square = moments
         self._steps += 1
         first, second = ADAM_DECAYS
-        self._mean.lerp_(gradient, 1 - first)
-        self._square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        size = (self._square / (1 - second**self._steps)).sqrt_().add_(ADAM_EPSILON)
-        moved.addcdiv_(self._mean, size, value=-rate / (1 - first**self._steps))
+        mean.lerp_(gradient, 1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        size = (square / (1 - second**self._steps)).sqrt_().add_(ADAM_EPSILON)
+        moved.addcdiv_(mean, size, value=-rate / (1 - first**self._steps))
 
 
 class _Muon:
     """Momentum of Nesterov's kind, made orthogonal (Keller Jordan 2024)."""
 
+    moments = 1
+
     def __init__(self, momentum: float) -> None:
         self._decay = momentum
-        self._momentum_RC: Tensor | None = None
 
-    def __call__(self, moved: Tensor, gradient: Tensor, rate: float) -> None:
-        if self._momentum_RC is None:
-            self._momentum_RC = torch.zeros_like(gradient)
-        self._momentum_RC.lerp_(gradient, 1 - self._decay)
-        update_RC = orthogonal(gradient.lerp(self._momentum_RC, self._decay))
+    def __call__(self, moved: Tensor, gradient: Tensor, rate: float, moments: Sequence[Tensor]) -> None:
+        (momentum_RC,) = moments
+        momentum_RC.lerp_(gradient, 1 - self._decay)
+        update_RC = orthogonal(gradient.lerp(momentum_RC, self._decay))
         moved.add_(update_RC, alpha=-rate * MUON_RMS * sqrt(max(update_RC.shape)))
 
 

@@ -20,7 +20,7 @@ Shapes: C chunks of a plane, N numbers in a chunk, M = N / parts of them in a pa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -34,11 +34,12 @@ from swarmnet.model.state_layout import state_of
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.inner_step import InnerStep
 from swarmnet.optimizer.mean_gradient import BlockClip
-from swarmnet.optimizer.moved.code import Draw, Moves, mean_of, sum_of
+from swarmnet.optimizer.moved.code import Draw, Moves, bytes_of, cut, joined, sum_of
 from swarmnet.optimizer.moved.outer_step import OuterStep
+from swarmnet.optimizer.moved.packed_sums import Sums, packed
 from swarmnet.optimizer.moved.table import code_of
 from swarmnet.optimizer.sparsify import seed_of
-from swarmnet.optimizer.tiling import empty_padding, plane_of
+from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding, plane_of
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE
 
@@ -58,17 +59,17 @@ class LocalSteps:
         assert sync.own_steps is not None, "of a method whose peers step by themselves"
         self.how = sync.own_steps
         self._sync, self._run_id = sync, manifest.run_id()
-        self.layout, self.state, self._device = layout, state_of(layout, sync), device
+        self.layout, self.state, self.device = layout, state_of(layout, sync), device
         self.code, self.outer = code_of(self.how.sent, sync), OuterStep.of(self.how)
         self._clip = BlockClip(layout, sync.clip, device)
         self._inner = InnerStep(self.how.inner, layout, sync.momentum)
         self._moved = torch.zeros(layout.size, device=device)
         """In the peer's own weights, and not told yet."""
         self._waiting = torch.zeros(layout.size, device=device) if self.how.rest == "feedback" else None
-        """Outside of them."""
-        self._sent: dict[int, list[Tensor]] = {}
-        """Of rounds that may not be applied yet, what the own weights hold meanwhile: of each plane float32
-        [C, M]."""
+        """Outside of them. In float32, as what it is a rest of: it is added to each time."""
+        self._sent: dict[int, dict[int, Moves | Tensor]] = {}
+        """Of rounds that may not be applied yet, what the own weights hold meanwhile, by where a tile begins:
+        what was told, where that is it, or float32 [C, M]."""
         self.tokens = sync.step_tokens or manifest.microbatch_tokens
         self.payload_bytes = self.bytes_of([plane.chunks for plane in layout.planes])
         self.votes = sum(plane.chunks * self.width(plane) for plane in layout.planes)
@@ -79,12 +80,18 @@ class LocalSteps:
 
     @property
     def momentum_norm(self) -> float | None:
-        waits = self._moved if self._waiting is None else self._moved + self._waiting
-        return float(torch.linalg.vector_norm(waits))
+        if self._waiting is None:
+            return float(torch.linalg.vector_norm(self._moved))
+        waits = (tile.of(self._moved) + tile.of(self._waiting) for tile in all_tiles(self.layout))
+        norms = torch.stack([torch.linalg.vector_norm(waits_CN) for waits_CN in waits])
+        return float(torch.linalg.vector_norm(norms))
 
     @property
     def own(self) -> LocalSteps:
         return self
+
+    def keep_moments_on_the_host(self) -> None:
+        self._inner.moments_lie_on = torch.device("cpu")
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
         gains = self._clip.block_gains(gradient, tokens)
@@ -96,21 +103,35 @@ class LocalSteps:
         return self.tell(round, peer)
 
     def tell(self, round: int, peer: PeerId) -> bytes:
-        seed, told, sent = seed_of(self._run_id, round, peer), [], []
-        for plane in self.layout.planes:
-            moved_CM = self.part(self._moved, plane, round)
-            waiting_CM = None if self._waiting is None else self.part(self._waiting, plane, round)
-            offered_CM = moved_CM if waiting_CM is None else moved_CM + self._sync.feedback_decay * waiting_CM
-            moves = self.code.say(offered_CM, Draw(seed, plane.chunk))
-            told.append(moves.written())
-            said_CM = moves.units() * UNIT
-            if waiting_CM is not None:
-                waiting_CM.copy_(offered_CM - said_CM)
-            sent.append(said_CM if self.how.rest == "live" else moved_CM.clone())
-            moved_CM -= sent[-1]
-        self._empty_padding()  # A bit is never nothing: what was said of it is taken back.
-        self._sent[round] = sent
-        return b"".join(told)
+        seed = seed_of(self._run_id, round, peer)
+        told: list[list[tuple[int, bytes]]] = [[] for _ in self.layout.planes]
+        self._sent[round] = sent = {}
+        for tile in all_tiles(self.layout):
+            moves, held = self._take(tile, round, seed)
+            told[tile.number].append((tile.chunks, moves.written()))
+            sent[tile.start] = held
+        return b"".join(joined(self.code, of_plane) for of_plane in told)
+
+    def _take(self, tile: Tile, round: int, seed: bytes) -> tuple[Moves, Moves | Tensor]:
+        """What is told of a tile, and what the own weights hold of it until it is applied."""
+        columns = self.columns(tile.plane, round)
+        moved_CM = offered_CM = tile.of(self._moved)[:, columns]
+        if self._waiting is not None:
+            waiting_CM = tile.of(self._waiting)[:, columns]
+            offered_CM = moved_CM + self._sync.feedback_decay * waiting_CM
+        moves = self.code.say(offered_CM, Draw(seed, tile.plane.chunk))
+        said_CM = moves.units() * UNIT
+        if self._waiting is not None:
+            waiting_CM.copy_(offered_CM - said_CM)
+        held: Moves | Tensor = moves
+        if self.how.rest == "live":
+            moved_CM -= said_CM
+        else:
+            held = moved_CM.clone()
+            moved_CM.zero_()
+        for flat in self._flats():  # A bit is never nothing: what was said of the padding is taken back.
+            tile.empty_padding(tile.of(flat), self.layout)
+        return moves, held
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         self._sent.pop(round, None)
@@ -118,12 +139,12 @@ class LocalSteps:
             part_CM, units_CM = self.part(self._moved, plane, round), moves.units()
             for rows in self._rows(plane, shards):
                 part_CM[rows].add_(units_CM[rows] * UNIT)
-        self._empty_padding()
+        empty_padding(self._moved, self.layout)
 
-    def _empty_padding(self) -> None:
-        for flat in (self._moved, self._waiting):
-            if flat is not None:
-                empty_padding(flat, self.layout)
+    def _flats(self) -> Iterator[Tensor]:
+        yield self._moved
+        if self._waiting is not None:
+            yield self._waiting
 
     def check(self, payload: bytes, rows: Sequence[int] | None = None) -> None:
         """Of the whole, or of so many chunks of each plane."""
@@ -136,20 +157,33 @@ class LocalSteps:
     def lookahead(self, round: int, factor: int = WHOLE) -> None:
         """`add_to` says all that this peer knows of it."""
 
-    def add_to(self, weights: Tensor, applied_round: int) -> None:
-        for round in [round for round in self._sent if round <= applied_round]:
-            del self._sent[round]
-        weights += self._moved
+    def applied(self, round: int) -> None:
+        for sent in [sent for sent in self._sent if sent <= round]:
+            del self._sent[sent]
+
+    def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
+        weights_CN += tile.of(self._moved)
         for round, sent in self._sent.items():
-            for plane, sent_CM in zip(self.layout.planes, sent, strict=True):
-                self.part(weights, plane, round).add_(sent_CM)
-        empty_padding(weights, self.layout)
+            held = sent[tile.start]
+            sent_CM = held if isinstance(held, Tensor) else held.units() * UNIT
+            weights_CN[:, self.columns(tile.plane, round)].add_(sent_CM)
+        tile.empty_padding(weights_CN, self.layout)
 
     def moves_of(self, payload: bytes, rows: Sequence[int] | None = None) -> Iterator[Moves]:
         """Of each plane, or of so many of its chunks; ContributionError where the payload is not one of this
         method's."""
         for plane, chunks, data in self._cut(payload, rows):
-            yield self.code.read(data, chunks, self.width(plane), self._device)
+            yield self.code.read(data, chunks, self.width(plane), self.device)
+
+    def planes_of(self, payload: bytes) -> list[memoryview]:
+        """What it says of each plane. ContributionError where the length is wrong."""
+        return [data for _, _, data in self._cut(payload, None)]
+
+    def moves_in(self, tile: Tile, data: memoryview) -> Moves:
+        """Of what is said of the tile's plane."""
+        width = self.width(tile.plane)
+        said = cut(self.code, data, tile.plane.chunks, width, tile.rows)
+        return self.code.read(said, tile.chunks, width, self.device)
 
     def _cut(self, payload: bytes, rows: Sequence[int] | None) -> Iterator[tuple[Plane, int, memoryview]]:
         """Each plane, of how many of its chunks something is said, and what."""
@@ -163,12 +197,16 @@ class LocalSteps:
             start += size
 
     def part(self, flat: Tensor, plane: Plane, round: int) -> Tensor:
-        """View [C, M]: what `round` speaks of, in a vector [layout.size]. Every `parts`-th number of each
-        chunk; all in turn, in an order that is drawn for each cycle, or once for all (`is_steady`)."""
+        """View [C, M]: what `round` speaks of, in a vector [layout.size]."""
+        return plane_of(flat, plane)[:, self.columns(plane, round)]
+
+    def columns(self, plane: Plane, round: int) -> slice:
+        """Every `parts`-th number of each chunk; all in turn, in an order that is drawn for each cycle, or
+        once for all (`is_steady`)."""
         parts = plane.chunk // self.width(plane)
         cycle, place = divmod(round, parts)
         order = _order(self._run_id, parts, 0 if self.how.is_steady else cycle)
-        return plane_of(flat, plane)[:, order[place] :: parts]
+        return slice(order[place], None, parts)
 
     def _rows(self, plane: Plane, shards: tuple[int, ...]) -> list[slice]:
         """Chunks of a plane that are in these shards; of no shards: all."""
@@ -185,7 +223,7 @@ class LocalSteps:
         return sum(self._bytes(plane, count) for plane, count in zip(self.layout.planes, rows, strict=True))
 
     def _bytes(self, plane: Plane, chunks: int) -> int:
-        return self.code.bytes_of(chunks, self.width(plane))
+        return bytes_of(self.code, chunks, self.width(plane))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +232,19 @@ class PartStep:
 
     method: LocalSteps
     round: int
-    means: tuple[Tensor, ...]
-    """Of each plane int32 [C, M]; none: it does nothing."""
+    sums: Mapping[int, Sums]
+    """By where a tile begins; none: it does nothing."""
 
-    def add_to(self, units: Tensor, momentum: Tensor | None = None) -> None:
-        part, layout = self.method.part, self.method.layout
-        for plane, mean_CM in zip(layout.planes, self.means, strict=bool(self.means)):
-            momentum_CM = None if momentum is None else part(momentum, plane, self.round)
-            part(units, plane, self.round).add_(self.method.outer.moved(mean_CM, momentum_CM))
-        empty_padding(units, layout)
-        if momentum is not None:
-            empty_padding(momentum, layout)
+    def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
+        if not self.sums:
+            return
+        columns = self.method.columns(tile.plane, self.round)
+        momentum_CM = None if momentum_CN is None else momentum_CN[:, columns]
+        means_CM = self.sums[tile.start].means()
+        units_CN[:, columns].add_(self.method.outer.moved(means_CM, momentum_CM))
+        for changed_CN in (units_CN, momentum_CN):
+            if changed_CN is not None:
+                tile.empty_padding(changed_CN, self.method.layout)
 
 
 class MovesTally:
@@ -228,11 +268,13 @@ class MovesTally:
 
     def step(self, factor: int = WHOLE) -> PartStep:
         """The mean; `factor` had its say when the peers stepped."""
-        contributions = [list(self._method.moves_of(payload)) for payload in self._payloads.values()]
-        planes = range(len(self._method.layout.planes) if contributions else 0)
-        sums = (sum_of([moves[plane] for moves in contributions]) for plane in planes)
-        means = tuple(mean_of(sum_CM, len(contributions)) for sum_CM in sums)
-        return PartStep(self._method, self._round, means)
+        method = self._method
+        contributions = [method.planes_of(payload) for payload in self._payloads.values()]
+        sums = {}
+        for tile in all_tiles(method.layout) if contributions else ():
+            moves = [method.moves_in(tile, planes[tile.number]) for planes in contributions]
+            sums[tile.start] = packed(sum_of(moves), len(contributions))
+        return PartStep(method, self._round, sums)
 
     def concord(self, me: PeerId) -> None:
         """Sizes are no votes."""

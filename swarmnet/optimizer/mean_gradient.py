@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.model.flat_layout import Layout
-from swarmnet.optimizer.tiling import blocks_of, plane_of
+from swarmnet.optimizer.tiling import blocks_of, plane_of, tiles_of
 
 
 class GradientError(ValueError):
@@ -44,8 +44,9 @@ class BlockClip:
             raise GradientError(f"gradient of shape {tuple(gradient.shape)}, not ({self._layout.size},)")
         squares = torch.zeros(len(self._blocks), dtype=torch.float64, device=gradient.device)
         for plane, block_of_chunk in zip(self._layout.planes, self._block_of_chunk, strict=True):
-            norms_C = torch.linalg.vector_norm(plane_of(gradient, plane), dim=1).to(torch.float64)
-            squares.index_add_(0, block_of_chunk, norms_C.square())
+            tiles = tiles_of(plane_of(gradient, plane))
+            norms_C = torch.cat([torch.linalg.vector_norm(tile_CN.float(), dim=1) for tile_CN in tiles])
+            squares.index_add_(0, block_of_chunk, norms_C.to(torch.float64).square())
         norms = squares.sqrt() / tokens
         if not bool(norms.isfinite().all()):
             pairs = zip(self._blocks, norms.tolist(), strict=True)

@@ -22,6 +22,7 @@ from swarmnet.optimizer.mean_gradient import GradientError
 from swarmnet.optimizer.reduced_steps import ReducedSteps
 from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.step import Step
+from swarmnet.optimizer.tiling import Tile, all_tiles
 from swarmnet.optimizer.vote_agreement import Concord
 from swarmnet.rounds.result_table import Contributor, Draw, Table
 from swarmnet.run.manifest import Manifest
@@ -29,7 +30,8 @@ from swarmnet.run.own_steps import AUTHORS
 from swarmnet.run.rates import WHOLE
 
 __all__ = [
-    "METHODS", "ContributionError", "GradientError", "Method", "OwnSteps", "Reduced", "Tally", "method_of",
+    "METHODS", "ContributionError", "GradientError", "Method", "OwnSteps", "Reduced", "Tally", "add_own",
+    "method_of",
 ]  # fmt: skip
 
 
@@ -60,16 +62,29 @@ class OwnSteps(Protocol):
     """A peer steps each time it has gathered the gradients of so many."""
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
-        """Step by a gradient (float32 [layout.size], summed over `tokens` tokens) at the learning
-        rate of `round` times `factor` thousandths; 0: only the moments take it in. GradientError:
+        """Step by a gradient ([layout.size], float32 or bfloat16, summed over `tokens` tokens) at the
+        learning rate of `round` times `factor` thousandths; 0: only the moments take it in. GradientError:
         nothing was changed."""
 
     def tell(self, round: int, peer: PeerId) -> bytes:
         """This round's payload, of what was moved by now; Method.contribute is a step and this."""
 
-    def add_to(self, weights: Tensor, applied_round: int) -> None:
-        """Add to the group's weights after `applied_round` (float32 [layout.size]) what this peer moved by
-        itself and they do not hold."""
+    def keep_moments_on_the_host(self) -> None:
+        """Between steps, where the device is a card with little memory. Before the first step."""
+
+    def applied(self, round: int) -> None:
+        """The group's weights hold all rounds up to this one."""
+
+    def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
+        """Add to the group's weights after the newest applied round (float32 [C, N], those of a tile) what
+        this peer moved by itself and they do not hold."""
+
+
+def add_own(own: OwnSteps, weights: Tensor, layout: Layout, applied_round: int) -> None:
+    """Add to the group's weights after a round (float32 [layout.size]) what a peer moved by itself."""
+    own.applied(applied_round)
+    for tile in all_tiles(layout):
+        own.add_to(tile.of(weights), tile)
 
 
 class Reduced(Protocol):

@@ -11,6 +11,7 @@ Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -134,9 +135,17 @@ class Momentum:
         """
         signs, taken = torch.empty_like(self._flat, dtype=torch.int8), self.sent(round)
         for index, (plane, momentum_CN) in enumerate(zip(self._layout.planes, self.planes(), strict=True)):
-            if taken is not None:
-                momentum_CN = momentum_CN.scatter(1, taken[index].indices, taken[index].values)
             targets = tiles_of(plane_of(signs, plane))
-            for target_CN, tile_CN in zip(targets, tiles_of(momentum_CN), strict=True):
+            sent = self._sent_tiles(momentum_CN, taken[index] if taken is not None else None)
+            for target_CN, tile_CN, sent_of in zip(targets, tiles_of(momentum_CN), sent, strict=True):
+                if sent_of is not None:
+                    tile_CN = tile_CN.scatter(1, *sent_of)
                 target_CN.copy_(torch.sign(self._transforms[index].inverse(tile_CN)))
         return signs
+
+    @staticmethod
+    def _sent_tiles(momentum_CN: Tensor, sent: Sent | None) -> Iterator[tuple[Tensor, Tensor] | None]:
+        """Of each tile, the indices and values that were taken from it."""
+        if sent is None:
+            return (None for _ in tiles_of(momentum_CN))
+        return zip(tiles_of(sent.indices), tiles_of(sent.values), strict=True)

@@ -23,8 +23,10 @@ from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.index_code import ContributionError, packed_bytes
 from swarmnet.optimizer.local_steps import LocalSteps, PartStep, rows_of
 from swarmnet.optimizer.moved import exponents
-from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, mean_of, sum_of
+from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, sum_of
+from swarmnet.optimizer.moved.packed_sums import packed
 from swarmnet.optimizer.moved.powers import nibbles_read, nibbles_written
+from swarmnet.optimizer.tiling import Tile, all_tiles
 from swarmnet.rounds.result_table import (
     Contributor,
     Table,
@@ -182,6 +184,9 @@ class Numbers:
         """int64 [C, M]."""
         return self.levels.long() << self.exponents.long()
 
+    def rows(self, rows: slice) -> Numbers:
+        return Numbers(self.exponents[rows], self.levels[rows])
+
     def written(self) -> bytes:
         nibbles = (self.levels.cpu().numpy() + np.int8(MOST + 1)).view(np.uint8)
         return exponents.written(self.exponents) + nibbles_written(nibbles)
@@ -195,6 +200,24 @@ class Numbers:
             raise ContributionError("four bits of a result that say nothing")
         levels = (nibbles.astype(np.int8) - np.int8(MOST + 1)).reshape(count, width)
         return cls(exponents.tensor_of(exponents_C, device), torch.from_numpy(levels).to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """By one result, of some chunks of a plane."""
+
+    rows: slice
+    numbers: Numbers
+    weight: int
+
+    def add_to(self, sum_CM: Tensor, counts_C1: Tensor, tile: Tile) -> None:
+        """To int64 sums of a tile, and to how many each is of."""
+        first, last = max(self.rows.start, tile.first), min(self.rows.stop, tile.last)
+        if first < last:
+            here = slice(first - tile.first, last - tile.first)
+            there = slice(first - self.rows.start, last - self.rows.start)
+            sum_CM[here] += self.numbers.rows(there).units() * self.weight
+            counts_C1[here] += self.weight
 
 
 class ResultTally:
@@ -219,35 +242,27 @@ class ResultTally:
     def step(self, factor: int = WHOLE) -> PartStep:
         """Of each shard the mean; `factor` had its say when the peers stepped."""
         method = self._method
-        if not self._results:
-            return PartStep(method.own, self._round, ())
-        means = [
-            torch.zeros(plane.chunks, method.own.width(plane), dtype=torch.int32, device=method.device)
-            for plane in method.layout.planes
-        ]
         tables = {peer: table for peer, (_, table) in self._results.items()}
         counted = counting(tables, method.draw, self._round)
-        weights = dict.fromkeys(counted, 0)
-        sums: dict[int, list[Tensor]] = {}
-        for peer, shard, numbers in self._numbers():
-            if peer not in counted[shard]:
-                continue
-            weight = len(tables[peer].shards[shard])
-            weights[shard] += weight
-            units = [of_plane.units() * weight for of_plane in numbers]
-            before = sums.setdefault(shard, [torch.zeros_like(of_plane) for of_plane in units])
-            sums[shard] = [one + other for one, other in zip(before, units, strict=True)]
-        for shard, of_planes in sums.items():
-            for plane, mean_CM, sum_CM in zip(method.layout.planes, means, of_planes, strict=True):
-                mean_CM[rows_of(plane, shard, method.shards)] = mean_of(sum_CM, weights[shard]).to(
-                    torch.int32
-                )
-        return PartStep(method.own, self._round, tuple(means))
-
-    def _numbers(self) -> Iterator[tuple[PeerId, int, list[Numbers]]]:
+        said: list[list[_Said]] = [[] for _ in method.layout.planes]
         for peer, (payload, _) in self._results.items():
-            for shard, numbers in self._method.numbers_of(payload):
-                yield peer, shard, numbers
+            for shard, numbers in method.numbers_of(payload):
+                if peer not in counted[shard]:
+                    continue
+                alone = len(counted[shard]) == 1  # Then its mean is the mean, and a small number.
+                weight = 1 if alone else len(tables[peer].shards[shard])
+                for plane, of_plane, so_far in zip(method.layout.planes, numbers, said, strict=True):
+                    so_far.append(_Said(rows_of(plane, shard, method.shards), of_plane, weight))
+        sums = {}
+        for tile in all_tiles(method.layout) if self._results else ():
+            sum_CM = torch.zeros(
+                tile.chunks, method.own.width(tile.plane), dtype=torch.int64, device=method.device
+            )
+            counts_C1 = torch.zeros_like(sum_CM[:, :1])
+            for each in said[tile.number]:
+                each.add_to(sum_CM, counts_C1, tile)
+            sums[tile.start] = packed(sum_CM, counts_C1.clamp_(min=1))
+        return PartStep(method.own, self._round, sums)
 
     def concord(self, me: PeerId) -> None:
         """Sizes are no votes."""

@@ -11,6 +11,7 @@ one round changes what the next ones do, too.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,10 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.method import Method, Tally
-from swarmnet.optimizer.step import Step
+from swarmnet.optimizer.step import Step, add_step
+from swarmnet.optimizer.tiling import all_tiles
 from swarmnet.optimizer.vote_agreement import Concord
 from swarmnet.run.rates import WHOLE
-
-TILE_NUMBERS = 1 << 20
-"""Of units that become floats at a time: 4 MiB beside the vector."""
 
 
 class ReplicaError(RuntimeError):
@@ -49,7 +48,7 @@ class Replica:
         size = method.state.size
         if units.shape != (size,) or units.dtype != torch.int32:
             raise ReplicaError(f"weights are {units.dtype} {tuple(units.shape)}, not int32 ({size},)")
-        self._method = method
+        self._layout, self._method = layout, method
         self._settled = units.clone()
         self._weights = self._settled[: layout.size]
         self._momentum = self._settled[layout.size :] if size > layout.size else None
@@ -106,7 +105,7 @@ class Replica:
         open_round = self._open.get(round)
         if open_round is None or open_round.applied is None:
             raise ReplicaError(f"round {round} cannot settle before it is applied")
-        open_round.applied.add_to(self._weights, self._momentum)
+        add_step(self._weights, open_round.applied, self._layout, self._momentum)
         del self._open[round]
         self.settled_round = round
         return self.digest()
@@ -126,30 +125,33 @@ class Replica:
         return self._settled
 
     def live_floats(self, ahead: bool) -> Tensor:
-        """float32 [layout.size]: `write_live` of a new vector."""
+        """float32 [layout.size]: all `live_tiles`."""
         weights = torch.empty_like(self._weights, dtype=torch.float32)
-        self.write_live(weights, ahead)
+        for start, tile in self.live_tiles(ahead):
+            weights[start : start + len(tile)] = tile
         return weights
 
-    def write_live(self, weights: Tensor, ahead: bool) -> None:
-        """Into float32 [layout.size]: what to compute with, and what this peer moved by itself in it.
-        `ahead`: where the next round is expected to take the weights; meant for the time between this peer's
-        contribution and the application of its round."""
-        units = weights.view(torch.int32)  # The sum is made where its floats will be.
-        units.copy_(self._weights)
+    def live_tiles(self, ahead: bool) -> Iterator[tuple[int, Tensor]]:
+        """What to compute with, and what this peer moved by itself in it: float32, where each tile of the
+        flat vector begins and its numbers. `ahead`: where the next round is expected to take the weights;
+        meant for the time between this peer's contribution and the application of its round."""
         applied = [each.applied for _, each in sorted(self._open.items()) if each.applied is not None]
-        momentum = self._momentum.clone() if self._momentum is not None and applied else None
-        for step in applied:
-            step.add_to(units, momentum)
         next_round = self.applied_round + 1
         lead = self._method.lookahead(next_round, self.factor(next_round)) if ahead else None
-        if lead is not None:
-            lead.add_to(units)
-        for start in range(0, len(weights), TILE_NUMBERS):
-            tile = slice(start, start + TILE_NUMBERS)
-            weights[tile] = to_floats(units[tile])
-        if self._method.own is not None:
-            self._method.own.add_to(weights, self.applied_round)
+        own = self._method.own
+        if own is not None:
+            own.applied(self.applied_round)
+        for tile in all_tiles(self._layout):
+            units_CN = tile.of(self._weights).clone()
+            momentum_CN = None if self._momentum is None else tile.of(self._momentum).clone()
+            for step in applied:
+                step.add_to(units_CN, tile, momentum_CN)
+            if lead is not None:
+                lead.add_to(units_CN, tile)
+            floats_CN = to_floats(units_CN)
+            if own is not None:
+                own.add_to(floats_CN, tile)
+            yield tile.start, floats_CN.view(-1)
 
     def factor(self, round: int) -> int:
         """Of the learning rate of a round that is not settled."""

@@ -1,5 +1,5 @@
-"""Views of a flat vector: its planes, and the tiles of a plane that fit a processor's cache; its padding; and
-how a method cuts it in chunks.
+"""Views of a flat vector: its planes, and the tiles of a plane that fit a processor's cache, or beside all
+that a peer holds; its padding; and how a method cuts it in chunks.
 
 Shapes: C chunks of a plane, N elements of a chunk, R rows and S columns of chunks in a matrix, A rows and B
 columns of one chunk.
@@ -21,6 +21,9 @@ from swarmnet.run.manifest import CutName
 TILE_CHUNKS = 64
 """Most chunks worked on at once: 64 * 4096 float32 are 1 MiB, about a core's second cache. Half of that
 was 10 % slower on a virtual EPYC with 1 MiB per core (calls dominate), twice as much up to 20 % slower."""
+ROUND_CHUNKS = 256
+"""Of a tile of all that a peer holds: 256 * 4096 float32 are 4 MiB beside the vectors. A multiple of 8, so
+that bits which lie one after the other begin with a byte in each."""
 SIDE = 64
 """Longest side of a tile of a matrix (arXiv:2411.19870, section 3)."""
 
@@ -65,7 +68,7 @@ class Runs:
         return chunked
 
 
-class Tiles:
+class MatrixTiles:
     """As DeMo cuts (its paper's reference, `_get_smaller_split`): of each side of a matrix the largest
     divisor up to 64, so that no tile crosses an edge; of a vector likewise. Of a side without such a divisor
     tiles are thin.
@@ -150,13 +153,63 @@ def _room(grid: _Grid) -> int:
 
 
 def cut_of(name: CutName, layout: Layout) -> Cut:
-    return Tiles(layout) if name == "tiles" else Runs(layout)
+    return MatrixTiles(layout) if name == "tiles" else Runs(layout)
 
 
 def factors(chunk: int) -> tuple[int, int]:
     """The two powers of two nearest to each other whose product is `chunk`: 4096 = 64 * 64, 128 = 8 * 16."""
     exponent = log2_exact(chunk)
     return 2 ** (exponent // 2), 2 ** (exponent - exponent // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Some chunks of a plane."""
+
+    number: int
+    """Of the plane."""
+    plane: Plane
+    first: int
+    last: int
+    """Before this chunk it ends."""
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first, self.last)
+
+    @property
+    def chunks(self) -> int:
+        return self.last - self.first
+
+    @property
+    def start(self) -> int:
+        return self.plane.offset + self.first * self.plane.chunk
+
+    @property
+    def stop(self) -> int:
+        return self.plane.offset + self.last * self.plane.chunk
+
+    def of(self, flat: Tensor) -> Tensor:
+        """View [C, N] of a vector [layout.size]."""
+        return flat[self.start : self.stop].view(-1, self.plane.chunk)
+
+    def within(self, start: int, stop: int) -> tuple[int, int]:
+        """What it has of a part of the flat vector, from where to where in that; nothing: not ascending."""
+        return max(start, self.start), min(stop, self.stop)
+
+    def empty_padding(self, tile_CN: Tensor, layout: Layout) -> None:
+        """Numbers of these that belong to no parameter are zero again."""
+        flat = tile_CN.view(-1)
+        for start, stop in layout.padding:
+            if start < self.stop and self.start < stop:
+                flat[max(0, start - self.start) : stop - self.start] = 0
+
+
+def all_tiles(layout: Layout) -> Iterator[Tile]:
+    """In the order of the flat vector."""
+    for number, plane in enumerate(layout.planes):
+        for first in range(0, plane.chunks, ROUND_CHUNKS):
+            yield Tile(number, plane, first, min(first + ROUND_CHUNKS, plane.chunks))
 
 
 def plane_of(flat: Tensor, plane: Plane) -> Tensor:

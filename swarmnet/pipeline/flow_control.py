@@ -15,7 +15,8 @@ No IO. Times in seconds.
 
 from __future__ import annotations
 
-from swarmnet.run.manifest import Manifest
+from swarmnet.model.computing.choices import PLAIN, Computing
+from swarmnet.run.manifest import Manifest, ModelShape
 
 FIRST_WINDOW = 4
 LEAST_WAITING, MOST_WAITING = 2.0, 4.0
@@ -35,23 +36,46 @@ PROBE_EPOCHS = 20
 LEAST_ANSWERS = 8
 """Per epoch, at least: fewer scatter too much."""
 
+FLOAT_BYTES, BF16_BYTES = 4, 2
 GRAPH_SHARE = 1 / 8
 """Of a machine's memory, what the graphs that wait for their gradients may take."""
 
 
-def graph_bytes(manifest: Manifest, stage: int) -> int:
-    """About what a stage keeps of a microbatch from its forward to its backward pass (float32).
+def graph_bytes(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> int:
+    """About what a stage keeps of a microbatch from its forward to its backward pass.
 
-    Within 2 % of what autograd was seen to keep for three shapes, with and without `qk_norm`."""
-    model = manifest.model
+    Within 2 % of what autograd was seen to keep for three shapes, with and without `qk_norm`, in float32."""
+    tokens, layers = manifest.microbatch_tokens, manifest.stages[stage]
+    match computing.recompute:
+        case "none":
+            return tokens * layers * _layer_bytes(manifest.model, computing)
+        case "stage":
+            return tokens * manifest.model.width * FLOAT_BYTES
+        case "layer":
+            return tokens * layers * manifest.model.width * FLOAT_BYTES
+
+
+def graph_at_work(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> int:
+    """More of the one microbatch whose backward pass is computed: what is computed again for it."""
+    layers = {"none": 0, "stage": manifest.stages[stage], "layer": 1}[computing.recompute]
+    return manifest.microbatch_tokens * layers * _layer_bytes(manifest.model, computing)
+
+
+def _layer_bytes(model: ModelShape, computing: Computing) -> int:
+    """Of a token, what a layer keeps for its backward pass."""
     heads = (model.heads + model.key_value_heads) * model.head_width * (2 if model.qk_norm else 1)
-    per_token = 6 * model.width + 2 * heads + 4 * model.active_feed_forward
-    return 4 * manifest.microbatch_tokens * manifest.stages[stage] * per_token
+    feeds = 4 * model.active_feed_forward
+    if computing.dtype == "fp32":
+        return FLOAT_BYTES * (6 * model.width + 2 * heads + feeds)
+    # Hidden states, and what is normed of them, stay float32; what matrices take and give does not.
+    return 2 * FLOAT_BYTES * model.width + BF16_BYTES * (4 * model.width + 2 * heads + feeds)
 
 
-def graphs_that_fit(manifest: Manifest, stage: int, memory_bytes: int) -> int:
+def graphs_that_fit(
+    manifest: Manifest, stage: int, memory_bytes: int, computing: Computing = PLAIN
+) -> int:
     """How many microbatches a peer with so much memory may keep open in this stage; at least one."""
-    return max(1, int(GRAPH_SHARE * memory_bytes) // graph_bytes(manifest, stage))
+    return max(1, int(GRAPH_SHARE * memory_bytes) // graph_bytes(manifest, stage, computing))
 
 
 class Flow:

@@ -7,32 +7,42 @@ for newcomers lie on the disk. No IO.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import is_muons, parameter_shapes
-from swarmnet.pipeline.flow_control import graph_bytes
+from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.own_steps import InnerName
+from swarmnet.run.own_steps import InnerName, OwnSteps, SentName
 
-FLOAT_BYTES = 4
-HELD_BYTES = 4 * FLOAT_BYTES
-"""Per parameter: settled weights, those that are computed with, the gradient, momentum or what was not
-sent."""
-AT_WORK_BYTES = 6
-"""Per parameter, more at times: gradients of the microbatch at hand 4, or a step being made 5 to 6."""
+GRID_BYTES = FLOAT_BYTES
+"""Per parameter: settled weights."""
+WORK_BYTES = {"fp32": FLOAT_BYTES, "bf16": BF16_BYTES}
+"""Weights that are computed with; and the gradient, where each microbatch's is used at once."""
+UNSENT_BYTES = FLOAT_BYTES
+"""Momentum of votes, or what was not sent of own steps."""
+MOMENT_BYTES = BF16_BYTES
+"""Each moment of an optimizer of a peer's own."""
+AT_WORK_BYTES = 2
+"""More at times: one parameter's gradient, or a step being made tile by tile, or the sums of votes."""
 COPY_BYTES = 2 * FLOAT_BYTES
-"""Per parameter: a checkpoint on its way to the disk, a copy of the weights and its floats."""
+"""A checkpoint on its way to the disk, a copy of the weights and its floats."""
 FREED_BYTES = FLOAT_BYTES
-"""Per parameter: freed and not handed back yet, for vectors come and go with each round
-(docs/volunteer.md)."""
-OLD_VERSION_BYTES = FLOAT_BYTES
-"""Per parameter: weights that a microbatch under way was begun with, where it waits for other stages."""
-MOMENTUM_BYTES = 2 * FLOAT_BYTES
-"""Per parameter, where the group has a momentum: the settled one, and a copy for open rounds."""
+"""Freed and not handed back yet, for vectors come and go with each round (docs/volunteer.md)."""
+MOMENTUM_BYTES = FLOAT_BYTES
+"""Where the group has a momentum: the settled one."""
+BOTH_BYTES = 2 * FLOAT_BYTES
+"""At times, where matrices are told by directions and voted on: what waits, as weights, and what leaves."""
+CUT_BYTES = FLOAT_BYTES
+"""At times, where matrices are cut in tiles: the gradient, in their order."""
 SIGN_BYTES = 1
 """Per parameter and open round that was applied: what it did, a sign each."""
+MOVES_BYTES: Mapping[SentName, int] = {"bit": 2, "four-bits": 2, "eight-bits": 4, "largest": 4}
+"""Of own steps, for each parameter that an open round speaks of: the sum of a group. One, where few peers say
+much the same sizes in a bit."""
 ROUNDS_BESIDES = 2
 """Rounds open besides the window's: the one under way and the one that settles next."""
 PROCESS_BYTES = 330_000_000
@@ -63,26 +73,44 @@ class Needs:
         return max(0, (limit - self.process - self.weights) // self.graph)
 
 
-def needs_of(manifest: Manifest, stage: int, process_bytes: int) -> Needs:
+def needs_of(
+    manifest: Manifest, stage: int, process_bytes: int, computing: Computing = PLAIN
+) -> Needs:
     """`process_bytes`: what everything else takes out of the same memory; 0: the stage lies in that of a
     card, where no copy for the disk is."""
     layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
-    each = HELD_BYTES + AT_WORK_BYTES + FREED_BYTES + (COPY_BYTES if process_bytes else 0)
-    each += OLD_VERSION_BYTES if len(manifest.stages) > 1 else 0
-    rounds, sync = manifest.rounds.window + ROUNDS_BESIDES, manifest.sync
+    work, sync, own = WORK_BYTES[computing.dtype], manifest.sync, manifest.sync.own_steps
+    uses_each = own is not None and sync.step_tokens <= manifest.microbatch_tokens
+    gradient = work if uses_each else FLOAT_BYTES
+    each = GRID_BYTES + work + gradient + UNSENT_BYTES + AT_WORK_BYTES + FREED_BYTES
+    copied = 2 if own is not None and own.settles_momentum else 1  # Of momentum as of weights.
+    each += copied * COPY_BYTES if process_bytes else 0
+    each += work if len(manifest.stages) > 1 else 0  # Those that a microbatch under way was begun with.
+    weights = layout.size * each + _of_method(manifest, layout)
+    if own is not None and (process_bytes or computing.moments == "device"):
+        weights += _moments(own.inner, layout)
+    weights += graph_at_work(manifest, stage, computing)
+    return Needs(stage, weights, graph_bytes(manifest, stage, computing), process_bytes)
+
+
+def _of_method(manifest: Manifest, layout: Layout) -> int:
+    """What one method takes and another does not, moments aside."""
+    sync, rounds = manifest.sync, manifest.rounds.window + ROUNDS_BESIDES
     own = sync.own_steps
     if own is None:
-        weights = layout.size * (each + SIGN_BYTES * rounds)
-    else:
-        each += FLOAT_BYTES * (own.rest == "feedback")
-        each += MOMENTUM_BYTES * own.settles_momentum
-        weights = layout.size * each + ceil(layout.size * FLOAT_BYTES * rounds / own.parts)
-        weights += _moments(own.inner, layout)
-    return Needs(stage, weights, graph_bytes(manifest, stage), process_bytes)
+        at_times = BOTH_BYTES * (sync.method == "hybrid") + CUT_BYTES * (sync.cut == "tiles")
+        return layout.size * (SIGN_BYTES * rounds + at_times)
+    kept = UNSENT_BYTES * (own.rest == "feedback") + MOMENTUM_BYTES * own.settles_momentum
+    return layout.size * kept + ceil(layout.size * _open_bytes(own) * rounds / own.parts)
+
+
+def _open_bytes(own: OwnSteps) -> int:
+    """Of a number that an open round speaks of: what was told or held of it, then the round's sum."""
+    return MOVES_BYTES[own.sent] if own.rest == "live" else FLOAT_BYTES
 
 
 def _moments(inner: InnerName, layout: Layout) -> int:
     """Bytes of an optimizer of a peer's own: Muon's one, AdamW's two."""
     matrices = sum(entry.size for entry in layout.entries if is_muons(entry.name, entry.shape))
     muons = matrices if inner == "muon" else 0
-    return FLOAT_BYTES * (muons + 2 * (layout.parameters - muons))
+    return MOMENT_BYTES * (muons + 2 * (layout.parameters - muons))

@@ -39,6 +39,7 @@ from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.sampling import window_starts, windows
 from swarmnet.model.stage_compute import copied
+from swarmnet.optimizer.step import add_step
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Paths, Rounds, Sync
 from swarmnet.run.path_rules import Rules
 
@@ -102,7 +103,7 @@ class Stage:
         payload = method.contribute(compute.use_gradient(torch.clone), self.tokens, self.round, self.peer)
         tally = method.tally(self.round)
         tally.add(self.peer, payload)
-        tally.step().add_to(self.units)
+        add_step(self.units, tally.step(), self.part.layout)
         self.round, self.tokens = self.round + 1, 0
         compute.publish(copied(to_floats(self.units)))
 

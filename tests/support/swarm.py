@@ -46,6 +46,7 @@ from protocols.framing.same_process import Near
 from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.sampling import window_starts, windows
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync, owner_statement
 
@@ -189,6 +190,7 @@ class Swarm:
         compute: Callable[[int], float] | None = None,
         shared: SharedCompute[InlineCompute] | None = None,
         near: Near | None = None,
+        computing: Computing = PLAIN,
         **settings: Any,
     ) -> Member:
         """A peer whose identity follows from its name; `settings` as in `Settings`. `shared`: it computes
@@ -211,7 +213,7 @@ class Swarm:
         def part(manifest: Manifest, stage: int) -> StagePart:
             if self.stub:
                 return stub_part(manifest, note, next(self._lives) << 24)
-            return real_part(manifest, stage)
+            return real_part(manifest, stage, computing=computing)
 
         def worker(settings: Settings) -> Worker:
             own = InlineCompute(compute or COST_SECONDS.__getitem__)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,8 +16,9 @@ from peers.compute.process_memory import give_back, resident_bytes
 from peers.compute.stage_part import StagePart, real_part
 from peers.errors import UserError
 from swarmnet.identifiers import PeerId
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.optimizer.replica import Replica
-from swarmnet.pipeline.flow_control import graph_bytes
+from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of
 from swarmnet.run.manifest import Manifest
 
@@ -42,20 +42,21 @@ class Taken:
     """By swarmnet/resources/memory_estimate.py, in all."""
 
 
-def bench(manifest: Manifest, stage: int) -> Taken:
+def bench(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> Taken:
     """Raises UserError where the system does not tell."""
     _warm_up()
     before = _resident()
-    part = real_part(manifest, stage)
+    part = real_part(manifest, stage, computing=computing)
     peer = _Peer(manifest, stage, part)
     for _ in range(manifest.rounds.window + 2):  # Afterwards as many rounds are open as ever.
         peer.compute()
         peer.play_round()
     held = _resident() - before
-    microbatch = _peak(peer.compute) - graph_bytes(manifest, stage)
+    microbatch = _peak(peer.compute) - graph_bytes(manifest, stage, computing)
+    microbatch -= graph_at_work(manifest, stage, computing)
     round = _peak(peer.play_round)
     size = part.layout.size
-    said = needs_of(manifest, stage, PROCESS_BYTES).weights
+    said = needs_of(manifest, stage, PROCESS_BYTES, computing).weights
     return Taken(part.layout.parameters, held / size, microbatch / size, round / size, said / size)
 
 
@@ -83,7 +84,7 @@ class _Peer:
         self._replica = Replica(part.layout, part.method, part.first_units())
         self._generator = torch.Generator().manual_seed(0)
         self._round = 0
-        part.compute.publish(partial(self._replica.write_live, ahead=False))
+        part.compute.publish(self._replica.live_tiles(ahead=False))
 
     def compute(self) -> None:
         data, model = self._manifest.data, self._manifest.model
@@ -107,7 +108,7 @@ class _Peer:
         replica.concord(round, PEERS[0])
         if round - self._manifest.rounds.window > replica.settled_round:
             replica.settle(replica.settled_round + 1)
-        self._part.compute.publish(partial(replica.write_live, ahead=False))
+        self._part.compute.publish(replica.live_tiles(ahead=False))
         self._round += 1
 
     def _hidden(self) -> torch.Tensor:

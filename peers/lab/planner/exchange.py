@@ -14,6 +14,7 @@ from math import inf
 
 from peers.lab.planner.layout import Layout
 from peers.lab.processes.demo_report import contribution_bytes
+from swarmnet.model.computing.choices import Computing
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.pipeline.flow_control import graph_bytes
@@ -70,7 +71,11 @@ class Exchange:
 
     def memory(self, manifest: Manifest, stage: int) -> int:
         """Bytes of its card that a peer of that stage needs, with one microbatch at a time."""
-        return needs_of(manifest, stage, 0).least
+        return needs_of(manifest, stage, 0, CARD).least
+
+
+CARD = Computing(dtype="bf16")
+"""How peers compute whose memory is that of a card, unless their files say otherwise."""
 
 
 def exchange_of(manifest: Manifest) -> Exchange:

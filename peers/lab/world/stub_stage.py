@@ -23,9 +23,11 @@ from peers.compute.stage_part import StagePart
 from peers.lab.world.world_events import Payload, Returned, Summed
 from peers.telemetry import events as noted
 from swarmnet.identifiers import PeerId
+from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.flat_layout import Layout, layout_of
-from swarmnet.model.stage_compute import Finished, Used
+from swarmnet.model.stage_compute import Finished, Tiles
 from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.tiling import Tile
 from swarmnet.rounds.result_table import (
     MOST_CONTRIBUTORS,
     Contributor,
@@ -160,8 +162,8 @@ class StubStep:
 
     moves: Tensor
 
-    def add_to(self, units: Tensor, momentum: Tensor | None = None) -> None:
-        units += self.moves
+    def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
+        units_CN += tile.of(self.moves)
 
 
 class StubMethod:
@@ -222,8 +224,12 @@ class StubCompute:
         self._open: set[Hashable] = set()
         self._gathered = 0
 
-    def publish(self, write: Callable[[Tensor], None]) -> None:
-        write(torch.empty(SIZE))
+    def publish(self, tiles: Tiles) -> None:
+        for _ in tiles:
+            """It computes with none of them."""
+
+    def warm_up(self, sequences: int, tokens: int) -> None:
+        """Nothing is compiled."""
 
     def forward(
         self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None

@@ -10,9 +10,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.errors import how_to_install
+from peers.config.peer_file import PeerFile
+from peers.errors import UserError, how_to_install
 from peers.tools.doctor.line import Line, gibibytes
 from peers.tools.doctor.machine import pinned
+from swarmnet.model.computing.choices import Computing
 
 NVIDIA, AMD = "0x10de", "0x1002"
 """PCI vendor ids."""
@@ -110,6 +112,17 @@ def judge(found: Graphics, wish: str) -> Line:
             "gpu", "fail", f"device is cuda, but {why}", fix or "set device: cpu in the peer file", data
         )
     return Line("gpu", "warn" if fix and wish != "cpu" else "ok", why, fix if wish != "cpu" else "", data)
+
+
+def as_asked(config: PeerFile) -> tuple[Computing, Line | None]:
+    """How the stage would be computed here, and what keeps it from being computed as the peer file says."""
+    from peers.compute.stage_part import computing_of, device_of
+
+    try:
+        return computing_of(config.compute, device_of(config.device)), None
+    except UserError as error:
+        what, _, fix = str(error).partition("; ")
+        return Computing(), Line("gpu", "fail", what, fix)
 
 
 def unwatched(found: Graphics, wish: str, only_when_idle: bool) -> Line | None:

@@ -118,7 +118,11 @@ def _machine(config: PeerFile, running: bool, report: Report) -> graphics.Graphi
     found = graphics.look()
     report.tell(graphics.torch_line(found))
     if found.torch:
-        report.tell(graphics.judge(found, config.device))
+        judged = graphics.judge(found, config.device)
+        report.tell(judged)
+        refused = graphics.as_asked(config)[1]
+        if refused is not None and judged.level != "fail":
+            report.tell(refused)
         unwatched = graphics.unwatched(found, config.device, config.limits.only_when_idle)
         if unwatched is not None:
             report.tell(unwatched)

@@ -10,6 +10,7 @@ from peers.compute.memory_budget import all_needs, together
 from peers.data.local_text import text_line
 from peers.data.tokens import Tokens
 from peers.tools.doctor.line import Line, gibibytes
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.run.manifest import Manifest
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -25,7 +26,10 @@ class Memory:
     """What the peer file allows where the stage is computed, as in peers/compute/memory_budget.py."""
 
 
-def judge(manifest: Manifest, wish: int | None, free: Memory, text_bytes: int, adjacent: int = 1) -> Line:
+def judge(
+    manifest: Manifest, wish: int | None, free: Memory, text_bytes: int, adjacent: int = 1,
+    computing: Computing = PLAIN,
+) -> Line:  # fmt: skip
     """`wish`: the stage of the peer file, the first of `adjacent` ones; None: the swarm chooses.
     `text_bytes`: what text may take."""
     highest = len(manifest.stages) - adjacent
@@ -38,7 +42,7 @@ def judge(manifest: Manifest, wish: int | None, free: Memory, text_bytes: int, a
             f"stage {wish} is not one of the run's {len(manifest.stages)} (0 to {len(manifest.stages) - 1})"
         )
         return Line("stage", "fail", text, "stage: auto in the peer file")
-    every = all_needs(manifest, CPU if free.gpu_bytes is None else GPU, text_bytes)
+    every = all_needs(manifest, CPU if free.gpu_bytes is None else GPU, text_bytes, computing)
     held = {stage: range(stage, stage + adjacent) for stage in stages}
     needs = {stage: together(every, spans).least for stage, spans in held.items()}
     fitting = [stage for stage, need in needs.items() if _fits(manifest, held[stage], need, free, text_bytes)]
@@ -50,13 +54,14 @@ def judge(manifest: Manifest, wish: int | None, free: Memory, text_bytes: int, a
     what = f"stage {wish} needs" if wish is not None else f"{len(needs)} stages need up to"
     if adjacent > 1:
         what = f"{adjacent} stages from {wish if wish is not None else 'any'} on need up to"
-    text = f"{what} about {gibibytes(largest)}, there are {where}"
+    text = f"{what} about {gibibytes(largest)} in {computing.dtype}, there are {where}"
     if len(fitting) == len(needs):
         return Line("stage", "ok", text, data=data)
     if not fitting:
-        return Line(
-            "stage", "fail", f"{text}: too little for any", "free memory, or use a larger machine", data
-        )
+        fix = "free memory, or use a larger machine"
+        if computing.recompute != "layer":
+            fix += "; compute: {recompute: layer} in the peer file takes less of each microbatch"
+        return Line("stage", "fail", f"{text}: too little for any", fix, data)
     fix = f"stage: {min(fitting, key=needs.__getitem__)} in the peer file"
     return Line("stage", "warn", f"{text}: only {', '.join(map(str, fitting))} fit", fix, data)
 

@@ -35,6 +35,7 @@ from peers.process.sessions import SLOT_SECONDS, daemon_options, keeps_slots, wi
 from peers.telemetry.event_log import read_lately
 from peers.telemetry.events import Started
 from peers.telemetry.said import Listening, NotRelayed, Relayed
+from peers.tools.doctor.gpu import as_asked
 from peers.tools.doctor.line import Line, Tell
 from peers.tools.doctor.reachability import judge, line_of, no_bootstrap
 from peers.tools.doctor.stage_memory import Memory, judge_text
@@ -255,7 +256,9 @@ class Examination:
         text = f"{manifest.name} ({signed.run_id[:16]}...), {stages}, owner {manifest.owner}"
         self.tell(Line("run", "ok", text, data={"run": signed.run_id, "name": manifest.name}))
         wish = None if config.stage == "auto" else config.stage
-        self.tell(judge_stage(manifest, wish, self.subject.free, config.text_limit, config.stages))
+        self.tell(judge_stage(
+            manifest, wish, self.subject.free, config.text_limit, config.stages, as_asked(config)[0]
+        ))
         if config.role == "worker":
             self.tell(await asyncio.to_thread(self._text, manifest, wish))
         if "reachability" in self.wanted:

@@ -83,12 +83,12 @@ class DataPath:
         self.compute = compute
         self.stage_compute = part.compute
         self.work = MicrobatchWork(manifest, stage, part.compute)
-        fitting = min(graphs_that_fit(manifest, stage, memory_bytes(part.device)), part.most_graphs)
+        fitting = graphs_that_fit(manifest, stage, memory_bytes(part.device), part.computing)
+        fitting = min(fitting, part.most_graphs)
         self.neighbourhood = neighbourhood
         self.text = text
         self.flow = Flow(min(in_flight, fitting))
-        self.committed = committed
-        self.note = note
+        self.committed, self.note = committed, note
         self.ledger, self.timings = Ledger(), Timings()
         below = len(manifest.stages) - 1 - stage
         self.is_sibling = neighbourhood.transport.is_near

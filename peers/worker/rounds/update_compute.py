@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from time import perf_counter
 from typing import Protocol
@@ -204,7 +203,7 @@ class UpdateWork:
 
     def publish(self) -> None:
         """Compute with the live weights as they are now."""
-        self.stage_compute.publish(partial(self.replica.write_live, ahead=self._ahead))
+        self.stage_compute.publish(self.replica.live_tiles(self._ahead))
 
     def _step(self, own: OwnSteps) -> None:
         began = perf_counter()

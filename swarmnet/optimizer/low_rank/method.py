@@ -20,7 +20,7 @@ Shapes: R rows and C columns of a matrix; L its longer side, M its shorter, K di
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import torch
@@ -37,7 +37,8 @@ from swarmnet.optimizer.low_rank.momenta import Apart, Chained
 from swarmnet.optimizer.low_rank.subspace import Subspace, subspace
 from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.sign_votes import VoteTally
-from swarmnet.optimizer.step import Step
+from swarmnet.optimizer.step import SignStep
+from swarmnet.optimizer.tiling import Tile
 from swarmnet.optimizer.vote_agreement import Concord
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE, scaled
@@ -95,7 +96,7 @@ class LowRank:
     def tally(self, round: int) -> FactorTally:
         return FactorTally(self, round)
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> Step:
+    def lookahead(self, round: int, factor: int = WHOLE) -> LowRankStep:
         told = self._last[1] if self._last is not None and self._last[0] == round else self._factors(round)
         return self.step_of([told], self.momenta.votes.lookahead(round, factor), round, factor)
 
@@ -110,7 +111,7 @@ class LowRank:
             start = stop
         return factors, payload[start:]
 
-    def step_of(self, set_: list[list[Factor]], rest: Step, round: int, factor: int) -> LowRankStep:
+    def step_of(self, set_: list[list[Factor]], rest: SignStep, round: int, factor: int) -> LowRankStep:
         """Of the factors of a set, and the step of its votes."""
         told = [orthogonal(sum_of(of_matrix)) for of_matrix in zip(*set_, strict=True)]
         rate = learning_rate(self._manifest.sync, round)
@@ -118,7 +119,7 @@ class LowRank:
             scaled(learning_rate_units(rate * branch_share(self._manifest.model, entry.name)), factor)
             for entry in self.matrices
         ]
-        return LowRankStep(self, round, tuple(told), tuple(rates), rest)
+        return LowRankStep(self, round, tuple(told), tuple(rates), self.momenta.placed(rest))
 
     def directions(self, entry: Entry, round: int) -> Subspace:
         return subspace(self._run_id, round, max(entry.shape), self._columns(entry), self._device)
@@ -159,18 +160,30 @@ class LowRankStep:
     """Of each matrix float32 [M, K], integers of 2**-18; none: the set is empty."""
     rates: tuple[int, ...]
     """Units."""
-    rest: Step
+    rest: SignStep
 
-    def add_to(self, units: Tensor, momentum: Tensor | None = None) -> None:
-        method = self.method
-        method.momenta.add_votes(self.rest, units)
-        for entry, told_MK, rate in zip(method.matrices, self.told, self.rates, strict=bool(self.told)):
-            found = method.directions(entry, self.round)
-            spread_RC = as_shaped(spread(told_MK, found), entry).to(torch.float64)
-            size = MATRIX_RMS * sqrt(entry.size / told_MK.shape[1])
-            moved_RC = torch.round(spread_RC * (rate * size * found.scale * 2.0**-TOLD_BITS))
-            place = units[entry.offset : entry.offset + entry.size].view(entry.shape)
-            place.sub_(moved_RC.to(torch.int32))
+    def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
+        self.rest.add_to(units_CN, tile)
+        units = units_CN.view(-1)
+        for entry, told_MK, rate in zip(self.method.matrices, self.told, self.rates, strict=bool(self.told)):
+            start, stop = tile.within(entry.offset, entry.offset + entry.size)
+            if start < stop:
+                moved = self._moved(entry, told_MK, rate, start - entry.offset, stop - entry.offset)
+                units[start - tile.start : stop - tile.start].sub_(moved)
+
+    def _moved(self, entry: Entry, told_MK: Tensor, rate: int, start: int, stop: int) -> Tensor:
+        """int32 [stop - start]: of so many of the parameter's numbers."""
+        found, columns = self.method.directions(entry, self.round), entry.shape[1]
+        first = start // columns
+        rows = slice(first, -(-stop // columns))
+        if entry.shape[0] > columns:
+            spread_RC = spread(told_MK, replace(found, signs=found.signs[rows])).T
+        else:
+            spread_RC = spread(told_MK[rows], found)
+        size = MATRIX_RMS * sqrt(entry.size / told_MK.shape[1])
+        scale = rate * size * found.scale * 2.0**-TOLD_BITS
+        moved_RC = torch.round(spread_RC.to(torch.float64) * scale).to(torch.int32)
+        return moved_RC.reshape(-1)[start - first * columns : stop - first * columns]
 
 
 class FactorTally:

@@ -6,6 +6,7 @@ Shapes: R rows and C columns of a matrix.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import hypot
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from swarmnet.model.flat_layout import Entry, Layout, layout_of
 from swarmnet.optimizer.sign_votes import VoteMethod
-from swarmnet.optimizer.step import Step
+from swarmnet.optimizer.step import SignStep
 from swarmnet.run.manifest import Manifest
 
 
@@ -34,8 +35,8 @@ class Momenta(Protocol):
     def matrices(self) -> Iterable[Tensor]:
         """[R, C] each, to read."""
 
-    def add_votes(self, step: Step, units: Tensor) -> None:
-        """What the votes do, to int32 [layout.size] of the whole stage."""
+    def placed(self, step: SignStep) -> SignStep:
+        """What the votes do, where it is in the whole stage."""
 
 
 class Apart:
@@ -67,11 +68,12 @@ class Apart:
     def matrices(self) -> list[Tensor]:
         return self._matrices
 
-    def add_votes(self, step: Step, units: Tensor) -> None:
-        moved = units.new_zeros(self._layout.size)
-        step.add_to(moved)
-        for there, here in self._places:
-            units[_place(there)] += moved[_place(here)]
+    def placed(self, step: SignStep) -> SignStep:
+        stretches = (
+            replace(stretch, start=there.offset, stop=there.offset + there.size)
+            for stretch, (there, _) in zip(step.stretches, self._places, strict=True)
+        )
+        return SignStep(step.signs, tuple(stretches))
 
 
 class Chained:
@@ -100,8 +102,8 @@ class Chained:
             flat[_place(entry)].view(entry.shape).copy_(change_RC)
         self.votes.add(flat)
 
-    def add_votes(self, step: Step, units: Tensor) -> None:
-        step.add_to(units)
+    def placed(self, step: SignStep) -> SignStep:
+        return step
 
 
 def _place(entry: Entry) -> slice:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.model.fixed_point import UNIT
-from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
+from swarmnet.optimizer.index_code import ContributionError, pack, unpack
 from swarmnet.optimizer.moved import exponents
 from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, Draw
 from swarmnet.optimizer.sparsify import coin_flips
@@ -31,8 +31,8 @@ class Signs:
         return torch.ones_like(self.exponents) << self.exponents
 
     def units(self) -> Tensor:
-        sizes_C1 = self.loudest()
-        return torch.where(self.negative, -sizes_C1, sizes_C1)
+        # Eight times as fast as to choose between two sizes of each chunk.
+        return (1 - 2 * self.negative.view(torch.int8)) * self.loudest()
 
     def rows(self, rows: slice) -> Signs:
         return Signs(self.negative[rows], self.exponents[rows])
@@ -44,8 +44,10 @@ class Signs:
 class Bits:
     """`Code`, 1-bit."""
 
-    def bytes_of(self, chunks: int, width: int) -> int:
-        return chunks + packed_bytes(chunks, width)
+    head = 1
+
+    def bits(self, width: int) -> int:
+        return width
 
     def say(self, moved_CM: Tensor, draw: Draw) -> Signs:
         sizes_C1 = moved_CM.abs().mean(dim=1, keepdim=True) / UNIT

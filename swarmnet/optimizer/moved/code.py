@@ -1,4 +1,5 @@
-"""What every way to tell what a peer moved has to offer, and the mean of what several told.
+"""What every way to tell what a peer moved has to offer, how it lies in a payload, and the sum of what
+several told.
 
 One peer cannot be louder than the others let it: of a chunk no number counts for more than twice the median,
 over the set, of the largest that each says there.
@@ -14,6 +15,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from swarmnet.optimizer.index_code import packed_bytes
 
 LARGEST_EXPONENT = 20
 """Of a power of two, in units of 2**-22: a quarter, more than any weight moves in a round; and a thousand of
@@ -49,10 +52,14 @@ class Moves(Protocol):
 
 
 class Code(Protocol):
-    """One way to tell numbers."""
+    """One way to tell numbers: of all chunks so many bytes, one after the other, then of all so many bits."""
 
-    def bytes_of(self, chunks: int, width: int) -> int:
-        """Exact length of what is written of so many chunks of `width` numbers."""
+    @property
+    def head(self) -> int:
+        """Bytes of each chunk."""
+
+    def bits(self, width: int) -> int:
+        """Of each chunk of `width` numbers."""
 
     def say(self, moved_CM: Tensor, draw: Draw) -> Moves:
         """Of float32 moves what can be told."""
@@ -62,6 +69,25 @@ class Code(Protocol):
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:
         """As `read`, of which nothing is wanted: a payload may be megabytes."""
+
+
+def bytes_of(code: Code, chunks: int, width: int) -> int:
+    """Exact length of what is written of so many chunks of `width` numbers."""
+    return code.head * chunks + packed_bytes(chunks, code.bits(width))
+
+
+def cut(code: Code, data: memoryview, chunks: int, width: int, rows: slice) -> memoryview:
+    """Of what is written of so many chunks what some say, as if it were said of no others. The first of them
+    has a multiple of eight before it, so that its bits begin a byte."""
+    bits, bodies = code.bits(width), data[code.head * chunks :]
+    heads = data[code.head * rows.start : code.head * rows.stop]
+    return memoryview(bytes(heads) + bodies[rows.start * bits // 8 : packed_bytes(rows.stop, bits)])
+
+
+def joined(code: Code, written: Sequence[tuple[int, bytes]]) -> bytes:
+    """The other way: of chunks of one plane, so many each time, all but the last a multiple of eight."""
+    heads = b"".join(data[: code.head * chunks] for chunks, data in written)
+    return heads + b"".join(data[code.head * chunks :] for chunks, data in written)
 
 
 def sum_of(contributions: Sequence[Moves]) -> Tensor:
@@ -77,8 +103,3 @@ def sum_of(contributions: Sequence[Moves]) -> Tensor:
     for units_CM in heard:
         sum_CM += units_CM
     return sum_CM
-
-
-def mean_of(sum_CM: Tensor, count: int) -> Tensor:
-    """The mean of so many, halves upwards."""
-    return torch.div(2 * sum_CM + count, 2 * count, rounding_mode="floor")

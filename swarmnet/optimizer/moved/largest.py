@@ -8,7 +8,7 @@ Shapes: C chunks, M numbers of a chunk that a round speaks of, K told of them, B
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,12 +17,13 @@ from torch import Tensor
 
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import CHUNK
-from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
+from swarmnet.optimizer.index_code import ContributionError, pack, unpack
 from swarmnet.optimizer.moved.code import LARGEST, Draw
 from swarmnet.optimizer.sparsify import TopK
 
 SIZE_BYTES = 4
 SIZES = 2
+HEAD = SIZES * SIZE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,12 @@ class Largest:
     """`Code`, sparse."""
 
     kept_of_4096: int
+    head: int = field(default=HEAD, init=False)
 
     def selection(self, width: int) -> TopK:
         return TopK(width, max(1, self.kept_of_4096 * width // CHUNK))
 
-    def bytes_of(self, chunks: int, width: int) -> int:
-        return SIZES * SIZE_BYTES * chunks + packed_bytes(chunks, self._bits(width))
-
-    def _bits(self, width: int) -> int:
+    def bits(self, width: int) -> int:
         selection = self.selection(width)
         return selection.index_bits + 2 * selection.kept
 
@@ -90,7 +89,7 @@ class Largest:
     def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> Chosen:
         selection, sizes_C2 = self.selection(width), self._sizes(data, chunks)
         kept, index_bits = selection.kept, selection.index_bits
-        bits_CB = unpack(data[SIZES * SIZE_BYTES * chunks :], chunks, self._bits(width))
+        bits_CB = unpack(data[HEAD * chunks :], chunks, self.bits(width))
         negative, large = (
             torch.from_numpy(bits_CB[:, start : start + kept].astype(np.bool_)).to(device)
             for start in (index_bits, index_bits + kept)

@@ -47,8 +47,10 @@ class Multiples:
 class Levels:
     """`Code`, 8-bit."""
 
-    def bytes_of(self, chunks: int, width: int) -> int:
-        return chunks * (1 + width)
+    head = 1
+
+    def bits(self, width: int) -> int:
+        return 8 * width
 
     def say(self, moved_CM: Tensor, draw: Draw) -> Multiples:
         """The smallest step with which the largest number of a chunk is within reach."""

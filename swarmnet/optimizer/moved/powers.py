@@ -60,8 +60,10 @@ class SignedPowers:
 class Powers:
     """`Code`, 4-bit."""
 
-    def bytes_of(self, chunks: int, width: int) -> int:
-        return chunks + -(-chunks * width // 2)
+    head = 1
+
+    def bits(self, width: int) -> int:
+        return 4 * width
 
     def say(self, moved_CM: Tensor, draw: Draw) -> SignedPowers:
         """The nearest powers; what is nearer to nothing than to the smallest is nothing."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 
-from peers.compute.stage_part import real_part
+from peers.compute.stage_part import computing_of, real_part
+from peers.config.compute_file import ComputeFile
 from swarmnet.identifiers import PeerId
+from swarmnet.model.computing.choices import Computing, Recompute
 from swarmnet.optimizer.replica import Replica
-from swarmnet.run.manifest import Manifest, ModelShape, Sync
+from swarmnet.run.manifest import Data, Manifest, ModelShape, Sync
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 
@@ -47,9 +48,35 @@ def test_a_stage_on_a_gpu_computes_and_contributes() -> None:
     manifest = Manifest("gpu", PeerId("nobody"), stages=(2,), model=SHAPE)
     part = real_part(manifest, 0, "cuda")
     replica = Replica(part.layout, part.method, part.first_units().to("cuda"))
-    part.compute.publish(partial(replica.write_live, ahead=False))
+    part.compute.publish(replica.live_tiles(ahead=False))
     tokens_BT = torch.randint(0, 256, (2, 16))
     finished = part.compute.finish("microbatch", tokens_BT, tokens_BT)
     assert finished.tokens == 32
     payload = part.method.contribute(part.compute.use_gradient(torch.clone), 32, 0, PeerId("me"))
     part.method.check(payload)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "stage", "layer"])
+def test_a_stage_on_a_gpu_computes_as_its_peer_file_says(recompute: Recompute, compiles: bool) -> None:
+    """In bf16 by itself, near what the processor computes in float32."""
+    manifest = Manifest(
+        "gpu", PeerId("nobody"), stages=(2,), model=SHAPE, sync=Sync(method="local-steps"),
+        data=Data(sequence_tokens=16, microbatch_sequences=2),
+    )  # fmt: skip
+    tokens_BT = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+    wish = ComputeFile(recompute=recompute, compile=compiles, moments="host")
+    losses = []
+    for device in ("cpu", "cuda"):
+        where = torch.device(device)
+        computing = computing_of(wish, where) if device == "cuda" else Computing()
+        part = real_part(manifest, 0, device, computing)
+        part.compute.warm_up(2, 16)
+        replica = Replica(part.layout, part.method, part.first_units().to(device))
+        part.compute.publish(replica.live_tiles(ahead=False))
+        losses.append(part.compute.finish("microbatch", tokens_BT, tokens_BT).loss_sum)
+        payload = part.compute.use_gradient(
+            lambda gradient, method=part.method: method.contribute(gradient, 32, 0, PeerId("me"))
+        )
+        part.method.check(payload)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)

@@ -12,6 +12,7 @@ import torch
 
 from peers.compute.limits_watch import LimitsWatch
 from peers.compute.machine_use import NoGpu, Nvidia, gpu_use
+from peers.config.compute_file import ComputeFile
 from peers.config.limits import LimitsFile
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
@@ -155,11 +156,12 @@ def test_a_peer_makes_room_for_others_on_its_card_and_not_for_those_on_another(l
 def test_a_worker_says_it_when_it_starts_as_a_warning(library, monkeypatch, only_when_idle):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     said = []
     report = SimpleNamespace(say=lambda event, text, level="info", **_: said.append((event, level, text)))
     config = SimpleNamespace(
         device="cuda", stage="auto", limits=LimitsFile(only_when_idle=only_when_idle),
-        metrics=SimpleNamespace(peak_operations=None), threads=1,
+        metrics=SimpleNamespace(peak_operations=None), threads=1, compute=ComputeFile(dtype="fp32"),
     )  # fmt: skip
     WorkerRole(SimpleNamespace(
         config=config, report=report, siblings=None, metrics=Metrics(process=False),

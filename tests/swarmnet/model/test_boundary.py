@@ -9,6 +9,7 @@ from torch import Tensor
 from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import decode, encode
 from swarmnet.model.boundary import fixed, multiplied_out, orthonormal, projector
+from swarmnet.model.computing.choices import Computing
 from swarmnet.model.decoder import Cache, forward, initial_units
 from swarmnet.model.draws import normal
 from swarmnet.model.fixed_point import to_floats
@@ -45,7 +46,7 @@ def weights_of(shape: ModelShape, span: Span) -> dict[str, Tensor]:
 
 def stage_of(shape: ModelShape, span: Span, recompute: bool = False) -> StageCompute:
     layout = layout_of(parameter_shapes(shape, span))
-    stage = StageCompute(shape, span, layout, "stage" if recompute else "none")
+    stage = StageCompute(shape, span, layout, Computing(recompute="stage" if recompute else "none"))
     stage.publish(copied(to_floats(initial_units(shape, span, layout, 3))))
     return stage
 

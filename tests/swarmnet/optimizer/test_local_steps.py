@@ -11,7 +11,7 @@ from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.inner_step import InnerStep, orthogonal
 from swarmnet.optimizer.local_steps import LocalSteps
-from swarmnet.optimizer.method import method_of
+from swarmnet.optimizer.method import add_own, method_of
 from swarmnet.optimizer.moved.code import LARGEST_EXPONENT
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
@@ -34,7 +34,7 @@ def stepped(seed=0, steps=3):
 def moved_by(method, applied=-1):
     """float32 [layout.size]: what only this peer's weights hold."""
     own = torch.zeros(LAYOUT.size)
-    method.own.add_to(own, applied)
+    add_own(method.own, own, LAYOUT, applied)
     return own
 
 
@@ -71,8 +71,8 @@ def test_own_steps_are_those_of_the_optimizers_that_everybody_knows(name):
     for entry in layout.entries:
         mine = moved[entry.offset : entry.offset + entry.size].view(entry.shape)
         theirs = leaves[entry.name].detach()
-        # Theirs computes Muon's iteration in bf16, with three digits.
-        close = 0.03 if any(leaves[entry.name] is matrix for matrix in matrices) else 1e-4
+        # Theirs computes Muon's iteration in bf16, with three digits; ours keeps its moments so.
+        close = 0.03 if any(leaves[entry.name] is matrix for matrix in matrices) else 3e-3
         assert float((mine - theirs).norm() / theirs.norm()) < close, entry.name
 
 

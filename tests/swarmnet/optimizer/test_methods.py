@@ -15,7 +15,7 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.fixed_point import to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.optimizer.method import METHODS, ContributionError, GradientError, method_of
+from swarmnet.optimizer.method import METHODS, ContributionError, GradientError, add_own, method_of
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.result_table import Contributor, tag_of
 from swarmnet.run.manifest import MethodName, ModelShape
@@ -249,7 +249,7 @@ def test_every_selection_and_transform_descends(method_name, selection, transfor
         """The weights that this peer computes with."""
         floats = to_floats(weights)
         if method.own is not None:
-            method.own.add_to(floats, applied)
+            add_own(method.own, floats, method.own.layout, applied)
         return floats
     first = float(((to_floats(weights) - target) ** 2).sum())
     for round in range(120):

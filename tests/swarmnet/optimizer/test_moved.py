@@ -6,10 +6,11 @@ import torch
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.moved.bits import Bits
-from swarmnet.optimizer.moved.code import LARGEST, LOUDER, Draw, mean_of, sum_of
+from swarmnet.optimizer.moved.code import LARGEST, LOUDER, Draw, bytes_of, cut, joined, sum_of
 from swarmnet.optimizer.moved.largest import Largest
 from swarmnet.optimizer.moved.levels import Levels
 from swarmnet.optimizer.moved.outer_step import OuterStep
+from swarmnet.optimizer.moved.packed_sums import packed
 from swarmnet.optimizer.moved.powers import Powers
 
 CODES = [Bits(), Powers(), Levels(), Largest(64)]
@@ -36,12 +37,24 @@ def read(code, data, chunks, width):
 def test_what_is_written_is_read_and_has_the_promised_length(code, chunks, width):
     moves = code.say(drawn(chunks, width), DRAW)
     data = moves.written()
-    assert len(data) == code.bytes_of(chunks, width)
+    assert len(data) == bytes_of(code, chunks, width)
     code.check(memoryview(data), chunks, width)
     assert torch.equal(read(code, data, chunks, width).units(), moves.units())
     assert read(code, data, chunks, width).written() == data
     assert read(code, data, chunks, width).rows(slice(0, 1)).written() == moves.rows(slice(0, 1)).written()
     assert (moves.units().abs() <= moves.loudest()).all()
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("width", [1, 64, 1024])
+def test_a_plane_is_told_and_read_part_by_part_as_at_once(code, width):
+    moved, parts = drawn(19, width), [slice(0, 8), slice(8, 16), slice(16, 19)]
+    moves = code.say(moved, DRAW)
+    told = [(rows.stop - rows.start, code.say(moved[rows], DRAW).written()) for rows in parts]
+    assert joined(code, told) == moves.written()
+    for rows, (chunks, data) in zip(parts, told, strict=True):
+        assert cut(code, memoryview(moves.written()), 19, width, rows) == data
+        assert torch.equal(read(code, data, chunks, width).units(), moves.units()[rows])
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -93,7 +106,8 @@ def test_nobody_counts_for_more_than_twice_what_the_others_say(code):
 
 
 def test_a_mean_is_rounded_as_everywhere():
-    assert mean_of(torch.tensor([3, -3, 4, 5], dtype=torch.int32), 2).tolist() == [2, -1, 2, 3]
+    sums = torch.tensor([[3, -3, 4, 5]], dtype=torch.int32)
+    assert packed(sums, 2).means().tolist() == [[2, -1, 2, 3]]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from method_cases import PEERS, gradient_of, manifest, shapes_of
 from swarmnet.model.fixed_point import UNIT, to_floats
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.state_layout import MOMENTUM, at_rest, state_of
-from swarmnet.optimizer.method import method_of
+from swarmnet.optimizer.method import add_own, method_of
 from swarmnet.optimizer.replica import Replica, ReplicaError
 from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import empty_padding
@@ -36,7 +36,7 @@ def stepped(settings, seed=0, steps=3):
 def moved_by(method, applied=-1):
     """float32 [LAYOUT.size]: what only this peer's weights hold."""
     own = torch.zeros(LAYOUT.size)
-    method.own.add_to(own, applied)
+    add_own(method.own, own, LAYOUT, applied)
     return own
 
 

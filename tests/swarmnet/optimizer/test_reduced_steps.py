@@ -15,7 +15,7 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.local_steps import LocalSteps
-from swarmnet.optimizer.method import ContributionError, method_of
+from swarmnet.optimizer.method import ContributionError, add_own, method_of
 from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, sum_of
 from swarmnet.optimizer.reduced_steps import MOST, Numbers, ReducedSteps
 from swarmnet.optimizer.replica import Replica
@@ -415,7 +415,7 @@ def test_tiny_layouts_go_through_all_of_it_though_some_shards_have_nothing_to_sa
 
 def own_moves(method, applied):
     own = torch.zeros(LAYOUT.size)
-    method.own.add_to(own, applied)
+    add_own(method.own, own, LAYOUT, applied)
     return own
 
 

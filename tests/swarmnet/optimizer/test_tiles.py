@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.optimizer.tiling import Tiles, cut_of
+from swarmnet.optimizer.tiling import MatrixTiles, cut_of
 from swarmnet.run.manifest import Manifest, ManifestError, Sync, check
 
 SIDES = st.integers(1, 150)
@@ -17,7 +17,7 @@ SIDES = st.integers(1, 150)
 @given(st.lists(st.one_of(st.tuples(SIDES, SIDES), st.tuples(SIDES)), min_size=1, max_size=5))
 def test_what_is_cut_in_tiles_comes_back(shapes):
     layout = layout_of({f"model.layers.{index}.weight": shape for index, shape in enumerate(shapes)})
-    cut = Tiles(layout)
+    cut = MatrixTiles(layout)
     flat = torch.arange(1.0, layout.size + 1)
     for start, stop in layout.padding:
         flat[start:stop] = 0
@@ -32,7 +32,7 @@ def test_what_is_cut_in_tiles_comes_back(shapes):
 
 def test_a_tile_is_a_part_of_its_matrix_and_its_sides_divide_the_matrixs():
     layout = layout_of({"lm_head.weight": (176, 100)})
-    cut, matrix = Tiles(layout), torch.arange(17600.0).view(176, 100)
+    cut, matrix = MatrixTiles(layout), torch.arange(17600.0).view(176, 100)
     flat = torch.zeros(layout.size)
     flat[:17600] = matrix.flatten()
     assert cut.sides == ((44, 50),)

@@ -24,6 +24,7 @@ from peers.tools.model.evaluate import Windows, cut, labels_of, nats_of
 from peers.tools.owner.run_check import tokenizer_beside
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.activation_codec import decode, encode, rounding_of
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.decoder import forward, initial_units
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of
@@ -80,13 +81,16 @@ class Texts:
 class Ground:
     """One model, one text, one seed."""
 
-    def __init__(self, manifest: Manifest, texts: Texts, seed: int) -> None:
+    def __init__(
+        self, manifest: Manifest, texts: Texts, seed: int, computing: Computing = PLAIN
+    ) -> None:
         self.manifest, self.seed = manifest, seed
         self._texts = texts
         stages = range(len(manifest.stages))
         self.layouts = [layout_of(parameter_shapes(manifest.model, manifest.span(stage))) for stage in stages]
         self._computes = [
-            StageCompute(manifest.model, manifest.span(stage), self.layouts[stage]) for stage in stages
+            StageCompute(manifest.model, manifest.span(stage), self.layouts[stage], computing)
+            for stage in stages
         ]
         starts = [sum(layout.size for layout in self.layouts[:stage]) for stage in stages]
         self.slices = [

@@ -20,7 +20,7 @@ from peers.lab.bench.learning.learner import scheduled
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.state_layout import at_rest
-from swarmnet.optimizer.method import Method, method_of
+from swarmnet.optimizer.method import Method, add_own, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.result_table import Contributor, tag_of
@@ -84,7 +84,7 @@ class Rounds:
 
     def _where(self, live: list[Tensor], methods: list[Method]) -> Tensor:
         """float32 [P]: where a peer computes. While rounds are open, ahead by its own momentum; and with what
-        it moved by itself (as Replica.write_live, of a replica that all peers share here)."""
+        it moved by itself (as Replica.live_tiles, of a replica that all peers share here)."""
         settled, found_P = self._replicas[0].settled_round, torch.cat(live)
         leads = self._delay and self._sync.lookahead and self._begun > settled
         for method, layout, part in zip(methods, self._ground.layouts, self._ground.slices, strict=True):
@@ -92,7 +92,7 @@ class Rounds:
             if ahead is not None:
                 found_P[part] += to_floats(dense(ahead, layout))
             if method.own is not None:
-                method.own.add_to(found_P[part], settled)
+                add_own(method.own, found_P[part], layout, settled)
         return found_P
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from peers.errors import UserError
 from peers.lab.planner.exchange import (
+    CARD,
     MOST_OF_A_LINE,
     RESULT_CONTRIBUTIONS,
     exchange_of,
@@ -139,7 +140,7 @@ def test_memory_and_regions_are_told_apart():
 
 def test_memory_per_stage_is_what_peers_are_told_before_they_join():
     answer = plan(THREE, asked("6x500tps@1000/1000"))
-    told = [needs_of(THREE, stage, 0).least for stage in range(3)]
+    told = [needs_of(THREE, stage, 0, CARD).least for stage in range(3)]
     assert list(answer.memory) == told
 
 
@@ -151,14 +152,14 @@ def test_peers_hold_stages_that_fit_and_whoever_fits_nowhere_is_named():
     assert [one.memory for one in placement.left_out] == [4 * 10**8]
     assert len(placement.peers) == 8
     assert {peer.stage for peer in placement.peers[:4]} == {1}, "the small ones, where they fit"
-    answer = plan(THREE, asked("6x500tps@1000/1000:1GB,3x2ktps@1000/1000:0.01GB"))
+    answer = plan(THREE, asked("6x500tps@1000/1000:1GB,3x2ktps@1000/1000:0.005GB"))
     assert sum(answer.peers) == 6
-    assert "NOT TAKING PART: 3 peers of 2,000 tokens/s with 0.01 GB" in render(answer)
+    assert "NOT TAKING PART: 3 peers of 2,000 tokens/s with 0.005 GB" in render(answer)
 
 
 def test_a_stage_that_nobody_has_memory_for_is_said():
-    with pytest.raises(UserError, match=r"no peer has memory .*: 6 peers of 500 tokens/s with 0\.01 GB"):
-        plan(THREE, asked("6x500tps:0.01GB"))
+    with pytest.raises(UserError, match=r"no peer has memory .*: 6 peers of 500 tokens/s with 0\.005 GB"):
+        plan(THREE, asked("6x500tps:0.005GB"))
     with pytest.raises(UserError, match=r"stage 0, which takes 0\.9 GB"):
         placed(replace(THREE, stages=(3, 1)), asked("4x500tps:0.6GB"), [int(0.9e9), int(0.5e9)])
 

@@ -9,7 +9,7 @@ from typed import refused
 
 from peers.config.run_file import load_manifest
 from peers.errors import UserError
-from peers.lab.planner.exchange import exchange_of, parameters_of
+from peers.lab.planner.exchange import CARD, exchange_of, parameters_of
 from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import lay_out
 from peers.lab.planner.question import Question
@@ -121,7 +121,7 @@ def test_a_model_that_fits_nobody_is_cut_in_as_few_stages_as_fit():
     wide = ModelShape(width=512, layers=8, heads=8, feed_forward=2048)
     run = Manifest("run", PeerId("owner"), stages=(8,), model=wide)
     halves = Shape((4, 4), 4, "everyone", 65_536, step_tokens=512).manifest(run)
-    memory = max(needs_of(halves, stage, 0).least for stage in range(2))
+    memory = max(needs_of(halves, stage, 0, CARD).least for stage in range(2))
     found = search(run, asked(f"16x2ktps@20/2:{memory / 1e9:.3f}GB"))
     assert len(found.found[0].shape.stages) == 2
     assert max(found.found[0].answer.memory) <= 1.001 * memory

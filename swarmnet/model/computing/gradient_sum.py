@@ -1,0 +1,61 @@
+"""The sum of microbatches' gradients, added to while backward still runs.
+
+Each parameter's is added as it is found, then let go: no microbatch's gradient is ever in memory as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from swarmnet.model.flat_layout import Layout, views_of
+from swarmnet.model.sizes import MOST_NORM
+
+Used = TypeVar("Used")
+
+
+class GradientSum:
+    """Of one stage. What it takes in is finite and bounded, whoever sent the microbatch."""
+
+    def __init__(self, layout: Layout, device: torch.device, number: torch.dtype) -> None:
+        self._flat = torch.zeros(layout.size, dtype=number, device=device)
+        self._views = views_of(self._flat, layout)
+        self._squares = torch.zeros((), device=device)
+        """Of all numbers of the gradient at hand, as far as backward has come."""
+
+    def follow(self, name: str, leaf: Tensor) -> None:
+        """Add what backward finds for this leaf, which is the parameter `name`."""
+        take = partial(self._take, self._views[name])
+        leaf.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+
+    def add_gradient_of(self, loss: Tensor, leaves: list[Tensor]) -> bool:
+        """Run backward; whether the gradient was finite and small enough to be summed. Else what was found
+        after the number that was not is left out."""
+        self._squares.zero_()
+        torch.autograd.backward(loss, inputs=leaves)
+        return bool(self._within())  # The one wait for the device.
+
+    def use(self, use: Callable[[Tensor], Used]) -> Used:
+        """What `use` makes of the sum since the last call: [layout.size], zero in the padding, and
+        zero again afterwards, whatever comes of it."""
+        try:
+            return use(self._flat)
+        finally:
+            self._flat.zero_()
+
+    def _take(self, sum: Tensor, leaf: Tensor) -> None:
+        gradient, leaf.grad = leaf.grad, None
+        assert gradient is not None, "this is called when it is there"
+        self._squares += torch.linalg.vector_norm(gradient, dtype=torch.float32).square()
+        if gradient.device.type != "cpu":  # Where asking would wait for the device.
+            sum += torch.where(self._within(), gradient, 0)
+        elif self._within():
+            sum += gradient
+
+    def _within(self) -> Tensor:
+        """No comparison with NaN is true."""
+        return self._squares <= MOST_NORM**2
