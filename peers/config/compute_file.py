@@ -28,5 +28,5 @@ class ComputeFile(BaseModel):
     takes part. Only on a GPU, and not layers of experts."""
     moments: MomentsPlace = "device"
     """Where a peer that steps by itself (sync.method: local-steps and its like) keeps its optimizer's
-    moments, 2 to 4 bytes a parameter: host is the machine's memory instead of the card's. They then cross to the card
-    and back with each of its steps."""
+    moments, 2 to 4 bytes a parameter: host is the machine's memory instead of the card's. They then cross to
+    the card and back with each of its steps."""

@@ -29,6 +29,7 @@ from protocols.messages.table import PeerRecord
 from protocols.signed.identity import load as load_identity
 from protocols.signed.invites import invite_text, seal_invite
 from protocols.signed.records import SignedRecord
+from swarmnet.model.computing.choices import PLAIN
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.optimizer.method import METHODS, method_of
@@ -80,7 +81,7 @@ def test_a_run_is_joined_from_a_url_and_the_file_can_be_read_by_people(swarmnet,
     assert "Ctrl+C leaves politely" in err
     assert load(config.state / "peer.yaml").bootstrap == (BOOTSTRAP,)
     assert (config.state / "run.json").read_text() == published_text(SIGNED)
-    optional = text[text.index("# limits") :].replace("# ", "", 1).replace("\n#", "\n")
+    optional = text[text.index("# limits") :].replace("# ", "", 1).replace("\n# ", "\n")
     (config.state / "peer.yaml").write_text(text[: text.index("# Take")] + optional)
     again = load(config.state / "peer.yaml")
     assert again.limits == LimitsFile(
@@ -397,7 +398,7 @@ def test_what_was_found_is_said_in_a_few_lines():
     records = {"a": record(0), "b": record(1, loss=None, round=9), "c": record(2, "paused", 99.0)}
     assert swarm_line(records) == "swarm  3 peers, 2 training, round 8, loss 3.000 (as they say)"
     needs = all_needs(manifest, pytest.importorskip("torch").device("cpu"), 0)[1]
-    line = machine_line(range(1, 2), needs, 5, 8 << 30, True, "cpu")
+    line = machine_line(range(1, 2), needs, 5, 8 << 30, True, "cpu", PLAIN)
     most = gib(needs.least + 4 * needs.graph)
     assert f"with one microbatch under way and {most} with the most, 5 at a time; limits.memory" in line
     limits = LimitsFile(upload=20_000.0, hours="22:00-08:00")

@@ -131,7 +131,7 @@ def test_a_model_that_fits_nobody_is_cut_in_as_few_stages_as_fit():
 
 def test_what_no_shape_helps_is_said():
     with pytest.raises(UserError, match="no shape"):
-        search(RUN, asked("8x2ktps:0.01GB"))
+        search(RUN, asked("8x2ktps:0.005GB"))
     with pytest.raises(UserError, match="speed of every class"):
         search(RUN, Question(peer_classes("8")))
 
