@@ -49,8 +49,12 @@ async def measure_tokens(folder, net, arguments):
         after = net.stats() if net else None
     finally:
         await swarm.stop()
-    committed = [event for _, event in events(folder, "committed") if began < event.time <= ended]
-    first = [event for event in committed if arguments.stages == 1 or "answered" in event.fields]
+    origins = {f"peer-{place}" for place, stage in enumerate(swarm.stages(), start=1) if stage == 0}
+    first = [
+        event
+        for name, event in events(folder, "committed")
+        if name in origins and began < event.time <= ended
+    ]
     applied = [event for _, event in events(folder, "applied") if began < event.time <= ended]
     seconds = ended - began
     found = {
