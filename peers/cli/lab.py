@@ -7,12 +7,13 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from peers.config.atomic_files import require_free, write_atomically
 from peers.errors import UserError
+from swarmnet.model.computing.choices import Computing, DtypeName, Recompute
 from swarmnet.run.manifest import MethodName
 
 if TYPE_CHECKING:
@@ -57,23 +58,18 @@ def transfer(
 def memory(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")],
     stage: Annotated[int, typer.Option(min=0, help="Which of its stages.")] = 0,
-    dtype: Annotated[str, typer.Option(help="As compute.dtype of the peer file: fp32 or bf16.")] = "fp32",
-    recompute: Annotated[str, typer.Option(help="As compute.recompute: none, stage, layer.")] = "none",
+    dtype: Annotated[DtypeName, typer.Option(help="As compute.dtype of the peer file.")] = "fp32",
+    recompute: Annotated[Recompute, typer.Option(help="As compute.recompute.")] = "none",
 ) -> None:
     """Bytes per parameter that a stage takes in this machine's memory, beside what peers say before."""
     from peers.config.run_file import load_manifest
     from peers.lab.bench.memory import bench, render
     from swarmnet.identifiers import PeerId
-    from swarmnet.model.computing.choices import Computing, DtypeName, Recompute
-
-    if dtype not in ("fp32", "bf16") or recompute not in ("none", "stage", "layer"):
-        raise UserError(f"--dtype {dtype} --recompute {recompute}: fp32 or bf16; none, stage or layer")
 
     manifest = load_manifest(run_file, PeerId(""), {})
     if stage >= len(manifest.stages):
         raise UserError(f"--stage {stage}: {run_file} has stages 0 to {len(manifest.stages) - 1}")
-    computing = Computing(cast(DtypeName, dtype), cast(Recompute, recompute))
-    typer.echo(render(bench(manifest, stage, computing)))
+    typer.echo(render(bench(manifest, stage, Computing(dtype, recompute))))
 
 
 def group(

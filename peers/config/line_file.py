@@ -41,5 +41,6 @@ def _measured(state: Path) -> Line:
 
 
 def _rate(value: object) -> float:
-    plain = isinstance(value, int | float) and isfinite(value) and 1 <= value < 2**62
-    return float(value) if plain else inf  # type: ignore[arg-type]
+    if isinstance(value, int | float) and isfinite(value) and 1 <= value < 2**62:
+        return float(value)
+    return inf

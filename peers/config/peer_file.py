@@ -97,12 +97,11 @@ def _checked_invites(text: str) -> str:
     return text
 
 
-def _archive(url: str, info: ValidationInfo) -> str:
+def _path_or_url(url: str, info: ValidationInfo) -> str:
     return str(_resolve(Path(url), info)) if url and "://" not in url else url
 
 
-ArchiveUrl = Annotated[str, AfterValidator(_archive), Shown("path | URL")]
-TextPlace = Annotated[str, AfterValidator(_archive), Shown("path | URL")]
+PathOrUrl = Annotated[str, AfterValidator(_path_or_url), Shown("path | URL")]
 InviteText = Annotated[str, AfterValidator(_checked_invites), Shown("text")]
 FilePath = Annotated[Path, AfterValidator(_resolve), Shown("path")]
 RunReference = Annotated[str, AfterValidator(_run), Shown("run id | path of a published run file")]
@@ -265,7 +264,7 @@ class PeerFile(BaseModel):
     invite: InviteText = ""
     """What the run's owner handed out (`swarmnet invite`), where the run takes peers by invite only. For
     several stages one for each, with spaces between them, unless it lets in whoever shows it."""
-    archive: ArchiveUrl = ""
+    archive: PathOrUrl = ""
     """A folder, or a URL that fsspec opens. An archivist keeps the run there. A worker starts from there when
     nobody of its stage is in the swarm and its own checkpoint is older."""
     from_seed: bool = False
@@ -275,7 +274,7 @@ class PeerFile(BaseModel):
     """How an archivist archives."""
     evaluating: EvaluatingFile = EvaluatingFile()
     """What an evaluator scores, and how often."""
-    text: dict[str, TextPlace] = Field(default_factory=dict)
+    text: dict[str, PathOrUrl] = Field(default_factory=dict)
     """Where this machine keeps a data source of the run, by the source's name: a file or folder; of a run
     that is read in epochs also a URL that fsspec opens (https://, s3://, ...)."""
     tokenizer: FilePath | None = None

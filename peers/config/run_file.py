@@ -31,9 +31,9 @@ from swarmnet.run.manifest import (
     Manifest,
     ManifestError,
     Source,
-    check,
     owner_statement,
 )
+from swarmnet.run.manifest_check import check
 
 if TYPE_CHECKING:
     from protocols.signed.identity import Identity

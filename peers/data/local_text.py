@@ -7,6 +7,7 @@ machine without it holds any other stage, and never moves to that one.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,6 +193,14 @@ class Tokenizing:
         """`now`: seconds."""
         self.say, self.now, self.what = say, now, what
         self.began = self.told = now()
+
+    def from_thread(self, loop: asyncio.AbstractEventLoop) -> Progress:
+        """`progress`, for another thread than the loop's."""
+
+        def progress(done: int, all: int) -> None:
+            loop.call_soon_threadsafe(self.progress, done, all)
+
+        return progress
 
     def progress(self, done: int, all: int) -> None:
         """So many bytes of the text are tokens."""

@@ -59,7 +59,7 @@ def tokens_on_disk(
     """The tokens of a text by a tokenizer.json, or None: bytes; kept in a peer's state folder. Raises
     TextError: no text, a tokenizer that does not fit, a full disk."""
     opened = open_tokenizer(tokenizer, vocabulary, end_of_text)
-    key = hash_of(text, tokenizer, opened.end)
+    key = _hash_of(text, tokenizer, opened.end)
     folder, dtype = state / FOLDER, dtype_for(opened.vocabulary)
     newest = _newest(folder)
     if newest.get("hash") == key:
@@ -139,7 +139,7 @@ class Digest:
         return whole.hexdigest()
 
 
-def hash_of(text: Text, tokenizer: Path | None, end: Ending) -> str:
+def _hash_of(text: Text, tokenizer: Path | None, end: Ending) -> str:
     """`Digest` of all of it."""
     digest = Digest(tokenizer, end)
     for block in text.blocks():

@@ -73,7 +73,7 @@ class Checkpoint:
             tensor = self.tensors.get(entry.name)
             if tensor is None or tuple(tensor.shape) != entry.shape:
                 raise CheckpointError(f"the checkpoint of stage {self.stage} has no fitting {entry.name}")
-            units[entry.offset : entry.offset + entry.size] = to_units(tensor.flatten())
+            units[entry.place] = to_units(tensor.flatten())
         return units
 
 
@@ -102,7 +102,7 @@ def content(
     """What a checkpoint file holds."""
     tensors = {}
     for entry in layout.entries:
-        values = units[entry.offset : entry.offset + entry.size]
+        values = units[entry.place]
         tensor = to_floats(values)
         if not torch.equal(to_units(tensor), values):
             tensor = values.to(torch.float64) * UNIT

@@ -345,13 +345,9 @@ class WorkerRole(Role):
             return await reading.open(signed, withdrawn)
         process, config, loop = self.process, self.process.config, asyncio.get_running_loop()
         seed, tokenizing = part_of_text(process.identity.public_key), Tokenizing(process.say, loop.time)
-
-        def progress(done: int, all: int) -> None:
-            loop.call_soon_threadsafe(tokenizing.progress, done, all)
-
         process.say("text", f"reads the run's text: {text_here(signed.manifest, config)}")
         read = await asyncio.to_thread(
-            read_text_here, signed.manifest, config, seed, withdrawn, progress
+            read_text_here, signed.manifest, config, seed, withdrawn, tokenizing.from_thread(loop)
         )
         for warning in read.reading.warnings():
             process.report.say("text", warning, level="warning")

@@ -61,6 +61,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import (  # noqa: E402
 from hivemind.proto import dht_pb2, p2pd_pb2  # noqa: E402
 from hivemind.utils import MSGPackSerializer  # noqa: E402
 from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
+from hivemind.utils.timed_storage import ValueWithExpiration  # noqa: E402
 
 __all__ = [
     "DHTID",
@@ -74,6 +75,7 @@ __all__ = [
     "P2PHandlerError",
     "PeerID",
     "StreamInfo",
+    "ValueWithExpiration",
     "dht_pb2",
     "p2pd_pb2",
     "read_pbmsg_safe",

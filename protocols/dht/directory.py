@@ -12,6 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from protocols.daemon.hivemind_imports import (
     DHTID,
@@ -19,6 +20,7 @@ from protocols.daemon.hivemind_imports import (
     DictionaryDHTValue,
     MSGPackSerializer,
     PeerID,
+    ValueWithExpiration,
     dht_pb2,
 )
 from protocols.daemon.p2pd import DAEMON_ERRORS, NOT_TRIED, Daemon
@@ -270,8 +272,7 @@ class DhtDirectory:
         late = False
         try:
             async with asyncio.timeout(deadline_seconds):
-                await self._come_back()
-                found = await self._node.get(stage_key(run, stage), latest=True)
+                found = await self._get(stage_key(run, stage))
         except TimeoutError:
             found, late = None, True
         entries = found.value.values() if found is not None and isinstance(found.value, dict) else ()
@@ -297,8 +298,7 @@ class DhtDirectory:
         """See `Directory.get_manifest`; with the owner's signature, as it was put."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                await self._come_back()
-                found = await self._node.get(manifest_key(run))
+                found = await self._get(manifest_key(run), latest=False)
         except TimeoutError:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s") from None
         if found is None or not isinstance(found.value, bytes):
@@ -318,8 +318,7 @@ class DhtDirectory:
         key, late = order_key(run, owner), False
         try:
             async with asyncio.timeout(deadline_seconds):
-                await self._come_back()
-                await self._node.get(key, latest=True)
+                await self._get(key)
         except TimeoutError:
             late = True
         seen = self._gate.orders.get(key_id(key))  # The gate has looked at every answer.
@@ -339,8 +338,7 @@ class DhtDirectory:
         """See `Directory.listings`."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                await self._come_back()
-                found = await self._node.get(RUNS_KEY, latest=True)
+                found = await self._get(RUNS_KEY)
         except TimeoutError:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s") from None
         entries = found.value.values() if found is not None and isinstance(found.value, dict) else ()
@@ -367,6 +365,12 @@ class DhtDirectory:
         asked = list(dict.fromkeys([*self.linked(), *self._named]))[:MOST_PINGED]
         await asyncio.gather(*(self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in asked))
 
+    async def _get(self, key: bytes, latest: bool = True) -> ValueWithExpiration[Any] | None:
+        """What is stored there, as far as the nearest nodes know; None: nothing."""
+        await self._come_back()
+        found: ValueWithExpiration[Any] | None = await self._node.get(key, latest=latest)
+        return found
+
     async def _store(
         self, key: bytes, value: bytes, expires: float, subkey: str | None, deadline_seconds: float
     ) -> bool:
@@ -389,8 +393,7 @@ class DhtDirectory:
             return True
         try:
             async with asyncio.timeout_at(until):
-                await self._come_back()
-                found = await self._node.get(key, latest=True)
+                found = await self._get(key)
         except TimeoutError:
             return False
         if found is None or found.value != value:

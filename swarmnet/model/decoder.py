@@ -15,6 +15,7 @@ K key-value heads, W head width, F feed-forward, V vocabulary, R numbers that cr
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,7 +55,7 @@ def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> T
     for entry in layout.entries:
         if shapes[entry.name] != entry.shape:
             raise ValueError(f"{entry.name}: layout has {entry.shape}, model {shapes[entry.name]}")
-        values = units[entry.offset : entry.offset + entry.size]
+        values = units[entry.place]
         if len(entry.shape) == 1:
             values.fill_(round(1 / UNIT))
         else:
@@ -120,14 +121,14 @@ def forward(
     if span.has_embedding:
         tokens_BT, hidden_BTD = inputs, embedded(weights[EMBEDDING], shape, inputs)
     start, length = cache.length if cache is not None else 0, hidden_BTD.shape[1]
-    rotation = _rotation(shape, start, length, hidden_BTD.device)
+    rotation, of_layers = _rotation(shape, start, length, hidden_BTD.device), _by_layer(weights)
     for layer in range(span.first, span.stop):
         if layer in shape.boundary.after:
             assert tokens_BT is not None, "hidden states behind a narrow boundary do not tell their tokens"
             if layer > span.first:  # It stands inside this span.
                 hidden_BTD = leave(weights, shape, layer, hidden_BTD, tokens_BT)
             hidden_BTD = enter(weights, shape, layer, hidden_BTD, tokens_BT)
-        members = _members(weights, layer) | directions(shape, layer, hidden_BTD.device)
+        members = of_layers[layer] | directions(shape, layer, hidden_BTD.device)
         if cache is not None:
             hidden_BTD = one_layer(members, shape, hidden_BTD, rotation, partial(cache.extend, layer))
         else:
@@ -142,14 +143,14 @@ def forward(
     return hidden_BTD
 
 
-def _members(weights: Mapping[str, Tensor], layer: int) -> dict[str, Tensor]:
-    """Of a layer, `mlp.up_proj` and so on: what it is called by does not tell which layer it is."""
-    before, after = f"model.layers.{layer}.", ".weight"
-    return {
-        name.removeprefix(before).removesuffix(after): tensor
-        for name, tensor in weights.items()
-        if name.startswith(before)
-    }
+def _by_layer(weights: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    """Of each layer `mlp.up_proj` and so on: what a member is called by does not tell its layer."""
+    found: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in weights.items():
+        if name.startswith("model.layers."):
+            _, _, layer, member = name.split(".", 3)
+            found[int(layer)][member.removesuffix(".weight")] = tensor
+    return found
 
 
 def one_layer(
@@ -165,9 +166,9 @@ def one_layer(
     hidden_BTD = hidden_BTD + written(members, attended_BTD)
     normed_BTD = _norm(hidden_BTD, members["post_attention_layernorm"], shape)
     if shape.experts.count:
-        said_ND = mixture(members.__getitem__, shape, normed_BTD.flatten(0, 1))
+        said_ND = mixture(members, shape, normed_BTD.flatten(0, 1))
         return hidden_BTD + said_ND.view_as(hidden_BTD)
-    return hidden_BTD + written(members, feed_forward(members.__getitem__, "mlp.", normed_BTD))
+    return hidden_BTD + written(members, feed_forward(members, "mlp.", normed_BTD))
 
 
 def _attention(

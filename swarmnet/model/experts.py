@@ -11,8 +11,7 @@ expert.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -22,26 +21,26 @@ from swarmnet.model.linear import linear, products
 from swarmnet.run.manifest import ModelShape
 
 
-def mixture(weight: Callable[[str], Tensor], shape: ModelShape, x_ND: Tensor) -> Tensor:
-    """What the experts of a layer add to its tokens: [N, D]. `weight`: of the layer, by its name there."""
-    shares_NE = linear(x_ND, weight("mlp.gate")).float().softmax(dim=-1)
+def mixture(members: Mapping[str, Tensor], shape: ModelShape, x_ND: Tensor) -> Tensor:
+    """What the experts of a layer add to its tokens: [N, D]. `members`: its weights, by their names there."""
+    shares_NE = linear(x_ND, members["mlp.gate"]).float().softmax(dim=-1)
     weights_NA, chosen_NA = shares_NE.topk(shape.experts.active, dim=-1)
     weights_NA = (weights_NA / weights_NA.sum(dim=-1, keepdim=True)).to(x_ND.dtype)
     sum_ND = torch.zeros_like(x_ND)
     for expert in range(shape.experts.count):
         tokens_S, places_S = (chosen_NA == expert).nonzero(as_tuple=True)
-        said_SD = feed_forward(weight, f"mlp.experts.{expert}.", x_ND[tokens_S])
-        sum_ND = sum_ND.index_add(0, tokens_S, said_SD * weights_NA[tokens_S, places_S, None])
+        said_SD = feed_forward(members, f"mlp.experts.{expert}.", x_ND[tokens_S])
+        sum_ND.index_add_(0, tokens_S, said_SD * weights_NA[tokens_S, places_S, None])
     if not (torch.is_grad_enabled() and shape.experts.balance):
         return sum_ND
     added: Tensor = _WithLoss.apply(sum_ND, _unevenness(shape, shares_NE, chosen_NA))  # type: ignore[no-untyped-call]
     return added
 
 
-def feed_forward(weight: Callable[[str], Tensor], which: str, x: Tensor) -> Tensor:
+def feed_forward(members: Mapping[str, Tensor], which: str, x: Tensor) -> Tensor:
     """SwiGLU (arXiv:2002.05202): [..., D] to [..., D]; `which`: what its weights' names begin with."""
-    gate_F, up_F = products(x, weight(f"{which}gate_proj"), weight(f"{which}up_proj"))
-    return linear(functional.silu(gate_F) * up_F, weight(f"{which}down_proj"))
+    gate_F, up_F = products(x, members[f"{which}gate_proj"], members[f"{which}up_proj"])
+    return linear(functional.silu(gate_F) * up_F, members[f"{which}down_proj"])
 
 
 def _unevenness(shape: ModelShape, shares_NE: Tensor, chosen_NA: Tensor) -> Tensor:
@@ -54,16 +53,13 @@ def _unevenness(shape: ModelShape, shares_NE: Tensor, chosen_NA: Tensor) -> Tens
     return scale * (load_E * shares_NE.mean(dim=0)).sum()
 
 
-class _Context(Protocol): ...
-
-
 class _WithLoss(torch.autograd.Function):
     """`x` as it is; going back, `loss` gets the gradient 1, as if it were added to the loss of the model."""
 
     @staticmethod
-    def forward(context: _Context, x: Tensor, loss: Tensor) -> Tensor:
+    def forward(context: object, x: Tensor, loss: Tensor) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def backward(context: _Context, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(context: object, gradient: Tensor) -> tuple[Tensor, Tensor]:
         return gradient, gradient.new_ones(())

@@ -25,7 +25,7 @@ SMALLEST_CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One parameter: `flat[offset : offset + size].view(shape)`."""
+    """One parameter: `flat[place].view(shape)`."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,6 +35,11 @@ class Entry:
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    @property
+    def place(self) -> slice:
+        """In the flat vector."""
+        return slice(self.offset, self.offset + self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +79,7 @@ class Layout:
 
 def views_of(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Each parameter in a vector [layout.size]."""
-    return {
-        entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
-        for entry in layout.entries
-    }
+    return {entry.name: flat[entry.place].view(entry.shape) for entry in layout.entries}
 
 
 def block_of(name: str) -> str:

@@ -62,15 +62,14 @@ class InnerStep:
         """Move by a gradient times the gain of each block. A rate of 0 moves nothing but warms the
         moments."""
         for entry, rule in self._rules:
-            place = slice(entry.offset, entry.offset + entry.size)
-            gradient = gradient_P[place].view(entry.shape).float() * gains[entry.block]
+            gradient = gradient_P[entry.place].view(entry.shape).float() * gains[entry.block]
             if entry.name not in self._kept:
                 where = self.moments_lie_on or gradient.device
                 empty = torch.zeros(rule.moments, *entry.shape, dtype=torch.bfloat16, device=where)
                 self._kept[entry.name] = list(empty)
             kept = self._kept[entry.name]
             moments = [moment.to(gradient.device, torch.float32) for moment in kept]
-            rule(moved_P[place].view(entry.shape), gradient, rate, moments)
+            rule(moved_P[entry.place].view(entry.shape), gradient, rate, moments)
             for old, new in zip(kept, moments, strict=True):
                 old.copy_(new)
 

@@ -113,11 +113,11 @@ class MatrixTiles:
 
     def _views(self, flat: Tensor, chunked: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Of each parameter its numbers in both vectors, in one order."""
-        for entry, grid, place in self._places:
-            inner = flat[entry.offset : entry.offset + entry.size]
+        for entry, grid, there in self._places:
+            inner = flat[entry.place]
             (rows, columns), (height, width) = grid.tiles, grid.tile
             inner_RASB = inner.view(rows, height, columns, width)
-            tiles_CN = chunked[place.offset : place.offset + place.size].view(place.shape)
+            tiles_CN = chunked[there.place].view(there.shape)
             yield inner_RASB.transpose(1, 2), tiles_CN[:, : height * width].view(rows, columns, height, width)
 
 

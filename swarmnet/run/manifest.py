@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from math import cos, inf, pi
+from math import cos, pi
 from typing import Literal
 
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, Rounding, encoded_bytes, token_bytes
-from swarmnet.run.boundary import Boundary, contradictions
+from swarmnet.run.boundary import Boundary
 from swarmnet.run.own_steps import AUTHORS, OUTER, InnerName, OwnSteps, RestName, SentName
 from swarmnet.run.path_rules import Rules
 
@@ -34,8 +34,6 @@ class ManifestError(ValueError):
 
 ADDED = "added"
 """Marks a key that the first published runs did not have."""
-MOST_EXPERTS = 1024
-"""Twice what the largest published mixtures have in a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,15 +408,6 @@ def _told(value: object) -> object:
     return [_told(item) for item in value] if isinstance(value, tuple) else value
 
 
-MOST_RANK = 1024
-"""What a step's exact sums have room for (swarmnet/optimizer/low_rank/exact.py)."""
-MOST_SHARDS = 64
-"""Of a sharded exchange: more are smaller than what surrounds them."""
-MOST_BODY_BYTES = 32 << 20
-"""Two of them on their way fill a link: it keeps 64 MiB until they are acknowledged, and refuses more. A
-microbatch of 2,048 tokens of width 4096 takes 17 MB."""
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """The slice of the model that one stage holds: layers [first, stop)."""
@@ -427,138 +416,6 @@ class Span:
     stop: int
     has_embedding: bool
     has_head: bool
-
-
-def check(manifest: Manifest) -> None:
-    """Raise ManifestError where fields contradict one another."""
-    model, rounds, sync, paths = manifest.model, manifest.rounds, manifest.sync, manifest.paths
-    problems = [
-        (manifest.wire_version != WIRE_VERSION,
-         f"wire_version is {manifest.wire_version}, this program speaks {WIRE_VERSION}"),
-        (not manifest.stages or min(manifest.stages, default=0) < 1,
-         "stages: every stage needs at least one layer"),
-        (sum(manifest.stages) != model.layers,
-         f"stages hold {sum(manifest.stages)} layers together, model.layers is {model.layers}"),
-        (min(model.vocabulary, model.width, model.heads, model.key_value_heads, model.feed_forward) < 1,
-         "model: sizes must be at least 1"),
-        (model.key_value_heads > 0 and model.heads % model.key_value_heads != 0,
-         f"model.heads ({model.heads}) must be a multiple of key_value_heads ({model.key_value_heads})"),
-        (model.head_width % 2 != 0, "model.head_width must be even (rotary embedding turns pairs)"),
-        (manifest.data.tokenizer == BYTES and model.vocabulary < 256,
-         "model.vocabulary must be at least 256 for byte-level text"),
-        (manifest.data.sequence_tokens > model.context, "data.sequence_tokens exceeds model.context"),
-        (min(manifest.data.sequence_tokens, manifest.data.microbatch_sequences) < 1,
-         "data: sequence_tokens and microbatch_sequences must be at least 1"),
-        (len(manifest.stages) > 1 and manifest.body_bytes > MOST_BODY_BYTES,
-         f"data: a microbatch takes {manifest.body_bytes:,} bytes from stage to stage, at most "
-         f"{MOST_BODY_BYTES:,} may be; fewer sequences in it, shorter ones, or a smaller hidden_codec"),
-        (manifest.gradient_rounding != "nearest" and manifest.codec_back in ("fp32", "bf16"),
-         f"gradient_rounding: {manifest.codec_back} is not rounded by chance, only int8 and tiles are"),
-        (not manifest.data.sources, "data.sources is empty"),
-        (any(source.bytes < 0 for source in manifest.data.sources), "data.sources: bytes cannot be negative"),
-        *_of_data(manifest.data),
-        (rounds.target_tokens < 1 or rounds.window < 1 or rounds.snapshot_rounds < 1,
-         "rounds: target_tokens, window and snapshot_rounds must be at least 1"),
-        (not 0.0 <= paths.skip_ratio < 1.0, f"paths.skip_ratio is {paths.skip_ratio}; it must lie in [0, 1)"),
-        (0.0 < paths.skip_ratio < 1.0 and manifest.path_rules().most_skipped == 0,
-         f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages leaves none out"),
-        (manifest.path_rules().trains_no_middle,
-         f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages lets every microbatch "
-         "leave out all between the first and the last, so nobody would train them"),
-        (paths.whole_rounds < 0, f"paths.whole_rounds is {paths.whole_rounds}; it cannot be negative"),
-        (not 0.0 <= paths.whole_share < 1.0,
-         f"paths.whole_share is {paths.whole_share:g}; it must lie in [0, 1)"),
-        ((paths.whole_rounds > 0 or paths.whole_share > 0) and not manifest.path_rules().most_skipped,
-         "paths.whole_rounds and paths.whole_share: without paths.skip_ratio nothing is ever left out"),
-        (not 0 <= paths.swaps <= len(manifest.stages),
-         f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages"),
-        (paths.swaps > 0 and len(manifest.stages) < 4,
-         "paths.swaps: two stages can only be swapped between the first and the last, so there must be 4"),
-        *_of_experts(model),
-        *_of_sync(sync),
-        (not 0.0 <= manifest.model.branch_share <= 1.0,
-         f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
-        *((True, problem) for problem in contradictions(
-            model.boundary, model.width, model.vocabulary, manifest.stages,
-            paths.skip_ratio > 0.0 or paths.swaps > 0,
-        )),
-    ]  # fmt: skip
-    for wrong, message in problems:
-        if wrong:
-            raise ManifestError(message)
-
-
-def _of_experts(model: ModelShape) -> list[tuple[bool, str]]:
-    """As `_of_sync`."""
-    experts = model.experts
-    return [
-        (not experts.count and experts != Experts(),
-         "model.experts: active and balance say nothing without a count"),
-        (not 0 <= experts.count <= MOST_EXPERTS,
-         f"model.experts.count is {experts.count}; it must lie in 0 to {MOST_EXPERTS}"),
-        (experts.count > 0 and not 1 <= experts.active <= experts.count,
-         f"model.experts.active is {experts.active}; it must lie between 1 and the count, {experts.count}"),
-        (not 0.0 <= experts.balance <= 1.0,
-         f"model.experts.balance is {experts.balance:g}; it must lie in [0, 1]"),
-        (experts.count > 0 and not model.qk_norm,
-         "model.experts: needs qk_norm: true, as in Qwen3-MoE, or it could be exported as nothing known"),
-        (experts.count > 0 and model.boundary.is_narrow,
-         "model.experts: narrow boundaries (model.boundary) and experts in one model cannot be exported"),
-    ]  # fmt: skip
-
-
-def _of_data(data: Data) -> list[tuple[bool, str]]:
-    """What `check` looks at there, as `_of_sync`."""
-    weights, indexes = [one.weight for one in data.sources], [one.index for one in data.sources if one.index]
-    pinned_library = any(one.index and one.path == STANDARD_LIBRARY for one in data.sources)
-    return [
-        (data.order == "drawn" and (any(weights) or bool(indexes)),
-         "data.order is drawn, and only what is read in epochs has a weight or an index in data.sources"),
-        (not all(0 <= weight < inf for weight in weights), "data.sources: weight cannot be negative"),
-        (any(weights) and not all(weights),
-         "data.sources: weight is for all sources or for none: one of 0 beside others would never be read"),
-        (any(len(one) != 64 or not set(one) <= set("0123456789abcdef") for one in indexes),
-         "data.sources: index is no SHA-256 (64 hexadecimal digits); `swarmnet index FOLDER` prints it"),
-        (pinned_library, f"data.sources: {STANDARD_LIBRARY} is another with each Python: it has no index"),
-        (data.order == "epochs" and len({one.name for one in data.sources}) < len(data.sources),
-         "data.sources: each needs a name of its own where data.order is epochs"),
-    ]  # fmt: skip
-
-
-def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
-    """What `check` looks at there: whether it is wrong, and how to say so."""
-    own = sync.own_steps
-    return [
-        (not 0 < sync.kept <= 4096 or sync.kept & (sync.kept - 1) != 0,
-         f"sync.kept is {sync.kept}; it must be a power of two up to 4096"),
-        (not 0 <= sync.momentum < 1, "sync.momentum must lie in [0, 1)"),
-        (sync.step_tokens < 0 or sync.shadow_steps < 0,
-         "sync: step_tokens and shadow_steps cannot be negative"),
-        (not 0 <= sync.parts <= 64 or sync.parts & (sync.parts - 1) != 0,
-         f"sync.parts is {sync.parts}; it must be a power of two up to 64, or 0"),
-        (own is None and (sync.sent, sync.rest) != ("method", "method"),
-         f"sync.sent and rest are for peers that step by themselves: {', '.join(AUTHORS)}"),
-        (not 0 < sync.sparse_kept <= 4096 or sync.sparse_kept & (sync.sparse_kept - 1) != 0,
-         f"sync.sparse_kept is {sync.sparse_kept}; it must be a power of two up to 4096"),
-        (not 0 <= sync.feedback_decay <= 1, "sync.feedback_decay must lie in [0, 1]"),
-        (not 0.001 <= (sync.outer_rate or 1) <= 2,
-         f"sync.outer_rate is {sync.outer_rate:g}; it must lie in 0.001 to 2, or be 0"),
-        (not 0 <= sync.outer_momentum <= 0.99, "sync.outer_momentum must lie in [0, 0.99]"),
-        (sync.method not in OUTER and (sync.outer_rate, sync.outer_momentum) != (0.0, 0.9),
-         f"sync.outer_rate and outer_momentum are for {' and '.join(OUTER)}"),
-        (sync.exchange == "sharded" and own is None,
-         f"sync.exchange: only what peers that step by themselves contribute can be sharded: "
-         f"{', '.join(AUTHORS)}"),
-        (sync.exchange == "sharded" and own is not None and own.sent == "largest",
-         "sync.exchange: the largest of different peers are at different places, so their mean takes more "
-         "bytes than they do; leave sharded out, or set sync.sent"),
-        (not 0 < sync.rank <= MOST_RANK, f"sync.rank is {sync.rank}; it must lie in 1 to {MOST_RANK}"),
-        (sync.cut == "tiles" and sync.transform == "hadamard",
-         "sync.cut: tiles may have sides of any length, which sync.transform hadamard cannot do; dct can"),
-        (not 0 < sync.shards <= MOST_SHARDS,
-         f"sync.shards is {sync.shards}; it must lie in 1 to {MOST_SHARDS}"),
-        (sync.learning_rate <= 0, "sync.learning_rate must be positive"),
-    ]  # fmt: skip
 
 
 def learning_rate(sync: Sync, round: int) -> float:

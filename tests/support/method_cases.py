@@ -8,6 +8,8 @@ import torch
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
+from swarmnet.optimizer.method import add_own, method_of
+from swarmnet.optimizer.replica import Replica
 from swarmnet.run.manifest import Manifest, Sync
 
 SELECTIONS = ["top-k", "group", "seeded"]
@@ -37,6 +39,25 @@ def gradient_of(layout, seed):
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         gradient[entry.offset : entry.offset + entry.size] = torch.randn(entry.size, generator=generator)
     return gradient
+
+
+def stepped(settings, layout, seed=0, steps=3):
+    """A method of own steps whose peer has moved."""
+    method = method_of(settings, layout)
+    for number in range(steps):
+        method.own.step(gradient_of(layout, 10 * seed + number), 7, 0)
+    return method
+
+
+def moved_by(method, layout, applied=-1):
+    """float32 [layout.size]: what only this peer's weights hold."""
+    own = torch.zeros(layout.size)
+    add_own(method.own, own, layout, applied)
+    return own
+
+
+def replica_of(method, layout):
+    return Replica(layout, method, torch.zeros(method.state.size, dtype=torch.int32))
 
 
 def bent(honest, data):

@@ -17,7 +17,7 @@ from protocols.signed.identity import Identity
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.manifest import check
+from swarmnet.run.manifest_check import check
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 ANCHORED = Boundary("anchored", width=8, after=(1, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from statistics import median_low
 
@@ -74,15 +75,19 @@ def _kinds(
     for one in sorted(classes, key=lambda one: -(one.tokens_per_second or 0.0)):
         line = Line(one.up, one.down) if by_lines else UNKNOWN
         seconds = tuple(_seconds(question, one, shares, stage, tokens, count) for stage in range(len(shares)))
-
-        def brought(held: range) -> tuple[float, ...]:
-            each = crossing(held, len(shares), manifest.body_bytes, manifest.gradient_bytes)
-            rate = carried(1 / sum(seconds[stage] for stage in held), line, each)  # noqa: B023 - called here
-            return tuple(rate / visits[stage] for stage in held)
-
+        brought = partial(_brought, manifest, seconds, line, visits)
         alone = tuple(brought(range(stage, stage + 1))[0] for stage in range(len(shares)))
         found.append(_Kind(one, seconds, alone, {held: brought(held) for held in _fitting(one, memory)}))
     return found
+
+
+def _brought(
+    manifest: Manifest, seconds: Sequence[float], line: Line, visits: Sequence[float], held: range
+) -> tuple[float, ...]:
+    """To each of the stages that a computer holds, of the run's microbatches per second."""
+    each = crossing(held, len(seconds), manifest.body_bytes, manifest.gradient_bytes)
+    rate = carried(1 / sum(seconds[stage] for stage in held), line, each)
+    return tuple(rate / visits[stage] for stage in held)
 
 
 def _orders(kinds: Sequence[_Kind]) -> Iterator[list[_Kind]]:

@@ -24,6 +24,7 @@ from swarmnet.inference.machine import MALFORMED, NO_ROUND, NOT_FINITE, NOT_READ
 from swarmnet.model import activation_codec
 from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.flat_layout import views_of
 from swarmnet.run.activation_sizes import Codec, encoded_bytes
 from swarmnet.run.manifest import Manifest
 
@@ -132,8 +133,5 @@ class ForwardWork:
         return round, known[1]
 
     def _views(self, units: Tensor) -> dict[str, Tensor]:
-        flat = to_floats(units[: self.part.layout.size]).to(self.part.device)
-        return {
-            entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
-            for entry in self.part.layout.entries
-        }
+        layout = self.part.layout
+        return views_of(to_floats(units[: layout.size]).to(self.part.device), layout)

@@ -91,8 +91,4 @@ class EpochReading:
     def _progress(self) -> Progress:
         loop = asyncio.get_running_loop()
         tokenizing = Tokenizing(self._process.say, loop.time, "makes tokens of a shard, once")
-
-        def progress(done: int, all: int) -> None:
-            loop.call_soon_threadsafe(tokenizing.progress, done, all)
-
-        return progress
+        return tokenizing.from_thread(loop)

@@ -77,7 +77,8 @@ class AuditPath:
         old = [name for name, kept in self.kept.items() if kept.round is not None and kept.round <= before]
         for name in old:
             del self.kept[name]
-        for given in [given for given in self._given if given[1] in {name[0] for name in old}]:
+        results = {result for result, _ in old}
+        for given in [given for given in self._given if given[1] in results]:
             del self._given[given]
 
     def _asked(self, peer: PeerId, name: Name) -> None:

@@ -19,7 +19,6 @@ Shapes: R rows and C columns of a matrix; L its longer side, M its shorter, K di
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -129,10 +128,11 @@ class LowRank:
 
     def _factors(self, round: int) -> list[Factor]:
         """What this peer's momentum is in the directions of a round."""
-        return [
-            Factor.nearest(wide(matrix_RC) @ found.signs * found.scale, self._most)
-            for matrix_RC, found in self._directed(round)
-        ]
+        factors = []
+        for entry, matrix_RC in zip(self.matrices, self.momenta.matrices(), strict=True):
+            found = self.directions(entry, round)
+            factors.append(Factor.nearest(wide(matrix_RC) @ found.signs * found.scale, self._most))
+        return factors
 
     def _move(self, factors: list[Factor], round: int, weight: float) -> None:
         """What they say, into the momentum or out of it."""
@@ -144,10 +144,6 @@ class LowRank:
             change_ML = factor.values(self._most) @ found.signs.T * (found.scale * weight)
             changes.append(as_shaped(change_ML, entry))
         self.momenta.add(changes)
-
-    def _directed(self, round: int) -> Iterator[tuple[Tensor, Subspace]]:
-        for entry, matrix_RC in zip(self.matrices, self.momenta.matrices(), strict=True):
-            yield matrix_RC, self.directions(entry, round)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,11 +59,11 @@ class Apart:
     def accumulate(self, gradient: Tensor, tokens: int, gains: Mapping[str, float], weight: float) -> None:
         rest = gradient.new_zeros(self._layout.size)
         for there, here in self._places:
-            rest[_place(here)] = gradient[_place(there)]
+            rest[here.place] = gradient[there.place]
         self.votes.accumulate(rest, tokens, weight)
         for matrix_RC, entry in zip(self._matrices, self._entries, strict=True):
             gain = gains[entry.block] * weight * (1 - self._decay)
-            matrix_RC.mul_(self._decay).add_(gradient[_place(entry)].view(entry.shape), alpha=gain)
+            matrix_RC.mul_(self._decay).add_(gradient[entry.place].view(entry.shape), alpha=gain)
 
     def matrices(self) -> list[Tensor]:
         return self._matrices
@@ -93,18 +93,14 @@ class Chained:
 
     def matrices(self) -> list[Tensor]:
         flat = self.votes.left()
-        return [flat[_place(entry)].view(entry.shape) for entry in self._entries]
+        return [flat[entry.place].view(entry.shape) for entry in self._entries]
 
     def add(self, changes: Iterable[Tensor]) -> None:
         """To all matrices."""
         flat = torch.zeros(self._layout.size, device=self._device)
         for entry, change_RC in zip(self._entries, changes, strict=True):
-            flat[_place(entry)].view(entry.shape).copy_(change_RC)
+            flat[entry.place].view(entry.shape).copy_(change_RC)
         self.votes.add(flat)
 
     def placed(self, step: SignStep) -> SignStep:
         return step
-
-
-def _place(entry: Entry) -> slice:
-    return slice(entry.offset, entry.offset + entry.size)

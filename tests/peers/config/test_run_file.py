@@ -22,15 +22,8 @@ from peers.config.run_file import (
 from peers.errors import ConfigError, UserError
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.run.manifest import (
-    MANIFEST_LIMIT,
-    Data,
-    Manifest,
-    ManifestError,
-    ModelShape,
-    check,
-    owner_statement,
-)
+from swarmnet.run.manifest import MANIFEST_LIMIT, Data, Manifest, ManifestError, ModelShape, owner_statement
+from swarmnet.run.manifest_check import check
 
 OWNER = Identity.from_seed(b"owner")
 STRANGER = Identity.from_seed(b"stranger")

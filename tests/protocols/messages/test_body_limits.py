@@ -30,7 +30,8 @@ from swarmnet.inference.machine import MOST_SEQUENCES
 from swarmnet.model import activation_codec
 from swarmnet.optimizer.method import METHODS
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.manifest import MANIFEST_LIMIT, Paths, Sync, check
+from swarmnet.run.manifest import MANIFEST_LIMIT, Paths, Sync
+from swarmnet.run.manifest_check import check
 from swarmnet.snapshots.fetch import chunk_bytes
 
 CODECS = ("bf16", "int8", "fp32", "int4-tiles", "int6-tiles")

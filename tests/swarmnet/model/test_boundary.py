@@ -18,7 +18,8 @@ from swarmnet.model.flops import operations_per_token
 from swarmnet.model.parameters import EMBEDDING, parameter_shapes, whole
 from swarmnet.model.stage_compute import StageCompute, StageError, copied
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Paths, Span, check
+from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Paths, Span
+from swarmnet.run.manifest_check import check
 
 CPU = torch.device("cpu")
 USUAL = ModelShape(vocabulary=64, width=32, layers=4, heads=4, head_width=8, feed_forward=48, context=128)

@@ -12,7 +12,8 @@ from swarmnet.model.experts import feed_forward, mixture
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import is_muons, parameter_shapes, whole
-from swarmnet.run.manifest import Experts, Manifest, ManifestError, ModelShape, check
+from swarmnet.run.manifest import Experts, Manifest, ManifestError, ModelShape
+from swarmnet.run.manifest_check import check
 
 SHAPE = ModelShape(
     width=16, layers=1, heads=2, key_value_heads=2, head_width=8, feed_forward=12, vocabulary=256,
@@ -31,7 +32,12 @@ def weights_of(shape, seed=0):
 
 
 def of_layer(weights):
-    return lambda member: weights[f"model.layers.0.{member}.weight"]
+    before = "model.layers.0."
+    return {
+        name.removeprefix(before).removesuffix(".weight"): weight
+        for name, weight in weights.items()
+        if name.startswith(before)
+    }
 
 
 def test_a_token_gets_the_shares_of_its_two_best_experts_made_to_sum_to_one():

@@ -4,16 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from method_cases import PEERS, gradient_of, manifest, shapes_of
+from method_cases import PEERS, gradient_of, manifest, moved_by, replica_of, shapes_of, stepped
 from torch.optim import AdamW, Muon
 
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.inner_step import InnerStep, orthogonal
 from swarmnet.optimizer.local_steps import LocalSteps
-from swarmnet.optimizer.method import add_own, method_of
+from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.moved.code import LARGEST_EXPONENT
-from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import plane_of
 
@@ -21,25 +20,6 @@ RATE = 2.0**-7
 PARTS = 4
 LAYOUT = layout_of(shapes_of(2))
 RUN = manifest(method="local-steps", learning_rate=RATE, decay_rounds=10**9, parts=PARTS)
-
-
-def stepped(seed=0, steps=3):
-    """A method whose peer has moved."""
-    method = method_of(RUN, LAYOUT)
-    for number in range(steps):
-        method.own.step(gradient_of(LAYOUT, 10 * seed + number), 7, 0)
-    return method
-
-
-def moved_by(method, applied=-1):
-    """float32 [layout.size]: what only this peer's weights hold."""
-    own = torch.zeros(LAYOUT.size)
-    add_own(method.own, own, LAYOUT, applied)
-    return own
-
-
-def replica_of(method):
-    return Replica(LAYOUT, method, torch.zeros(LAYOUT.size, dtype=torch.int32))
 
 
 def spoken_of(method, payload, round):
@@ -85,8 +65,8 @@ def test_the_orthogonal_matrix_has_singular_values_near_one():
 
 
 def test_what_was_not_sent_works_on_in_the_peers_own_weights():
-    method = stepped()
-    replica = replica_of(method)
+    method = stepped(RUN, LAYOUT)
+    replica = replica_of(method, LAYOUT)
     before = replica.live_floats(ahead=False)
     payload = method.own.tell(0, PEERS[0])
     assert torch.allclose(replica.live_floats(ahead=False), before, atol=UNIT), "what is on its way counts in"
@@ -101,17 +81,17 @@ def test_what_was_not_sent_works_on_in_the_peers_own_weights():
 
 
 def test_the_rest_shrinks_from_round_to_round_when_nothing_more_is_moved():
-    method = stepped()
-    sizes = [float(moved_by(method).norm())]
+    method = stepped(RUN, LAYOUT)
+    sizes = [float(moved_by(method, LAYOUT).norm())]
     for round in range(3 * PARTS):
         method.own.tell(round, PEERS[0])
-        sizes.append(float(moved_by(method, applied=round).norm()))
+        sizes.append(float(moved_by(method, LAYOUT, applied=round).norm()))
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < 0.5 * sizes[0]
 
 
 def test_each_number_is_spoken_of_once_in_a_cycle_and_by_all_peers_at_once():
-    one, other = stepped(1), stepped(2)
+    one, other = stepped(RUN, LAYOUT, 1), stepped(RUN, LAYOUT, 2)
     for first in (0, PARTS, 5 * PARTS):
         times = torch.zeros(LAYOUT.size, dtype=torch.int32)
         for round in range(first, first + PARTS):
@@ -125,7 +105,7 @@ def test_each_number_is_spoken_of_once_in_a_cycle_and_by_all_peers_at_once():
 
 
 def test_the_order_of_parts_differs_between_cycles():
-    method = stepped()
+    method = stepped(RUN, LAYOUT)
     orders = set()
     for cycle in range(16):
         rounds = range(cycle * PARTS, (cycle + 1) * PARTS)
@@ -135,7 +115,7 @@ def test_the_order_of_parts_differs_between_cycles():
 
 
 def test_a_step_is_the_mean_of_what_was_told():
-    methods = {peer: stepped(number) for number, peer in enumerate(PEERS[:3])}
+    methods = {peer: stepped(RUN, LAYOUT, number) for number, peer in enumerate(PEERS[:3])}
     payloads = {peer: method.own.tell(0, peer) for peer, method in methods.items()}
     tally = methods[PEERS[0]].tally(0)
     alone = []
@@ -149,8 +129,8 @@ def test_a_step_is_the_mean_of_what_was_told():
 
 
 def test_what_a_peer_tells_points_where_it_moved():
-    method = stepped()
-    moved = moved_by(method)
+    method = stepped(RUN, LAYOUT)
+    moved = moved_by(method, LAYOUT)
     tally = method.tally(0)
     tally.add(PEERS[0], method.own.tell(0, PEERS[0]))
     told = to_floats(dense(tally.step(), LAYOUT))
@@ -161,7 +141,7 @@ def test_what_a_peer_tells_points_where_it_moved():
 
 def test_nobody_is_much_louder_than_the_others():
     """One of five says the largest exponent everywhere: the step is at most twice an honest one."""
-    methods = {peer: stepped(number) for number, peer in enumerate(PEERS)}
+    methods = {peer: stepped(RUN, LAYOUT, number) for number, peer in enumerate(PEERS)}
     payloads = {peer: method.own.tell(0, peer) for peer, method in methods.items()}
     honest = methods[PEERS[0]].tally(0)
     for peer in PEERS[:4]:
@@ -181,34 +161,37 @@ def loud(payload):
 
 
 def test_a_contribution_that_comes_back_is_in_the_own_weights_again():
-    method = stepped()
-    before = moved_by(method)
+    method = stepped(RUN, LAYOUT)
+    before = moved_by(method, LAYOUT)
     payload = method.own.tell(0, PEERS[0])
-    assert not torch.allclose(moved_by(method, applied=0), before, atol=10 * UNIT)
+    assert not torch.allclose(moved_by(method, LAYOUT, applied=0), before, atol=10 * UNIT)
     method.give_back(payload, 0, PEERS[0])
-    assert torch.allclose(moved_by(method, applied=0), before, atol=UNIT)
+    assert torch.allclose(moved_by(method, LAYOUT, applied=0), before, atol=UNIT)
 
 
 def test_two_rounds_on_their_way_are_both_in_the_own_weights():
-    method = stepped()
-    before = moved_by(method)
+    method = stepped(RUN, LAYOUT)
+    before = moved_by(method, LAYOUT)
     for round in (0, 1):
         method.own.tell(round, PEERS[0])
-    assert torch.allclose(moved_by(method), before, atol=UNIT)
-    assert not torch.allclose(moved_by(method, applied=0), before, atol=10 * UNIT)
+    assert torch.allclose(moved_by(method, LAYOUT), before, atol=UNIT)
+    assert not torch.allclose(moved_by(method, LAYOUT, applied=0), before, atol=10 * UNIT)
 
 
 def test_a_shadow_step_moves_nothing_and_warms_the_moments():
     cold, warm = method_of(RUN, LAYOUT), method_of(RUN, LAYOUT)
     for number in range(8):
         warm.own.step(gradient_of(LAYOUT, 3) + gradient_of(LAYOUT, 50 + number), 1, 0, factor=0)
-    assert not moved_by(warm).any()
+    assert not moved_by(warm, LAYOUT).any()
     for method in (cold, warm):
         method.own.step(gradient_of(LAYOUT, 99), 1, 0)
     matrix = next(entry for entry in LAYOUT.entries if "proj" in entry.name)
     place = slice(matrix.offset, matrix.offset + matrix.size)
     trend = -gradient_of(LAYOUT, 3)[place]
-    along = [float(torch.cosine_similarity(moved_by(method)[place], trend, dim=0)) for method in (cold, warm)]
+    along = [
+        float(torch.cosine_similarity(moved_by(method, LAYOUT)[place], trend, dim=0))
+        for method in (cold, warm)
+    ]
     assert along[1] > along[0] + 0.3
 
 
@@ -216,7 +199,7 @@ def test_the_owners_rate_scales_own_steps_and_not_the_sum():
     whole, half = method_of(RUN, LAYOUT), method_of(RUN, LAYOUT)
     whole.own.step(gradient_of(LAYOUT, 0), 1, 0)
     half.own.step(gradient_of(LAYOUT, 0), 1, 0, factor=500)
-    assert torch.allclose(moved_by(half), 0.5 * moved_by(whole))
+    assert torch.allclose(moved_by(half, LAYOUT), 0.5 * moved_by(whole, LAYOUT))
     tally = whole.tally(0)
     tally.add(PEERS[0], whole.own.tell(0, PEERS[0]))
     assert torch.equal(dense(tally.step(factor=500), LAYOUT), dense(tally.step(), LAYOUT))
@@ -240,9 +223,9 @@ def test_more_parts_than_a_small_chunk_has_numbers_are_as_many_as_it_has():
 
 
 def test_replicas_that_hear_of_a_contribution_late_are_equal_to_those_that_heard_in_time():
-    methods = {peer: stepped(number) for number, peer in enumerate(PEERS[:3])}
+    methods = {peer: stepped(RUN, LAYOUT, number) for number, peer in enumerate(PEERS[:3])}
     payloads = {round: {peer: m.own.tell(round, peer) for peer, m in methods.items()} for round in range(3)}
-    early, late = replica_of(stepped(7)), replica_of(stepped(8))
+    early, late = replica_of(stepped(RUN, LAYOUT, 7), LAYOUT), replica_of(stepped(RUN, LAYOUT, 8), LAYOUT)
     for round, told in payloads.items():
         for peer, payload in told.items():
             early.add(round, peer, payload)

@@ -145,7 +145,7 @@ def test_any_cut_of_the_layers_in_stages_gives_the_same_votes(method_name, selec
             own = tally_of(method_of(settings_, layout), contributions(settings_, layout, 3), 2)
             step = dense(own.step(), layout)
             for name, part in by_name(layout, step).items():
-             assert torch.equal(part, whole[name]), name
+                assert torch.equal(part, whole[name]), name
 
 
 @pytest.mark.parametrize(("method_name", "selection"), list(product(NAMES, SELECTIONS)))
@@ -251,6 +251,7 @@ def test_every_selection_and_transform_descends(method_name, selection, transfor
         if method.own is not None:
             add_own(method.own, floats, method.own.layout, applied)
         return floats
+
     first = float(((to_floats(weights) - target) ** 2).sum())
     for round in range(120):
         tally = methods[PEERS[0]].tally(round)

@@ -5,16 +5,16 @@ from itertools import pairwise
 
 import pytest
 import torch
-from method_cases import PEERS, gradient_of, manifest, shapes_of
+from method_cases import PEERS, gradient_of, manifest, moved_by, replica_of, shapes_of, stepped
 
 from swarmnet.model.fixed_point import UNIT, to_floats
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.state_layout import MOMENTUM, at_rest, state_of
-from swarmnet.optimizer.method import add_own, method_of
 from swarmnet.optimizer.replica import Replica, ReplicaError
 from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import empty_padding
-from swarmnet.run.manifest import Manifest, ManifestError, check
+from swarmnet.run.manifest import Manifest, ManifestError
+from swarmnet.run.manifest_check import check
 from swarmnet.run.own_steps import AUTHORS
 
 LAYOUT = layout_of(shapes_of(1))
@@ -23,25 +23,6 @@ ONE_STEP = 2.0**-7
 
 def run(method, **sync):
     return manifest(method=method, learning_rate=ONE_STEP, decay_rounds=10**9, **sync)
-
-
-def stepped(settings, seed=0, steps=3):
-    """A method whose peer has moved."""
-    method = method_of(settings, LAYOUT)
-    for number in range(steps):
-        method.own.step(gradient_of(LAYOUT, 10 * seed + number), 7, 0)
-    return method
-
-
-def moved_by(method, applied=-1):
-    """float32 [LAYOUT.size]: what only this peer's weights hold."""
-    own = torch.zeros(LAYOUT.size)
-    add_own(method.own, own, LAYOUT, applied)
-    return own
-
-
-def replica_of(method):
-    return Replica(LAYOUT, method, torch.zeros(method.state.size, dtype=torch.int32))
 
 
 def mean_told(method, payloads, round=0):
@@ -54,13 +35,13 @@ def mean_told(method, payloads, round=0):
 
 @pytest.mark.parametrize("name", ["diloco", "sparse-loco"])
 def test_after_a_round_a_peer_goes_on_from_where_the_group_is(name):
-    method = stepped(run(name))
-    before = moved_by(method)
-    replica = replica_of(method)
+    method = stepped(run(name), LAYOUT)
+    before = moved_by(method, LAYOUT)
+    replica = replica_of(method, LAYOUT)
     payload = method.own.tell(0, PEERS[0])
-    assert torch.equal(moved_by(method), before), "until then it goes on from where it was"
+    assert torch.equal(moved_by(method, LAYOUT), before), "until then it goes on from where it was"
     method.own.step(gradient_of(LAYOUT, 77), 7, 1)
-    since = moved_by(method) - before
+    since = moved_by(method, LAYOUT) - before
     replica.add(0, PEERS[0], payload)
     replica.apply(0)
     group = mean_told(method, {PEERS[0]: payload})
@@ -68,8 +49,8 @@ def test_after_a_round_a_peer_goes_on_from_where_the_group_is(name):
 
 
 def test_sparse_loco_tells_the_rest_later_and_loses_nothing_of_it():
-    method = stepped(run("sparse-loco", feedback_decay=1.0))
-    moved, told = moved_by(method), torch.zeros(LAYOUT.size)
+    method = stepped(run("sparse-loco", feedback_decay=1.0), LAYOUT)
+    moved, told = moved_by(method, LAYOUT), torch.zeros(LAYOUT.size)
     gone = []
     for round in range(12):
         told += mean_told(method, {PEERS[0]: method.own.tell(round, PEERS[0])}, round)
@@ -80,7 +61,7 @@ def test_sparse_loco_tells_the_rest_later_and_loses_nothing_of_it():
 
 
 def test_what_waits_fades():
-    method = stepped(run("sparse-loco", feedback_decay=0.5))
+    method = stepped(run("sparse-loco", feedback_decay=0.5), LAYOUT)
     sizes = []
     for round in range(4):
         method.own.tell(round, PEERS[0])
@@ -90,11 +71,11 @@ def test_what_waits_fades():
 
 def test_diloco_steps_by_nesterovs_momentum_of_the_means():
     settings = run("diloco")
-    methods = {peer: stepped(settings, number) for number, peer in enumerate(PEERS[:3])}
-    replica, known = replica_of(stepped(settings)), torch.zeros(LAYOUT.size)
+    methods = {peer: stepped(settings, LAYOUT, number) for number, peer in enumerate(PEERS[:3])}
+    replica, known = replica_of(stepped(settings, LAYOUT), LAYOUT), torch.zeros(LAYOUT.size)
     expected = torch.zeros(LAYOUT.size)
     for round in range(4):
-        moved = torch.stack([moved_by(method, applied=round - 1) for method in methods.values()]).mean(0)
+        moved = torch.stack([moved_by(each, LAYOUT, applied=round - 1) for each in methods.values()]).mean(0)
         for peer, method in methods.items():
             replica.add(round, peer, method.own.tell(round, peer))
             method.own.step(gradient_of(LAYOUT, 50 + round), 7, round)
@@ -108,8 +89,8 @@ def test_diloco_steps_by_nesterovs_momentum_of_the_means():
 
 def test_a_late_contribution_corrects_what_the_momentum_made_of_later_rounds():
     settings = run("diloco")
-    methods = {peer: stepped(settings, number) for number, peer in enumerate(PEERS[:3])}
-    early, late = replica_of(stepped(settings)), replica_of(stepped(settings))
+    methods = {peer: stepped(settings, LAYOUT, number) for number, peer in enumerate(PEERS[:3])}
+    early, late = replica_of(stepped(settings, LAYOUT), LAYOUT), replica_of(stepped(settings, LAYOUT), LAYOUT)
     waits = {}
     for round in range(3):
         for peer, method in methods.items():
@@ -129,8 +110,8 @@ def test_a_late_contribution_corrects_what_the_momentum_made_of_later_rounds():
 
 
 def test_a_momentum_is_part_of_what_is_settled_and_a_replica_begins_with_all_of_it():
-    method = stepped(run("diloco"))
-    replica = replica_of(method)
+    method = stepped(run("diloco"), LAYOUT)
+    replica = replica_of(method, LAYOUT)
     still = replica.digest()
     replica.add(0, PEERS[0], method.own.tell(0, PEERS[0]))
     replica.apply(0)
@@ -157,15 +138,15 @@ def test_a_state_without_momentum_lies_as_the_weights_do():
 
 
 def test_streaming_of_one_part_in_eight_bits_is_diloco():
-    diloco = stepped(run("diloco"))
-    streaming = stepped(run("streaming-diloco", parts=1, sent="eight-bits", outer_rate=0.7))
+    diloco = stepped(run("diloco"), LAYOUT)
+    streaming = stepped(run("streaming-diloco", parts=1, sent="eight-bits", outer_rate=0.7), LAYOUT)
     payload = diloco.own.tell(0, PEERS[0])
     assert streaming.own.tell(0, PEERS[0]) == payload
     assert torch.equal(mean_told(diloco, {PEERS[0]: payload}), mean_told(streaming, {PEERS[0]: payload}))
 
 
 def test_streamings_parts_have_their_turns_at_equal_distances():
-    method = stepped(run("streaming-diloco"))
+    method = stepped(run("streaming-diloco"), LAYOUT)
     places, plane = torch.arange(LAYOUT.size), LAYOUT.planes[0]
     turns = [int(method.own.part(places, plane, round)[0, 0]) for round in range(12)]
     assert sorted(turns[:4]) == [0, 1, 2, 3]
@@ -174,8 +155,8 @@ def test_streamings_parts_have_their_turns_at_equal_distances():
 
 def test_partitioned_averaging_is_the_mean_of_the_peers_weights():
     settings = run("partitioned")
-    methods = {peer: stepped(settings, number) for number, peer in enumerate(PEERS[:3])}
-    stood = torch.stack([moved_by(method) for method in methods.values()])
+    methods = {peer: stepped(settings, LAYOUT, number) for number, peer in enumerate(PEERS[:3])}
+    stood = torch.stack([moved_by(method, LAYOUT) for method in methods.values()])
     payloads = {peer: method.own.tell(0, peer) for peer, method in methods.items()}
     group = mean_told(methods[PEERS[0]], payloads)
     part = torch.zeros(LAYOUT.size, dtype=torch.bool)
@@ -185,22 +166,22 @@ def test_partitioned_averaging_is_the_mean_of_the_peers_weights():
     assert int(part.sum()) == pytest.approx(LAYOUT.parameters / 16, rel=0.05)
     close = float(stood.abs().max()) / 100
     for number, method in enumerate(methods.values()):
-        stands = group + moved_by(method, applied=0)
+        stands = group + moved_by(method, LAYOUT, applied=0)
         assert torch.allclose(stands[part], stood.mean(dim=0)[part], atol=close), "of this part all are equal"
         assert torch.equal(stands[~part], stood[number][~part]), "and of the others each is where it was"
 
 
 @pytest.mark.parametrize("name", AUTHORS)
 def test_a_contribution_that_comes_back_is_in_the_own_weights_again(name):
-    method = stepped(run(name))
+    method = stepped(run(name), LAYOUT)
     payload = method.own.tell(0, PEERS[0])
-    without, told = moved_by(method, applied=0), torch.zeros(LAYOUT.size)
+    without, told = moved_by(method, LAYOUT, applied=0), torch.zeros(LAYOUT.size)
     for plane, moves in zip(LAYOUT.planes, method.moves_of(payload), strict=True):
         method.part(told, plane, 0).copy_(moves.units() * UNIT)
     empty_padding(told, LAYOUT)
     method.give_back(payload, 0, PEERS[0])
     assert told.any()
-    assert torch.allclose(moved_by(method, applied=0) - without, told, atol=UNIT)
+    assert torch.allclose(moved_by(method, LAYOUT, applied=0) - without, told, atol=UNIT)
 
 
 def test_each_method_is_as_its_authors_have_it_but_for_what_the_run_says():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from method_cases import PEERS, bent, gradient_of, manifest, shapes_of
+from method_cases import PEERS, bent, manifest, replica_of, shapes_of, stepped
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
@@ -36,14 +36,6 @@ WIDE = replace(RUN, sync=replace(RUN.sync, parts=64))
 REDUCERS = [PeerId(f"reducer {number}") for number in range(4)]
 
 
-def stepped(seed=0, layout=LAYOUT, run=RUN):
-    """A method whose peer has moved."""
-    method = method_of(run, layout)
-    for number in range(3):
-        method.own.step(gradient_of(layout, 10 * seed + number), 7, 0)
-    return method
-
-
 def contributor(peer, tokens=100):
     return Contributor.of(peer, ContributionId(tag_of(peer) * 2), tokens)
 
@@ -51,7 +43,7 @@ def contributor(peer, tokens=100):
 def told_by(count=3, layout=LAYOUT, run=RUN, round=0):
     """Payloads by peer."""
     peers = PEERS[:count]
-    return {peer: stepped(n, layout, run).own.tell(round, peer) for n, peer in enumerate(peers)}
+    return {peer: stepped(run, layout, n).own.tell(round, peer) for n, peer in enumerate(peers)}
 
 
 def cut(method, payloads, shards=None):
@@ -101,7 +93,7 @@ def test_a_manifest_that_says_sharded_gets_this_method_and_no_other_does():
 
 @pytest.mark.parametrize(("layout", "run"), [(LAYOUT, RUN), (LAYOUT, WIDE), (TINY, RUN), (TINY, WIDE)])
 def test_slices_say_together_what_the_contribution_says(layout, run):
-    method = stepped(0, layout, run)
+    method = stepped(run, layout)
     payload = method.own.tell(0, PEERS[0])
     slices = method.slices(payload)
     assert [len(data) for data in slices] == list(method.slice_bytes)
@@ -395,7 +387,7 @@ def test_bent_slices_are_refused_or_can_be_added_up(shard, data):
 def test_tiny_layouts_go_through_all_of_it_though_some_shards_have_nothing_to_say():
     """Until the weights: two peers tell, two reduce a part each, and one's replica settles it."""
     for run in (RUN, WIDE, replace(RUN, sync=replace(RUN.sync, shards=64))):
-        methods = {peer: stepped(number, TINY, run) for number, peer in enumerate(PEERS[:2])}
+        methods = {peer: stepped(run, TINY, number) for number, peer in enumerate(PEERS[:2])}
         method = methods[PEERS[0]]
         half = range(run.sync.shards // 2)
         other_half = range(run.sync.shards // 2, run.sync.shards)
@@ -420,7 +412,7 @@ def own_moves(method, applied):
 
 
 def test_shards_that_come_back_are_in_the_own_weights_again_and_the_others_are_not():
-    method = stepped()
+    method = stepped(RUN, LAYOUT)
     before = own_moves(method, -1)
     payload = method.own.tell(0, PEERS[0])
     gone = own_moves(method, 0)
@@ -437,7 +429,7 @@ def test_shards_that_come_back_are_in_the_own_weights_again_and_the_others_are_n
 
 
 def test_what_came_back_in_all_its_shards_is_what_comes_back_at_once():
-    by_shard, at_once = stepped(), stepped()
+    by_shard, at_once = stepped(RUN, LAYOUT), stepped(RUN, LAYOUT)
     payload = by_shard.own.tell(0, PEERS[0])
     assert at_once.own.tell(0, PEERS[0]) == payload
     for shard in range(SHARDS):
@@ -455,9 +447,7 @@ def test_replicas_that_hear_of_a_result_late_are_equal_to_those_that_heard_in_ti
         }
         for round, payloads in ((round, told_by(2, round=round)) for round in range(3))
     }
-    early, late = (
-        Replica(LAYOUT, stepped(7 + n), torch.zeros(LAYOUT.size, dtype=torch.int32)) for n in range(2)
-    )
+    early, late = (replica_of(stepped(RUN, LAYOUT, 7 + n), LAYOUT) for n in range(2))
     for round, results in rounds.items():
         for peer, result in results.items():
             early.add(round, peer, result)

@@ -7,7 +7,8 @@ import pytest
 from peers.config.run_file import load_manifest
 from peers.errors import ConfigError
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Paths, check
+from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Paths
+from swarmnet.run.manifest_check import check
 from swarmnet.run.path_rules import Rules
 
 SIX = Manifest("run", PeerId("owner"), stages=(1,) * 6, model=ModelShape(layers=6))

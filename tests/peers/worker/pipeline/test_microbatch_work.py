@@ -21,7 +21,8 @@ from swarmnet.model import activation_codec
 from swarmnet.pipeline.timeouts import FIRST_DEADLINE_SECONDS
 from swarmnet.routing.skipping import Skipping
 from swarmnet.run.activation_sizes import encoded_bytes
-from swarmnet.run.manifest import MOST_BODY_BYTES, Data, Manifest, ManifestError, ModelShape, check
+from swarmnet.run.manifest import Data, Manifest, ManifestError, ModelShape
+from swarmnet.run.manifest_check import MOST_BODY_BYTES, check
 from swarmnet.run.path_rules import begin, visit
 
 KEY = MicrobatchId(PeerId("origin"), 1)
