@@ -15,7 +15,7 @@ from peers.errors import UserError
 from peers.lab.bench.learning.ground import Ground, read_texts
 from peers.lab.bench.learning.recipes import recipes
 from peers.lab.bench.learning.report import Report, activation_bytes, row
-from peers.lab.bench.learning.trials import Bench, Kept, Trial
+from peers.lab.bench.learning.trials import Bench, Kept, Rates, Trial
 from swarmnet.identifiers import PeerId
 
 TOKENS_PER_PARAMETER = 20
@@ -61,12 +61,12 @@ def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
     )  # fmt: skip
     rows = []
     for name in question.methods or known:
-        recipe, tried = known[name], 1
-        rate = question.rate
-        if rate is None:
-            rate, search = trials.best_rate(name, recipe)
-            tried = len(search)
-        outcomes = [trials.played(name, recipe, rate, seed) for seed in range(question.seeds)]
+        recipe = known[name]
+        if question.rate is None:
+            rates, tried = trials.best_rates(name, recipe)
+        else:
+            rates, tried = Rates(question.rate, recipe.begin_outer), 1
+        outcomes = [trials.played(name, recipe, rates, seed) for seed in range(question.seeds)]
         rows.append(row(name, recipe.told, tried, outcomes))
     return Report(
         manifest.name, count, steps * tokens_of_a_step, question.peers, question.delay, question.seeds,

@@ -11,7 +11,7 @@ from peers.lab.bench.learning.learner import Learner, MeanGradient, schedule
 from peers.lab.bench.learning.plain_demo import DECAY, KEPT, PlainDemo
 from peers.lab.bench.learning.rounds import Rounds
 from swarmnet.run.manifest import Sync
-from swarmnet.run.own_steps import InnerName
+from swarmnet.run.own_steps import OUTER, InnerName
 
 LOCAL_STEPS = 8
 """H: where HOME lines make exchanges worth saving, and the loss is still near that of H = 1."""
@@ -26,6 +26,8 @@ class Setting:
     peers: int
     steps: int
     delay: int = 0
+    outer_rate: float | None = None
+    """Of the optimizer outside, where a method has one; None: the paper's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Recipe:
     """Where its search begins."""
     told: str
     """What it is, in a few words."""
+    begin_outer: float | None = None
+    """Where the search for a rate outside begins: the paper's. None: it has none."""
 
 
 def recipes(sync: Sync) -> Mapping[str, Recipe]:
@@ -107,9 +111,11 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
     every = 1 if sync.own_steps is None else steps
 
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
-        return Rounds(ground, setting.peers, sync, rate, setting.steps, setting.delay, every)
+        ours = sync if setting.outer_rate is None else replace(sync, outer_rate=setting.outer_rate)
+        return Rounds(ground, setting.peers, ours, rate, setting.steps, setting.delay, every)
 
-    return Recipe(make, sync.learning_rate, told)
+    outer = sync.own_steps.outer_rate if sync.own_steps is not None and sync.outer_momentum else None
+    return Recipe(make, sync.learning_rate, told, outer if sync.method in OUTER else None)
 
 
 def _own(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:

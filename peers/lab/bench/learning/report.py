@@ -21,6 +21,7 @@ class Row:
     method: str
     told: str
     rate: float
+    outer_rate: float | None
     rates_tried: int
     loss: float
     """Held out, nats per token, the mean over the seeds."""
@@ -52,7 +53,7 @@ class Report:
 def row(method: str, told: str, rates_tried: int, outcomes: Sequence[Outcome]) -> Row:
     loss, spread = mean_and_spread(each.loss for each in outcomes)
     return Row(
-        method, told, outcomes[0].trial.rate, rates_tried, loss, spread,
+        method, told, outcomes[0].trial.rate, outcomes[0].trial.outer_rate, rates_tried, loss, spread,
         mean_and_spread(each.bits_per_byte for each in outcomes)[0],
         mean_and_spread(each.bytes_per_token for each in outcomes)[0],
         mean_and_spread(each.seconds for each in outcomes)[0], tuple(outcomes),
@@ -75,16 +76,16 @@ def render(report: Report) -> str:
         + (f", rounds applied {report.delay} later" if report.delay else ""),
         f"activations: {report.activation_bytes:,.0f} bytes per token of a middle stage",
         "",
-        f"{'method':<21}{'rate':>9}{'tried':>6}{'loss':>9}{'+-':>8}{'bits/byte':>11}{'to adamw':>10}"
-        f"{'bytes/token':>13}{'fewer':>9}{'seconds':>9}  what",
+        f"{'method':<21}{'rate':>9}{'outer':>7}{'tried':>6}{'loss':>9}{'+-':>8}{'bits/byte':>11}"
+        f"{'to adamw':>10}{'bytes/token':>13}{'fewer':>9}{'seconds':>9}  what",
     ]
     for each in sorted(report.rows, key=lambda found: found.loss):
-        beside, fewer = "", ""
+        beside, fewer, outer = "", "", "" if each.outer_rate is None else f"{each.outer_rate:g}"
         if baseline is not None:
             beside = f"{each.loss / baseline.loss - 1:+.1%}"
             fewer = f"{baseline.contribution_bytes / each.contribution_bytes:,.0f}"
         lines.append(
-            f"{each.method:<21}{each.rate:>9.2g}{each.rates_tried:>6}{each.loss:>9.4f}{each.spread:>8.4f}"
+            f"{each.method:<21}{each.rate:>9.2g}{outer:>7}{each.rates_tried:>6}{each.loss:>9.4f}{each.spread:>8.4f}"
             f"{each.bits_per_byte:>11.4f}{beside:>10}{each.contribution_bytes:>13,.2f}{fewer:>9}"
             f"{each.seconds:>9,.0f}  {each.told}"
         )

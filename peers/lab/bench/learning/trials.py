@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
@@ -27,6 +27,14 @@ CURVE_EVERY = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """Peaks: inside, and of the optimizer outside where a method has one."""
+
+    rate: float
+    outer: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """What is to be computed. Everything that decides the result is in it."""
 
@@ -40,6 +48,7 @@ class Trial:
     peers: int
     steps: int
     delay: int = 0
+    outer_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,33 +115,51 @@ class Bench:
     said: Callable[[Trial, int], None]
     """Hears after each step of a trial how many are done."""
 
-    def trial(self, method: str, rate: float, seed: int) -> Trial:
-        return Trial(self.run_id, self.text, method, rate, seed, self.peers, self.steps, self.delay)
-
-    def played(self, name: str, recipe: Recipe, rate: float, seed: int) -> Outcome:
+    def played(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Outcome:
         """The trial's outcome, computed if it is not kept."""
-        trial = self.trial(name, rate, seed)
+        trial = Trial(
+            self.run_id, self.text, name, rates.rate, seed, self.peers, self.steps, self.delay, rates.outer
+        )
         found = self.kept.find(trial)
         if found is None:
             found = play(trial, recipe, self.grounds(seed), lambda done: self.said(trial, done))
             self.kept.keep(found)
         return found
 
-    def best_rate(self, name: str, recipe: Recipe) -> tuple[float, list[Outcome]]:
-        """Where both neighbours on the grid are worse, from the first seed; and every trial of the search."""
-        tried = {recipe.begin_rate: self.played(name, recipe, recipe.begin_rate, 0)}
+    def best_rates(self, name: str, recipe: Recipe) -> tuple[Rates, int]:
+        """Where the neighbours on the grid are worse, from the first seed; and how many trials it took.
+
+        The rate outside, where there is one, is searched for at the best rate inside.
+        """
+        begin = Rates(recipe.begin_rate, recipe.begin_outer)
+        best, tried = self._search(
+            name, recipe, begin, lambda rates, by: replace(rates, rate=by * rates.rate)
+        )
+        if best.outer is None:
+            return best, tried
+        best, more = self._search(
+            name, recipe, best, lambda rates, by: replace(rates, outer=by * (rates.outer or 0))
+        )
+        return best, tried + more - 1
+
+    def _search(
+        self, name: str, recipe: Recipe, begin: Rates, moved: Callable[[Rates, float], Rates]
+    ) -> tuple[Rates, int]:
+        tried = {begin: self.played(name, recipe, begin, 0).loss}
+        best = begin
         while len(tried) < MOST_RATES:
-            best = min(tried, key=lambda rate: tried[rate].loss)
-            missing = [rate for rate in (best * FACTOR, best / FACTOR) if rate not in tried]
+            missing = [rates for by in (FACTOR, 1 / FACTOR) if (rates := moved(best, by)) not in tried]
             if not missing:
                 break
-            tried[missing[0]] = self.played(name, recipe, missing[0], 0)
-        return min(tried, key=lambda rate: tried[rate].loss), list(tried.values())
+            tried[missing[0]] = self.played(name, recipe, missing[0], 0).loss
+            best = min(tried, key=lambda rates: tried[rates])
+        return best, len(tried)
 
 
 def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], None]) -> Outcome:
     """Compute a trial from its beginning to its end, or to where it diverges."""
-    learner = recipe.make(ground, Setting(trial.peers, trial.steps, trial.delay), trial.rate)
+    setting = Setting(trial.peers, trial.steps, trial.delay, trial.outer_rate)
+    learner = recipe.make(ground, setting, trial.rate)
     tokens_of_a_step = trial.peers * ground.manifest.microbatch_tokens
     began, curve = perf_counter(), []
     points = {round(trial.steps * number / POINTS) for number in range(1, POINTS + 1)}

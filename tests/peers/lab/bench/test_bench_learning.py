@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from math import log
+from math import log, log2
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from peers.lab.bench.learning.plain_demo import PlainDemo, _Tiles
 from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
 from peers.lab.bench.learning.report import activation_bytes, render, row
 from peers.lab.bench.learning.rounds import Rounds
-from peers.lab.bench.learning.trials import Bench, Kept, Outcome
+from peers.lab.bench.learning.trials import Bench, Kept, Outcome, Rates
 from peers.tools.model.evaluate import cut
 from swarmnet.model.flat_layout import CHUNK
 from swarmnet.run.manifest import Data, Manifest
@@ -122,44 +122,58 @@ def bench_of(tmp_path, monkeypatch, losses):
 
     def play(trial, recipe, ground, said):
         played.append(trial.rate)
-        return Outcome(trial, losses(trial.rate), 1.0, 100, 1000, 1.0, ())
+        return Outcome(trial, losses(trial), 1.0, 100, 1000, 1.0, ())
 
     monkeypatch.setattr(trials, "play", play)
     here = Bench(lambda seed: None, Kept(tmp_path / "t.jsonl"), "run", "text", 2, 10, 0, lambda *_: None)
     return here, played
 
 
+def far(value, best):
+    """In doublings."""
+    return abs(log2(value / best))
+
+
 def test_the_best_rate_has_worse_neighbours_on_both_sides(tmp_path, monkeypatch):
-    here, played = bench_of(tmp_path, monkeypatch, lambda rate: abs(torch.tensor(rate / 0.016).log2().item()))
-    rate, tried = here.best_rate("x", Recipe(lambda *_: None, 4e-3, ""))
-    assert rate == 0.016
+    here, played = bench_of(tmp_path, monkeypatch, lambda trial: far(trial.rate, 0.016))
+    rates, tried = here.best_rates("x", Recipe(lambda *_: None, 4e-3, ""))
+    assert rates == Rates(0.016)
     assert sorted(played) == [0.002, 0.004, 0.008, 0.016, 0.032] or sorted(played) == [
         0.004,
         0.008,
         0.016,
         0.032,
     ]
-    assert len(tried) == len(played)
+    assert tried == len(played)
+
+
+def test_the_rate_outside_is_searched_for_at_the_best_rate_inside(tmp_path, monkeypatch):
+    here, played = bench_of(
+        tmp_path, monkeypatch, lambda trial: far(trial.rate, 0.008) + far(trial.outer_rate, 1.4)
+    )
+    rates, tried = here.best_rates("x", Recipe(lambda *_: None, 4e-3, "", begin_outer=0.7))
+    assert rates == Rates(0.008, 1.4)
+    assert tried == len(played)
 
 
 def test_what_was_played_is_not_played_again_and_half_a_line_is_no_trial(tmp_path, monkeypatch):
-    here, played = bench_of(tmp_path, monkeypatch, lambda rate: rate)
-    first = here.played("x", Recipe(lambda *_: None, 1.0, ""), 1.0, 0)
+    here, played = bench_of(tmp_path, monkeypatch, lambda trial: trial.rate)
+    first = here.played("x", Recipe(lambda *_: None, 1.0, ""), Rates(1.0), 0)
     with (tmp_path / "t.jsonl").open("a") as file:
         file.write('{"trial": {"run_id"')
     again = replace(here, kept=Kept(tmp_path / "t.jsonl"))
-    assert again.played("x", Recipe(lambda *_: None, 1.0, ""), 1.0, 0) == first
+    assert again.played("x", Recipe(lambda *_: None, 1.0, ""), Rates(1.0), 0) == first
     assert played == [1.0]
 
 
 def test_the_table_names_what_each_method_costs_beside_adamw(tmp_path, monkeypatch):
-    here, _ = bench_of(tmp_path, monkeypatch, lambda rate: 2.0 + rate)
+    here, _ = bench_of(tmp_path, monkeypatch, lambda trial: 2.0 + trial.rate)
     rows = [
         row(
             name,
             "what it is",
             1,
-            [here.played(name, Recipe(lambda *_: None, rate, ""), rate, seed) for seed in (0, 1)],
+            [here.played(name, Recipe(lambda *_: None, rate, ""), Rates(rate), seed) for seed in (0, 1)],
         )
         for name, rate in (("adamw", 0.0), ("ours", 0.2))
     ]
