@@ -18,6 +18,7 @@ from peers.errors import UserError
 from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName
 from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.decoder import initial_units
+from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.model.stage_compute import Finished, StageCompute, Tiles
@@ -31,6 +32,8 @@ class Computes(Protocol):
     each)."""
 
     def publish(self, tiles: Tiles) -> None: ...
+
+    def train(self, layout: Layout) -> None: ...
 
     def warm_up(self, sequences: int, tokens: int) -> None: ...
 
@@ -59,6 +62,7 @@ class StagePart:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where weights, momentum and gradients live."""
     computing: Computing = PLAIN
+    merging: ExpertMerging | None = None
     most_graphs: int = 1 << 20
     """Microbatches that may be open at a time, as far as the peer's owner limits the memory."""
 
@@ -88,6 +92,7 @@ def real_part(
         first_units,
         torch.device(device),
         computing,
+        ExpertMerging(manifest.model.experts, layout) if manifest.model.experts.merge_rounds else None,
     )
 
 

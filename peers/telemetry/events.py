@@ -91,6 +91,13 @@ class InStep(Event, frozen=True):
     round: int
     settled: int = -1
 
+class TookUp(Event, frozen=True):
+    """It trains this group of experts, from after its contribution to `round` on; how many peers held each in
+    the newest applied round: said when it is new which group, or which have nobody."""
+    round: int
+    group: int
+    holders: Sequence[int]
+
 class Ended(Event, frozen=True):
     """The run is over: rounds up to `round` are settled here; the owner ordered `ordered` as the last one."""
     round: int

@@ -186,6 +186,15 @@ class Rounds:
             "Shards of others' results whose slices this peer asked for, by outcome (docs/watching.md).",
             Label("outcome", tuple(AUDITS)),
         )  # fmt: skip
+        self.experts_group = declare.gauge(
+            "experts_group",
+            "Group of experts that this peer trains, number; -1: all of them, or there are none.",
+        )
+        self.experts_holders = declare.gauge(
+            "experts_least_holders",
+            "Holders of the group of experts that the fewest peers of the stage train, in the newest applied "
+            "round; 0: that group stays as it is.",
+        )  # fmt: skip
         self.corrections = declare.counter(
             "round_corrections_total", "Late contributions that corrected an applied round."
         )

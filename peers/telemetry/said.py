@@ -17,7 +17,7 @@ class Said(Event, frozen=True):
 Topic = Literal[
     "archive", "archived", "behind", "busy", "checkpoint", "checkpoint_failed", "checkpoint_unusable",
     "chunks_not_kept", "clock", "compiled", "compiles", "directory_split", "directory_whole", "elsewhere",
-    "ended", "found",
+    "ended", "experts", "found",
     "height_not_kept", "holder", "joined", "kept", "lan", "line", "look_up_failed", "machine", "missing",
     "moves", "no_manifest", "no_text", "no_weights", "not_evaluated", "not_ready", "notsaved", "order",
     "order_not_kept", "order_unusable", "p2pd_ended", "p2pd_not_started", "pause_cut", "restored", "run",

@@ -276,6 +276,10 @@ class Observer:
         if rounds.applied >= 0:
             factor = factor_of(rounds.rates, rounds.applied) / WHOLE
             training.learning_rate.set(factor * learning_rate(worker.manifest.sync, rounds.applied))
+        held = update.work.method.held
+        metrics.experts_group.set(held.group if held is not None else -1)
+        if held is not None:
+            metrics.experts_holders.set(min(held.holders()))
         metrics.contributors.set(counts.contributors)
         metrics.corrections.inc(growth.of("corrections", counts.corrections))
         training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))

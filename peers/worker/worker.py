@@ -38,7 +38,7 @@ from peers.worker.record_fields import claims_of
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.digest_gossip import SignedDigests
 from peers.worker.rounds.receipts import Receipts
-from peers.worker.rounds.update_compute import Settled, UpdateWork
+from peers.worker.rounds.update_compute import Settled, UpdateWork, experts_line
 from peers.worker.rounds.update_path import UpdatePath
 from peers.worker.run_end import Ending
 from peers.worker.settings import Settings
@@ -296,7 +296,9 @@ class Worker(Parts):
         given_up, self._given_up = self._given_up, None
         self._behind.clear()
         units = weights.units.to(self.part.device)
-        replica = Replica(self.part.layout, self.part.method, units, weights.settled_round)
+        replica = Replica(
+            self.part.layout, self.part.method, units, weights.settled_round, self.part.merging
+        )
         reduced = self.part.method.reduced
         draw = reduced.draw if reduced is not None else None
         offers = old.rounds.offers if old is not None else Offers(self.manifest.rounds, draw)
@@ -323,6 +325,7 @@ class Worker(Parts):
             update.take_over(old)
         rounds, began = update.rounds, weights.settled_round
         update.settled, update.made = self._heard_settled, self.receipts.made
+        update.took_up = lambda took_up: self.say("experts", experts_line(took_up))
         self.digests.took_up(weights)
         self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
         self.ending.heard()

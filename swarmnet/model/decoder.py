@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from swarmnet.model.boundary import directions, embedded, enter, leave, written
 from swarmnet.model.draws import normal
-from swarmnet.model.experts import feed_forward, mixture
+from swarmnet.model.experts.mixture import feed_forward, mixture
 from swarmnet.model.fixed_point import UNIT, to_units
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.linear import linear, products

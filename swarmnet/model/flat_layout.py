@@ -6,14 +6,16 @@ norm, the head. The matrices of a block lie one after the other, padded to whole
 and with them all votes, are the same however the layers are cut in stages, and an expert can be a peer's own.
 
 The flat vector is a sequence of planes; a plane is chunks of one size: `flat[start:stop].view(-1, chunk)`.
+Each expert's matrices of all layers are planes of its own, after all others, so that some experts are a
+stretch of the vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:  # What only counts parameters starts without torch.
     from torch import Tensor
@@ -49,6 +51,8 @@ class Plane:
     offset: int
     chunks: int
     chunk: int
+    expert: int | None = None
+    """Whose it is, by its number in each layer; None: no expert's."""
 
     @property
     def stop(self) -> int:
@@ -59,7 +63,7 @@ class Plane:
 class Layout:
     entries: tuple[Entry, ...]
     planes: tuple[Plane, ...]
-    """Largest chunks first."""
+    """Largest chunks first; those of experts last, one expert after the other."""
     padding: tuple[tuple[int, int], ...]
     """[start, stop) ranges of the flat vector that belong to no parameter; kept at zero."""
     size: int
@@ -82,18 +86,48 @@ def views_of(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     return {entry.name: flat[entry.place].view(entry.shape) for entry in layout.entries}
 
 
+def some_planes(layout: Layout, numbers: Sequence[int]) -> Layout:
+    """Of a vector that holds only these planes, in their order."""
+    entries: list[Entry] = []
+    planes: list[Plane] = []
+    padding: list[tuple[int, int]] = []
+    size = 0
+    for number in numbers:
+        plane = layout.planes[number]
+        back = plane.offset - size
+        entries += (
+            replace(entry, offset=entry.offset - back)
+            for entry in layout.entries
+            if plane.offset <= entry.offset < plane.stop
+        )
+        padding += (
+            (start - back, stop - back)
+            for start, stop in layout.padding
+            if plane.offset <= start < plane.stop
+        )
+        planes.append(replace(plane, offset=size))
+        size += plane.stop - plane.offset
+    return Layout(tuple(entries), tuple(planes), tuple(padding), size)
+
+
 def block_of(name: str) -> str:
     """`model.layers.3.mlp.up_proj.weight` -> `model.layers.3`, of expert 5 `model.layers.3.mlp.experts.5`;
     outside the layers a name is its own block."""
     parts = name.split(".")
-    if parts[3:5] == ["mlp", "experts"]:
+    if expert_of(name) is not None:
         return ".".join(parts[:6])
     return ".".join(parts[:3]) if parts[:2] == ["model", "layers"] else name
 
 
+def expert_of(name: str) -> int | None:
+    """The expert that a parameter belongs to, by its number in its layer; None: it belongs to none."""
+    parts = name.split(".")
+    return int(parts[5]) if parts[3:5] == ["mlp", "experts"] else None
+
+
 def layout_of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
     """Lay out the parameters `shapes` (global name -> shape, in model order)."""
-    runs: dict[int, list[tuple[int, list[tuple[str, tuple[int, ...]]]]]] = {}
+    runs: _Runs = {}
     for block in dict.fromkeys(map(block_of, shapes)):
         members = [(name, shape) for name, shape in shapes.items() if block_of(name) == block]
         for members_of_kind in (
@@ -106,18 +140,23 @@ def layout_of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
             is_matrix = len(members_of_kind[0][1]) > 1
             chunk = CHUNK if is_matrix else _power_of_two(length)
             chunks = -(-length // chunk)
-            runs.setdefault(chunk, []).append((chunks, members_of_kind))
+            whose = expert_of(members_of_kind[0][0])
+            runs.setdefault((whose, chunk), []).append((chunks, members_of_kind))
     return _place(runs)
 
 
-def _place(runs: Mapping[int, list[tuple[int, list[tuple[str, tuple[int, ...]]]]]]) -> Layout:
+_Runs: TypeAlias = dict[tuple[int | None, int], list[tuple[int, list[tuple[str, tuple[int, ...]]]]]]
+"""Whose plane, and its chunk -> of each block how many chunks, and its parameters."""
+
+
+def _place(runs: _Runs) -> Layout:
     entries: list[Entry] = []
     planes: list[Plane] = []
     padding: list[tuple[int, int]] = []
     offset = 0
-    for chunk in sorted(runs, reverse=True):
+    for whose, chunk in sorted(runs, key=lambda run: (-1 if run[0] is None else run[0], -run[1])):
         start = offset
-        for chunks, members in runs[chunk]:
+        for chunks, members in runs[whose, chunk]:
             stop = offset + chunks * chunk
             for name, shape in members:
                 entries.append(Entry(name, shape, offset, block_of(name)))
@@ -125,7 +164,7 @@ def _place(runs: Mapping[int, list[tuple[int, list[tuple[str, tuple[int, ...]]]]
             if offset < stop:
                 padding.append((offset, stop))
             offset = stop
-        planes.append(Plane(start, (offset - start) // chunk, chunk))
+        planes.append(Plane(start, (offset - start) // chunk, chunk, whose))
     return Layout(tuple(entries), tuple(planes), tuple(padding), offset)
 
 

@@ -108,11 +108,17 @@ class StageCompute:
         vectors = {entry.name: vector.clone() for entry, vector in self._vectors}
         # Leaves of their own: those of the version before may lie in a graph.
         self._version = {
-            name: vectors.get(name, view).detach().requires_grad_()
+            name: vectors.get(name, view).detach().requires_grad_(self._gradient.follows(name))
             for name, view in views_of(self._flat, self._layout).items()
         }
         for name, leaf in self._version.items():
-            self._gradient.follow(name, leaf)
+            if leaf.requires_grad:
+                self._gradient.follow(name, leaf)
+
+    def train(self, layout: Layout) -> None:
+        """Gradients are of these parameters alone from now on, and begin anew; before weights are published,
+        or the next time they are."""
+        self._gradient.gather(layout)
 
     def warm_up(self, sequences: int, tokens: int) -> None:
         """Compile what is to be compiled, for microbatches of so many sequences and tokens. May take minutes;
@@ -217,7 +223,7 @@ class StageCompute:
     def _accumulate(
         self, key: Hashable, version: dict[str, Tensor], loss: Tensor, inputs: Tensor
     ) -> Tensor | None:
-        leaves = list(version.values())
+        leaves = [leaf for leaf in version.values() if leaf.requires_grad]
         if inputs.requires_grad:
             leaves.append(inputs)
         is_good = self._gradient.add_gradient_of(loss, leaves)

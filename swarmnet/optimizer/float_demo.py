@@ -76,7 +76,7 @@ FLOAT32 = Float32()
 class FloatMethod:
     """Sync method `demo-float` for one peer of one stage; with another codec, its like in fewer bytes."""
 
-    own = reduced = None
+    own = held = reduced = None
 
     def __init__(
         self, manifest: Manifest, layout: Layout, device: torch.device, codec: ValueCodec = FLOAT32

@@ -16,10 +16,11 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.float_demo import FloatMethod
 from swarmnet.optimizer.index_code import ContributionError
-from swarmnet.optimizer.local_steps import LocalSteps
 from swarmnet.optimizer.low_rank.method import LowRank
 from swarmnet.optimizer.mean_gradient import GradientError
-from swarmnet.optimizer.reduced_steps import ReducedSteps
+from swarmnet.optimizer.own_steps.held_experts import HeldExperts
+from swarmnet.optimizer.own_steps.local_steps import LocalSteps
+from swarmnet.optimizer.own_steps.reduced_steps import ReducedSteps
 from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.tiling import Tile, all_tiles
@@ -135,6 +136,10 @@ class Method(Protocol):
         """None: this peer's weights are the group's, between rounds too."""
 
     @property
+    def held(self) -> HeldExperts | None:
+        """None: this peer trains the whole stage. Else gradients are of what it trains alone."""
+
+    @property
     def reduced(self) -> Reduced | None:
         """None: everybody hears what everybody contributes. Else tallies take results, and `check` does."""
 
@@ -192,6 +197,8 @@ of them through all that a method must fulfil."""
 
 def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "cpu") -> Method:
     """The method that the manifest names, with fresh state on `device`."""
+    if manifest.model.experts.groups > 1:
+        return HeldExperts(manifest, layout, torch.device(device))
     if manifest.sync.exchange == "sharded":
         return ReducedSteps(manifest, layout, torch.device(device))
     return METHODS[manifest.sync.method](manifest, layout, torch.device(device))

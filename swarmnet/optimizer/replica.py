@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId
+from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.method import Method, Tally
@@ -43,12 +44,16 @@ class _OpenRound:
 class Replica:
     """Settled weights, open rounds and live weights of one stage."""
 
-    def __init__(self, layout: Layout, method: Method, units: Tensor, settled_round: int = -1) -> None:
-        """`units`: int32 [method.state.size], what was settled after `settled_round` (-1: the beginning)."""
+    def __init__(
+        self, layout: Layout, method: Method, units: Tensor, settled_round: int = -1,
+        merging: ExpertMerging | None = None,
+    ) -> None:  # fmt: skip
+        """`units`: int32 [method.state.size], what was settled after `settled_round` (-1: the beginning).
+        `merging`: what a settled round does to experts besides."""
         size = method.state.size
         if units.shape != (size,) or units.dtype != torch.int32:
             raise ReplicaError(f"weights are {units.dtype} {tuple(units.shape)}, not int32 ({size},)")
-        self._layout, self._method = layout, method
+        self._layout, self._method, self._merging = layout, method, merging
         self._settled = units.clone()
         self._weights = self._settled[: layout.size]
         self._momentum = self._settled[layout.size :] if size > layout.size else None
@@ -106,6 +111,8 @@ class Replica:
         if open_round is None or open_round.applied is None:
             raise ReplicaError(f"round {round} cannot settle before it is applied")
         add_step(self._weights, open_round.applied, self._layout, self._momentum)
+        if self._merging is not None:
+            self._merging.merge(self._weights, round)
         del self._open[round]
         self.settled_round = round
         return self.digest()

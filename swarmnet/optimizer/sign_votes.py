@@ -31,7 +31,7 @@ from swarmnet.run.rates import WHOLE
 class VoteMethod:
     """Sync method `demo-votes` for one peer of one stage."""
 
-    own = reduced = None
+    own = held = reduced = None
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync

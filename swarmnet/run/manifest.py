@@ -47,6 +47,16 @@ class Experts:
     balance: float = 0.01
     """What a loss counts that is 1 for each token where all experts have as much to do, and more where they
     have not; 0: nothing keeps the load even. 0.01 is what SPES and Switch use."""
+    groups: int = 1
+    """Of so many groups of experts each peer trains one, and computes with all; 1: each peer trains all."""
+    merge_rounds: int = 0
+    """After every so many rounds experts that are alike move towards one another; 0: never."""
+    merge_until: int = 10_000
+    """The round after which they do so no more; until then they move ever less."""
+    merge_share: float = 0.01
+    """How far at first, of the way to the mean of those nearest to them. SPES has 500, 10000 and 0.01."""
+    merge_nearest: int = 4
+    """To so many others."""
 
 
 @dataclass(frozen=True, slots=True)

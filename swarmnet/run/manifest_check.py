@@ -19,6 +19,8 @@ from swarmnet.run.manifest import (
 from swarmnet.run.own_steps import AUTHORS, OUTER
 
 MOST_EXPERTS = 1024
+LARGEST_COMPARED = 1 << 25
+"""Numbers of an expert's matrix whose products can be summed exactly (swarmnet/model/experts/merging.py)."""
 """Twice what the largest published mixtures have in a layer."""
 MOST_RANK = 1024
 """What a step's exact sums have room for (swarmnet/optimizer/low_rank/exact.py)."""
@@ -74,7 +76,7 @@ def check(manifest: Manifest) -> None:
          f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages"),
         (paths.swaps > 0 and len(manifest.stages) < 4,
          "paths.swaps: two stages can only be swapped between the first and the last, so there must be 4"),
-        *_of_experts(model),
+        *_of_experts(model, sync),
         *_of_sync(sync),
         (not 0.0 <= manifest.model.branch_share <= 1.0,
          f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
@@ -88,18 +90,33 @@ def check(manifest: Manifest) -> None:
             raise ManifestError(message)
 
 
-def _of_experts(model: ModelShape) -> list[tuple[bool, str]]:
+def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
     """As `_of_sync`."""
     experts = model.experts
     return [
         (not experts.count and experts != Experts(),
-         "model.experts: active and balance say nothing without a count"),
+         "model.experts: its keys say nothing without a count"),
         (not 0 <= experts.count <= MOST_EXPERTS,
          f"model.experts.count is {experts.count}; it must lie in 0 to {MOST_EXPERTS}"),
         (experts.count > 0 and not 1 <= experts.active <= experts.count,
          f"model.experts.active is {experts.active}; it must lie between 1 and the count, {experts.count}"),
         (not 0.0 <= experts.balance <= 1.0,
          f"model.experts.balance is {experts.balance:g}; it must lie in [0, 1]"),
+        (experts.groups < 1 or (experts.count > 0 and experts.count % experts.groups != 0),
+         f"model.experts.groups is {experts.groups}; it must be at least 1 and divide the count, "
+         f"{experts.count}"),
+        (experts.groups > 1 and (sync.own_steps is None or sync.exchange == "sharded"),
+         "model.experts.groups: goes with a sync.method whose peers step by themselves, as local-steps or "
+         "diloco, and sync.exchange: everyone"),
+        (experts.merge_rounds < 0 or not 0.0 <= experts.merge_share <= 1.0 or experts.merge_until < 1,
+         "model.experts: merge_rounds cannot be negative, merge_share must lie in [0, 1], merge_until be at "
+         "least 1"),
+        (experts.merge_rounds > 0 and not 1 <= experts.merge_nearest < experts.count,
+         f"model.experts.merge_nearest is {experts.merge_nearest}; it must lie between 1 and the count less "
+         f"one, {experts.count - 1}"),
+        (experts.merge_rounds > 0 and model.width * model.feed_forward > LARGEST_COMPARED,
+         f"model.experts.merge_rounds: experts of {LARGEST_COMPARED:,} numbers at most can be compared "
+         "exactly"),
         (experts.count > 0 and not model.qk_norm,
          "model.experts: needs qk_norm: true, as in Qwen3-MoE, or it could be exported as nothing known"),
         (experts.count > 0 and model.boundary.is_narrow,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 InnerName = Literal["muon", "adamw"]
-"""Optimizers that a peer can step by itself with (swarmnet/optimizer/inner_step.py)."""
+"""Optimizers that a peer can step by itself with (swarmnet/optimizer/own_steps/inner_step.py)."""
 SentName = Literal["bit", "four-bits", "eight-bits", "largest"]
 """How numbers are told (swarmnet/optimizer/moved/)."""
 RestName = Literal["live", "feedback", "dropped"]

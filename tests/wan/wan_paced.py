@@ -14,7 +14,7 @@ import torch
 from peers.cli import main as cli
 from protocols.p2pd import multipath_dialer
 from swarmnet.model.stage_compute import Finished, StageCompute
-from swarmnet.optimizer.inner_step import InnerStep
+from swarmnet.optimizer.own_steps.inner_step import InnerStep
 
 seconds = 0.0
 noise = {}

@@ -24,7 +24,7 @@ from swarmnet.run.manifest import ExchangeName, Manifest
 
 RESULT_CONTRIBUTIONS = 4.0
 """Bytes of a round's results in those of a contribution: four bits a number where it has one
-(swarmnet/optimizer/reduced_steps.py)."""
+(swarmnet/optimizer/own_steps/reduced_steps.py)."""
 ALONE_BYTES = 16
 """Memory per parameter of somebody who trains alone: weights, gradient and two moments, 4 each."""
 MOST_OF_A_LINE = 0.9

@@ -169,6 +169,7 @@ class StubStep:
 class StubMethod:
     """`Method` that contributes counts."""
 
+    held = None
     reduced: StubReduced | None = None
 
     payload_bytes = _PAYLOAD.size
@@ -250,6 +251,9 @@ class StubCompute:
 
     def drop(self, key: Hashable) -> None:
         self._open.discard(key)
+
+    def train(self, layout: Layout) -> None:
+        """Its gradient is not of parameters."""
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
         gathered = torch.zeros(SIZE)

@@ -99,9 +99,34 @@ class Settled:
     """Who has contributed to it, as far as they are known."""
 
 
+@dataclass(frozen=True, slots=True)
+class TookUp:
+    """This peer trains other experts now, or some have lost or found a holder."""
+
+    round: int
+    experts: range
+    group: int
+    holders: tuple[int, ...]
+    """Of each group."""
+
+
 Operation = (
     MakeContribution | AddUp | Add | RemoveContribution | RateRound | ApplyRound | SettleRound | GiveBack
 )
+Done = Made | Cut | Settled | TookUp
+
+
+def experts_line(took_up: TookUp) -> str:
+    """For people."""
+    first, last = took_up.experts[0], took_up.experts[-1]
+    which = f"expert {first}" if first == last else f"experts {first} to {last}"
+    counts = ", ".join(map(str, took_up.holders))
+    told = f"trains {which} of each layer; each group of them has {counts} peers"
+    others = ((group, count) for group, count in enumerate(took_up.holders) if group != took_up.group)
+    alone = [str(group) for group, count in others if not count]
+    if not alone:
+        return told
+    return f"{told}; what nobody trains, group {' and '.join(alone)}, stays as it is until a peer takes it up"
 
 
 class UpdateWork:
@@ -141,14 +166,19 @@ class UpdateWork:
         self.shadow_steps = 0
         """So many own steps move nothing yet; while there are any, nobody counts what this peer commits. Set
         by a newcomer before it serves, then counted down in the compute thread."""
+        self._told: tuple[int, tuple[int, ...]] | None = None
+        """The group of experts that this peer was last said to train, and those without a holder then."""
+        held = method.held
+        if held is not None and held.begins(identity.peer_id):
+            stage_compute.train(held.trained)
         self._ahead = False
         """Weights are published moved ahead by the own momentum."""
         self._stepped_tokens = 0
         """In own steps since the last contribution."""
 
-    def run(self, operations: Sequence[Operation]) -> list[Made | Cut | Settled]:
+    def run(self, operations: Sequence[Operation]) -> list[Done]:
         """Do them in order and publish the weights if they changed."""
-        results: list[Made | Cut | Settled] = []
+        results: list[Done] = []
         stale, began, encoding = False, perf_counter(), 0.0
         for operation in operations:
             match operation:
@@ -157,7 +187,8 @@ class UpdateWork:
                     results.append(self._make(round, reducers))
                     encoding += perf_counter() - at
                     self._ahead = self.lookahead
-                    stale |= self._ahead
+                    stale |= self._goes_over(round) or self._ahead
+                    results += self._took_up(round)
                 case AddUp(round, slices):
                     results.append(self._add_up(round, slices))
                 case Add(round, peer, payload):
@@ -222,6 +253,27 @@ class UpdateWork:
         else:
             self._stepped_tokens += tokens
         self.counts.timings.append(("step", perf_counter() - began))
+
+    def _goes_over(self, round: int) -> bool:
+        """To other experts, if it is this peer's turn."""
+        held = self.method.held
+        if held is None or not held.goes_over(round, self.identity.peer_id):
+            return False
+        self.gathered.gathered_tokens = 0  # Of what is left of them this peer trains nothing any more.
+        self.stage_compute.train(held.trained)
+        return True
+
+    def _took_up(self, round: int) -> list[TookUp]:
+        """What is new about who holds which experts, if anything is."""
+        held = self.method.held
+        if held is None:
+            return []
+        holders = held.holders()
+        told = held.group, tuple(group for group, count in enumerate(holders) if not count)
+        if told == self._told or not any(holders):
+            return []
+        self._told = told
+        return [TookUp(round, held.experts, held.group, tuple(holders))]
 
     def give_back(self, round: int, identity: ContributionId, shards: tuple[int, ...] = ()) -> None:
         """Return the votes of an own contribution to the momentum, or those of some shards, if they are still

@@ -20,7 +20,16 @@ from peers.state.unnamed_file import laid_down
 from peers.telemetry import events as noted
 from peers.worker.rounds.audit_path import AuditPath
 from peers.worker.rounds.reducer_path import ReducerPath
-from peers.worker.rounds.update_compute import Add, Cut, Made, Operation, Settled, UpdateWork
+from peers.worker.rounds.update_compute import (
+    Add,
+    Cut,
+    Done,
+    Made,
+    Operation,
+    Settled,
+    TookUp,
+    UpdateWork,
+)
 from peers.worker.rounds.upload_scheduler import Giving
 from peers.worker.rounds.wire_events import (
     REFERENCES_PER_MESSAGE,
@@ -140,6 +149,8 @@ class UpdatePath:
         """Told of every settled round, on the event loop."""
         self.made: Callable[[int, int], None] = lambda round, tokens: None
         """Told of every own contribution, and of its tokens."""
+        self.took_up: Callable[[TookUp], None] = lambda took_up: None
+        """Told of who holds which experts, when that is new."""
         self.digest = b""
         """Of the newest settled weights."""
         self.tokens = work.tokens = weights.tokens
@@ -266,10 +277,13 @@ class UpdatePath:
                 self.note(noted.Resynchronise(code, peers, reason, fork_round))
                 self.resynchronise(effect)
 
-    def _worked(self, results: list[Made | Cut | Settled], _seconds: float) -> None:
+    def _worked(self, results: list[Done], _seconds: float) -> None:
         for result in results:
             if isinstance(result, Cut):
                 self._was_cut(result)
+            elif isinstance(result, TookUp):
+                self.note(noted.TookUp(result.round, result.group, result.holders))
+                self.took_up(result)
             elif isinstance(result, Made) and result.is_result:
                 self._was_added_up(result)
             elif isinstance(result, Made):

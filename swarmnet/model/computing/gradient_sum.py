@@ -22,14 +22,23 @@ class GradientSum:
     """Of one stage. What it takes in is finite and bounded, whoever sent the microbatch."""
 
     def __init__(self, layout: Layout, device: torch.device, number: torch.dtype) -> None:
-        self._flat = torch.zeros(layout.size, dtype=number, device=device)
-        self._views = views_of(self._flat, layout)
+        self._number, self._device = number, device
+        self.gather(layout)
         self._squares = torch.zeros((), device=device)
         """Of all numbers of the gradient at hand, as far as backward has come."""
 
+    def gather(self, layout: Layout) -> None:
+        """Sum the gradients of these parameters from now on, and begin anew; what backward finds of others
+        is dropped."""
+        self._flat = torch.zeros(layout.size, dtype=self._number, device=self._device)
+        self._views = views_of(self._flat, layout)
+
+    def follows(self, name: str) -> bool:
+        return name in self._views
+
     def follow(self, name: str, leaf: Tensor) -> None:
         """Add what backward finds for this leaf, which is the parameter `name`."""
-        take = partial(self._take, self._views[name])
+        take = partial(self._take, name)
         leaf.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def add_gradient_of(self, loss: Tensor, leaves: list[Tensor]) -> bool:
@@ -47,8 +56,11 @@ class GradientSum:
         finally:
             self._flat.zero_()
 
-    def _take(self, sum: Tensor, leaf: Tensor) -> None:
+    def _take(self, name: str, leaf: Tensor) -> None:
         gradient, leaf.grad = leaf.grad, None
+        sum = self._views.get(name)
+        if sum is None:  # Its graph is older than what is gathered now.
+            return
         assert gradient is not None, "this is called when it is there"
         self._squares += torch.linalg.vector_norm(gradient, dtype=torch.float32).square()
         if gradient.device.type != "cpu":  # Where asking would wait for the device.

@@ -49,7 +49,7 @@ MATRIX_RMS = 0.4
 class LowRank:
     """One peer of one stage."""
 
-    own = reduced = None
+    own = held = reduced = None
     foresight = 0.75
     """As votes: the factors of a round are told exactly."""
 

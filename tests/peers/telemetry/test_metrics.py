@@ -34,6 +34,7 @@ UNITLESS = {
                      "swarm_held", "swarm_bootstrap_up", "swarm_peer_up"), "1 (if|for|while) .*"),
     # Which one.
     "stage": "Index of .*",
+    "experts_group": "Group of experts .*",
     **dict.fromkeys(("round", "round_settled", "swarm_round", "archive_round"), ".*[Rr]ound.*, number.*"),
     # How many, where the name's last word is not what is counted.
     "stages_missing": "Stages without .*",

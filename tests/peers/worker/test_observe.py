@@ -36,6 +36,8 @@ OF_OTHER_ROLES = {
     "archive_interval_seconds", "relay_circuits", "relay_refused_total", "relay_carried_bytes_total",
 }  # fmt: skip
 """Of archivists and of bootstraps: tests/peers/telemetry/test_role_metrics.py."""
+OF_EXPERTS = {"experts_least_holders"}
+"""Of a run whose peers each train some: tests/swarm/methods/test_experts_in_swarm.py."""
 OF_VISITORS = {"inference_requests_total", "inference_compute_seconds_total"}
 
 
@@ -89,7 +91,8 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
     _, series = watched
     names = {one.split()[0] for of_peer in series.values() for one in of_peer}
     declared = {metric.name.removeprefix("swarmnet_") for metric in Metrics(process=False).declared}
-    assert declared - names == OF_THE_PROCESS | OF_FAULTS | OF_SLOW_LINES | OF_VISITORS | OF_OTHER_ROLES
+    elsewhere = OF_THE_PROCESS | OF_FAULTS | OF_SLOW_LINES | OF_VISITORS | OF_OTHER_ROLES | OF_EXPERTS
+    assert declared - names == elsewhere
 
 
 @pytest.mark.parametrize(

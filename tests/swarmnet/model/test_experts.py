@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.decoder import forward, initial_units
-from swarmnet.model.experts import feed_forward, mixture
+from swarmnet.model.experts.mixture import feed_forward, mixture
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import is_muons, parameter_shapes, whole

@@ -18,6 +18,7 @@ from torch import Tensor
 from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import scheduled
 from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.state_layout import at_rest
 from swarmnet.optimizer.method import Method, add_own, method_of
@@ -41,7 +42,13 @@ class Rounds:
         self._replicas = []
         for layout, units in zip(ground.layouts, ground.initial_units(), strict=True):
             method = method_of(manifest, layout)
-            self._replicas.append(Replica(layout, method, at_rest(units, method.state)))
+            experts = manifest.model.experts
+            merging = ExpertMerging(experts, layout) if experts.merge_rounds else None
+            self._replicas.append(Replica(layout, method, at_rest(units, method.state), merging=merging))
+        for number, methods in enumerate(self._methods):
+            for method in methods:
+                if method.held is not None:
+                    method.held.hold(number % method.held.groups)
         self._begun = -1
         """The newest round that was contributed to."""
         self.sent_bytes = 0
@@ -56,7 +63,8 @@ class Rounds:
             found = self._ground.gradient(self._where(live, methods), len(losses), number)
             losses.append(found.loss)
             for method, part in zip(methods, self._ground.slices, strict=True):
-                gradient = found.summed[part]
+                whole = found.summed[part]
+                gradient = whole if method.held is None else method.held.of(whole)
                 if ends:
                     told[part.start][peer] = method.contribute(gradient, found.tokens, round, peer)
                 elif method.own is not None:

@@ -21,11 +21,11 @@ from torch import Tensor
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.index_code import ContributionError, packed_bytes
-from swarmnet.optimizer.local_steps import LocalSteps, PartStep, rows_of
 from swarmnet.optimizer.moved import exponents
 from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, sum_of
 from swarmnet.optimizer.moved.packed_sums import packed
 from swarmnet.optimizer.moved.powers import nibbles_read, nibbles_written
+from swarmnet.optimizer.own_steps.local_steps import LocalSteps, PartStep, rows_of
 from swarmnet.optimizer.tiling import Tile, all_tiles
 from swarmnet.rounds.result_table import (
     Contributor,
@@ -52,6 +52,8 @@ outermost is 1.9 to 3.7 deviations of normally distributed ones (Max, "Quantizin
 
 class ReducedSteps:
     """One peer of one stage; its own steps are those of `LocalSteps`."""
+
+    held = None
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         self.own = LocalSteps(manifest, layout, device)

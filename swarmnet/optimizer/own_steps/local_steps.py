@@ -23,6 +23,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,12 +33,12 @@ from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.model.state_layout import state_of
 from swarmnet.optimizer.index_code import ContributionError
-from swarmnet.optimizer.inner_step import InnerStep
 from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.moved.code import Draw, Moves, bytes_of, cut, joined, sum_of
 from swarmnet.optimizer.moved.outer_step import OuterStep
 from swarmnet.optimizer.moved.packed_sums import Sums, packed
 from swarmnet.optimizer.moved.table import code_of
+from swarmnet.optimizer.own_steps.inner_step import InnerStep
 from swarmnet.optimizer.sparsify import seed_of
 from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding, plane_of
 from swarmnet.run.manifest import Manifest, learning_rate
@@ -53,6 +54,7 @@ class LocalSteps:
     foresight = 0.0
     """A peer's own moves say little of the others'; they are in its weights already."""
     reduced = None
+    held = None
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
@@ -226,22 +228,31 @@ class LocalSteps:
         return bytes_of(self.code, chunks, self.width(plane))
 
 
+class Parts(Protocol):
+    """A method whose rounds are each about a part of the weights."""
+
+    layout: Layout
+    outer: OuterStep
+
+    def columns(self, plane: Plane, round: int) -> slice: ...
+
+
 @dataclass(frozen=True, slots=True)
 class PartStep:
     """What a round does to its part of the weights."""
 
-    method: LocalSteps
+    method: Parts
     round: int
     sums: Mapping[int, Sums]
-    """By where a tile begins; none: it does nothing."""
+    """By where a tile begins; a tile of which nobody said anything stays as it is."""
 
     def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
-        if not self.sums:
+        sums = self.sums.get(tile.start)
+        if sums is None:
             return
         columns = self.method.columns(tile.plane, self.round)
         momentum_CM = None if momentum_CN is None else momentum_CN[:, columns]
-        means_CM = self.sums[tile.start].means()
-        units_CN[:, columns].add_(self.method.outer.moved(means_CM, momentum_CM))
+        units_CN[:, columns].add_(self.method.outer.moved(sums.means(), momentum_CM))
         for changed_CN in (units_CN, momentum_CN):
             if changed_CN is not None:
                 tile.empty_padding(changed_CN, self.method.layout)

@@ -9,10 +9,10 @@ from torch.optim import AdamW, Muon
 
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.optimizer.inner_step import InnerStep, orthogonal
-from swarmnet.optimizer.local_steps import LocalSteps
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.moved.code import LARGEST_EXPONENT
+from swarmnet.optimizer.own_steps.inner_step import InnerStep, orthogonal
+from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import plane_of
 

@@ -14,10 +14,10 @@ from method_cases import PEERS, bent, manifest, replica_of, shapes_of, stepped
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.optimizer.local_steps import LocalSteps
 from swarmnet.optimizer.method import ContributionError, add_own, method_of
 from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, sum_of
-from swarmnet.optimizer.reduced_steps import MOST, Numbers, ReducedSteps
+from swarmnet.optimizer.own_steps.local_steps import LocalSteps
+from swarmnet.optimizer.own_steps.reduced_steps import MOST, Numbers, ReducedSteps
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.result_table import Contributor, Table, head_of, tag_of

@@ -1,0 +1,94 @@
+"""In a run's beginning experts that are alike move towards one another, so that each learns of more than its
+holders' text: SPES' merging warm-up (arXiv:2602.11543), on settled weights, in whole numbers.
+
+    W_e += share(round) * (mean of its nearest W_f - W_e)         share(round) = first * (1 - round / until)
+
+Near is by the cosine of the matrices that take the input in (gate_proj). Every peer finds the same nearest
+and the same bits: cosines are compared as fractions, of sums that float64 holds exactly.
+
+Shapes: E experts of a layer, P numbers of one of their matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from swarmnet.model.fixed_point import GRID_BITS
+from swarmnet.model.flat_layout import Entry, Layout, expert_of
+from swarmnet.run.manifest import Experts
+
+COMPARED_BITS = 14
+"""Of a weight below 1, as it is compared, sign included: products of two summed over LARGEST_COMPARED
+(swarmnet/run/manifest_check.py) stay below 2**53."""
+SHARE_BITS = 16
+"""A share is a whole number of 2**-16."""
+
+
+class ExpertMerging:
+    """Of one stage."""
+
+    def __init__(self, experts: Experts, layout: Layout) -> None:
+        self._experts = experts
+        self._layers: dict[str, dict[str, dict[int, Entry]]] = {}
+        """Layer -> matrix -> expert -> where it lies."""
+        for entry in layout.entries:
+            expert = expert_of(entry.name)
+            if expert is not None:
+                layer, _, rest = entry.name.partition(".mlp.experts.")
+                matrices = self._layers.setdefault(layer, {})
+                matrices.setdefault(rest.partition(".")[2], {})[expert] = entry
+
+    def merge(self, units: Tensor, round: int) -> None:
+        """What the settling of `round` does besides, to int32 [layout.size], in place."""
+        share = self.share(round)
+        if not share:
+            return
+        for matrices in self._layers.values():
+            nearest = nearest_of(_stacked(units, matrices["gate_proj.weight"]), self._experts.merge_nearest)
+            for of_experts in matrices.values():
+                old_EP = _stacked(units, of_experts)
+                for expert, entry in of_experts.items():
+                    units[entry.place] += _moved(old_EP, expert, nearest[expert], share).to(torch.int32)
+
+    def share(self, round: int) -> int:
+        """Of the way, in units of 2**-SHARE_BITS; 0: nothing is done after this round."""
+        experts = self._experts
+        if not experts.merge_rounds or (round + 1) % experts.merge_rounds or round >= experts.merge_until:
+            return 0
+        first = int(experts.merge_share * (1 << SHARE_BITS) + 0.5)
+        return first * (experts.merge_until - round) // experts.merge_until
+
+
+def nearest_of(gates_EP: Tensor, count: int) -> list[list[int]]:
+    """Of each expert the `count` others with the largest cosine, nearest first; of equals the first."""
+    compared_EP = (gates_EP >> (GRID_BITS - COMPARED_BITS + 1)).to(torch.float64)
+    most = float(1 << (COMPARED_BITS - 1))
+    compared_EP.clamp_(-most, most)
+    products = (compared_EP @ compared_EP.T).to(torch.int64).tolist()
+
+    def nearness(expert: int, other: int) -> Fraction:
+        """The cosine times its own size, for one expert the same factor whatever the other."""
+        product = products[expert][other]
+        return Fraction(product * abs(product), max(1, products[other][other]))
+
+    found = []
+    for expert in range(len(products)):
+        others = [other for other in range(len(products)) if other != expert]
+        found.append(sorted(others, key=lambda other: -nearness(expert, other))[:count])
+    return found
+
+
+def _moved(old_EP: Tensor, expert: int, nearest: Sequence[int], share: int) -> Tensor:
+    """int64 [P]: by how much, rounded to the nearest whole number, halves upwards."""
+    apart_P = old_EP[list(nearest)].sum(dim=0) - len(nearest) * old_EP[expert]
+    whole = len(nearest) << SHARE_BITS
+    return torch.div(2 * share * apart_P + whole, 2 * whole, rounding_mode="floor")
+
+
+def _stacked(units: Tensor, of_experts: Mapping[int, Entry]) -> Tensor:
+    """int64 [E, P], a copy."""
+    return torch.stack([units[of_experts[expert].place] for expert in sorted(of_experts)]).to(torch.int64)

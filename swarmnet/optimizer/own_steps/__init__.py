@@ -1,0 +1,1 @@
+"""Methods whose peers step by themselves between rounds, and what they tell of it."""

@@ -1,0 +1,290 @@
+"""Of a mixture of experts each peer trains what all share and the experts of one group: SPES, no server.
+
+Everybody has the whole stage and computes with all its experts; what a round does to an expert is the mean
+of what its holders moved (in arXiv:2602.11543 a server copies it from the one holder). A contribution is a
+byte, which group, then what local_steps.py says of the shared planes and of the group's. Nobody deals out
+groups: the rounds' sets say who holds what, and where one group has two holders more than another, one of
+them, drawn from the round, goes over. So a group whose holders left is taken up by others, who have its
+weights.
+
+Shapes: H numbers that a peer trains, of the stage's flat vector: the shared planes, then its group's;
+C chunks of a plane, N numbers of a chunk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from math import hypot
+
+import torch
+from torch import Tensor
+
+from swarmnet.identifiers import PeerId, RunId
+from swarmnet.model.flat_layout import Layout, Plane, some_planes
+from swarmnet.model.state_layout import state_of
+from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.mean_gradient import GradientError
+from swarmnet.optimizer.moved.code import sum_of
+from swarmnet.optimizer.moved.packed_sums import packed
+from swarmnet.optimizer.own_steps.local_steps import LocalSteps, PartStep
+from swarmnet.optimizer.tiling import Tile, all_tiles
+from swarmnet.run.manifest import Experts, Manifest
+from swarmnet.run.rates import WHOLE
+
+BALANCE_ROUNDS = 4
+"""Every so many rounds one peer of a stage may go over: by then the one before is seen in the sets."""
+ROUNDS_REMEMBERED = 8
+"""Of who held what."""
+
+
+class HeldExperts:
+    """One peer of one stage."""
+
+    foresight = 0.0
+    """As LocalSteps."""
+    reduced = None
+
+    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
+        self._manifest, self.layout, self.device = manifest, layout, device
+        self._run_id, self.groups = manifest.run_id(), manifest.model.experts.groups
+        self.state = state_of(layout, manifest.sync)
+        self._places = places_of(layout, manifest.model.experts)
+        self._shared = self._part(None)
+        self._on_the_host = self._has_begun = False
+        self._held_by: dict[int, dict[PeerId, int]] = {}
+        """Of the newest rounds, what each peer's contribution said that it holds."""
+        self._applied_round = -1
+        self.columns, self.outer, self.tokens = (
+            self._shared.columns, self._shared.outer, self._shared.tokens
+        )  # fmt: skip
+        self.hold(0)
+        self.payload_bytes = 1 + self._shared.payload_bytes + self._experts.payload_bytes
+        self.votes = self._shared.votes + self._experts.votes
+
+    def begins(self, peer: PeerId) -> bool:
+        """Hold a first group, drawn from the peer's id; whether it had none."""
+        if self._has_begun:
+            return False
+        self._has_begun = True
+        self.hold(int.from_bytes(_drawn(self._run_id, -1, peer)[:4], "little") % self.groups)
+        return True
+
+    def hold(self, group: int) -> None:
+        """Train these experts from now on. What was moved of others and not told stays untold."""
+        self.group = group
+        self._experts = self._part(group)
+        if self._on_the_host:
+            self._experts.keep_moments_on_the_host()
+
+    @property
+    def trained(self) -> Layout:
+        """H: where in a gradient lies what this peer trains."""
+        return some_planes(self.layout, [*self._numbers(None), *self._numbers(self.group)])
+
+    @property
+    def experts(self) -> range:
+        """That this peer trains, by their numbers in each layer."""
+        each = self._manifest.model.experts.count // self.groups
+        return range(self.group * each, (self.group + 1) * each)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """[H] of a vector [layout.size]."""
+        planes = (self.layout.planes[number] for number in [*self._numbers(None), *self._numbers(self.group)])
+        return torch.cat([flat[plane.offset : plane.stop] for plane in planes])
+
+    @property
+    def held(self) -> HeldExperts:
+        return self
+
+    @property
+    def own(self) -> HeldExperts:
+        return self
+
+    @property
+    def gradient_norm(self) -> float | None:
+        norms = self._shared.gradient_norm, self._experts.gradient_norm
+        return None if None in norms else hypot(*(norm for norm in norms if norm is not None))
+
+    @property
+    def momentum_norm(self) -> float | None:
+        return hypot(self._shared.momentum_norm or 0.0, self._experts.momentum_norm or 0.0)
+
+    def keep_moments_on_the_host(self) -> None:
+        self._on_the_host = True
+        for part in (self._shared, self._experts):
+            part.keep_moments_on_the_host()
+
+    def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
+        """`gradient`: [H]."""
+        size = self._shared.layout.size
+        if gradient.shape != (size + self._experts.layout.size,):
+            raise GradientError(
+                f"gradient of shape {tuple(gradient.shape)}, not ({size + self._experts.layout.size},)"
+            )
+        if not torch.linalg.vector_norm(gradient, dtype=torch.float32).isfinite():
+            raise GradientError("the gradient is not finite; drop it and go on")
+        self._shared.step(gradient[:size], tokens, round, factor)
+        self._experts.step(gradient[size:], tokens, round, factor)
+
+    def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
+        self.step(gradient, tokens, round)
+        return self.tell(round, peer)
+
+    def tell(self, round: int, peer: PeerId) -> bytes:
+        return bytes([self.group]) + self._shared.tell(round, peer) + self._experts.tell(round, peer)
+
+    def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
+        """Of experts that this peer gave up nothing comes back."""
+        group, shared, experts = self._cut(payload)
+        self._shared.give_back(shared, round, peer)
+        if group == self.group:
+            self._experts.give_back(experts, round, peer)
+
+    def check(self, payload: bytes) -> None:
+        _, shared, experts = self._cut(payload)
+        self._shared.check(shared)
+        self._experts.check(experts)
+
+    def tally(self, round: int) -> HeldTally:
+        return HeldTally(self, round)
+
+    def lookahead(self, round: int, factor: int = WHOLE) -> None:
+        """As LocalSteps."""
+
+    def applied(self, round: int) -> None:
+        self._applied_round = round
+        for part in (self._shared, self._experts):
+            part.applied(round)
+        for old in [old for old in self._held_by if old < round - ROUNDS_REMEMBERED]:
+            del self._held_by[old]
+
+    def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
+        group, there = self.within(tile)
+        if group is None:
+            self._shared.add_to(weights_CN, there)
+        elif group == self.group:
+            self._experts.add_to(weights_CN, there)
+
+    def heard(self, round: int, peer: PeerId, group: int | None) -> None:
+        """What a peer's contribution to a round says that it holds; None: it is taken out again."""
+        of_round = self._held_by.setdefault(round, {})
+        of_round.pop(peer, None)
+        if group is not None:
+            of_round[peer] = group
+
+    def holders(self) -> list[int]:
+        """Of each group, in the newest round that is applied."""
+        counts = Counter(self._newest().values())
+        return [counts[group] for group in range(self.groups)]
+
+    def goes_over(self, round: int, me: PeerId) -> bool:
+        """Take up the group with the fewest holders, if it is this peer's turn; whether it did. Between two
+        steps, when nothing is gathered that was not stepped by."""
+        newest, holders = self._newest(), self.holders()
+        fullest, emptiest = holders.index(max(holders)), holders.index(min(holders))
+        may = [peer for peer, group in newest.items() if group == fullest]
+        if (
+            round % BALANCE_ROUNDS
+            or holders[fullest] - holders[emptiest] < 2
+            or self.group != fullest
+            or me != min(may, key=lambda peer: _drawn(self._run_id, round, peer))
+        ):
+            return False
+        self.hold(emptiest)
+        return True
+
+    def _newest(self) -> dict[PeerId, int]:
+        applied = [round for round, held in self._held_by.items() if held and round <= self._applied_round]
+        return self._held_by[max(applied)] if applied else {}
+
+    def parts_of(self, payload: bytes) -> tuple[int, dict[int | None, list[memoryview]]]:
+        """Which group, and what is said of each plane of the shared ones (None) and of the group's."""
+        group, shared, experts = self._cut(payload)
+        return group, {None: self._shared.planes_of(shared), group: self._experts.planes_of(experts)}
+
+    def within(self, tile: Tile) -> tuple[int | None, Tile]:
+        """Whose a tile of the stage is, and where it lies there. All groups are of one form."""
+        group, number, plane = self._places[tile.number]
+        return group, replace(tile, number=number, plane=plane)
+
+    def part(self, group: int | None) -> LocalSteps:
+        """Reads what is said of the shared planes, or of those of any group."""
+        return self._shared if group is None else self._experts
+
+    def _cut(self, payload: bytes) -> tuple[int, bytes, bytes]:
+        if len(payload) != self.payload_bytes:
+            raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
+        if payload[0] >= self.groups:
+            raise ContributionError(f"experts of group {payload[0]}, of {self.groups}")
+        stop = 1 + self._shared.payload_bytes
+        return payload[0], payload[1:stop], payload[stop:]
+
+    def _numbers(self, group: int | None) -> list[int]:
+        return [number for number, place in enumerate(self._places) if place[0] == group]
+
+    def _part(self, group: int | None) -> LocalSteps:
+        layout = some_planes(self.layout, self._numbers(group))
+        return LocalSteps(self._manifest, layout, self.device)
+
+
+class HeldTally:
+    """One round's contributions as they came; they are summed when a step is asked for."""
+
+    def __init__(self, method: HeldExperts, round: int) -> None:
+        self._method, self._round = method, round
+        self._payloads: dict[PeerId, bytes] = {}
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        if peer in self._payloads:
+            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+        self._method.check(payload)
+        self._payloads[peer] = payload
+        self._method.heard(self._round, peer, payload[0])
+
+    def remove(self, peer: PeerId) -> None:
+        del self._payloads[peer]
+        self._method.heard(self._round, peer, None)
+
+    def rest(self) -> None:
+        """Nothing is kept but the set."""
+
+    def step(self, factor: int = WHOLE) -> PartStep:
+        """The mean of those who hold it; `factor` had its say when the peers stepped."""
+        method = self._method
+        contributions = [method.parts_of(payload)[1] for payload in self._payloads.values()]
+        sums = {}
+        for tile in all_tiles(method.layout):
+            group, there = method.within(tile)
+            saying = [said[group] for said in contributions if group in said]
+            if saying:
+                moves = [method.part(group).moves_in(there, planes[there.number]) for planes in saying]
+                sums[tile.start] = packed(sum_of(moves), len(saying))
+        return PartStep(method, self._round, sums)
+
+    def concord(self, me: PeerId) -> None:
+        """Sizes are no votes."""
+
+
+def group_of(experts: Experts, expert: int | None) -> int | None:
+    """Experts that lie one after the other are a group; None: of what all share."""
+    return None if expert is None else expert * experts.groups // experts.count
+
+
+def places_of(layout: Layout, experts: Experts) -> Sequence[tuple[int | None, int, Plane]]:
+    """Of each plane its group, which of the group's planes it is, and where it lies in a vector of these."""
+    places: list[tuple[int | None, int, Plane]] = []
+    ends: Counter[int | None] = Counter()
+    numbers: Counter[int | None] = Counter()
+    for plane in layout.planes:
+        group = group_of(experts, plane.expert)
+        places.append((group, numbers[group], replace(plane, offset=ends[group])))
+        numbers[group] += 1
+        ends[group] += plane.stop - plane.offset
+    return places
+
+
+def _drawn(run_id: RunId, round: int, peer: PeerId) -> bytes:
+    return hashlib.sha256(f"{run_id}\nexperts\n{round}\n{peer}".encode()).digest()

@@ -1,0 +1,72 @@
+"""Peers that each train half of the experts: replicas stay equal, and whoever lost its holder finds one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from swarm import TINY_MODEL, nothing_is_committed_twice, shared_rounds, tiny_manifest
+from watched import Watched, moved
+
+from peers.lab.world.virtual_time import run
+from peers.worker.rounds.update_compute import TookUp, experts_line
+from swarmnet.run.manifest import Experts, Sync
+
+EIGHT = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1, "g": 2, "h": 2}
+
+
+def expert_manifest(**experts):
+    manifest = tiny_manifest()
+    model = replace(TINY_MODEL, qk_norm=True, feed_forward=32, experts=Experts(**experts))
+    sync = Sync(method="local-steps", learning_rate=1e-2, warmup_rounds=1, decay_rounds=1000, step_tokens=64)
+    return replace(manifest, model=model, sync=sync, rounds=replace(manifest.rounds, target_tokens=512))
+
+
+def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed():
+    swarm = Watched(expert_manifest(count=4, active=2, groups=2, merge_rounds=5, merge_nearest=2))
+
+    gone = set()
+
+    def groups(stage):
+        """By their own word, of those that are there."""
+        here = [name for name, of in EIGHT.items() if of == stage and name not in gone]
+        return {name: notes[-1].fields["group"] for name in here if (notes := swarm.of("took_up", name))}
+
+    async def story():
+        swarm.open()
+        for name, stage in EIGHT.items():
+            swarm.start(name, stage, in_flight=2)
+        for stage in range(3):
+            await swarm.until(lambda stage=stage: set(groups(stage).values()) == {0, 1}, 60.0)
+        held = groups(1)
+        alone = next(name for name in held if list(held.values()).count(held[name]) == 1)
+        gone.add(alone)
+        await swarm.crash(alone)
+        await swarm.until(lambda: set(groups(1).values()) == {0, 1}, 60.0)
+        swarm.start("n", 1)
+        await swarm.until(lambda: swarm.of("made", "n"), 60.0)
+        since = swarm.committed(0)
+        await swarm.until(lambda: swarm.committed(0) >= since + 150, 120.0)
+        await swarm.stop_watching()
+        await swarm.close()
+
+    run(story())
+    nothing_is_committed_twice(swarm)
+    assert shared_rounds(swarm) > 30
+    losses = swarm.losses(0)
+    assert sum(losses[:20]) / 20 > 5.2
+    assert sum(losses[-20:]) / 20 < 4.6
+    assert all("experts_least_holders" in moved(swarm.metrics[name]) for name in ("a", "g"))
+    seen = [note.fields["holders"] for note in swarm.of("took_up", "e")]
+    assert seen.count((0, 2)) == 1, "who is left sees that nobody trains a group, once"
+    newest = [swarm.of("took_up", name)[-1].fields["holders"] for name in ("e", "f")]
+    assert newest == [(1, 1), (1, 1)]
+
+
+def test_who_trains_which_experts_is_said_in_one_line():
+    took_up = TookUp(3, range(2, 4), group=1, holders=(0, 2))
+    before = "trains experts 2 to 3 of each layer; each group of them has 0, 2 peers; "
+    after = "what nobody trains, group 0, stays as it is until a peer takes it up"
+    assert experts_line(took_up) == before + after
+    assert experts_line(replace(took_up, experts=range(1), group=0)) == (
+        "trains expert 0 of each layer; each group of them has 0, 2 peers"
+    )
