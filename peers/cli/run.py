@@ -119,10 +119,17 @@ def demo(
     report: Annotated[Path | None, typer.Option(help="Write the JSON report here.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Chooses weights, text and who is killed.")] = 0,
     keep: Annotated[Path | None, typer.Option(help="Keep the peers' folders here.")] = None,
-    method: Annotated[MethodName, typer.Option(help="How its peers learn together.")] = "demo-votes",
+    method: Annotated[
+        MethodName | None,
+        typer.Option(help="How its peers learn together. [default: demo-votes; with --experts local-steps]"),
+    ] = None,
     sharded: Annotated[
         bool,
         typer.Option("--sharded", help="Where peers step by themselves: they exchange through reducers."),
+    ] = False,
+    experts: Annotated[
+        bool,
+        typer.Option("--experts", help="Each layer has four experts; a peer trains two and has all."),
     ] = False,
 ) -> None:
     """Several peers train a model on this machine: one is killed, one joins, and the model writes text."""
@@ -130,6 +137,12 @@ def demo(
         raise UserError(f"--peers {peers} cannot hold --stages {stages}; every stage needs a peer")
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"--report {report}: its folder does not exist")
+    method = method or ("local-steps" if experts else "demo-votes")
+    if experts and (sharded or method not in AUTHORS):
+        raise UserError(
+            "--experts: goes with a --method whose peers step by themselves, as local-steps, and without "
+            "--sharded"
+        )
     if sharded and method not in AUTHORS:
         raise UserError(
             "--sharded: only what peers that step by themselves contribute can be sharded; add "
@@ -137,4 +150,5 @@ def demo(
         )
     from peers.lab.processes.demo import run_demo
 
-    raise typer.Exit(run_demo(DemoOptions(peers, stages, seconds, report, seed, keep, method, sharded)))
+    options = DemoOptions(peers, stages, seconds, report, seed, keep, method, sharded, experts)
+    raise typer.Exit(run_demo(options))

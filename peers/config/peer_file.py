@@ -342,6 +342,8 @@ class DemoOptions:
     """The run's sync.method."""
     sharded: bool = False
     """Its sync.exchange is that."""
+    experts: bool = False
+    """Its layers have experts in two groups, and each peer trains one."""
 
 
 def is_run_id(text: str) -> bool:

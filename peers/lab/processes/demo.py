@@ -60,6 +60,10 @@ SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
     },
 }
 """What a run by each method says besides. Own steps: eight between two rounds, where two peers share them."""
+EXPERTS: Mapping[str, object] = {
+    "qk_norm": True, "feed_forward": 192, "experts": {"count": 4, "active": 2, "groups": 2},
+}  # fmt: skip
+"""What a model of experts says besides: a token takes as wide a feed-forward as without."""
 LOOPBACK = {
     "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "metrics": {"listen": "127.0.0.1:0"},
     "log": "json", "drain_seconds": DRAIN_SECONDS, "moves": False,
@@ -126,7 +130,8 @@ class Demo:
     def _publish(self) -> SignedManifest:
         layers = stage_layers(self.options.stages)
         run = {
-            "name": "demo", "seed": self.options.seed, "stages": layers, "model": {"layers": sum(layers)},
+            "name": "demo", "seed": self.options.seed, "stages": layers,
+            "model": {"layers": sum(layers), **(EXPERTS if self.options.experts else {})},
             "intended_use": "to see a swarm work", **SHAPES[self.options.method],
         }  # fmt: skip
         if self.options.sharded:
@@ -241,6 +246,8 @@ class Demo:
             "next commit in its stage after": report["kill_to_commit_seconds"],
             "first contribution of the newcomer after": report["join_to_contribution_seconds"],
         }
+        if self.options.experts:
+            seconds["its experts are taken up by another after"] = report["kill_to_experts_seconds"]
         if self.victim is None:  # And nobody joined.
             seconds.clear()
             say("  nobody was killed: too few trained in time; give them longer (--seconds)", highlight=False)

@@ -37,6 +37,8 @@ class PeerStory:
     settled: SettledRounds = field(default_factory=SettledRounds)
     took: list[tuple[float, str]] = field(default_factory=list)
     """(Unix time, maker) of contributions that came and were accepted."""
+    took_up: list[tuple[float, int]] = field(default_factory=list)
+    """(Unix time, group of experts that it trains from then on)."""
     sent: dict[str, int] = field(default_factory=dict)
     ledger: noted.Ledger = field(default_factory=lambda: noted.Ledger(0))
 
@@ -54,6 +56,8 @@ def read_story(state: Path) -> PeerStory:
                 story.commits.append((line.time, origin, counter, tokens, loss))
             case noted.Took(maker=maker):
                 story.took.append((line.time, maker))
+            case noted.TookUp(group=group):
+                story.took_up.append((line.time, group))
             case noted.Traffic(sent):
                 story.sent = sent
             case noted.Ledger():
@@ -83,6 +87,19 @@ def kill_to_commit_seconds(stories: Iterable[PeerStory], stage: int, killed_at: 
         at for story in stories if story.stage == stage for at, *_ in story.commits if at > killed_at
     ]  # fmt: skip
     return min(later) - killed_at if later else None
+
+
+def kill_to_experts_seconds(stories: Iterable[PeerStory], killed: PeerStory, at: float) -> float | None:
+    """Until a peer of its stage trains what it trained; 0 where one did already."""
+    if not killed.took_up:
+        return None
+    group, found = killed.took_up[-1][1], []
+    for story in stories:
+        if story.stage == killed.stage and story is not killed:
+            before = [taken for since, taken in story.took_up if since <= at][-1:]
+            later = [since for since, taken in story.took_up if since > at and taken == group]
+            found += [at] if before == [group] else later[:1]
+    return min(found) - at if found else None
 
 
 def join_to_contribution_seconds(stories: Iterable[PeerStory], peer: str, started_at: float) -> float | None:
@@ -127,6 +144,7 @@ def build(
         "kill_to_commit_seconds": (
             kill_to_commit_seconds(stories, killed[0].stage, killed[1]) if killed else None
         ),
+        "kill_to_experts_seconds": kill_to_experts_seconds(stories, *killed) if killed else None,
         "join_to_contribution_seconds": (
             join_to_contribution_seconds(stories, newcomer.peer, newcomer.started_at) if newcomer else None
         ),
