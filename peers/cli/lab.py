@@ -15,6 +15,7 @@ from peers.config.atomic_files import require_free, write_atomically
 from peers.errors import UserError
 from swarmnet.model.computing.choices import Computing, DtypeName, Recompute
 from swarmnet.run.manifest import MethodName
+from swarmnet.run.own_steps import AUTHORS
 
 if TYPE_CHECKING:
     from peers.lab.bench.learning.bench import Question
@@ -252,6 +253,9 @@ def simulate(
     method: Annotated[
         MethodName | None, typer.Option(help="With --real: how its peers learn together.")
     ] = None,
+    experts: Annotated[
+        bool, typer.Option("--experts", help="With --real: each peer trains half of the experts.")
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
 ) -> None:
     """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
@@ -261,6 +265,8 @@ def simulate(
     _check_kinds(kind or (), moves)
     if method is not None and not real:
         raise UserError(f"--method {method}: without a model nobody learns; add --real")
+    if experts and (not real or sharded or method not in (None, *AUTHORS)):
+        raise UserError("--experts: goes with --real and a --method whose peers step by themselves")
     rules, of_run = _of_run(run_file)
     stages = of_run if stages is None else stages
     if (peers is not None and not 2 <= peers <= MOST_PEERS) or (stages is not None and stages < 1):
@@ -270,7 +276,7 @@ def simulate(
     options = [
         Options(
             seed + number, peers, stages, rules, tuple(kind or ()), real, rounds,
-            moves=moves, doubles=doubles, sharded=sharded, method=method,
+            moves=moves, doubles=doubles, sharded=sharded, method=method, experts=experts,
         )
         for number in range(schedules)
     ]
@@ -278,7 +284,7 @@ def simulate(
     for result in _played(options, jobs):
         results.append(result)
         again = _again(result, run_file, peers, stages, rounds, kind)
-        _show(result, again + _flags(moves, doubles, real, sharded, method))
+        _show(result, again + _flags(moves, doubles, real, sharded, method) + " --experts" * experts)
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
     if report is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.flat_layout import Layout, layout_of
+from swarmnet.model.flat_layout import Layout, layout_of, some_planes
 from swarmnet.model.parameters import is_muons, parameter_shapes
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
 from swarmnet.run.manifest import Manifest
@@ -82,15 +82,28 @@ def needs_of(
     work, sync, own = WORK_BYTES[computing.dtype], manifest.sync, manifest.sync.own_steps
     uses_each = own is not None and sync.step_tokens <= manifest.microbatch_tokens
     gradient = work if uses_each else FLOAT_BYTES
-    each = GRID_BYTES + work + gradient + UNSENT_BYTES + AT_WORK_BYTES + FREED_BYTES
+    each = GRID_BYTES + work + AT_WORK_BYTES + FREED_BYTES
     copied = 2 if own is not None and own.settles_momentum else 1  # Of momentum as of weights.
     each += copied * COPY_BYTES if process_bytes else 0
     each += work if len(manifest.stages) > 1 else 0  # Those that a microbatch under way was begun with.
-    weights = layout.size * each + _of_method(manifest, layout)
+    trained = _trained(manifest, layout)
+    weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES) + _of_method(manifest, layout)
     if own is not None and (process_bytes or computing.moments == "device"):
-        weights += _moments(own.inner, layout)
+        weights += _moments(own.inner, trained)
     weights += graph_at_work(manifest, stage, computing)
     return Needs(stage, weights, graph_bytes(manifest, stage, computing), process_bytes)
+
+
+def _trained(manifest: Manifest, layout: Layout) -> Layout:
+    """Of what a peer trains: all, or what is shared and one group of experts."""
+    experts = manifest.model.experts
+    if experts.groups == 1:
+        return layout
+    planes = enumerate(layout.planes)
+    mine = [
+        number for number, plane in planes if plane.expert is None or experts.group_of(plane.expert) == 0
+    ]
+    return some_planes(layout, mine)
 
 
 def _of_method(manifest: Manifest, layout: Layout) -> int:

@@ -58,6 +58,10 @@ class Experts:
     merge_nearest: int = 4
     """To so many others."""
 
+    def group_of(self, expert: int) -> int:
+        """Experts whose numbers follow one another are a group."""
+        return expert * self.groups // self.count
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:

@@ -47,6 +47,8 @@ def bench(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> Taken
     _warm_up()
     before = _resident()
     part = real_part(manifest, stage, computing=computing)
+    if part.method.held is not None and part.method.held.begins(PEERS[0]):
+        part.compute.train(part.method.held.trained)
     peer = _Peer(manifest, stage, part)
     for _ in range(manifest.rounds.window + 2):  # Afterwards as many rounds are open as ever.
         peer.compute()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from peers.lab.faults.faults import Flap, Join, Leave, Noise, OneWay, Partition, Skew, Slow
 from peers.lab.faults.moves import Move
-from peers.lab.faults.play import HEAL_SECONDS, Seen
+from peers.lab.faults.play import EXPERTS, HEAL_SECONDS, Seen
 from peers.lab.faults.trees import (
     Key,
     Stage,
@@ -58,6 +58,20 @@ def _of_real_stage(seen: Seen, number: int, stage: Stage) -> Iterator[Violation]
             other, first = digests.setdefault(round, (me, digest))
             if time > seen.healed_at + HEAL_SECONDS and first != digest:
                 yield Violation("one digest soon after the last heal", f"{me} and {other} at round {round}")
+    if seen.options.experts:
+        yield from _every_expert(seen, number)
+
+
+def _every_expert(seen: Seen, number: int) -> Iterator[Violation]:
+    """In the end somebody trains each group, where there are peers enough."""
+    held = {
+        me: note.what.group
+        for me, note in makers(seen.notes)
+        if isinstance(note.what, noted.TookUp) and seen.living.get(me) == number
+    }
+    missing = set(range(EXPERTS.groups)) - set(held.values())
+    if missing and len(held) >= EXPERTS.groups:
+        yield Violation("every expert is trained in the end", f"nobody trains group {missing}; {held}")
 
 
 def _of_stage(seen: Seen, number: int, stage: Stage) -> Iterator[Violation]:

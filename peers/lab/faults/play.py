@@ -22,7 +22,7 @@ from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId
 from swarmnet.membership.machine import LONGEST_REDIAL_SECONDS
 from swarmnet.rounds.result_table import draw_of
-from swarmnet.run.manifest import Data, Manifest, MethodName, ModelShape, Rounds, Sync
+from swarmnet.run.manifest import Data, Experts, Manifest, MethodName, ModelShape, Rounds, Sync
 
 FAULT_SECONDS = 50.0
 HEAL_SECONDS = 20.0 + DIAL_SECONDS + 1.2 * LONGEST_REDIAL_SECONDS
@@ -59,7 +59,9 @@ class Options:
     sharded: bool = False
     """Peers exchange through reducers."""
     method: MethodName | None = None
-    """Of `real` ones; None: the manifest's default, or where they are sharded local-steps."""
+    """Of `real` ones; None: the manifest's default, or local-steps where it has to be such a one."""
+    experts: bool = False
+    """Of `real` ones: each trains half of the experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +102,22 @@ class Seen:
 
 SHARDS = 3
 """Fewer than peers, so that some have none and some have two."""
+EXPERTS = Experts(count=4, active=1, groups=2, merge_rounds=5, merge_until=10_000, merge_nearest=2)
+"""Merged often, so that who has seen another round settle is found out."""
 
 
 def small_manifest(
     stages: int, microbatches: int, rules: Rounds | None, seed: int, sharded: bool = False,
-    method: MethodName | None = None,
+    method: MethodName | None = None, experts: bool = False,
 ) -> Manifest:  # fmt: skip
     """`microbatches` of 4 tokens per round; the smallest model that the wire takes."""
     owner = Identity.from_seed(b"the owner of the run").peer_id
     model = ModelShape(
         width=8, layers=stages, heads=1, key_value_heads=1, head_width=8, feed_forward=8, context=8
     )
-    sync = Sync(method=method or ("local-steps" if sharded else "demo-votes"))
+    if experts:
+        model = replace(model, qk_norm=True, experts=EXPERTS)
+    sync = Sync(method=method or ("local-steps" if sharded or experts else "demo-votes"))
     if sharded:
         sync = replace(sync, exchange="sharded", shards=SHARDS)
     times = rules or Rounds(
@@ -147,7 +153,7 @@ async def _play(options: Options, folder: Path) -> Seen:
     names = [f"p{number}" for number in range(peers)]
     microbatches = max(2, peers // stages)
     manifest = small_manifest(
-        stages, microbatches, options.rules, options.seed, options.sharded, options.method
+        stages, microbatches, options.rules, options.seed, options.sharded, options.method, options.experts
     )
     faults = list(options.faults or _drawn(options, names))
     world = World(manifest, options.seed, folder, options.real, options.moves)

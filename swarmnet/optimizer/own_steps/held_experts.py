@@ -268,18 +268,13 @@ class HeldTally:
         """Sizes are no votes."""
 
 
-def group_of(experts: Experts, expert: int | None) -> int | None:
-    """Experts that lie one after the other are a group; None: of what all share."""
-    return None if expert is None else expert * experts.groups // experts.count
-
-
 def places_of(layout: Layout, experts: Experts) -> Sequence[tuple[int | None, int, Plane]]:
     """Of each plane its group, which of the group's planes it is, and where it lies in a vector of these."""
     places: list[tuple[int | None, int, Plane]] = []
     ends: Counter[int | None] = Counter()
     numbers: Counter[int | None] = Counter()
     for plane in layout.planes:
-        group = group_of(experts, plane.expert)
+        group = None if plane.expert is None else experts.group_of(plane.expert)
         places.append((group, numbers[group], replace(plane, offset=ends[group])))
         numbers[group] += 1
         ends[group] += plane.stop - plane.offset
