@@ -182,6 +182,9 @@ def learning(
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Trials at the best rate.")] = 3,
     peers: Annotated[int, typer.Option(min=1, max=1024, help="Each computes one microbatch a step.")] = 4,
     delay: Annotated[int, typer.Option(min=0, max=16, help="Rounds later that a round is applied.")] = 0,
+    away: Annotated[
+        int, typer.Option(min=0, help="So many peers compute nothing in the middle third.")
+    ] = 0,
     rate: Annotated[float | None, typer.Option(min=0, help="Of every method, instead of a search.")] = None,
     eval_text: Annotated[Path | None, typer.Option(metavar="FILE", help="To judge by.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="If not beside the run.")] = None,
@@ -197,7 +200,8 @@ def learning(
         folder = out / run_file.stem
         report = _learned(
             Question(
-                run_file, method or (), tokens, seeds, peers, delay, folder, eval_text, tokenizer, rate
+                run_file, method or (), tokens, seeds, peers, delay, folder, eval_text, tokenizer,
+                away, rate,
             )
         )  # fmt: skip
         (folder / "report.json").write_text(as_json(report))

@@ -37,6 +37,7 @@ class Question:
     out: Path
     eval_text: Path | None = None
     tokenizer: Path | None = None
+    away: int = 0
     rate: float | None = None
     """None: each method's is searched for."""
 
@@ -48,6 +49,8 @@ def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
     unknown = [name for name in question.methods if name not in known]
     if unknown:
         raise UserError(f"no method is called {unknown[0]}; there are {', '.join(known)}")
+    if question.away >= question.peers:
+        raise UserError(f"--away {question.away}: of {question.peers} peers somebody must stay")
     texts = read_texts(question.run_file, manifest, question.eval_text, question.tokenizer)
     torch.set_num_threads(1)
     ground_of = cache(lambda seed: Ground(manifest, texts, seed))
@@ -57,7 +60,7 @@ def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
     question.out.mkdir(parents=True, exist_ok=True)
     trials = Bench(
         ground_of, Kept(question.out / "trials.jsonl"), manifest.run_id(),
-        fingerprint(texts.held_out.scored), question.peers, steps, question.delay, said,
+        fingerprint(texts.held_out.scored), question.peers, steps, question.delay, said, question.away,
     )  # fmt: skip
     rows = []
     for name in question.methods or known:
@@ -69,6 +72,6 @@ def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
         outcomes = [trials.played(name, recipe, rates, seed) for seed in range(question.seeds)]
         rows.append(row(name, recipe.told, tried, outcomes))
     return Report(
-        manifest.name, count, steps * tokens_of_a_step, question.peers, question.delay, question.seeds,
-        activation_bytes(manifest), tuple(rows),
+        manifest.name, count, rows[0].outcomes[0].tokens, question.peers, question.delay, question.away,
+        question.seeds, activation_bytes(manifest), tuple(rows),
     )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from peers.errors import UserError
 from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import Learner, MeanGradient, schedule
 from peers.lab.bench.learning.plain_demo import DECAY, KEPT, PlainDemo
@@ -28,6 +29,8 @@ class Setting:
     delay: int = 0
     outer_rate: float | None = None
     """Of the optimizer outside, where a method has one; None: the paper's."""
+    away: int = 0
+    """So many of the peers compute nothing in the middle third of the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +90,19 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
 
 def _mean_gradient(inner: InnerName) -> Recipe:
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
+        _require_all(setting)
         return MeanGradient(ground, setting.peers, inner, schedule(rate, setting.steps))
 
     return Recipe(make, 8e-3, "the mean gradient every step")
 
 
+def _require_all(setting: Setting) -> None:
+    if setting.away:
+        raise UserError("--away: a method with one gradient for all has no peers that go; leave it out")
+
+
 def _plain_demo(ground: Ground, setting: Setting, rate: float) -> Learner:
+    _require_all(setting)
     return PlainDemo(ground, setting.peers, schedule(rate, setting.steps))
 
 
@@ -112,7 +122,9 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
 
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
         ours = sync if setting.outer_rate is None else replace(sync, outer_rate=setting.outer_rate)
-        return Rounds(ground, setting.peers, ours, rate, setting.steps, setting.delay, every)
+        return Rounds(
+            ground, setting.peers, ours, rate, setting.steps, setting.delay, every, setting.away
+        )
 
     outer = sync.own_steps.outer_rate if sync.own_steps is not None and sync.outer_momentum else None
     return Recipe(make, sync.learning_rate, told, outer if sync.method in OUTER else None)

@@ -44,6 +44,7 @@ class Report:
     """Of all peers together, in each trial."""
     peers: int
     delay: int
+    away: int
     seeds: int
     activation_bytes: float
     """That a peer of a middle stage sends for each token, whatever the method."""
@@ -73,7 +74,8 @@ def render(report: Report) -> str:
     lines = [
         f"{report.name}: {report.parameters:,} parameters, {report.tokens:,} tokens "
         f"({report.tokens / report.parameters:.1f} per parameter), {report.peers} peers, {report.seeds} seeds"
-        + (f", rounds applied {report.delay} later" if report.delay else ""),
+        + (f", rounds applied {report.delay} later" if report.delay else "")
+        + (f", {report.away} of the peers away for a third" if report.away else ""),
         f"activations: {report.activation_bytes:,.0f} bytes per token of a middle stage",
         "",
         f"{'method':<21}{'rate':>9}{'outer':>7}{'tried':>6}{'loss':>9}{'+-':>8}{'bits/byte':>11}"

@@ -32,7 +32,8 @@ class Rounds:
     """A round is `every` microbatches of each peer; `delay` rounds later it is applied."""
 
     def __init__(
-        self, ground: Ground, peers: int, sync: Sync, peak: float, steps: int, delay: int = 0, every: int = 1
+        self, ground: Ground, peers: int, sync: Sync, peak: float, steps: int, delay: int = 0, every: int = 1,
+        away: int = 0,
     ) -> None:  # fmt: skip
         self._ground, self._delay, self._every = ground, delay, every
         self._sync = scheduled(sync, peak, max(1, steps // every))
@@ -49,6 +50,7 @@ class Rounds:
             for method in methods:
                 if method.held is not None:
                     method.held.hold(number % method.held.groups)
+        self._here = range(peers - away), middle_third(steps)
         self._begun = -1
         """The newest round that was contributed to."""
         self.sent_bytes = 0
@@ -59,8 +61,10 @@ class Rounds:
         """By where a stage's weights begin."""
         live = [replica.live_floats(ahead=False) for replica in self._replicas]
         round, ends = number // self._every, (number + 1) % self._every == 0
-        for peer, methods in zip(self._names, self._methods, strict=True):
-            found = self._ground.gradient(self._where(live, methods), len(losses), number)
+        for index, (peer, methods) in enumerate(zip(self._names, self._methods, strict=True)):
+            if number in self._here[1] and index not in self._here[0]:
+                continue
+            found = self._ground.gradient(self._where(live, methods), index, number)
             losses.append(found.loss)
             for method, part in zip(methods, self._ground.slices, strict=True):
                 whole = found.summed[part]
@@ -102,6 +106,11 @@ class Rounds:
             if method.own is not None:
                 add_own(method.own, found_P[part], layout, settled)
         return found_P
+
+
+def middle_third(steps: int) -> range:
+    """When those are away who are."""
+    return range(steps // 3, 2 * steps // 3)
 
 
 def _set_of(method: Method, told: dict[PeerId, bytes], round: int) -> dict[PeerId, bytes]:

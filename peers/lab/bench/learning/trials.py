@@ -14,6 +14,7 @@ from time import perf_counter
 
 from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.recipes import Recipe, Setting
+from peers.lab.bench.learning.rounds import middle_third
 from swarmnet.model.stage_compute import StageError
 
 FACTOR = 2.0
@@ -49,6 +50,7 @@ class Trial:
     steps: int
     delay: int = 0
     outer_rate: float | None = None
+    away: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,14 @@ class Bench:
     delay: int
     said: Callable[[Trial, int], None]
     """Hears after each step of a trial how many are done."""
+    away: int = 0
 
     def played(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Outcome:
         """The trial's outcome, computed if it is not kept."""
         trial = Trial(
-            self.run_id, self.text, name, rates.rate, seed, self.peers, self.steps, self.delay, rates.outer
-        )
+            self.run_id, self.text, name, rates.rate, seed, self.peers, self.steps, self.delay, rates.outer,
+            self.away,
+        )  # fmt: skip
         found = self.kept.find(trial)
         if found is None:
             found = play(trial, recipe, self.grounds(seed), lambda done: self.said(trial, done))
@@ -158,7 +162,7 @@ class Bench:
 
 def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], None]) -> Outcome:
     """Compute a trial from its beginning to its end, or to where it diverges."""
-    setting = Setting(trial.peers, trial.steps, trial.delay, trial.outer_rate)
+    setting = Setting(trial.peers, trial.steps, trial.delay, trial.outer_rate, trial.away)
     learner = recipe.make(ground, setting, trial.rate)
     tokens_of_a_step = trial.peers * ground.manifest.microbatch_tokens
     began, curve = perf_counter(), []
@@ -176,8 +180,9 @@ def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], Non
     else:
         loss = ground.held_out_loss(learner.weights())
     loss = loss if isfinite(loss) else inf
+    missed = trial.away * len(middle_third(trial.steps)) * ground.manifest.microbatch_tokens
     return Outcome(
-        trial, loss, ground.bits_per_byte(loss), learner.sent_bytes, trial.steps * tokens_of_a_step,
+        trial, loss, ground.bits_per_byte(loss), learner.sent_bytes, trial.steps * tokens_of_a_step - missed,
         perf_counter() - began, tuple(curve),
     )  # fmt: skip
 

@@ -107,6 +107,20 @@ def test_the_products_rounds_are_those_of_a_replica_and_wait_for_their_delay():
     assert not torch.equal(later.weights(), began)
 
 
+def test_who_is_away_computes_nothing_for_a_third_and_comes_back():
+    here = ground()
+    learner, computed, gradient = Rounds(here, 2, here.manifest.sync, 4e-3, STEPS, away=1), [], here.gradient
+
+    def noted(weights, peer, counter):
+        computed.append((peer, counter))
+        return gradient(weights, peer, counter)
+
+    here.gradient = noted
+    for step in range(STEPS):
+        learner.step(step)
+    assert computed == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (0, 3), (0, 4), (1, 4), (0, 5), (1, 5)]
+
+
 def test_a_mean_gradient_of_equal_peers_is_that_of_one():
     here = ground()
     one, two = (MeanGradient(here, peers, "adamw", schedule(4e-3, 2)) for peers in (1, 2))
@@ -179,7 +193,7 @@ def test_the_table_names_what_each_method_costs_beside_adamw(tmp_path, monkeypat
     ]
     from peers.lab.bench.learning.report import Report
 
-    told = render(Report("tiny", 100, 1000, 2, 0, 2, activation_bytes(ground().manifest), tuple(rows)))
+    told = render(Report("tiny", 100, 1000, 2, 0, 0, 2, activation_bytes(ground().manifest), tuple(rows)))
     assert "+10.0%" in told
     assert told.index("adamw") < told.index("ours")
 
