@@ -427,6 +427,14 @@ def test_schedules_hold_with_a_real_model_too():
     assert rules == {"one digest soon after the last heal"}
 
 
+def test_schedules_hold_where_each_peer_trains_half_of_the_experts():
+    seen = play(Options(2, peers=4, stages=2, real=True, rounds=20, experts=True))
+    assert check(seen) == []
+    notes = [saying(note, group=0) if note.event == "took_up" else note for note in seen.notes]
+    rules = {violation.rule for violation in check(replace(seen, notes=notes))}
+    assert rules == {"every expert is trained in the end"}
+
+
 def test_the_checker_finds_a_microbatch_committed_twice(quiet):
     committed = next(note for note in quiet.notes if note.event == "committed")
     rules = [violation.rule for violation in check(replace_notes(quiet, [*quiet.notes, committed]))]
@@ -489,3 +497,4 @@ def test_the_command_says_what_happened_and_refuses_what_it_cannot_play(tmp_path
     assert simulate("--kind", "meteor").returncode == 2
     assert "add it" in simulate("--kind", "lost stage").stderr
     assert "add --real" in simulate("--method", "diloco").stderr
+    assert "goes with --real" in simulate("--experts").stderr
