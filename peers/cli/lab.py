@@ -185,6 +185,9 @@ def learning(
     away: Annotated[
         int, typer.Option(min=0, help="So many peers compute nothing in the middle third.")
     ] = 0,
+    late: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of contributions that come after their round's end.")
+    ] = 0.0,
     rate: Annotated[float | None, typer.Option(min=0, help="Of every method, instead of a search.")] = None,
     eval_text: Annotated[Path | None, typer.Option(metavar="FILE", help="To judge by.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="If not beside the run.")] = None,
@@ -201,7 +204,7 @@ def learning(
         report = _learned(
             Question(
                 run_file, method or (), tokens, seeds, peers, delay, folder, eval_text, tokenizer,
-                away, rate,
+                away, late, rate,
             )
         )  # fmt: skip
         (folder / "report.json").write_text(as_json(report))

@@ -38,6 +38,7 @@ class Question:
     eval_text: Path | None = None
     tokenizer: Path | None = None
     away: int = 0
+    late: float = 0.0
     rate: float | None = None
     """None: each method's is searched for."""
 
@@ -61,6 +62,7 @@ def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
     trials = Bench(
         ground_of, Kept(question.out / "trials.jsonl"), manifest.run_id(),
         fingerprint(texts.held_out.scored), question.peers, steps, question.delay, said, question.away,
+        question.late,
     )  # fmt: skip
     rows = []
     for name in question.methods or known:
@@ -73,5 +75,5 @@ def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
         rows.append(row(name, recipe.told, tried, outcomes))
     return Report(
         manifest.name, count, rows[0].outcomes[0].tokens, question.peers, question.delay, question.away,
-        question.seeds, activation_bytes(manifest), tuple(rows),
+        question.late, question.seeds, activation_bytes(manifest), tuple(rows),
     )  # fmt: skip

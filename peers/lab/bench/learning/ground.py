@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import torch
 from torch import Tensor
@@ -20,14 +21,15 @@ from peers.config.run_file import source_beside
 from peers.data.documents import Text, TextError, held_out_text, read_text
 from peers.data.tokenizer import ByteTokenizer
 from peers.data.tokens import encoded
+from peers.errors import UserError
 from peers.tools.model.evaluate import Windows, cut, labels_of, nats_of
 from peers.tools.owner.run_check import tokenizer_beside
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.activation_codec import decode, encode, rounding_of
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.decoder import forward, initial_units
+from swarmnet.model.decoder import forward, initial_units, scaled
 from swarmnet.model.fixed_point import to_floats
-from swarmnet.model.flat_layout import Layout, layout_of
+from swarmnet.model.flat_layout import Layout, layout_of, views_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.sampling import window_starts, windows
 from swarmnet.model.stage_compute import StageCompute, copied
@@ -86,7 +88,9 @@ class Ground:
     ) -> None:
         self.manifest, self.seed = manifest, seed
         self._texts = texts
-        stages = range(len(manifest.stages))
+        stages, self._rules = range(len(manifest.stages)), manifest.path_rules()
+        if self._rules.most_swaps:
+            raise UserError("paths.swaps: the bench takes stages in their order; leave it out of the run")
         self.layouts = [layout_of(parameter_shapes(manifest.model, manifest.span(stage))) for stage in stages]
         self._computes = [
             StageCompute(manifest.model, manifest.span(stage), self.layouts[stage], computing)
@@ -124,12 +128,14 @@ class Ground:
             data.sequence_tokens,
         )  # fmt: skip
         inputs_BT, labels_BT = windows(self._texts.corpus, starts, data.sequence_tokens)
-        hidden = inputs_BT
-        for compute in self._computes[:-1]:
-            hidden = _carried(compute.forward(0, hidden, tokens_BT=inputs_BT), self.manifest.hidden_codec)
+        hidden, path = inputs_BT, self._path(microbatch)
+        for stage in path[:-1]:
+            scale = self._rules.branch_scale(stage, len(path))
+            sent = self._computes[stage].forward(0, hidden, scale, inputs_BT)
+            hidden = _carried(sent, self.manifest.hidden_codec)
         finished = self._computes[-1].finish(0, hidden, labels_BT, inputs_BT)
         back = finished.hidden_gradient
-        for stage in reversed(range(len(self._computes) - 1)):
+        for stage in reversed(path[:-1]):
             assert back is not None, "only the first stage has tokens for inputs"
             by_chance = self.manifest.gradient_rounding == "stochastic"
             chance = rounding_of(RunId(f"{self.seed}"), microbatch, stage + 1) if by_chance else None
@@ -137,9 +143,22 @@ class Ground:
         summed_P = torch.cat([compute.use_gradient(torch.clone) for compute in self._computes])
         return Gradient(summed_P, finished.loss_sum / finished.tokens, finished.tokens)
 
+    def _path(self, microbatch: MicrobatchId) -> list[int]:
+        """The stages that it visits: of those between, so many as the run says, drawn. A peer's steps stand
+        for the run's rounds."""
+        last = len(self._computes) - 1
+        if not last:
+            return [0]
+        length = self._rules.length(microbatch.counter, microbatch.counter)
+        chance = Random(f"{self.seed} {microbatch.origin} {microbatch.counter}")
+        return [0, *sorted(chance.sample(range(1, last), length - 2)), last]
+
     def held_out_loss(self, weights_P: Tensor, every: int = 1) -> float:
         """Nats per token of the held-out text, or of each so many-th batch of its windows."""
-        views = {each.name: each.view(weights_P) for each in self.parameters}
+        views: dict[str, Tensor] = {}
+        for stage, (layout, part) in enumerate(zip(self.layouts, self.slices, strict=True)):
+            scale = self._rules.branch_scale(stage, len(self.layouts))
+            views |= scaled(views_of(weights_P[part], layout), scale)
         model, pairs = self.manifest.model, self._texts.held_out.pairs[::every]
         nats = nats_of(lambda tokens_BT: forward(views, model, whole(model), tokens_BT), pairs)
         return nats / labels_of(pairs)

@@ -31,6 +31,8 @@ class Setting:
     """Of the optimizer outside, where a method has one; None: the paper's."""
     away: int = 0
     """So many of the peers compute nothing in the middle third of the steps."""
+    late: float = 0.0
+    """Share of the contributions that come when their round is applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,8 @@ def _mean_gradient(inner: InnerName) -> Recipe:
 
 
 def _require_all(setting: Setting) -> None:
-    if setting.away:
-        raise UserError("--away: a method with one gradient for all has no peers that go; leave it out")
+    if setting.away or setting.late:
+        raise UserError("--away and --late: with one gradient for all nobody goes or is late; leave them out")
 
 
 def _plain_demo(ground: Ground, setting: Setting, rate: float) -> Learner:
@@ -123,7 +125,7 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
         ours = sync if setting.outer_rate is None else replace(sync, outer_rate=setting.outer_rate)
         return Rounds(
-            ground, setting.peers, ours, rate, setting.steps, setting.delay, every, setting.away
+            ground, setting.peers, ours, rate, setting.steps, setting.delay, every, setting.away, setting.late
         )
 
     outer = sync.own_steps.outer_rate if sync.own_steps is not None and sync.outer_momentum else None

@@ -45,6 +45,7 @@ class Report:
     peers: int
     delay: int
     away: int
+    late: float
     seeds: int
     activation_bytes: float
     """That a peer of a middle stage sends for each token, whatever the method."""
@@ -75,6 +76,7 @@ def render(report: Report) -> str:
         f"{report.name}: {report.parameters:,} parameters, {report.tokens:,} tokens "
         f"({report.tokens / report.parameters:.1f} per parameter), {report.peers} peers, {report.seeds} seeds"
         + (f", rounds applied {report.delay} later" if report.delay else "")
+        + (f", {report.late:.0%} of contributions late" if report.late else "")
         + (f", {report.away} of the peers away for a third" if report.away else ""),
         f"activations: {report.activation_bytes:,.0f} bytes per token of a middle stage",
         "",

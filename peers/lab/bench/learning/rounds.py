@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from random import Random
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class Rounds:
 
     def __init__(
         self, ground: Ground, peers: int, sync: Sync, peak: float, steps: int, delay: int = 0, every: int = 1,
-        away: int = 0,
+        away: int = 0, late: float = 0.0,
     ) -> None:  # fmt: skip
         self._ground, self._delay, self._every = ground, delay, every
         self._sync = scheduled(sync, peak, max(1, steps // every))
@@ -51,6 +52,9 @@ class Rounds:
                 if method.held is not None:
                     method.held.hold(number % method.held.groups)
         self._here = range(peers - away), middle_third(steps)
+        self._late, self._chance = late, Random(f"late {ground.seed}")
+        self._held_back: list[tuple[Replica, int, PeerId, bytes]] = []
+        """Contributions that come a round after the others, when theirs is applied."""
         self._begun = -1
         """The newest round that was contributed to."""
         self.sent_bytes = 0
@@ -78,7 +82,10 @@ class Rounds:
                 self._replicas, self._methods[0], self._ground.slices, strict=True
             ):
                 for maker, payload in _set_of(method, told[part.start], round).items():
-                    replica.add(round, maker, payload)
+                    if self._late and self._chance.random() < self._late:
+                        self._held_back.append((replica, round, maker, payload))
+                    else:
+                        replica.add(round, maker, payload)
             self._end(round)
         return sum(losses) / len(losses)
 
@@ -86,9 +93,16 @@ class Rounds:
         self._begun = round
         self.sent_bytes += sum(method.payload_bytes for method in self._methods[0])
         due = round - self._delay
-        if due >= 0:
-            for replica in self._replicas:
-                replica.apply(due)
+        if due < 0:
+            return
+        for replica, of, maker, payload in [late for late in self._held_back if late[1] < due]:
+            replica.add(of, maker, payload)
+        self._held_back = [late for late in self._held_back if late[1] >= due]
+        for replica in self._replicas:
+            if replica.applied_round > replica.settled_round:
+                replica.settle(due - 1)
+            replica.apply(due)
+            if not self._late:
                 replica.settle(due)
 
     def weights(self) -> Tensor:
@@ -97,14 +111,14 @@ class Rounds:
     def _where(self, live: list[Tensor], methods: list[Method]) -> Tensor:
         """float32 [P]: where a peer computes. While rounds are open, ahead by its own momentum; and with what
         it moved by itself (as Replica.live_tiles, of a replica that all peers share here)."""
-        settled, found_P = self._replicas[0].settled_round, torch.cat(live)
-        leads = self._delay and self._sync.lookahead and self._begun > settled
+        applied, found_P = self._replicas[0].applied_round, torch.cat(live)
+        leads = self._delay and self._sync.lookahead and self._begun > applied
         for method, layout, part in zip(methods, self._ground.layouts, self._ground.slices, strict=True):
-            ahead = method.lookahead(settled + 1) if leads else None
+            ahead = method.lookahead(applied + 1) if leads else None
             if ahead is not None:
                 found_P[part] += to_floats(dense(ahead, layout))
             if method.own is not None:
-                add_own(method.own, found_P[part], layout, settled)
+                add_own(method.own, found_P[part], layout, applied)
         return found_P
 
 

@@ -51,6 +51,7 @@ class Trial:
     delay: int = 0
     outer_rate: float | None = None
     away: int = 0
+    late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +118,13 @@ class Bench:
     said: Callable[[Trial, int], None]
     """Hears after each step of a trial how many are done."""
     away: int = 0
+    late: float = 0.0
 
     def played(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Outcome:
         """The trial's outcome, computed if it is not kept."""
         trial = Trial(
             self.run_id, self.text, name, rates.rate, seed, self.peers, self.steps, self.delay, rates.outer,
-            self.away,
+            self.away, self.late,
         )  # fmt: skip
         found = self.kept.find(trial)
         if found is None:
@@ -162,7 +164,9 @@ class Bench:
 
 def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], None]) -> Outcome:
     """Compute a trial from its beginning to its end, or to where it diverges."""
-    setting = Setting(trial.peers, trial.steps, trial.delay, trial.outer_rate, trial.away)
+    setting = Setting(
+        trial.peers, trial.steps, trial.delay, trial.outer_rate, trial.away, trial.late
+    )  # fmt: skip
     learner = recipe.make(ground, setting, trial.rate)
     tokens_of_a_step = trial.peers * ground.manifest.microbatch_tokens
     began, curve = perf_counter(), []

@@ -19,7 +19,7 @@ from peers.lab.bench.learning.rounds import Rounds
 from peers.lab.bench.learning.trials import Bench, Kept, Outcome, Rates
 from peers.tools.model.evaluate import cut
 from swarmnet.model.flat_layout import CHUNK
-from swarmnet.run.manifest import Data, Manifest
+from swarmnet.run.manifest import Data, Manifest, Paths
 
 STEPS = 6
 
@@ -121,6 +121,27 @@ def test_who_is_away_computes_nothing_for_a_third_and_comes_back():
     assert computed == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (0, 3), (0, 4), (1, 4), (0, 5), (1, 5)]
 
 
+def test_what_comes_late_moves_the_weights_a_round_later():
+    here = ground()
+    in_time, late = (Rounds(here, 2, here.manifest.sync, 4e-3, STEPS, late=share) for share in (0.0, 1.0))
+    began = late.weights()
+    in_time.step(0)
+    late.step(0)
+    assert torch.equal(late.weights(), began)
+    late.step(1)
+    assert not torch.equal(late.weights(), began)
+    torch.testing.assert_close(late.weights(), in_time.weights(), rtol=0, atol=0)
+
+
+def test_microbatches_leave_out_as_many_stages_as_the_run_says():
+    here = ground(stages=(1, 1, 1))
+    skipping = Ground(replace(here.manifest, paths=Paths(skip_ratio=0.34)), here._texts, seed=0)
+    found = skipping.gradient(here.initial_weights(), 0, 0).summed
+    assert not found[skipping.slices[1]].any(), "nobody visited it"
+    assert found[skipping.slices[0]].any()
+    assert found[skipping.slices[2]].any()
+
+
 def test_a_mean_gradient_of_equal_peers_is_that_of_one():
     here = ground()
     one, two = (MeanGradient(here, peers, "adamw", schedule(4e-3, 2)) for peers in (1, 2))
@@ -193,7 +214,8 @@ def test_the_table_names_what_each_method_costs_beside_adamw(tmp_path, monkeypat
     ]
     from peers.lab.bench.learning.report import Report
 
-    told = render(Report("tiny", 100, 1000, 2, 0, 0, 2, activation_bytes(ground().manifest), tuple(rows)))
+    activations = activation_bytes(ground().manifest)
+    told = render(Report("tiny", 100, 1000, 2, 0, 0, 0.0, 2, activations, tuple(rows)))
     assert "+10.0%" in told
     assert told.index("adamw") < told.index("ours")
 
