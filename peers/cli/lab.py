@@ -270,10 +270,7 @@ def simulate(
     from peers.lab.faults.play import Options
 
     _check_kinds(kind or (), moves)
-    if method is not None and not real:
-        raise UserError(f"--method {method}: without a model nobody learns; add --real")
-    if experts and (not real or sharded or method not in (None, *AUTHORS)):
-        raise UserError("--experts: goes with --real and a --method whose peers step by themselves")
+    _check_model(real, sharded, method, experts)
     rules, of_run = _of_run(run_file)
     stages = of_run if stages is None else stages
     if (peers is not None and not 2 <= peers <= MOST_PEERS) or (stages is not None and stages < 1):
@@ -297,6 +294,14 @@ def simulate(
     if report is not None:
         write_atomically(report, json.dumps([*map(dataclasses.asdict, results)], indent=1).encode())
     raise typer.Exit(1 if broken else 0)
+
+
+def _check_model(real: bool, sharded: bool, method: MethodName | None, experts: bool) -> None:
+    """Raises UserError."""
+    if method is not None and not real:
+        raise UserError(f"--method {method}: without a model nobody learns; add --real")
+    if experts and (not real or sharded or method not in (None, *AUTHORS)):
+        raise UserError("--experts: goes with --real and a --method whose peers step by themselves")
 
 
 def _check_kinds(typed: Sequence[str], moves: bool) -> None:

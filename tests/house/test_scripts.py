@@ -309,8 +309,8 @@ def test_everything_is_checked_and_what_computes_gives_way_to_real_peers(checked
         f"pytest -m loopback at {now}",
         "pytest -n 2 --dist worksteal -m not loopback at 19",
         f"ruff check at {now}",
-        "swarmnet simulate --schedules 10 --jobs 2 --seed N --sharded at 19",
-        "swarmnet simulate --schedules 100 --jobs 2 --seed N at 19",
+        "swarmnet simulate --schedules 20 --jobs 2 --seed N --sharded at 19",
+        "swarmnet simulate --schedules 40 --jobs 2 --seed N at 19",
     ]
     ended = re.findall(r"^== (.*): ok, \d+ s$", done.stdout, re.MULTILINE)
     assert ended == ["setup", "ruff", "mypy", "imports", "libp2p", "tests in memory", "fresh schedules",
