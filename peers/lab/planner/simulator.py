@@ -47,7 +47,7 @@ from swarmnet.pipeline.events import (
 from swarmnet.pipeline.flow_control import Flow
 from swarmnet.pipeline.ledger import Ledger
 from swarmnet.pipeline.machine import Pipeline
-from swarmnet.resources.lines import seconds_on_line
+from swarmnet.resources.lines import from_outside, seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.skipping import Skipping
 from swarmnet.run.path_rules import Header
@@ -469,7 +469,9 @@ class Swarm:
         receiver = self.peers[int(to)]
         spec, seconds = sender.spec, sender.service_seconds
         if seconds > 0:
-            seconds = max(seconds * spec.occupied_seconds / spec.forward_seconds, sender.line_seconds)
+            entered = 1.0 if self.near(sender, receiver) else from_outside(spec.stages, spec.stage)
+            computes = seconds * spec.occupied_seconds / spec.forward_seconds
+            seconds = max(computes, sender.line_seconds * entered)
         credit = (sender.pipeline.grant(to), seconds, sender.queued)
         latency = self.layout.latency(sender.place, receiver.place)
         self.events.after(latency, self._told, receiver, sender.id, *credit)
