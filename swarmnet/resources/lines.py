@@ -70,9 +70,8 @@ def seconds_on_line(line: Line, each: Crossing) -> float:
 
 
 def from_outside(held: range, stage: int) -> float:
-    """How many times as much of its line a computer spends on a microbatch that another sends into this one of
-    the adjacent stages that it holds, for each stage done. It crosses once in and once out wherever it
-    enters."""
+    """How many times as much of its line a computer spends for each stage done, if another sends a microbatch
+    into this one of the adjacent stages that it holds: it crosses once in and once out wherever it enters."""
     return len(held) / (held.stop - stage)
 
 

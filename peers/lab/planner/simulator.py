@@ -18,6 +18,7 @@ from math import inf
 from random import Random
 from typing import Any
 
+from peers.lab.planner import losses
 from peers.lab.planner.baseline_routers import LatencyRouter
 from peers.lab.planner.layout import Layout, PeerSpec
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -378,6 +379,7 @@ class Swarm:
             for place in self.places_below[peer.place]:
                 self._know(peer, self.here[place])
         self._connection_free: dict[tuple[int, int], float] = {}
+        self._streams: dict[tuple[int, int], losses.Streams] = {}
 
     def _new(self, place: int) -> SimulatedPeer:
         chance, flow = Random(self.chance.getrandbits(32)), Flow(self.layout.peers[place].in_flight)
@@ -443,8 +445,22 @@ class Swarm:
             through = max(begins, self._connection_free.get(pair, 0.0)) + carried
             self._connection_free[pair] = through
             takes, left = max(takes, carried), max(left, through)
-        came = left + layout.latency(sender.place, receiver.place)
+        latency = layout.latency(sender.place, receiver.place)
+        if sender.spec.loss or receiver.spec.loss:
+            streams = self._streams_between(sender, receiver, 2 * latency)
+            takes, left = max(takes, size / streams.rate), max(left, streams.through(begins, size))
+        came = left + latency
         self.events.at(came, self._came, receiver, takes, callback, *arguments)
+
+    def _streams_between(
+        self, sender: SimulatedPeer, receiver: SimulatedPeer, round_trip: float
+    ) -> losses.Streams:
+        pair = sender.number, receiver.number
+        if pair not in self._streams:
+            loss = losses.of_both(sender.spec.loss, receiver.spec.loss)
+            repeats = losses.repeated(loss, round_trip, self.body_bytes)
+            self._streams[pair] = losses.Streams(losses.carries(loss, round_trip), repeats)
+        return self._streams[pair]
 
     def _came(
         self, receiver: SimulatedPeer, takes: float, callback: Callable[..., None],
