@@ -19,7 +19,7 @@ RUN = Manifest("run", PeerId("owner"), stages=(2, 2), model=ModelShape(width=512
 
 
 def test_a_connection_carries_what_was_measured_of_bodies_both_ways():
-    """29.2 to 31.3 bodies a second of 71,680 bytes, on nine links of a connection (docs/benchmarks/wan.md)."""
+    """29.2 to 31.3 bodies a second of 71,680 bytes, on nine links of one stream (docs/benchmarks/wan.md)."""
     assert 9 * carries(of_both(HALF, HALF), 0.05) / 71_680 == pytest.approx(30.5, rel=0.05)
 
 
