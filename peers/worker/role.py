@@ -319,7 +319,7 @@ class WorkerRole(Role):
             from_seed=config.from_seed,
             orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
             version=version("swarmnet"), name=config.name, joules=self._joules_from_now(),
-            line=self._line(manifest),
+            line=self._line(manifest), held=self.held,
         )  # fmt: skip
 
     def _joules_from_now(self) -> Callable[[], float]:

@@ -69,6 +69,12 @@ def seconds_on_line(line: Line, each: Crossing) -> float:
     return 1.0 / carried(inf, line, each) if line.is_known else 0.0
 
 
+def from_outside(held: range, stage: int) -> float:
+    """How many times as much of its line a computer spends for each stage done, if another sends a microbatch
+    into this one of the adjacent stages that it holds: it crosses once in and once out wherever it enters."""
+    return len(held) / (held.stop - stage)
+
+
 def told_by_sibling(line: Line, manifest: Manifest, held: range, stage: int) -> Line:
     """What a peer says of the line that it shares with siblings of its process, which hold `held` together:
     by its own crossing it then comes to what the line bears of microbatches that pass all of them."""

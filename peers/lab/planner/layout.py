@@ -30,6 +30,8 @@ class PeerSpec:
     machine: int = -1
     """Peers of one machine share its cores; -1: has its own."""
     region: str = ""
+    loss: float = 0.0
+    """Share of the packets that cross its line."""
     held: range = range(0)
     """Adjacent stages of its computer, this one among them; empty: only this one."""
     held_seconds: float = 0.0

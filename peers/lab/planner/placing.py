@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from statistics import median_low
@@ -127,13 +127,12 @@ def _specs(question: Question, kind: _Kind, held: range, number: int) -> Iterato
     for stage in held:
         if question.cores:  # One machine: nothing goes over a line.
             yield PeerSpec(stage, forward[stage], slots=question.slots, machine=0, region=one.region)
-        elif len(held) == 1:
-            yield PeerSpec(stage, forward[stage], one.up, one.down, slots=question.slots, region=one.region)
-        else:
-            yield PeerSpec(
-                stage, forward[stage], one.up, one.down, slots=question.slots, machine=number,
-                region=one.region, held=held, held_seconds=sum(forward.values()),
-            )  # fmt: skip
+            continue
+        spec = PeerSpec(
+            stage, forward[stage], one.up, one.down, question.slots, region=one.region, loss=one.loss
+        )  # fmt: skip
+        together = sum(forward.values())
+        yield replace(spec, machine=number, held=held, held_seconds=together) if len(held) > 1 else spec
 
 
 def _fitting(one: PeerClass, memory: Sequence[int]) -> list[range]:

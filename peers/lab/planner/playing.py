@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 
-from peers.lab.planner import max_flow
+from peers.lab.planner import losses, max_flow
 from peers.lab.planner.churn import Play, Turnover
 from peers.lab.planner.layout import Layout, PeerSpec
 from peers.lab.planner.simulator import Swarm
@@ -83,7 +83,7 @@ def course(layout: Layout, seed: int) -> Course:
         forward = [sum(layout.peers[p].forward_seconds for p in peers) / len(peers) for peers in stages]
         seconds = sum(part * each for part, each in zip(visited, forward, strict=True))
         most = min(most, cores / (seconds * (1 + layout.work.backward_ratio)))
-    network = 2 * (on_way - 1) * mean_latency(layout, seed)
+    network = 2 * (on_way - 1) * mean_hop(layout, seed)
     quick = [len(peers) / has for peers, has in zip(stages, sums, strict=True)]
     slow = [sum(1 / capacity[peer] for peer in peers) / len(peers) for peers in stages]
     path, slow_path = (
@@ -93,10 +93,16 @@ def course(layout: Layout, seed: int) -> Course:
     return Course(most, visited, path, slow_path, on_way)
 
 
-def mean_latency(layout: Layout, seed: int) -> float:
-    chance, count = Random(seed), len(layout.peers)
+def mean_hop(layout: Layout, seed: int) -> float:
+    """Seconds of a body from peer to peer, without what it keeps their lines busy."""
+    chance, count, size = Random(seed), len(layout.peers), layout.work.body_bytes
     pairs = [(chance.randrange(count), chance.randrange(count)) for _ in range(LATENCIES)]
-    return sum(layout.latency(a, b) for a, b in pairs) / len(pairs)
+    total = 0.0
+    for a, b in pairs:
+        latency = layout.latency(a, b)
+        loss = losses.of_both(layout.peers[a].loss, layout.peers[b].loss)
+        total += latency + size / losses.carries(loss, 2 * latency) + losses.repeated(loss, 2 * latency, size)
+    return total / len(pairs)
 
 
 def playable(layout: Layout, way: Course, slots: int, plays: int, churns: bool) -> int:

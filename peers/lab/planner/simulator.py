@@ -18,6 +18,7 @@ from math import inf
 from random import Random
 from typing import Any
 
+from peers.lab.planner import losses
 from peers.lab.planner.baseline_routers import LatencyRouter
 from peers.lab.planner.layout import Layout, PeerSpec
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -47,7 +48,7 @@ from swarmnet.pipeline.events import (
 from swarmnet.pipeline.flow_control import Flow
 from swarmnet.pipeline.ledger import Ledger
 from swarmnet.pipeline.machine import Pipeline
-from swarmnet.resources.lines import seconds_on_line
+from swarmnet.resources.lines import from_outside, seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.skipping import Skipping
 from swarmnet.run.path_rules import Header
@@ -201,7 +202,7 @@ class SimulatedPeer:
         if self.alive and self.ways is not None and header is not None:
             if self.ways.came_otherwise(act.key, header):
                 nack = NackArrived(self.id, act.key, act.attempt, "other_path")
-                self.swarm.send(self, act.peer, 0, nack)
+                self.swarm.send(self, act.peer, nack)
                 return
             self.ways.arrive(act.key, header)
         self.receive(act)
@@ -266,12 +267,12 @@ class SimulatedPeer:
                 swarm.send_grad(self, GradArrived(self.id, key, attempt), self._spent.get(key, 0.0), peer)
                 swarm.tell(self, peer)
             case SendBusy(key, peer, attempt):
-                swarm.send(self, peer, 0, BusyArrived(self.id, key, attempt))
+                swarm.send(self, peer, BusyArrived(self.id, key, attempt))
                 swarm.tell(self, peer)
             case SendNack(key, peer, attempt, code, _):
-                swarm.send(self, peer, 0, NackArrived(self.id, key, attempt, code))
+                swarm.send(self, peer, NackArrived(self.id, key, attempt, code))
             case SendCancel(key, peer, attempt):
-                swarm.send(self, peer, 0, CancelArrived(self.id, key, attempt))
+                swarm.send(self, peer, CancelArrived(self.id, key, attempt))
             case Forget(key):
                 self._spent.pop(key, None)
                 if self.ways is not None:
@@ -378,6 +379,7 @@ class Swarm:
             for place in self.places_below[peer.place]:
                 self._know(peer, self.here[place])
         self._connection_free: dict[tuple[int, int], float] = {}
+        self._streams: dict[tuple[int, int], losses.Streams] = {}
 
     def _new(self, place: int) -> SimulatedPeer:
         chance, flow = Random(self.chance.getrandbits(32)), Flow(self.layout.peers[place].in_flight)
@@ -406,44 +408,73 @@ class Swarm:
 
     # -- the network ----------------------------------------------------------------------------------
 
-    def send(self, sender: SimulatedPeer, to: PeerId, size: int, event: Event) -> None:
+    def send(self, sender: SimulatedPeer, to: PeerId, event: Event) -> None:
+        """A word without a body: it waits for nothing but the way."""
         receiver = self.peers[int(to)]
-        self.events.at(self._arrival(sender, receiver, size), receiver.receive, event)
+        near = self.near(sender, receiver)
+        latency = 0.0 if near else self.layout.latency(sender.place, receiver.place)
+        self.events.after(latency, receiver.receive, event)
 
     def send_act(self, sender: SimulatedPeer, act: ActArrived, to: PeerId) -> None:
         receiver = self.peers[int(to)]
         ways = sender.ways
         header = None if ways is None else ways.header_for(act.key, receiver.spec.stage)
-        arrival = self._arrival(sender, receiver, self.body_bytes)
-        self.events.at(arrival, receiver.receive_act, act, header)
+        self._send_body(sender, receiver, receiver.receive_act, act, header)
 
     def send_grad(self, sender: SimulatedPeer, grad: GradArrived, spent: float, to: PeerId) -> None:
         """`spent`: compute of the sender and of those below it, in seconds."""
         receiver = self.peers[int(to)]
-        arrival = self._arrival(sender, receiver, self.body_bytes)
-        self.events.at(arrival, receiver.receive_grad, grad, spent)
+        self._send_body(sender, receiver, receiver.receive_grad, grad, spent)
 
-    def _arrival(self, sender: SimulatedPeer, receiver: SimulatedPeer, size: int) -> float:
-        """When something is there that is sent now. Bodies leave one after another at the sender's speed,
-        come in one after another at the receiver's, and go one after another over each connection."""
-        layout, now = self.layout, self.events.now
+    def _send_body(
+        self, sender: SimulatedPeer, receiver: SimulatedPeer, callback: Callable[..., None],
+        *arguments: Any,  # noqa: ANN401
+    ) -> None:
+        """Bodies leave one after another at the sender's speed, and go one after another over each
+        connection."""
+        layout, now, size = self.layout, self.events.now, self.body_bytes
         if self.near(sender, receiver):
-            return now
-        up, down = sender.queues, receiver.queues
-        latency = layout.latency(sender.place, receiver.place)
-        if not size:
-            return now + latency
-        begins = max(now, up.up_free)
-        up.up_free = begins + size / sender.line.up
-        came = up.up_free + latency
+            self.events.at(now, callback, *arguments)
+            return
+        takes, queues = size / sender.line.up, sender.queues
+        begins = max(now, queues.up_free)
+        queues.up_free = left = begins + takes
         if layout.connection is not None:
             pair = sender.number, receiver.number
-            free = max(begins, self._connection_free.get(pair, 0.0))
-            self._connection_free[pair] = free + size / layout.connection(sender.place, receiver.place)
-            came = max(came, self._connection_free[pair] + latency)
-        first = max(begins + latency, down.down_free)
-        down.down_free = max(came, first + size / receiver.line.down)
-        return down.down_free
+            carried = size / layout.connection(sender.place, receiver.place)
+            through = max(begins, self._connection_free.get(pair, 0.0)) + carried
+            self._connection_free[pair] = through
+            takes, left = max(takes, carried), max(left, through)
+        latency = layout.latency(sender.place, receiver.place)
+        if sender.spec.loss or receiver.spec.loss:
+            streams = self._streams_between(sender, receiver, 2 * latency)
+            takes, left = max(takes, size / streams.rate), max(left, streams.through(begins, size))
+        came = left + latency
+        self.events.at(came, self._came, receiver, takes, callback, *arguments)
+
+    def _streams_between(
+        self, sender: SimulatedPeer, receiver: SimulatedPeer, round_trip: float
+    ) -> losses.Streams:
+        pair = sender.number, receiver.number
+        if pair not in self._streams:
+            loss = losses.of_both(sender.spec.loss, receiver.spec.loss)
+            repeats = losses.repeated(loss, round_trip, self.body_bytes)
+            self._streams[pair] = losses.Streams(losses.carries(loss, round_trip), repeats)
+        return self._streams[pair]
+
+    def _came(
+        self, receiver: SimulatedPeer, takes: float, callback: Callable[..., None],
+        *arguments: Any,  # noqa: ANN401
+    ) -> None:
+        """All of a body would be here now that took so long to send, if nothing else came in: bodies that do
+        share the receiver's line, in the order in which they are through. What waits at its sender takes
+        nothing of it."""
+        queues, now = receiver.queues, self.events.now
+        queues.down_free = max(queues.down_free, now - takes) + self.body_bytes / receiver.line.down
+        if queues.down_free > now:
+            self.events.at(queues.down_free, callback, *arguments)
+        else:
+            callback(*arguments)
 
     def near(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
         """Whether they are siblings, in one process."""
@@ -454,7 +485,9 @@ class Swarm:
         receiver = self.peers[int(to)]
         spec, seconds = sender.spec, sender.service_seconds
         if seconds > 0:
-            seconds = max(seconds * spec.occupied_seconds / spec.forward_seconds, sender.line_seconds)
+            entered = 1.0 if self.near(sender, receiver) else from_outside(spec.stages, spec.stage)
+            computes = seconds * spec.occupied_seconds / spec.forward_seconds
+            seconds = max(computes, sender.line_seconds * entered)
         credit = (sender.pipeline.grant(to), seconds, sender.queued)
         latency = self.layout.latency(sender.place, receiver.place)
         self.events.after(latency, self._told, receiver, sender.id, *credit)

@@ -29,7 +29,7 @@ from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import Ledger, RecentLoss
 from swarmnet.pipeline.machine import Pipeline
-from swarmnet.resources.lines import UNKNOWN, Line, crossings, seconds_on_line
+from swarmnet.resources.lines import UNKNOWN, Line, crossings, from_outside, seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.next_hop import NextHop, Straight
 from swarmnet.routing.skipping import Skipping
@@ -72,10 +72,11 @@ class DataPath:
         round: Callable[[], int],
         note: noted.Note,
         line: Line = UNKNOWN,
+        held: range | None = None,
     ) -> None:
         """`text` for the first stage. At most `in_flight` microbatches of its own and `slots` of others are
         under way here, and fewer if memory holds no more. `committed(tokens)` tells the update path;
-        `round()` is that of the stage now."""
+        `round()` is that of the stage now. `held`: the adjacent stages of this process, if it has several."""
         self.stages = len(manifest.stages)
         self.form = ActForm.of(manifest)
         self.gradient_bytes = manifest.gradient_bytes
@@ -109,6 +110,7 @@ class DataPath:
         self.next_counter = 0
         self.service_seconds = self._own_seconds = 0.0
         self._line_seconds = seconds_on_line(line, crossings(manifest)[stage])
+        self._from_outside = from_outside(held or range(stage, stage + 1), stage)
         self.losses = RecentLoss()
         """Of microbatches whose loss passed here."""
         self.serving = False
@@ -252,7 +254,8 @@ class DataPath:
     def _tell(self, peer: PeerId) -> None:
         """What this peer can do for one of the stage above."""
         slots, seconds = self.pipeline.grant(peer), self.service_seconds
-        seconds = max(seconds, self._line_seconds) if seconds > 0 else 0.0
+        line = self._line_seconds * (1.0 if self.is_sibling(peer) else self._from_outside)
+        seconds = max(seconds, line) if seconds > 0 else 0.0
         self.neighbourhood.post(peer, "data", Credit(slots, seconds, self.compute.queued))
 
     # -- messages -------------------------------------------------------------------------------------

@@ -259,6 +259,17 @@ def test_deadlines_shorten_with_every_hop():
     assert act.deadline_seconds == pytest.approx(0.9 * 8.0)
 
 
+def test_the_hops_of_a_long_way_are_left_their_part_of_the_time():
+    first = left = 20.0
+    for below in range(31, 0, -1):
+        pipeline = machine(X, stages_below=below)
+        pipeline.handle(ActArrived(UP, KEY, 1, left), 0.0)
+        (act,) = pipeline.handle(ForwardDone(KEY), 0.0)
+        assert isinstance(act, SendAct)
+        assert first * below / 32 <= act.deadline_seconds < left
+        left = act.deadline_seconds
+
+
 class World:
     """A pipeline with its computations and bodies; draws what happens next from a seed."""
 

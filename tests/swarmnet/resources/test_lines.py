@@ -13,6 +13,7 @@ from swarmnet.resources.lines import (
     carried,
     crossing,
     crossings,
+    from_outside,
     seconds_on_line,
     told_by_sibling,
 )
@@ -49,6 +50,11 @@ def test_siblings_tell_of_their_common_line_what_it_bears_of_microbatches_that_p
             told = told_by_sibling(line, FOUR, held, stage)
             assert round(carried(inf, told, alone[stage]), 9) == round(borne, 9)
     assert told_by_sibling(line, FOUR, range(4), 2) == UNKNOWN, "who holds the whole model sends nothing"
+
+
+def test_who_enters_in_the_middle_of_a_computers_stages_costs_its_line_more_for_each_stage_done():
+    assert [from_outside(range(2, 5), stage) for stage in (2, 3, 4)] == [1.0, 1.5, 3.0]
+    assert from_outside(range(2, 3), 2) == 1.0
 
 
 def test_estimates_of_traffic_count_the_same_bytes():

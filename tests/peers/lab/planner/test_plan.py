@@ -355,9 +355,27 @@ def test_a_body_takes_its_time_on_whatever_is_slow(keys, connection):
     swarm = Swarm(layout, Router, 1)
     one, other = swarm.here
     swarm.run(100.0)
-    assert swarm._arrival(one, other, 1000) == pytest.approx(100.06)
-    assert swarm._arrival(one, other, 1000) == pytest.approx(100.11)
-    assert swarm._arrival(one, other, 0) == pytest.approx(100.01)
+    came = bodies_sent(swarm, (one, other), (one, other))
+    assert came == [pytest.approx(100.06), pytest.approx(100.11)]
+
+
+def test_what_still_waits_at_one_sender_keeps_nobody_elses_bodies_from_coming_in():
+    """Two senders of 50 ms a body, and a receiver that takes one in 10 ms."""
+    peers = *(PeerSpec(0, 0.01, up=20_000.0) for _ in range(2)), PeerSpec(1, 0.01, down=100_000.0)
+    swarm = Swarm(Layout(peers, lambda a, b: 0.01, Work(body_bytes=1000, scatter=0.0)), Router, 1)
+    busy, free, receiver = swarm.here
+    came = bodies_sent(swarm, *[(busy, receiver)] * 20, (free, receiver))
+    assert came[-1] == pytest.approx(0.06), "beside the first of the other, and before its rest"
+    assert came[19] == pytest.approx(20 * 0.05 + 0.01)
+
+
+def bodies_sent(swarm: Swarm, *ways) -> list[float]:
+    """When each is there, if all are sent now; in the order in which they are sent."""
+    came = [0.0] * len(ways)
+    for number, (sender, receiver) in enumerate(ways):
+        swarm._send_body(sender, receiver, lambda one: came.__setitem__(one, swarm.events.now), number)
+    swarm.run(swarm.events.now + 60.0)
+    return came
 
 
 def test_the_command_takes_a_table(swarmnet, tmp_path):
