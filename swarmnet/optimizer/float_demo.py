@@ -90,6 +90,8 @@ class FloatMethod:
         self._transforms, self._selections = how_of(sync, self._cut, device)
         self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
         self._codec, self.foresight = codec, codec.foresight
+        self.clip = self._momentum.clip
+        self.sections = [(each.index_bits, 8 * codec.bytes_of(1, each.kept)) for each in self._selections]
         pairs = list(zip(layout.planes, self._selections, strict=True))
         self.votes = sum(plane.chunks * selection.kept for plane, selection in pairs)
         self.payload_bytes = sum(

@@ -61,7 +61,7 @@ class LocalSteps:
         self._sync, self._run_id = sync, manifest.run_id()
         self.layout, self.state, self.device = layout, state_of(layout, sync), device
         self.code, self.outer = code_of(self.how.sent, sync), OuterStep.of(self.how)
-        self._clip = BlockClip(layout, sync.clip, device)
+        self.clip = BlockClip(layout, sync.clip, device)
         self._inner = InnerStep(self.how.inner, layout, sync.momentum)
         self._moved = torch.zeros(layout.size, device=device)
         """In the peer's own weights, and not told yet."""
@@ -73,10 +73,11 @@ class LocalSteps:
         self.tokens = sync.step_tokens or manifest.microbatch_tokens
         self.payload_bytes = self.bytes_of([plane.chunks for plane in layout.planes])
         self.votes = sum(plane.chunks * self.width(plane) for plane in layout.planes)
+        self.sections = [(8 * self.code.head, self.code.bits(self.width(plane))) for plane in layout.planes]
 
     @property
     def gradient_norm(self) -> float | None:
-        return self._clip.norm
+        return self.clip.norm
 
     @property
     def momentum_norm(self) -> float | None:
@@ -94,7 +95,7 @@ class LocalSteps:
         self._inner.moments_lie_on = torch.device("cpu")
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
-        gains = self._clip.block_gains(gradient, tokens)
+        gains = self.clip.block_gains(gradient, tokens)
         rate = learning_rate(self._sync, round) * factor / WHOLE
         self._inner.step(self._moved, gradient, gains, rate)
 

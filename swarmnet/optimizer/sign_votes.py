@@ -41,6 +41,8 @@ class VoteMethod:
         self._layout = layout = self._cut.layout
         self._transforms, self._selections = how_of(sync, self._cut, device)
         self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
+        self.clip = self._momentum.clip
+        self.sections = [(each.index_bits + each.kept,) for each in self._selections]
         # Votes have no size: only where no transform mixes them does all that was sent tell the whole step.
         self.foresight = 0.99 if sync.transform == "identity" else 0.75
         self.payload_bytes = sum(
