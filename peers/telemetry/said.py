@@ -16,7 +16,7 @@ class Said(Event, frozen=True):
 
 Topic = Literal[
     "archive", "archived", "behind", "busy", "checkpoint", "checkpoint_failed", "checkpoint_unusable",
-    "chunks_not_kept", "clock", "compiled", "compiles", "directory_split", "directory_whole", "elsewhere",
+    "chunks_not_kept", "clock", "compiled", "compiles", "devices", "devices_lost", "directory_split", "directory_whole", "elsewhere",
     "ended", "found",
     "height_not_kept", "holder", "joined", "kept", "lan", "line", "look_up_failed", "machine", "missing",
     "moves", "no_manifest", "no_text", "no_weights", "not_evaluated", "not_ready", "notsaved", "order",

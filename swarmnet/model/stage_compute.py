@@ -119,7 +119,7 @@ class StageCompute:
         whole, rows = inputs.shape[:1], self._weights.rows(len(inputs))
         inputs, tokens_BT = self._leaf(inputs, rows), _of(tokens_BT, rows)
         with torch.set_grad_enabled(not self._forgets):
-            output_BTD = self._weights.run(version, inputs, tokens_BT, branch_scale)
+            output_BTD = self._weights.run(version, inputs, tokens_BT, branch_scale, rows)
         self._require_finite(key, "hidden states", output_BTD)
         kept = None if self._forgets else output_BTD
         shape = whole + output_BTD.shape[1:]
@@ -141,7 +141,7 @@ class StageCompute:
         rows = self._weights.rows(len(inputs))
         inputs, tokens_BT, labels_BT = self._leaf(inputs, rows), _of(tokens_BT, rows), labels_BT[rows.sequences]
         with torch.enable_grad():
-            logits_BTV = self._weights.run(version, inputs, tokens_BT, 1.0)
+            logits_BTV = self._weights.run(version, inputs, tokens_BT, 1.0, rows)
             loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
         self._require_finite(key, "loss", loss)
         hidden_gradient_BTD = self._accumulate(key, version, loss, inputs, rows)
@@ -163,17 +163,22 @@ class StageCompute:
                 f"microbatch {key}: gradient is {_kind(hidden_gradient)}, "
                 f"need float32 {list(graph.output_shape)}"
             )
-        output = graph.output
+        output, rows = graph.output, self._weights.rows(len(hidden_gradient))
         if output is None:
             with torch.enable_grad():
-                output = self._weights.run(graph.version, graph.inputs, graph.tokens, graph.branch_scale)
-        rows = self._weights.rows(len(hidden_gradient))
+                output = self._weights.run(
+                    graph.version, graph.inputs, graph.tokens, graph.branch_scale, rows
+                )
         hidden_gradient = hidden_gradient[rows.sequences]
         # The gradient of this sum at `output` is `hidden_gradient` to the bit. Given to autograd as what
         # it is, it would make torch import sympy: 38 MiB in every peer that is not the last stage's.
         with torch.enable_grad():
             product = (output * hidden_gradient.to(output.device)).sum()
         return self._accumulate(key, graph.version, product, graph.inputs, rows)
+
+    def counts(self, sequences: int) -> bool:
+        """Whether something of a microbatch of so many is computed here, where several devices share it."""
+        return self._weights.rows(sequences).count
 
     def drop(self, key: Hashable) -> None:
         """Forget the graph of `key`, if it is open."""

@@ -8,28 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from swarmnet.model.flat_layout import Plane
 from swarmnet.model.shares import Shares
 from swarmnet.optimizer.index_code import Bits, pack, packed_bytes, unpack
-from swarmnet.optimizer.mean_gradient import BlockClip
+from swarmnet.optimizer.company import Company
 
 Sections: TypeAlias = Sequence[tuple[int, ...]]
 """Of each plane: section after section, how many bits of each of its chunks are in it."""
 
 
+@runtime_checkable
 class Divisible(Protocol):
-    """What a method has that works on a share of the chunks as on all of them."""
-
-    clip: BlockClip
-    """Whose `total` may be that of all shares."""
+    """What a method has that works on a device's share of the chunks as on all of them."""
 
     @property
     def sections(self) -> Sections:
         """Of its payloads."""
+
+    def divide(self, company: Company) -> None:
+        """It has a share only, and these are the others. Before anything else."""
 
 
 @dataclass(frozen=True, slots=True)

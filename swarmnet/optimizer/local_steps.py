@@ -31,6 +31,7 @@ from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.model.state_layout import state_of
+from swarmnet.optimizer.company import Company
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.inner_step import InnerStep
 from swarmnet.optimizer.mean_gradient import BlockClip
@@ -61,7 +62,7 @@ class LocalSteps:
         self._sync, self._run_id = sync, manifest.run_id()
         self.layout, self.state, self.device = layout, state_of(layout, sync), device
         self.code, self.outer = code_of(self.how.sent, sync), OuterStep.of(self.how)
-        self.clip = BlockClip(layout, sync.clip, device)
+        self._clip = BlockClip(layout, sync.clip, device)
         self._inner = InnerStep(self.how.inner, layout, sync.momentum)
         self._moved = torch.zeros(layout.size, device=device)
         """In the peer's own weights, and not told yet."""
@@ -75,9 +76,13 @@ class LocalSteps:
         self.votes = sum(plane.chunks * self.width(plane) for plane in layout.planes)
         self.sections = [(8 * self.code.head, self.code.bits(self.width(plane))) for plane in layout.planes]
 
+    def divide(self, company: Company) -> None:
+        self._clip.company = company
+        self._inner.divide(company)
+
     @property
     def gradient_norm(self) -> float | None:
-        return self.clip.norm
+        return self._clip.norm
 
     @property
     def momentum_norm(self) -> float | None:
@@ -95,7 +100,7 @@ class LocalSteps:
         self._inner.moments_lie_on = torch.device("cpu")
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
-        gains = self.clip.block_gains(gradient, tokens)
+        gains = self._clip.block_gains(gradient, tokens)
         rate = learning_rate(self._sync, round) * factor / WHOLE
         self._inner.step(self._moved, gradient, gains, rate)
 

@@ -29,14 +29,28 @@ class GradientSum:
 
     def follow(self, name: str, leaf: Tensor) -> None:
         """Add what backward finds for this leaf, which is the parameter `name`."""
-        take = partial(self._take, self._views[name])
+        take = partial(self._take, self._views[name], _let_go)
+        leaf.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+
+    def follow_rows(self, start: int, stop: int, leaf: Tensor, let_go: Callable[[Tensor], Tensor]) -> None:
+        """Add what is found for a leaf to this part of the sum. `let_go`: takes it out of the leaf."""
+        take = partial(self._take, self._flat[start:stop], let_go)
         leaf.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def add_gradient_of(self, loss: Tensor, leaves: list[Tensor]) -> bool:
         """Run backward; whether the gradient was finite and small enough to be summed. Else what was found
         after the number that was not is left out."""
-        self._squares.zero_()
+        self.begin()
         torch.autograd.backward(loss, inputs=leaves)
+        return self.was_within(lambda squares: squares)
+
+    def begin(self) -> None:
+        """With the gradient of a microbatch."""
+        self._squares.zero_()
+
+    def was_within(self, total: Callable[[Tensor], Tensor]) -> bool:
+        """Whether it was finite and small enough; `total` of what several devices found."""
+        self._squares = total(self._squares)
         return bool(self._within())  # The one wait for the device.
 
     def use(self, use: Callable[[Tensor], Used]) -> Used:
@@ -47,9 +61,8 @@ class GradientSum:
         finally:
             self._flat.zero_()
 
-    def _take(self, sum: Tensor, leaf: Tensor) -> None:
-        gradient, leaf.grad = leaf.grad, None
-        assert gradient is not None, "this is called when it is there"
+    def _take(self, sum: Tensor, let_go: Callable[[Tensor], Tensor], leaf: Tensor) -> None:
+        gradient = let_go(leaf)
         self._squares += torch.linalg.vector_norm(gradient, dtype=torch.float32).square()
         if gradient.device.type != "cpu":  # Where asking would wait for the device.
             sum += torch.where(self._within(), gradient, 0)
@@ -59,3 +72,9 @@ class GradientSum:
     def _within(self) -> Tensor:
         """No comparison with NaN is true."""
         return self._squares <= MOST_NORM**2
+
+
+def _let_go(leaf: Tensor) -> Tensor:
+    gradient, leaf.grad = leaf.grad, None
+    assert gradient is not None, "this is called when it is there"
+    return gradient

@@ -50,7 +50,7 @@ class StageWeights(Protocol):
         """What of a microbatch of so many is computed here."""
 
     def run(
-        self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float
+        self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, rows: Rows
     ) -> Tensor:
         """As swarmnet.model.decoder.forward, on the weights of a version."""
 
@@ -121,7 +121,7 @@ class WholeWeights:
         return Rows(slice(0, sequences))
 
     def run(
-        self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float
+        self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, rows: Rows
     ) -> Tensor:
         assert isinstance(version, dict)
         run_layer = self._compiled.get(inputs.shape[:2], self._run_layer)
