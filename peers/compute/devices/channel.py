@@ -52,7 +52,7 @@ class Channel(Generic[Sent, Received]):
             self.end.sendall(LENGTH.pack(len(head)) + head)
             for tensor in tensors:
                 if tensor.numel():
-                    self.end.sendall(_bytes_of(tensor.detach().cpu().contiguous()))
+                    self.end.sendall(bytes_of(tensor.detach().cpu().contiguous()))
         except OSError as error:
             raise Ended(str(error)) from None
 
@@ -61,7 +61,7 @@ class Channel(Generic[Sent, Received]):
         tensors = [torch.empty(head.shape, dtype=KINDS[head.kind]) for head in self._heads]
         for tensor in tensors:
             if tensor.numel():
-                self.read_into(_bytes_of(tensor))
+                self.read_into(bytes_of(tensor))
         return message, tensors
 
     def receive_message(self) -> Received:
@@ -89,7 +89,7 @@ class Channel(Generic[Sent, Received]):
         return data
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
     """Of a contiguous tensor in the machine's memory; itself and no copy."""
     array: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = tensor.reshape(-1).numpy()
     return memoryview(array).cast("B")  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from peers.compute.devices import orders
+from peers.compute.devices.channel import bytes_of
 from peers.compute.devices.processes import Processes
 from peers.compute.stage_part import StagePart
 from peers.errors import UserError
@@ -154,11 +155,15 @@ class SpreadMethod:
         self.gradient_norm: float | None = None
         self.momentum_norm: float | None = None
         own = self.whole.own
-        self.own: OwnSteps | None = None if own is None else SpreadSteps(own.tokens, self)
+        self._own = None if own is None else SpreadSteps(own.tokens, self)
 
     @property
     def state(self) -> Layout:
         return self.whole.state
+
+    @property
+    def own(self) -> OwnSteps | None:
+        return self._own
 
     @property
     def payload_bytes(self) -> int:
@@ -199,12 +204,11 @@ class SpreadMethod:
         raise TypeError("each device has its own")
 
 
-@dataclass(frozen=True, slots=True)
 class SpreadSteps:
     """swarmnet/optimizer/method.py: OwnSteps, of all shares."""
 
-    tokens: int
-    method: SpreadMethod
+    def __init__(self, tokens: int, method: SpreadMethod) -> None:
+        self.tokens, self.method = tokens, method
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
         self.method.processes.ask(orders.Step(tokens, round, factor))
@@ -277,7 +281,7 @@ class SpreadReplica:
 
     def settled_units(self) -> Tensor:
         units, at = torch.empty(self._method.state.size, dtype=torch.int32), 0
-        view = memoryview(units.numpy()).cast("B")
+        view = bytes_of(units)
         for piece in self._read(orders.Settled()):
             view[at : at + len(piece)] = piece
             at += len(piece)

@@ -33,6 +33,9 @@ END_SECONDS = 5.0
 """A process whose line is closed ends by itself; then it is killed."""
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",  # Read when torch is imported; `threads` says more later.
+    # Layers come and go, and glibc leaves holes between them: a stage of 77 million parameters took 14.7 bytes for each
+    # in each of two processes after one microbatch, and 5.4 with this (docs/benchmarks/memory.md has the price).
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
     "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",  # Devices of one machine: nobody else can reach them.
 }  # fmt: skip
 

@@ -9,16 +9,19 @@ import os
 import signal
 import socket
 import sys
+import time
 import warnings
 from datetime import timedelta
 
 import torch
 from torch import Tensor
 from torch import distributed as group
+from torch._C._distributed_c10d import FileStore
 
 from peers.compute.devices import orders
 from peers.compute.devices.channel import Channel, Ended
 from peers.compute.devices.orders import Answer, Done, Failed, Order, Refused
+from peers.compute.process_memory import trim
 from peers.config.run_file import parse
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
@@ -35,6 +38,9 @@ OTHERS_SECONDS = 120.0
 """How long one device waits for the others in what they do together; they begin within milliseconds of each
 other, so it is the longest part of a layer's work that one may be ahead. Then this process ends, and with it all."""
 
+TRIM_SECONDS = 30.0
+"""As the peer's own process does it (peers/worker/role.py)."""
+
 
 class Device:
     """This device's share of a stage."""
@@ -48,7 +54,7 @@ class Device:
             torch.cuda.set_device(device)
         group.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=group.FileStore(begin.store, begin.devices), rank=begin.rank, world_size=begin.devices,
+            store=FileStore(begin.store, begin.devices), rank=begin.rank, world_size=begin.devices,
             timeout=timedelta(seconds=OTHERS_SECONDS),
         )  # fmt: skip
         span = manifest.span(begin.stage)
@@ -153,6 +159,7 @@ def _finished(finished: Finished) -> tuple[Answer, list[Tensor]]:
 def serve(channel: Channel[Answer, Order]) -> None:
     """Until the peer closes its side, or something is wrong, which it is told."""
     device: Device | None = None
+    trimmed = time.monotonic()
     while True:
         try:
             order, tensors = channel.receive()
@@ -160,14 +167,20 @@ def serve(channel: Channel[Answer, Order]) -> None:
             return
         try:
             if isinstance(order, orders.Begin):
-                device, answer, found = Device(order), Done(), []
+                device = Device(order)
+                said: tuple[Answer, list[Tensor]] = Done(), []
             else:
                 assert device is not None, "Begin comes first"
-                answer, found = device.do(order, tensors)
+                said = device.do(order, tensors)
         except Exception as error:  # noqa: BLE001 - whatever it is ends this process, and the peer says it
             channel.send(Failed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
             raise
-        channel.send(answer, found)
+        del order, tensors  # They may be as large as the share.
+        channel.send(*said)
+        del said
+        if time.monotonic() > trimmed + TRIM_SECONDS:
+            trim()
+            trimmed = time.monotonic()
 
 
 def main() -> None:

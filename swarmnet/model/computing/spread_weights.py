@@ -156,7 +156,7 @@ class _Pieces(nn.Module):
 
     def views(self) -> dict[str, Tensor]:
         """Each parameter of the model. Their gradients are laid together again with one copy."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for number, piece in enumerate(self._pieces):
             flat = self.get_parameter(f"piece_{number}").flatten()
             sizes = [entry.size for entry in piece.entries]
@@ -211,7 +211,7 @@ class _Stage(_Pieces):
         )
 
     def by_piece(self) -> dict[tuple[int, int], nn.Parameter]:
-        found = {}
+        found: dict[tuple[int, int], nn.Parameter] = {}
         for module in self.modules():
             if isinstance(module, _Pieces):
                 found |= module.parameters_of_pieces()
@@ -257,14 +257,19 @@ def _layer_of(piece: Piece) -> int | None:
 
 def _numbers(parameter: nn.Parameter) -> Tensor:
     """This device's rows, one after the other; the memory itself."""
-    assert isinstance(parameter, DTensor)
-    return parameter.detach().to_local().view(-1)
+    return _local(parameter.detach()).view(-1)
 
 
 def _rows_of_gradient(leaf: Tensor) -> Tensor:
     gradient, leaf.grad = leaf.grad, None
-    assert isinstance(gradient, DTensor), "this is called when it is there"
-    return gradient.to_local().view(-1)
+    assert gradient is not None, "this is called when it is there"
+    return _local(gradient).view(-1)
+
+
+def _local(rows: Tensor) -> Tensor:
+    assert isinstance(rows, DTensor), "of a parameter of FSDP"
+    local: Tensor = rows.to_local()
+    return local
 
 
 def _forget(leaf: Tensor) -> None:
