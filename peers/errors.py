@@ -25,8 +25,8 @@ class UnknownRun(UserError):
 
 
 class DevicesLost(Exception):
-    """A process of a peer's devices has ended or hangs; the message says which and why. What the others hold is of
-    no use without it: the peer takes its stage up again."""
+    """A process of a peer's devices has ended or hangs; the message says which and why. What the others hold
+    is of no use without it: the peer takes its stage up again."""
 
 
 class NoAnswer(Exception):

@@ -20,8 +20,8 @@ vocabulary of 8,192, was 131 MiB larger at its highest than before."""
 def all_needs(
     manifest: Manifest, device: torch.device, text_bytes: int, computing: Computing = PLAIN, devices: int = 1
 ) -> list[Needs]:
-    """Of every stage, on this device, or on each of several GPUs. Programs and text lie in the machine's memory, not in
-    the GPU's."""
+    """Of every stage, on this device, or on each of several GPUs. Programs and text lie in the machine's
+    memory, not in the GPU's."""
     own = PROCESS_BYTES + DAEMON_BYTES if device.type == "cpu" else 0
     text = text_bytes + (0 if manifest.data.tokenizer == "bytes" else TOKENIZING_BYTES)
     every = [

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from peers.config.compute_file import ComputeFile
 from peers.errors import UserError
+from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName
 from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.decoder import initial_units
@@ -22,7 +23,6 @@ from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.model.stage_compute import Finished, StageCompute, Tiles
 from swarmnet.model.state_layout import at_rest
-from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.vote_agreement import Concord
@@ -53,8 +53,8 @@ class Computes(Protocol):
 
 
 class Holds(Protocol):
-    """Settled weights and open rounds of a stage (swarmnet/optimizer/replica.py has the real one and the meaning of
-    each)."""
+    """Settled weights and open rounds of a stage (swarmnet/optimizer/replica.py has the real one and the
+    meaning of each)."""
 
     settled_round: int
     applied_round: int
@@ -97,8 +97,9 @@ class StagePart:
     most_graphs: int = 1 << 20
     """Microbatches that may be open at a time, as far as the peer's owner limits the memory."""
     hold: Callable[[Tensor, int], Holds] | None = None
-    """Begins from settled weights where several devices hold the stage together (peers/compute/devices/part.py):
-    that takes a while, so it is for the compute thread. None: one device does, here."""
+    """Begins from settled weights where several devices hold the stage together
+    (peers/compute/devices/part.py): that takes a while, so it is for the compute thread. None: one device
+    does, here."""
     kind: str = ""
     """Of these devices."""
 
@@ -160,7 +161,7 @@ def devices_of(wish: ComputeFile, device: torch.device) -> list[torch.device]:
     """Those that a peer file asks for, of the kind of `device`. UserError where they are not there."""
     there, which = torch.cuda.device_count() if device.type == "cuda" else 0, wish.devices
     if isinstance(which, tuple) and not there:
-        raise UserError(f"compute.devices: {list(which)} are numbers of GPUs, and here the processor computes")
+        raise UserError(f"compute.devices: {list(which)} are numbers of GPUs; here the processor computes")
     numbers = range(there or 1) if which == "all" else range(which) if isinstance(which, int) else which
     if not there:
         return [device] * len(numbers)

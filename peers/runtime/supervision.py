@@ -55,8 +55,8 @@ def reason(error: BaseException) -> str:
 async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[BaseException]) -> None:
     """Do `work`; Fault as soon as `failed` has an exception, whatever the work waits for just then.
 
-    A UserError is no fault and is raised as it is: to start again would help nobody (a ban, for one). DevicesLost is
-    none either: it helps to begin anew within this process.
+    A UserError is no fault and is raised as it is: to start again would help nobody (a ban, for one).
+    DevicesLost is none either: it helps to begin anew within this process.
     """
     task = asyncio.ensure_future(work)
     try:

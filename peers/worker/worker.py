@@ -243,8 +243,8 @@ class Worker(Parts):
         self.note(noted.Assembled(stage=self.stage, parameters=self.part.layout.parameters))
 
     async def _warm_up(self) -> None:
-        """Compile, or wait for the processes of several devices: in the compute thread, while this loop keeps the
-        peer's links, and before anybody may send it microbatches."""
+        """Compile, or wait for the processes of several devices: in the compute thread, while this loop keeps
+        the peer's links, and before anybody may send it microbatches."""
         data, began = self.manifest.data, self.loop.time()
         warm_up = partial(self.part.compute.warm_up, data.microbatch_sequences, data.sequence_tokens)
         if self.part.hold is not None:
@@ -308,7 +308,8 @@ class Worker(Parts):
         given_up, self._given_up = self._given_up, None
         self._behind.clear()
         begin = partial(self.part.replica, weights.units, weights.settled_round)
-        replica = begin() if self.part.hold is None else await until_left(self._leaving, self._computed(begin))
+        elsewhere = self.part.hold is not None
+        replica = await until_left(self._leaving, self._computed(begin)) if elsewhere else begin()
         reduced = self.part.method.reduced
         draw = reduced.draw if reduced is not None else None
         offers = old.rounds.offers if old is not None else Offers(self.manifest.rounds, draw)
@@ -420,8 +421,8 @@ class Worker(Parts):
         await self.disk.save(self.update.settled_weights)
 
     async def keep_newest(self) -> None:
-        """Where the settled weights cannot be had any more: bring the newest snapshot to the disk, of which nobody
-        else may have as much."""
+        """Where the settled weights cannot be had any more: bring the newest snapshot to the disk, of which
+        nobody else may have as much."""
         if self.neighbourhood is not None:
             await self.disk.save_newest(self.snapshots)
 

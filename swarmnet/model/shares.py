@@ -1,9 +1,9 @@
 """How a stage lies on several devices that hold it together: each has its rows of every piece.
 
-A *piece* is what one block has in one plane of the flat vector, its matrices or its vectors: whole chunks, one
-after the other. A device's *share* is of each piece so many chunks in a row, as torch.chunk cuts, which is how
-torch.distributed.fsdp cuts a parameter [chunks, chunk]. A share has a layout of its own, in which a method
-works as in that of any stage: chunks know nothing of each other.
+A *piece* is what one block has in one plane of the flat vector, its matrices or its vectors: whole chunks,
+one after the other. A device's *share* is of each piece so many chunks in a row, as torch.chunk cuts, which
+is how torch.distributed.fsdp cuts a parameter [chunks, chunk]. A share has a layout of its own, in which a
+method works as in that of any stage: chunks know nothing of each other.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def pieces_of(layout: Layout) -> Iterator[Piece]:
     for number, plane in enumerate(layout.planes):
         inside = [entry for entry in layout.entries if plane.offset <= entry.offset < plane.stop]
         inside.sort(key=lambda entry: entry.offset)
-        found = [tuple(of_piece) for _, of_piece in groupby(inside, lambda entry: (entry.block, entry.is_vector))]
+        grouped = groupby(inside, lambda entry: (entry.block, entry.is_vector))
+        found = [tuple(entries) for _, entries in grouped]
         firsts = [(entries[0].offset - plane.offset) // plane.chunk for entries in found]
         for entries, first, stop in zip(found, firsts, [*firsts[1:], plane.chunks], strict=True):
             yield Piece(entries[0].block, number, first, stop - first, entries)

@@ -1,9 +1,9 @@
 """Forward and backward of one stage, one microbatch at a time, on weights that change between them.
 
-A graph keeps the version of the weights that it was built on, so a step never disturbs a microbatch under way;
-where there is none, as in a run of one stage always, a new version takes the place of the old one in memory
-(computing/whole_weights.py; on several devices computing/spread_weights.py). Gradients are of the *summed* loss
-and add up in one flat vector of the same layout (computing/gradient_sum.py).
+A graph keeps the version of the weights that it was built on, so a step never disturbs a microbatch under
+way; where there is none, as in a run of one stage always, a new version takes the place of the old one in
+memory (computing/whole_weights.py; on several devices computing/spread_weights.py). Gradients are of the
+*summed* loss and add up in one flat vector of the same layout (computing/gradient_sum.py).
 
 One thread at a time may use a StageCompute. Shape suffixes as in swarmnet/model/decoder.py.
 """
@@ -139,7 +139,8 @@ class StageCompute:
         self._require_vocabulary(key, "labels", labels_BT)
         tokens_BT = self._beside(key, inputs, tokens_BT)
         rows = self._weights.rows(len(inputs))
-        inputs, tokens_BT, labels_BT = self._leaf(inputs, rows), _of(tokens_BT, rows), labels_BT[rows.sequences]
+        labels_BT = labels_BT[rows.sequences]
+        inputs, tokens_BT = self._leaf(inputs, rows), _of(tokens_BT, rows)
         with torch.enable_grad():
             logits_BTV = self._weights.run(version, inputs, tokens_BT, 1.0, rows)
             loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")

@@ -1,4 +1,5 @@
-"""What a method asks of the other devices, where several hold a stage together; and of itself, where it is alone.
+"""What a method asks of the other devices, where several hold a stage together; and of itself, where it is
+alone.
 
 All devices ask the same, in the same order.
 """

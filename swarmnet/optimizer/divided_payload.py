@@ -1,5 +1,5 @@
-"""A contribution in parts, where several devices hold a stage together: each makes, and reads, what is said of its
-chunks. Put together it is, to the byte, what one device says of all of them.
+"""A contribution in parts, where several devices hold a stage together: each makes, and reads, what is said
+of its chunks. Put together it is, to the byte, what one device says of all of them.
 
 Shapes: C chunks of a plane, B bits of a chunk in one section of a payload.
 """
@@ -14,8 +14,8 @@ import numpy as np
 
 from swarmnet.model.flat_layout import Plane
 from swarmnet.model.shares import Shares
-from swarmnet.optimizer.index_code import Bits, pack, packed_bytes, unpack
 from swarmnet.optimizer.company import Company
+from swarmnet.optimizer.index_code import Bits, pack, packed_bytes, unpack
 
 Sections: TypeAlias = Sequence[tuple[int, ...]]
 """Of each plane: section after section, how many bits of each of its chunks are in it."""
@@ -93,7 +93,9 @@ def _sections(planes: Sequence[Plane], sections: Sections) -> Iterator[_Section]
     return _laid([plane.chunks for plane in planes], sections)
 
 
-def _of_share(planes: Sequence[Plane], sections: Sections, rows: Sequence[Sequence[slice]]) -> Iterator[_Section]:
+def _of_share(
+    planes: Sequence[Plane], sections: Sections, rows: Sequence[Sequence[slice]]
+) -> Iterator[_Section]:
     """Of a device's part, in which planes are missing of which it has nothing."""
     chunks = [sum(each.stop - each.start for each in rows[plane]) for plane in range(len(planes))]
     return (section for section in _laid(chunks, sections) if section.chunks)

@@ -94,9 +94,9 @@ def needs_of(
 
 
 def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Computing = PLAIN) -> Needs:
-    """The same on several devices. Of each, where it has a memory of its own; of the machine's, where all share that
-    (`needs.process` says which). Besides its share each has at times a layer and the tables as a whole, as they were
-    gathered and as they are used, and their gradient."""
+    """The same on several devices. Of each, where it has a memory of its own; of the machine's, where all
+    share that (`needs.process` says which). Besides its share each has at times a layer and the tables as a
+    whole, as they were gathered and as they are used, and their gradient."""
     layout = layout_of(parameter_shapes(manifest.model, manifest.span(needs.stage)))
     layers: dict[str, int] = {}
     tables = 0

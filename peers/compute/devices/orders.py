@@ -1,4 +1,5 @@
-"""What a peer tells the processes of its devices, and what they answer. Both are of one version and one machine.
+"""What a peer tells the processes of its devices, and what they answer. Both are of one version and one
+machine.
 
 Tensors lie behind a message, as its comments say; a *share* is what one device has of a vector or a payload
 (swarmnet/model/shares.py).
@@ -135,7 +136,8 @@ Order: TypeAlias = (
 
 
 class Done(msgspec.Struct, tag=True):
-    """A share of what was asked for; tensors: what a device computed of a microbatch, none if it had no part."""
+    """A share of what was asked for; tensors: what a device computed of a microbatch, none if it had no
+    part."""
 
     loss_sum: float = 0.0
     tokens: int = 0

@@ -1,8 +1,8 @@
 """A stage that several devices hold together, as a worker knows a stage: what it asks goes to all of them.
 
-The peer's own process holds nothing of it. What comes back in shares is put together here: a microbatch by its
-sequences, a contribution and the settled weights by their chunks. So others cannot tell such a peer from one with
-one device.
+The peer's own process holds nothing of it. What comes back in shares is put together here: a microbatch by
+its sequences, a contribution and the settled weights by their chunks. So others cannot tell such a peer from
+one with one device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from swarmnet.model.shares import Shares
 from swarmnet.model.stage_compute import Finished, Tiles
 from swarmnet.model.state_layout import at_rest
 from swarmnet.optimizer.divided_payload import Divisible, divided, put_together
-from swarmnet.optimizer.method import Method, OwnSteps, Tally, method_of
+from swarmnet.optimizer.method import OwnSteps, Tally, method_of
 from swarmnet.optimizer.replica import digest_of
 from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.tiling import Tile
@@ -49,6 +49,9 @@ def spread_part(
         raise UserError(f"compute.devices: {why_not}; set it to 1")
     span = manifest.span(stage)
     layout = layout_of(parameter_shapes(manifest.model, span))
+    shares = Shares(layout, len(devices))
+    if len({run.device for run in shares.runs()}) < len(devices):
+        raise UserError(f"compute.devices: stage {stage} is too small for {len(devices)}; set it to 1")
 
     def begins(store: str) -> list[orders.Begin]:
         return [
@@ -60,7 +63,7 @@ def spread_part(
         ]  # fmt: skip
 
     processes = Processes(begins)
-    method = SpreadMethod(manifest, layout, processes, Shares(layout, len(devices)))
+    method = SpreadMethod(manifest, layout, processes, shares)
 
     def first_units() -> Tensor:
         return at_rest(initial_units(manifest.model, span, layout, manifest.seed), method.state)
@@ -142,8 +145,8 @@ def _there(*tensors: Tensor | None) -> list[Tensor]:
 
 
 class SpreadMethod:
-    """swarmnet/optimizer/method.py: Method, of all shares. What it says of payloads it knows by itself: a method
-    without numbers (on torch's meta device) reads and checks them."""
+    """swarmnet/optimizer/method.py: Method, of all shares. What it says of payloads it knows by itself: a
+    method without numbers (on torch's meta device) reads and checks them."""
 
     reduced = None
 

@@ -1,7 +1,8 @@
-"""The processes of a peer's devices, seen from the peer: one order to all of them at a time, and their answers.
+"""The processes of a peer's devices, seen from the peer: one order to all of them at a time, and their
+answers.
 
-Every wait has a deadline, and the end of any process is seen by whoever waits for another. After the first that is
-lost all are ended: nothing is asked of them any more.
+Every wait has a deadline, and the end of any process is seen by whoever waits for another. After the first
+that is lost all are ended: nothing is asked of them any more.
 """
 
 from __future__ import annotations
@@ -27,30 +28,32 @@ from swarmnet.model.stage_compute import StageError
 from swarmnet.optimizer.method import GradientError
 
 ANSWER_SECONDS = 300.0
-"""For one order. Devices give each other up earlier (rank.py), so that the one that hangs is named; the longest order
-is the first, in which a process imports torch: 6 s with two on a busy machine of two cores."""
+"""For one order. Devices give each other up earlier (rank.py), so that the one that hangs is named; the
+longest order is the first, in which a process imports torch: 6 s with two on a busy machine of two cores."""
 END_SECONDS = 5.0
 """A process whose line is closed ends by itself; then it is killed."""
 ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",  # Read when torch is imported; `threads` says more later.
-    # Layers come and go, and glibc leaves holes between them: a stage of 77 million parameters took 14.7 bytes for each
-    # in each of two processes after one microbatch, and 5.4 with this (docs/benchmarks/memory.md has the price).
+    # Read when torch is imported; the peer file's `threads` come later.
+    "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
+    # Layers come and go, and glibc leaves holes between them: of a stage of 77 million parameters each of two
+    # processes took 14.7 bytes for each after one microbatch, 5.4 without holes (docs/benchmarks/memory.md).
     "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
-    "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",  # Devices of one machine: nobody else can reach them.
+    # Devices of one machine: nobody else can reach them.
+    "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
 }  # fmt: skip
-
 LAST_SECONDS = 1.0
 """Between the end of a process's line and its own."""
 
 Received: TypeAlias = tuple[Answer, list[Tensor]]
+Given: TypeAlias = tuple[Done, list[Tensor]]
 
 
 class Processes:
     """One for each device. Any thread; one order at a time."""
 
     def __init__(self, begins: Callable[[str], Sequence[Begin]]) -> None:
-        """`begins`: the first order for each, given the file by which they find each other. Starts them, and does
-        not wait: `ready` does."""
+        """`begins`: the first order for each, given the file by which they find each other. Starts them, and
+        does not wait: `ready` does."""
         self._folder = tempfile.TemporaryDirectory(prefix="swarmnet-devices-", ignore_cleanup_errors=True)
         self._lock = threading.Lock()
         self._lost: DevicesLost | None = None
@@ -81,20 +84,20 @@ class Processes:
         """Wait until all have begun. DevicesLost, as all that follow."""
         self.ask_each(self._begins)
 
-    def ask(self, order: Order, tensors: Sequence[Tensor] = ()) -> list[tuple[Done, list[Tensor]]]:
+    def ask(self, order: Order, tensors: Sequence[Tensor] = ()) -> list[Given]:
         """The same of all. StageError and GradientError as they say, if all say so."""
         return self.ask_each([order] * len(self._processes), [tensors] * len(self._processes))
 
     def ask_each(
         self, of_each: Sequence[Order], tensors: Sequence[Sequence[Tensor]] | None = None
-    ) -> list[tuple[Done, list[Tensor]]]:
+    ) -> list[Given]:
         with self._lock:
             self._tell(of_each, tensors)
             return self._answers(lambda channel: channel.receive())
 
     def read(self, order: Order, runs: Iterator[tuple[int, int]]) -> Iterator[bytearray]:
-        """Of a vector of which each has a share: its bytes, some at a time. `runs`: whose bytes are next, and how
-        many, all in all those of every share. Nothing else is asked before the last is read."""
+        """Of a vector of which each has a share: its bytes, some at a time. `runs`: whose bytes are next, and
+        how many, all in all those of every share. Nothing else is asked before the last is read."""
         with self._lock:
             self._tell([order] * len(self._processes), None)
             self._answers(lambda channel: (channel.receive_message(), []))
@@ -122,7 +125,7 @@ class Processes:
             except Ended as error:
                 raise self._lose(rank, self._end_of(rank, error)) from None
 
-    def _answers(self, receive: Callable[[Channel[Order, Answer]], Received]) -> list[tuple[Done, list[Tensor]]]:
+    def _answers(self, receive: Callable[[Channel[Order, Answer]], Received]) -> list[Given]:
         """Of all, by rank; whoever answers first is read first, and who has ended is seen at once."""
         found: dict[int, Received] = {}
         failed: tuple[int, str] | None = None
@@ -150,7 +153,7 @@ class Processes:
             raise self._lose(*failed)
         return self._agreed([found[rank] for rank in range(len(self._channels))])
 
-    def _agreed(self, answers: Sequence[Received]) -> list[tuple[Done, list[Tensor]]]:
+    def _agreed(self, answers: Sequence[Received]) -> list[Given]:
         refusals = [answer for answer, _ in answers if isinstance(answer, Refused)]
         if refusals and len(refusals) < len(answers):
             raise self._lose(0, f"the devices are of two minds: {refusals[0].text}")

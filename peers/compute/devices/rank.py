@@ -5,6 +5,7 @@ It knows no network but the other devices of its machine, keeps nothing on the d
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -36,8 +37,11 @@ from swarmnet.optimizer.replica import Replica
 
 OTHERS_SECONDS = 120.0
 """How long one device waits for the others in what they do together; they begin within milliseconds of each
-other, so it is the longest part of a layer's work that one may be ahead. Then this process ends, and with it all."""
+other, so it is the longest part of a layer's work that one may be ahead. Then this process ends, and with it
+all."""
 
+PR_SET_PDEATHSIG = 1
+"""prctl(2): a signal for the end of the parent."""
 TRIM_SECONDS = 30.0
 """As the peer's own process does it (peers/worker/role.py)."""
 
@@ -172,7 +176,7 @@ def serve(channel: Channel[Answer, Order]) -> None:
             else:
                 assert device is not None, "Begin comes first"
                 said = device.do(order, tensors)
-        except Exception as error:  # noqa: BLE001 - whatever it is ends this process, and the peer says it
+        except Exception as error:
             channel.send(Failed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
             raise
         del order, tensors  # They may be as large as the share.
@@ -185,8 +189,10 @@ def serve(channel: Channel[Answer, Order]) -> None:
 
 def main() -> None:
     """`python -m peers.compute.devices.rank DESCRIPTOR`: of the socket that the peer has the other end of."""
+    if sys.platform == "linux":  # Its line says so too, but a process that hangs does not listen.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # They are for the peer, which ends this process when it is done.
+        signal.signal(number, signal.SIG_IGN)  # For the peer, which ends this process in time.
     # Nothing here changes what comes out of a module in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
     serve(Channel(socket.socket(fileno=int(sys.argv[1])), Order, None))

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import torch
 
 from peers.compute.devices.part import spread_part
@@ -94,7 +93,7 @@ def bench_devices(
     manifest: Manifest, stage: int, devices: int, computing: Computing = PLAIN
 ) -> TakenByDevices:
     """Raises UserError where the system does not tell."""
-    small = ModelShape(width=16, layers=1, head_width=4, feed_forward=16)
+    small = ModelShape(width=64, layers=1, head_width=16, feed_forward=128)
     _, nothing = _play(replace(manifest, model=small, stages=(1,)), 0, devices, computing)
     size, most = _play(manifest, stage, devices, computing)
     return TakenByDevices(size, sum(nothing) / devices, tuple(most))
@@ -121,7 +120,8 @@ def render_devices(taken: TakenByDevices) -> str:
         f"{most / 1e6:.0f} MB in all"
         for number, most in enumerate(taken.most)
     )
-    head = f"{taken.parameters:,} parameters; bytes per parameter, beside {taken.alone / 1e6:.0f} MB of programs"
+    beside = f"{taken.alone / 1e6:.0f} MB of programs"
+    head = f"{taken.parameters:,} parameters; bytes per parameter, beside {beside}"
     return "\n".join([head, *rows])
 
 

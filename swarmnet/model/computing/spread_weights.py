@@ -1,11 +1,12 @@
-"""One device's part in the weights of a stage that several devices hold together: FSDP2 (torch.distributed.fsdp).
+"""One device's part in the weights of a stage that several devices hold together: FSDP2
+(torch.distributed.fsdp).
 
 Each device holds its rows of every piece (swarmnet/model/shares.py), and has a layer whole only while that is
 computed. A microbatch's sequences are divided between them; gradients are summed over all and arrive by rows.
 All devices call the same, in the same order.
 
-To FSDP a piece is one parameter [chunks, chunk], so what it cuts are the chunks of the flat vector, in which a
-method works. Gains of norms are gathered once for all layers, and stay in float32.
+To FSDP a piece is one parameter [chunks, chunk], so what it cuts are the chunks of the flat vector, in which
+a method works. Gains of norms are gathered once for all layers, and stay in float32.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class StageWeights(Protocol):
         """As swarmnet.model.decoder.forward, on the weights of a version."""
 
     def add_gradient_of(self, version: object, loss: Tensor, inputs: Tensor) -> bool:
-        """Run backward, also for `inputs` if that wants a gradient. Whether what was found was finite and small
-        enough to be summed, on all devices."""
+        """Run backward, also for `inputs` if that wants a gradient. Whether what was found was finite and
+        small enough to be summed, on all devices."""
 
     def agreed(self, here: bool) -> bool:
         """Whether all devices say so."""

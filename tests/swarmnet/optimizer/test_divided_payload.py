@@ -1,6 +1,7 @@
 """What several devices contribute and settle together, share by share, is what one does: to the bit."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 
 import method_cases
@@ -27,7 +28,8 @@ CASES = [
     {"method": "local-steps", "inner": "adamw", "parts": 1},
 ]
 CALM = 1e-4
-"""A gradient that no clip touches: else the norm of all shares, added in another order, may differ by a bit."""
+"""A gradient that no clip touches: else the norm of all shares, added in another order, may differ by a
+bit."""
 
 
 class Devices:
@@ -40,7 +42,7 @@ class Devices:
         self.methods = [method_of(manifest, self.shares.layout(device)) for device in range(count)]
         for device, method in enumerate(self.methods):
             assert isinstance(method, Divisible)
-            method.divide(Together(self.shares, device, lambda numbers, device=device: self._sum(device, numbers)))
+            method.divide(Together(self.shares, device, partial(self._sum, device)))
         self.replicas = [
             Replica(self.shares.layout(device), method, torch.zeros(method.state.size, dtype=torch.int32))
             for device, method in enumerate(self.methods)
@@ -53,14 +55,17 @@ class Devices:
         self._meeting.wait(60)
         return total
 
-    def all(self, do):
-        return list(self._threads.map(do, range(len(self.methods)), timeout=120))
+    def contribute(self, gradient, round):
+        """What each says of its share."""
 
-    def of(self, flat):
-        return [
-            torch.cat([flat[run.start : run.stop] for run in self.shares.runs() if run.device == device])
-            for device in range(len(self.methods))
-        ]
+        def of_one(device):
+            own = [gradient[run.start : run.stop] for run in self.shares.runs() if run.device == device]
+            return self.methods[device].contribute(torch.cat(own), 7, round, PEERS[0])
+
+        return list(self._threads.map(of_one, range(len(self.methods)), timeout=120))
+
+    def parts(self, payload, sections):
+        return zip(self.replicas, divided(payload, sections, self.shares), strict=True)
 
     def whole(self, parts, copies=1):
         """Of shares of the state the state."""
@@ -69,7 +74,8 @@ class Devices:
         for copy in range(copies):
             for run in self.shares.runs():
                 length = run.stop - run.start
-                flat[copy * size + run.start : copy * size + run.stop] = parts[run.device][at[run.device] :][:length]
+                numbers = parts[run.device][at[run.device] :][:length]
+                flat[copy * size + run.start : copy * size + run.stop] = numbers
                 at[run.device] += length
         return flat
 
@@ -84,29 +90,26 @@ def test_shares_contribute_to_the_byte_and_settle_to_the_bit_what_one_device_doe
     for round in range(3):
         gradient = CALM * gradient_of(LAYOUT, round)
         mine = alone.contribute(gradient, 7, round, PEERS[0])
-        parts = devices.of(gradient)
-        told = devices.all(lambda n, parts=parts, round=round: devices.methods[n].contribute(parts[n], 7, round, PEERS[0]))
-        together = put_together(told, alone.sections, devices.shares)
-        assert together == mine
-        assert divided(together, alone.sections, devices.shares) == told
+        told = devices.contribute(gradient, round)
+        assert put_together(told, alone.sections, devices.shares) == mine
+        assert divided(mine, alone.sections, devices.shares) == told
 
-        other = method_of(manifest, LAYOUT).contribute(CALM * gradient_of(LAYOUT, 50 + round), 7, round, PEERS[1])
-        for peer, payload in ((PEERS[1], other), (PEERS[0], mine)):
+        others = method_of(manifest, LAYOUT).contribute(CALM * gradient_of(LAYOUT, 50), 7, round, PEERS[1])
+        for peer, payload in ((PEERS[1], others), (PEERS[0], mine)):
             replica.add(round, peer, payload)
-            for share, part in zip(devices.replicas, divided(payload, alone.sections, devices.shares), strict=True):
-                share.add(round, peer, part)
+            for held, part in devices.parts(payload, alone.sections):
+                held.add(round, peer, part)
         for held in (replica, *devices.replicas):
             held.apply(round)
-        live = devices.whole([torch.cat([t for _, t in each.live_tiles(round == 1)]) for each in devices.replicas])
-        assert torch.equal(live, replica.live_floats(round == 1))
+        live = [torch.cat([tile for _, tile in held.live_tiles(round == 1)]) for held in devices.replicas]
+        assert torch.equal(devices.whole(live), replica.live_floats(round == 1))
         if round == 1:  # The group goes on without it: it leaves the round, and comes again.
+            replica.remove(round, PEERS[0])
+            alone.give_back(mine, round, PEERS[0])
             for held, method, part in zip(devices.replicas, devices.methods, told, strict=True):
                 held.remove(round, PEERS[0])
                 method.give_back(part, round, PEERS[0])
-            replica.remove(round, PEERS[0])
-            alone.give_back(mine, round, PEERS[0])
-        replica.settle(round)
-        for held in devices.replicas:
+        for held in (replica, *devices.replicas):
             held.close(round)
-        settled = devices.whole([each.settled_now() for each in devices.replicas], alone.state.size // LAYOUT.size)
-        assert torch.equal(settled, replica.settled_now())
+        settled = [held.settled_now() for held in devices.replicas]
+        assert torch.equal(devices.whole(settled, alone.state.size // LAYOUT.size), replica.settled_now())
