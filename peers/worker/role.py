@@ -217,11 +217,7 @@ class WorkerRole(Role):
             self.stage = self.held[process.number]
             if self.pausing or process.stop.is_set():
                 return not process.stop.is_set()
-        compute = self.compute = (
-            ThreadCompute(process.config.work_share) if siblings is None else siblings.computing.share()
-        )
-        if len(self.devices) > 1 and isinstance(compute, ThreadCompute):
-            compute.used = time.perf_counter  # Others do its work.
+        compute = self.compute = self._computing()
         hear_loop(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
         reading = EpochReading(process, self._text_opened, self._reading_ended)
@@ -232,12 +228,7 @@ class WorkerRole(Role):
             self._part,
         )  # fmt: skip
         network.dht.linked = worker.linked
-        observer = self.observer = Observer(
-            worker, process.metrics, process.report, process.log, self.compute_time, self.peak, network.dht
-        )
-        observer.newest_peak = self._newest_peak
-        if process.config.metrics.peak_operations is None:
-            observer.done = self.machine_peak.seen
+        observer = self.observer = self._observer(worker, network)
         observing = asyncio.create_task(observer.run(), name="observer")
         if process.stop.is_set():
             worker.leave()
@@ -251,9 +242,7 @@ class WorkerRole(Role):
         finally:
             observing.cancel()
             await asyncio.gather(observing, compute.close(), return_exceptions=True)  # A cut worker did not.
-            if self.processes is not None:
-                processes, self.processes = self.processes, None
-                await asyncio.to_thread(processes.close)
+            await self._let_devices_go()
             await reading.close()
             observer.look()
             observer.note()
@@ -278,6 +267,29 @@ class WorkerRole(Role):
             process.say("ended", f"the run has ended at round {worker.ending.round}: {home} takes it home")
             return False
         return not process.stop.is_set()
+
+    def _observer(self, worker: Worker, network: Network) -> Observer:
+        process = self.process
+        observer = Observer(
+            worker, process.metrics, process.report, process.log, self.compute_time, self.peak, network.dht
+        )
+        observer.newest_peak = self._newest_peak
+        if process.config.metrics.peak_operations is None:
+            observer.done = self.machine_peak.seen
+        return observer
+
+    def _computing(self) -> Compute:
+        if self.siblings is not None:
+            return self.siblings.computing.share()
+        compute = ThreadCompute(self.process.config.work_share)
+        if len(self.devices) > 1:
+            compute.used = time.perf_counter  # Others do its work.
+        return compute
+
+    async def _let_devices_go(self) -> None:
+        if self.processes is not None:
+            processes, self.processes = self.processes, None
+            await asyncio.to_thread(processes.close)
 
     async def _say_lost(self, lost: DevicesLost) -> None:
         """And wait a moment, a longer one each time, unless they had worked for a while."""

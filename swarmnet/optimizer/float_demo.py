@@ -23,7 +23,7 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout, Plane
-from swarmnet.optimizer.company import Company
+from swarmnet.optimizer.divided.company import Company
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.momentum import Momentum, how_of
 from swarmnet.optimizer.sparsify import seed_of

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from swarmnet.model.flat_layout import Entry, Layout
 from swarmnet.model.parameters import is_muons
-from swarmnet.optimizer.company import ALONE, Company
+from swarmnet.optimizer.divided.company import ALONE, Company
 from swarmnet.run.own_steps import InnerName
 
 ADAM_DECAYS = (0.9, 0.95)

@@ -31,7 +31,7 @@ from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.model.state_layout import state_of
-from swarmnet.optimizer.company import Company
+from swarmnet.optimizer.divided.company import Company
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.inner_step import InnerStep
 from swarmnet.optimizer.mean_gradient import BlockClip

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.model.flat_layout import Layout
-from swarmnet.optimizer.company import ALONE, Company
+from swarmnet.optimizer.divided.company import ALONE, Company
 from swarmnet.optimizer.tiling import blocks_of, plane_of, tiles_of
 
 

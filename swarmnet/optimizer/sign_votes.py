@@ -18,7 +18,7 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
-from swarmnet.optimizer.company import Company
+from swarmnet.optimizer.divided.company import Company
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.momentum import Momentum, Sent, how_of
 from swarmnet.optimizer.sparsify import coin_flips, seed_of

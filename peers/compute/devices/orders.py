@@ -2,7 +2,7 @@
 machine.
 
 Tensors lie behind a message, as its comments say; a *share* is what one device has of a vector or a payload
-(swarmnet/model/shares.py).
+(swarmnet/model/computing/shares.py).
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.gradient_sum import Used
+from swarmnet.model.computing.shares import Shares
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.model.shares import Shares
 from swarmnet.model.stage_compute import Finished, Tiles
 from swarmnet.model.state_layout import at_rest
-from swarmnet.optimizer.divided_payload import Divisible, divided, put_together
+from swarmnet.optimizer.divided.payload import Divisible, divided, put_together
 from swarmnet.optimizer.method import OwnSteps, Tally, method_of
 from swarmnet.optimizer.replica import digest_of
 from swarmnet.optimizer.step import Step

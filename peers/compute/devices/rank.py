@@ -26,12 +26,12 @@ from peers.compute.process_memory import trim
 from peers.config.run_file import parse
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
+from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.model.shares import Shares
 from swarmnet.model.stage_compute import Finished, StageCompute, StageError
-from swarmnet.optimizer.company import Together
-from swarmnet.optimizer.divided_payload import Divisible
+from swarmnet.optimizer.divided.company import Together
+from swarmnet.optimizer.divided.payload import Divisible
 from swarmnet.optimizer.method import GradientError, method_of
 from swarmnet.optimizer.replica import Replica
 

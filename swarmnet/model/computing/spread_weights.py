@@ -1,9 +1,9 @@
 """One device's part in the weights of a stage that several devices hold together: FSDP2
 (torch.distributed.fsdp).
 
-Each device holds its rows of every piece (swarmnet/model/shares.py), and has a layer whole only while that is
-computed. A microbatch's sequences are divided between them; gradients are summed over all and arrive by rows.
-All devices call the same, in the same order.
+Each device holds its rows of every piece (shares.py), and has a layer whole only while that is computed. A
+microbatch's sequences are divided between them; gradients are summed over all and arrive by rows. All devices
+call the same, in the same order.
 
 To FSDP a piece is one parameter [chunks, chunk], so what it cuts are the chunks of the flat vector, in which
 a method works. Gains of norms are gathered once for all layers, and stay in float32.
@@ -24,10 +24,10 @@ from torch.distributed.tensor import DTensor
 from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.gradient_sum import GradientSum, Used
 from swarmnet.model.computing.recomputed import recomputed
+from swarmnet.model.computing.shares import Piece, Shares, pieces_of
 from swarmnet.model.computing.whole_weights import Rows, Tiles
 from swarmnet.model.decoder import Rotation, RunLayer, by_layer, forward, one_layer, scaled
 from swarmnet.model.flat_layout import Layout
-from swarmnet.model.shares import Piece, Shares, pieces_of
 from swarmnet.run.manifest import ModelShape, Span
 
 

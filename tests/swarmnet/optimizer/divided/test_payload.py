@@ -9,10 +9,10 @@ import pytest
 import torch
 from method_cases import PEERS, gradient_of, shapes_of
 
+from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.shares import Shares
-from swarmnet.optimizer.company import Together
-from swarmnet.optimizer.divided_payload import Divisible, divided, put_together
+from swarmnet.optimizer.divided.company import Together
+from swarmnet.optimizer.divided.payload import Divisible, divided, put_together
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.run.own_steps import AUTHORS

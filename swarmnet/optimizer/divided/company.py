@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import Entry
-from swarmnet.model.shares import Shares
 
 
 class Company(Protocol):

@@ -12,9 +12,9 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import Plane
-from swarmnet.model.shares import Shares
-from swarmnet.optimizer.company import Company
+from swarmnet.optimizer.divided.company import Company
 from swarmnet.optimizer.index_code import Bits, pack, packed_bytes, unpack
 
 Sections: TypeAlias = Sequence[tuple[int, ...]]

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.model.shares import Shares
 from swarmnet.run.manifest import Experts, ModelShape
 
 LLAMA = ModelShape(vocabulary=256, width=96, layers=3, heads=4, head_width=24, feed_forward=200, context=64)
