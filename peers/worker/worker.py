@@ -307,6 +307,8 @@ class Worker(Parts):
         await self.disk.chunks.remove()  # Who leaves in a download goes on with it another time.
         given_up, self._given_up = self._given_up, None
         self._behind.clear()
+        if old is not None:
+            old.close()  # Before: devices have one replica, and what the old one was told comes first.
         begin = partial(self.part.replica, weights.units, weights.settled_round)
         elsewhere = self.part.hold is not None
         replica = await until_left(self._leaving, self._computed(begin)) if elsewhere else begin()
@@ -321,7 +323,6 @@ class Worker(Parts):
         if self.part.method.own is not None:
             self.data.work.after_gradient = work.step_if_due
         if old is not None:
-            old.close()
             work.own = old.work.own
             if given_up is not None:
                 offers.replaced(given_up, old.rounds.histories, weights.settled_round, weights.chain)
