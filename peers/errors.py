@@ -24,6 +24,11 @@ class UnknownRun(UserError):
     """A run whose manifest nobody has: most likely its id is not right."""
 
 
+class DevicesLost(Exception):
+    """A process of a peer's devices has ended or hangs; the message says which and why. What the others hold
+    is of no use without it: the peer takes its stage up again."""
+
+
 class NoAnswer(Exception):
     """The swarm did not answer; the message says for whom it was waited."""
 

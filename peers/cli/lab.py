@@ -61,16 +61,21 @@ def memory(
     stage: Annotated[int, typer.Option(min=0, help="Which of its stages.")] = 0,
     dtype: Annotated[DtypeName, typer.Option(help="As compute.dtype of the peer file.")] = "fp32",
     recompute: Annotated[Recompute, typer.Option(help="As compute.recompute.")] = "none",
+    devices: Annotated[int, typer.Option(min=1, max=64, help="As compute.devices, on the processor.")] = 1,
 ) -> None:
     """Bytes per parameter that a stage takes in this machine's memory, beside what peers say before."""
     from peers.config.run_file import load_manifest
-    from peers.lab.bench.memory import bench, render
+    from peers.lab.bench.memory import bench, bench_devices, render, render_devices
     from swarmnet.identifiers import PeerId
 
     manifest = load_manifest(run_file, PeerId(""), {})
     if stage >= len(manifest.stages):
         raise UserError(f"--stage {stage}: {run_file} has stages 0 to {len(manifest.stages) - 1}")
-    typer.echo(render(bench(manifest, stage, Computing(dtype, recompute))))
+    computing = Computing(dtype, recompute)
+    if devices > 1:
+        typer.echo(render_devices(bench_devices(manifest, stage, devices, computing)))
+    else:
+        typer.echo(render(bench(manifest, stage, computing)))
 
 
 def group(

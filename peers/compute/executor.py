@@ -70,6 +70,8 @@ class ThreadCompute:
     def __init__(self, share: float = 1.0) -> None:
         """`share` of the time it works at most: after each piece it pauses for the rest."""
         self.pause = 1.0 / share - 1.0
+        self.used: Callable[[], float] = time.thread_time
+        """Seconds that its work has cost; where others do it, those that it was waited for."""
         self.loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[BaseException] = self.loop.create_future()
         self._queue: PriorityQueue[tuple[int, int, Callable[[], Any], Callable[[Any, float], None]]]
@@ -113,14 +115,14 @@ class ThreadCompute:
     def _run_next(self) -> None:
         _, _, work, done = self._queue.get_nowait()
         self._began = start = time.perf_counter()
-        used = time.thread_time()
+        used = self.used()
         try:
             result = work()
         finally:
             self._worked += time.perf_counter() - start
             self._began = None
         if self.pause:
-            rest = self.pause * (time.thread_time() - used)  # Not of what others took of the core.
+            rest = self.pause * (self.used() - used)  # Not of what others took of the core.
             time.sleep(rest)
             self.rested_seconds += rest
         self.loop.call_soon_threadsafe(self._deliver, done, result, time.perf_counter() - start)

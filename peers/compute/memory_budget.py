@@ -9,7 +9,7 @@ import torch
 from peers.compute.process_memory import memory_bytes
 from peers.errors import UserError
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.resources.memory_estimate import DAEMON_BYTES, PROCESS_BYTES, Needs, needs_of
+from swarmnet.resources.memory_estimate import DAEMON_BYTES, PROCESS_BYTES, Needs, needs_of, spread_over
 from swarmnet.run.manifest import Manifest
 
 TOKENIZING_BYTES = 130_000_000
@@ -18,15 +18,19 @@ vocabulary of 8,192, was 131 MiB larger at its highest than before."""
 
 
 def all_needs(
-    manifest: Manifest, device: torch.device, text_bytes: int, computing: Computing = PLAIN
+    manifest: Manifest, device: torch.device, text_bytes: int, computing: Computing = PLAIN, devices: int = 1
 ) -> list[Needs]:
-    """Of every stage, on this device. Programs and text lie in the machine's memory, not in the GPU's."""
+    """Of every stage, on this device, or on each of several GPUs. Programs and text lie in the machine's
+    memory, not in the GPU's."""
     own = PROCESS_BYTES + DAEMON_BYTES if device.type == "cpu" else 0
     text = text_bytes + (0 if manifest.data.tokenizer == "bytes" else TOKENIZING_BYTES)
-    return [
+    every = [
         needs_of(manifest, stage, own + (text if stage == 0 and own else 0), computing)
         for stage in range(len(manifest.stages))
     ]
+    if devices == 1:
+        return every
+    return [spread_over(needs, manifest, devices, computing) for needs in every]
 
 
 def allowed_bytes(limit: int | None, device: torch.device) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from peers.config.compute_file import ComputeFile
 from peers.errors import UserError
+from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName
 from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.decoder import initial_units
@@ -24,6 +25,8 @@ from swarmnet.model.parameters import parameter_shapes
 from swarmnet.model.stage_compute import Finished, StageCompute, Tiles
 from swarmnet.model.state_layout import at_rest
 from swarmnet.optimizer.method import Method, method_of
+from swarmnet.optimizer.replica import Replica
+from swarmnet.optimizer.vote_agreement import Concord
 from swarmnet.run.manifest import Manifest
 
 
@@ -52,6 +55,38 @@ class Computes(Protocol):
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used: ...
 
 
+class Holds(Protocol):
+    """Settled weights and open rounds of a stage (swarmnet/optimizer/replica.py has the real one and the
+    meaning of each)."""
+
+    settled_round: int
+    applied_round: int
+
+    @property
+    def size(self) -> int: ...
+
+    def add(self, round: int, peer: PeerId, payload: bytes) -> None: ...
+
+    def remove(self, round: int, peer: PeerId) -> None: ...
+
+    def rate(self, round: int, factor: int) -> None: ...
+
+    def factor(self, round: int) -> int: ...
+
+    def apply(self, round: int) -> None: ...
+
+    def concord(self, round: int, me: PeerId) -> Concord | None: ...
+
+    def settle(self, round: int) -> bytes: ...
+
+    def settled_units(self) -> Tensor: ...
+
+    def settled_now(self) -> Tensor: ...
+
+    def live_tiles(self, ahead: bool) -> Tiles:
+        """For `Computes.publish` of the same part."""
+
+
 @dataclass(frozen=True, slots=True)
 class StagePart:
     layout: Layout
@@ -65,6 +100,18 @@ class StagePart:
     merging: ExpertMerging | None = None
     most_graphs: int = 1 << 20
     """Microbatches that may be open at a time, as far as the peer's owner limits the memory."""
+    hold: Callable[[Tensor, int], Holds] | None = None
+    """Begins from settled weights where several devices hold the stage together
+    (peers/compute/devices/part.py): that takes a while, so it is for the compute thread. None: one device
+    does, here."""
+    kind: str = ""
+    """Of these devices."""
+
+    def replica(self, units: Tensor, settled_round: int) -> Holds:
+        """What holds the stage from these settled weights on."""
+        if self.hold is not None:
+            return self.hold(units, settled_round)
+        return Replica(self.layout, self.method, units.to(self.device), settled_round, self.merging)
 
 
 MakePart = Callable[[Manifest, int], StagePart]
@@ -113,6 +160,21 @@ def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
         )
     dtype: DtypeName = wish.dtype if wish.dtype != "auto" else "bf16" if has_bf16 else "fp32"
     return Computing(dtype, wish.recompute, wish.compile, wish.moments)
+
+
+def devices_of(wish: ComputeFile, device: torch.device) -> list[torch.device]:
+    """Those that a peer file asks for, of the kind of `device`. UserError where they are not there."""
+    there, which = torch.cuda.device_count() if device.type == "cuda" else 0, wish.devices
+    if isinstance(which, tuple) and not there:
+        raise UserError(f"compute.devices: {list(which)} are numbers of GPUs; here the processor computes")
+    numbers = range(there or 1) if which == "all" else range(which) if isinstance(which, int) else which
+    if not there:
+        return [device] * len(numbers)
+    if missing := [number for number in numbers if number >= there]:
+        raise UserError(f"compute.devices: there is no GPU {missing[0]} here, only 0 to {there - 1}")
+    if len(numbers) > 1 and wish.compile:
+        raise UserError("compute.compile is for one device; set it to false, or compute.devices to 1")
+    return [torch.device("cuda", number) for number in numbers]
 
 
 def device_of(wish: str) -> torch.device:

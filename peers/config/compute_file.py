@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from swarmnet.model.computing.choices import MomentsPlace, Recompute
 
@@ -23,6 +23,14 @@ class ComputeFile(BaseModel):
     """What the backward pass computes once more, for a third more compute, to keep less of each
     microbatch: stage keeps its inputs while it waits for its gradient; layer keeps the inputs of each layer,
     and no more than one layer's insides are there at a time."""
+    devices: (
+        Annotated[int, Field(ge=1, le=64)] | Literal["all"]
+        | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+    ) = 1  # fmt: skip
+    """On how many devices to hold the stage, each with its part of weights, gradients and optimizer and a
+    process of its own: the first so many GPUs, all of them, or a list of their numbers; on a processor,
+    processes. To others it stays one peer. Not with several stages, compile, sync.exchange: sharded, or a
+    method for whole matrices."""
     compile: bool = False
     """Have torch.compile make programs for this GPU of the run's layers, each time the peer starts, before it
     takes part. Only on a GPU, and not layers of experts."""

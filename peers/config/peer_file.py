@@ -299,6 +299,8 @@ class PeerFile(BaseModel):
         error = ""
         if self.stages > 1 and self.role != "worker":
             error = f"is {self.stages}; {_a(self.role)} holds no stage, only a worker does"
+        elif self.stages > 1 and self.compute.devices != 1:
+            error = f"is {self.stages} and compute.devices is not 1; hold one stage on several devices"
         elif self.stages > 1 and self.moves is True:
             error = f"is {self.stages} and moves is true; a peer of several stages does not move"
         if error:

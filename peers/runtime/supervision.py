@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from peers.errors import UserError
+from peers.errors import DevicesLost, UserError
 
 FAULT = 1
 """Exit code when something other than the user ended the peer."""
@@ -56,6 +56,7 @@ async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[
     """Do `work`; Fault as soon as `failed` has an exception, whatever the work waits for just then.
 
     A UserError is no fault and is raised as it is: to start again would help nobody (a ban, for one).
+    DevicesLost is none either: it helps to begin anew within this process.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -63,7 +64,7 @@ async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
             error = failed.result()
-            if isinstance(error, UserError):
+            if isinstance(error, UserError | DevicesLost):
                 raise error
             raise Fault(reason(error), "out_of_memory" if is_memory(error) else "fault")
         task.result()

@@ -142,6 +142,11 @@ class Disk:
         self.compute.submit(UPDATE, settled, deliver)  # Behind forwards it would never be its turn.
         await self._write(await taken, last=True)
 
+    async def save_newest(self, snapshots: Snapshots) -> None:
+        """Write the newest snapshot, if no file has it or a newer one."""
+        if snapshots.held:
+            await self._write(snapshots.held[0].weights(), last=True)
+
     async def _write(self, weights: Weights, last: bool = False) -> None:
         """`last`: there is no other try, so whoever reads must hear that it failed."""
         round = weights.settled_round

@@ -37,7 +37,7 @@ def claims_of(worker: Parts) -> Claims:
         sent_bytes=traffic.sent.total() if traffic is not None else 0,
         received_bytes=traffic.received.total() if traffic is not None else 0,
         settled_tokens=update.tokens if update is not None else None,
-        device=worker.part.device.type if data is not None else "",
+        device=(worker.part.kind or worker.part.device.type) if data is not None else "",
         joules=worker.settings.joules(),
         text_shards=coverage.shards if coverage is not None else 0,
         text_shards_read=coverage.read_ever if coverage is not None else 0,

@@ -19,6 +19,8 @@ from importlib.metadata import version
 from random import Random
 from typing import Any
 
+from peers.compute.devices.part import spread_part
+from peers.compute.devices.processes import Processes
 from peers.compute.executor import Compute, ThreadCompute, set_threads
 from peers.compute.gpu import GpuWatch, nvml_of
 from peers.compute.limits_watch import LimitsWatch, Why
@@ -26,7 +28,7 @@ from peers.compute.machine_use import gpu_use
 from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit_together, together
 from peers.compute.peak_flops import MachinePeak
 from peers.compute.process_memory import let_go, resident_bytes, trim
-from peers.compute.stage_part import StagePart, computing_of, device_of, real_part
+from peers.compute.stage_part import StagePart, computing_of, device_of, devices_of, real_part
 from peers.config.line_file import known_line
 from peers.config.peer_file import default_state
 from peers.config.run_file import SignedManifest
@@ -40,7 +42,7 @@ from peers.data.local_text import (
     text_line,
 )
 from peers.data.tokens import Corpus
-from peers.errors import UserError
+from peers.errors import DevicesLost, UserError
 from peers.role import Network, Process, Role
 from peers.runtime.control_server import Request
 from peers.runtime.supervision import hear_loop, unless_failed
@@ -75,6 +77,9 @@ from swarmnet.resources.lines import Line, told_by_sibling
 from swarmnet.resources.memory_estimate import Needs
 from swarmnet.run.manifest import Manifest
 
+RESTART_SECONDS = 1.0
+"""Before devices of which one was lost are begun anew; each time in a row twice as long."""
+LONGEST_RESTART_SECONDS = 30.0
 SAVE_SECONDS = 10.0
 """How long a new p2pd waits for the weights to be on disk."""
 
@@ -96,8 +101,11 @@ class WorkerRole(Role):
     def __init__(self, process: Process) -> None:
         self.process = process
         config = process.config
-        self.device = device_of(config.device)
+        self.device, *_ = self.devices = devices_of(config.compute, device_of(config.device))
         self.computing = computing_of(config.compute, self.device)
+        self.processes: Processes | None = None
+        """Of several devices."""
+        self._restart_seconds, self._held_since = RESTART_SECONDS, 0.0
         self.worker: Worker | None = None
         self.observer: Observer | None = None
         self.compute: Compute | None = None
@@ -139,7 +147,8 @@ class WorkerRole(Role):
         set_threads(config.threads)
         missing = await asyncio.to_thread(missing_text, signed.manifest, config)
         self.never = never_held(signed.manifest, config, missing)
-        watching = self.watch.run(own_processes(process, network))
+        own = own_processes(process, network)
+        watching = self.watch.run(lambda: (*own(), *(self.processes.pids if self.processes else ())))
         beside = [asyncio.create_task(watching, name="limits")]
         if process.number == 0:
             process.say("run", run_line(signed))
@@ -208,9 +217,7 @@ class WorkerRole(Role):
             self.stage = self.held[process.number]
             if self.pausing or process.stop.is_set():
                 return not process.stop.is_set()
-        compute = self.compute = (
-            ThreadCompute(process.config.work_share) if siblings is None else siblings.computing.share()
-        )
+        compute = self.compute = self._computing()
         hear_loop(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
         reading = EpochReading(process, self._text_opened, self._reading_ended)
@@ -221,21 +228,21 @@ class WorkerRole(Role):
             self._part,
         )  # fmt: skip
         network.dht.linked = worker.linked
-        observer = self.observer = Observer(
-            worker, process.metrics, process.report, process.log, self.compute_time, self.peak, network.dht
-        )
-        observer.newest_peak = self._newest_peak
-        if process.config.metrics.peak_operations is None:
-            observer.done = self.machine_peak.seen
+        observer = self.observer = self._observer(worker, network)
         observing = asyncio.create_task(observer.run(), name="observer")
         if process.stop.is_set():
             worker.leave()
         observing.add_done_callback(worker.task_ended)
+        lost: DevicesLost | None = None
         try:
             await self._until_paused(worker, compute)
+        except DevicesLost as error:
+            lost = error
+            await worker.keep_newest()
         finally:
             observing.cancel()
             await asyncio.gather(observing, compute.close(), return_exceptions=True)  # A cut worker did not.
+            await self._let_devices_go()
             await reading.close()
             observer.look()
             observer.note()
@@ -252,11 +259,47 @@ class WorkerRole(Role):
             held = worker.stage if worker.stage >= 0 else self.stage  # Also after its p2pd has died.
             self.stage = held if worker.goes_to is None else worker.goes_to
             self.moved += worker.goes_to is not None
+        if lost is not None:
+            await self._say_lost(lost)
+            return not process.stop.is_set()
         if worker.ending.round is not None:
             home = f"swarmnet export --hf FOLDER {process.config.state}"
             process.say("ended", f"the run has ended at round {worker.ending.round}: {home} takes it home")
             return False
         return not process.stop.is_set()
+
+    def _observer(self, worker: Worker, network: Network) -> Observer:
+        process = self.process
+        observer = Observer(
+            worker, process.metrics, process.report, process.log, self.compute_time, self.peak, network.dht
+        )
+        observer.newest_peak = self._newest_peak
+        if process.config.metrics.peak_operations is None:
+            observer.done = self.machine_peak.seen
+        return observer
+
+    def _computing(self) -> Compute:
+        if self.siblings is not None:
+            return self.siblings.computing.share()
+        compute = ThreadCompute(self.process.config.work_share)
+        if len(self.devices) > 1:
+            compute.used = time.perf_counter  # Others do its work.
+        return compute
+
+    async def _let_devices_go(self) -> None:
+        if self.processes is not None:
+            processes, self.processes = self.processes, None
+            await asyncio.to_thread(processes.close)
+
+    async def _say_lost(self, lost: DevicesLost) -> None:
+        """And wait a moment, a longer one each time, unless they had worked for a while."""
+        if time.monotonic() > self._held_since + LONGEST_RESTART_SECONDS:
+            self._restart_seconds = RESTART_SECONDS
+        self.process.say("devices_lost", f"{lost}; takes its stage up again in {self._restart_seconds:g} s")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._restart_seconds):
+                await self.process.stop.wait()
+        self._restart_seconds = min(LONGEST_RESTART_SECONDS, 2 * self._restart_seconds)
 
     async def _until_paused(self, worker: Worker, compute: Compute) -> None:
         """Let it work until it is done. A pause makes it leave quickly; what takes longer is cut."""
@@ -293,13 +336,19 @@ class WorkerRole(Role):
         if not self._taken.is_set():
             self._first = held
             self._taken.set()
-        return replace(real_part(manifest, stage, self.device, self.computing), most_graphs=graphs)
+        if len(self.devices) == 1:
+            return replace(real_part(manifest, stage, self.device, self.computing), most_graphs=graphs)
+        self._held_since = time.monotonic()
+        part, self.processes = spread_part(manifest, stage, self.devices, self.computing, config.threads)
+        return replace(part, most_graphs=graphs)
 
     def _graphs(self, manifest: Manifest, held: range) -> tuple[int, Needs, int]:
         """How many microbatches fit at a time, what the stages need, and the bytes that they may take.
         UserError if they do not fit."""
         config = self.process.config
-        every = all_needs(manifest, self.device, config.text_limit, self.computing)
+        every = all_needs(
+            manifest, self.device, config.text_limit, self.computing, len(self.devices)
+        )
         limit = config.limits.memory
         allowed = allowed_bytes(limit, self.device)
         graphs = graphs_that_fit_together(every, held, allowed, limit is not None)
@@ -307,7 +356,9 @@ class WorkerRole(Role):
 
     def _settings(self, manifest: Manifest) -> Settings:
         config = self.process.config
-        every = all_needs(manifest, self.device, config.text_limit, self.computing)
+        every = all_needs(
+            manifest, self.device, config.text_limit, self.computing, len(self.devices)
+        )
         allowed = allowed_bytes(config.limits.memory, self.device)
         fits = all(needs.least <= allowed for needs in every)
         return Settings(

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from peers.compute.executor import UPDATE, Compute
-from peers.compute.stage_part import MakePart, real_part
+from peers.compute.stage_part import Holds, MakePart, real_part
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.announcer import OPERATION_SECONDS, Presence
 from peers.network.discovery.discovery import Looking, met
@@ -50,7 +50,6 @@ from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
-from swarmnet.optimizer.replica import Replica
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.events import Resynchronise
 from swarmnet.rounds.makers import Makers
@@ -65,6 +64,9 @@ LOOK_AGAIN_SECONDS = 0.2
 """What a condition that no message makes true costs a peer that leaves, at most."""
 STEP_SECONDS = 60.0
 """A peer that is not in step after so long fetches the state anew."""
+
+
+Result = TypeVar("Result")
 
 
 class Worker(Parts):
@@ -151,7 +153,7 @@ class Worker(Parts):
         try:
             self.recovery.restore()
             with suppress(Left):
-                if self.part.computing.compile:
+                if self.part.computing.compile or self.part.hold is not None:
                     await until_left(self._leaving, self._warm_up())
                 await until_left(self._leaving, self._meet())
                 while not self._leaving.is_set():
@@ -241,18 +243,28 @@ class Worker(Parts):
         self.note(noted.Assembled(stage=self.stage, parameters=self.part.layout.parameters))
 
     async def _warm_up(self) -> None:
-        """Compile: in the compute thread, while this loop keeps the peer's links, and before anybody may send
-        it microbatches."""
-        data, ready = self.manifest.data, self.loop.create_future()
-
-        def done(_result: None, seconds: float) -> None:
-            if not ready.done():
-                ready.set_result(seconds)
-
-        self.say("compiles", "compiles its layers for this GPU before it takes part (compute.compile)")
+        """Compile, or wait for the processes of several devices: in the compute thread, while this loop keeps
+        the peer's links, and before anybody may send it microbatches."""
+        data, began = self.manifest.data, self.loop.time()
         warm_up = partial(self.part.compute.warm_up, data.microbatch_sequences, data.sequence_tokens)
-        self.compute.submit(UPDATE, warm_up, done)
-        self.say("compiled", f"has compiled its layers in {await ready:.0f} s")
+        if self.part.hold is not None:
+            await self._computed(warm_up)
+            self.say("devices", f"its devices were ready after {self.loop.time() - began:.0f} s")
+            return
+        self.say("compiles", "compiles its layers for this GPU before it takes part (compute.compile)")
+        await self._computed(warm_up)
+        self.say("compiled", f"has compiled its layers in {self.loop.time() - began:.0f} s")
+
+    async def _computed(self, work: Callable[[], Result]) -> Result:
+        """In the compute thread."""
+        done: asyncio.Future[Result] = self.loop.create_future()
+
+        def deliver(result: Result, _seconds: float) -> None:
+            if not done.done():
+                done.set_result(result)
+
+        self.compute.submit(UPDATE, work, deliver)
+        return await done
 
     async def _meet(self) -> None:
         """Find the group before deciding that there is none: a second history must not be started. Where
@@ -295,10 +307,11 @@ class Worker(Parts):
         await self.disk.chunks.remove()  # Who leaves in a download goes on with it another time.
         given_up, self._given_up = self._given_up, None
         self._behind.clear()
-        units = weights.units.to(self.part.device)
-        replica = Replica(
-            self.part.layout, self.part.method, units, weights.settled_round, self.part.merging
-        )
+        if old is not None:
+            old.close()  # Before: devices have one replica, and what the old one was told comes first.
+        begin = partial(self.part.replica, weights.units, weights.settled_round)
+        elsewhere = self.part.hold is not None
+        replica = await until_left(self._leaving, self._computed(begin)) if elsewhere else begin()
         reduced = self.part.method.reduced
         draw = reduced.draw if reduced is not None else None
         offers = old.rounds.offers if old is not None else Offers(self.manifest.rounds, draw)
@@ -310,7 +323,6 @@ class Worker(Parts):
         if self.part.method.own is not None:
             self.data.work.after_gradient = work.step_if_due
         if old is not None:
-            old.close()
             work.own = old.work.own
             if given_up is not None:
                 offers.replaced(given_up, old.rounds.histories, weights.settled_round, weights.chain)
@@ -410,6 +422,12 @@ class Worker(Parts):
         await self._until(self.update.handed_over, until)
         await self.disk.save(self.update.settled_weights)
 
+    async def keep_newest(self) -> None:
+        """Where the settled weights cannot be had any more: bring the newest snapshot to the disk, of which
+        nobody else may have as much."""
+        if self.neighbourhood is not None:
+            await self.disk.save_newest(self.snapshots)
+
     async def _close(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -465,7 +483,7 @@ class Worker(Parts):
         self.digests.settled(settled)
         self.receipts.settled(settled)
 
-    def _settled(self, replica: Replica, settled: Settled) -> None:
+    def _settled(self, replica: Holds, settled: Settled) -> None:
         """In the compute thread, right after a round settled: of these weights, be others taken up by now."""
         self.snapshots.keep(settled.round, replica.settled_now, settled.digest, settled.chain, settled.tokens)
 

@@ -121,7 +121,7 @@ def forward(
     if span.has_embedding:
         tokens_BT, hidden_BTD = inputs, embedded(weights[EMBEDDING], shape, inputs)
     start, length = cache.length if cache is not None else 0, hidden_BTD.shape[1]
-    rotation, of_layers = _rotation(shape, start, length, hidden_BTD.device), _by_layer(weights)
+    rotation, of_layers = _rotation(shape, start, length, hidden_BTD.device), by_layer(weights)
     for layer in range(span.first, span.stop):
         if layer in shape.boundary.after:
             assert tokens_BT is not None, "hidden states behind a narrow boundary do not tell their tokens"
@@ -143,7 +143,7 @@ def forward(
     return hidden_BTD
 
 
-def _by_layer(weights: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+def by_layer(weights: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
     """Of each layer `mlp.up_proj` and so on: what a member is called by does not tell its layer."""
     found: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in weights.items():

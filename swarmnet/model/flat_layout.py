@@ -39,6 +39,10 @@ class Entry:
         return prod(self.shape)
 
     @property
+    def is_vector(self) -> bool:
+        return len(self.shape) <= 1
+
+    @property
     def place(self) -> slice:
         """In the flat vector."""
         return slice(self.offset, self.offset + self.size)

@@ -1,33 +1,29 @@
 """Forward and backward of one stage, one microbatch at a time, on weights that change between them.
 
-A version of the weights is a set of leaf tensors that are views of one flat vector. A graph keeps the version
-it was built on, so a step never disturbs a microbatch under way; where there is none, as in a run of one
-stage always, a new version takes the place of the old one in memory.
-Gradients are of the *summed* loss and add up in one flat vector of the same layout
-(computing/gradient_sum.py).
+A graph keeps the version of the weights that it was built on, so a step never disturbs a microbatch under
+way; where there is none, as in a run of one stage always, a new version takes the place of the old one in
+memory (computing/whole_weights.py; on several devices computing/spread_weights.py). Gradients are of the
+*summed* loss and add up in one flat vector of the same layout (computing/gradient_sum.py).
 
 One thread at a time may use a StageCompute. Shape suffixes as in swarmnet/model/decoder.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.computing.gradient_sum import GradientSum, Used
-from swarmnet.model.computing.recomputed import recomputed
-from swarmnet.model.decoder import RunLayer, forward, one_layer, scaled
-from swarmnet.model.flat_layout import Layout, views_of
+from swarmnet.model.computing.gradient_sum import Used
+from swarmnet.model.computing.whole_weights import Rows, StageWeights, Tiles, WholeWeights
+from swarmnet.model.flat_layout import Layout
 from swarmnet.run.manifest import ModelShape, Span
 
-Tiles: TypeAlias = Iterable[tuple[int, Tensor]]
-"""A flat vector in float32, part by part: where each begins, and its numbers."""
+__all__ = ["Finished", "StageCompute", "StageError", "Tiles", "copied"]
 
 
 class StageError(ValueError):
@@ -49,7 +45,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    version: dict[str, Tensor]
+    version: object
     inputs: Tensor
     tokens: Tensor | None
     """[B, T], behind a narrow boundary."""
@@ -64,30 +60,17 @@ class StageCompute:
 
     def __init__(
         self, shape: ModelShape, span: Span, layout: Layout, computing: Computing = PLAIN,
-        device: torch.device | None = None,
+        device: torch.device | None = None, weights: StageWeights | None = None,
     ) -> None:  # fmt: skip
+        """`weights`: on several devices this one's; else all, on `device`."""
         self._shape, self._span, self._layout = shape, span, layout
         self._crossing = shape.crossing
-        self._number = torch.float32 if computing.dtype == "fp32" else torch.bfloat16
         self._forgets = computing.recompute == "stage"
-        self._again = recomputed if computing.recompute == "layer" else lambda run: run
-        self._run_layer: RunLayer = self._again(one_layer)
-        self._compiled: dict[torch.Size, RunLayer] = {}
-        """By sequences and tokens: only for the run's own, or a stranger could have others compiled."""
         self._compiles = computing.compile and not shape.experts.count  # How many tokens these have varies.
-        self._device = device or torch.device("cpu")
-        self._flat: Tensor | None = None
-        """The newest version of the weights, of which those in `_version` are views."""
-        self._vectors = [
-            (entry, torch.zeros(entry.shape, device=self._device))
-            for entry in layout.entries
-            if len(entry.shape) == 1 and self._number != torch.float32
-        ]
-        """In float32 what is not multiplied with: gains of norms."""
-        self._version: dict[str, Tensor] = {}
+        self._weights: StageWeights = weights or WholeWeights(
+            shape, span, layout, computing, device or torch.device("cpu")
+        )
         self._graphs: dict[Hashable, _Graph] = {}
-        sums = self._number if computing.uses_each else torch.float32
-        self._gradient = GradientSum(layout, self._device, sums)
 
     @property
     def open(self) -> int:
@@ -97,37 +80,23 @@ class StageCompute:
     def publish(self, tiles: Tiles) -> None:
         """Use these weights from the next forward on: written over those before, where no graph needs them
         any more. `tiles`: all of [layout.size]."""
-        if self._flat is None or any(graph.version is self._version for graph in self._graphs.values()):
-            self._flat = torch.empty(self._layout.size, dtype=self._number, device=self._device)
-        for start, tile in tiles:
-            self._flat[start : start + len(tile)] = tile
-            for entry, vector in self._vectors:
-                first, stop = max(entry.offset, start), min(entry.offset + entry.size, start + len(tile))
-                if first < stop:
-                    vector[first - entry.offset : stop - entry.offset] = tile[first - start : stop - start]
-        vectors = {entry.name: vector.clone() for entry, vector in self._vectors}
-        # Leaves of their own: those of the version before may lie in a graph.
-        self._version = {
-            name: vectors.get(name, view).detach().requires_grad_(self._gradient.follows(name))
-            for name, view in views_of(self._flat, self._layout).items()
-        }
-        for name, leaf in self._version.items():
-            if leaf.requires_grad:
-                self._gradient.follow(name, leaf)
+        self._weights.publish(
+            tiles, lambda version: any(graph.version is version for graph in self._graphs.values())
+        )
 
     def train(self, layout: Layout) -> None:
         """Gradients are of these parameters alone from now on, and begin anew; before weights are published,
         or the next time they are."""
-        self._gradient.gather(layout)
+        self._weights.train(layout)
 
     def warm_up(self, sequences: int, tokens: int) -> None:
         """Compile what is to be compiled, for microbatches of so many sequences and tokens. May take minutes;
         before weights are published."""
         if not self._compiles:
             return
-        compiled: RunLayer = torch.compile(one_layer, dynamic=False)
-        self._compiled[torch.Size((sequences, tokens))] = self._again(compiled)
-        self.publish([(0, torch.zeros(self._layout.size, device=self._device))])
+        assert isinstance(self._weights, WholeWeights), "peers/compute/stage_part.py allows no other"
+        self._weights.compile_for(sequences, tokens)
+        self.publish([(0, torch.zeros(self._layout.size, device=self._weights.device))])
         tokens_BT = torch.zeros(sequences, tokens, dtype=torch.int64)
         inputs = tokens_BT
         if not self._span.has_embedding:
@@ -150,20 +119,23 @@ class StageCompute:
         """
         if key in self._graphs:
             raise StageError(f"microbatch {key} is already open in this stage")
-        inputs = self._leaf(key, inputs)
+        version, inputs = self._checked(key, inputs)
         tokens_BT = self._beside(key, inputs, tokens_BT)
+        whole, rows = inputs.shape[:1], self._weights.rows(len(inputs))
+        inputs, tokens_BT = self._leaf(inputs, rows), _of(tokens_BT, rows)
         with torch.set_grad_enabled(not self._forgets):
-            output_BTD = self._forward(scaled(self._version, branch_scale), inputs, tokens_BT)
-        _require_finite(key, "hidden states", [output_BTD])
+            output_BTD = self._weights.run(version, inputs, tokens_BT, branch_scale, rows)
+        self._require_finite(key, "hidden states", output_BTD)
         kept = None if self._forgets else output_BTD
-        self._graphs[key] = _Graph(self._version, inputs, tokens_BT, kept, output_BTD.shape, branch_scale)
+        shape = whole + output_BTD.shape[1:]
+        self._graphs[key] = _Graph(version, inputs, tokens_BT, kept, shape, branch_scale)
         return output_BTD.detach()
 
     def finish(
         self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
     ) -> Finished:
         """The last stage's whole work: forward, loss and backward. Raises StageError."""
-        inputs = self._leaf(key, inputs)
+        version, inputs = self._checked(key, inputs)
         if labels_BT.shape != inputs.shape[:2] or labels_BT.dtype != torch.int64:
             raise StageError(
                 f"microbatch {key}: labels are {_kind(labels_BT)}, need int64 {list(inputs.shape[:2])}"
@@ -171,11 +143,16 @@ class StageCompute:
         labels_BT = labels_BT.to(inputs.device)
         self._require_vocabulary(key, "labels", labels_BT)
         tokens_BT = self._beside(key, inputs, tokens_BT)
+        rows = self._weights.rows(len(inputs))
+        labels_BT = labels_BT[rows.sequences]
+        inputs, tokens_BT = self._leaf(inputs, rows), _of(tokens_BT, rows)
         with torch.enable_grad():
-            logits_BTV = self._forward(self._version, inputs, tokens_BT)
+            logits_BTV = self._weights.run(version, inputs, tokens_BT, 1.0, rows)
             loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
-        _require_finite(key, "loss", [loss])
-        hidden_gradient_BTD = self._accumulate(key, self._version, loss, inputs)
+        self._require_finite(key, "loss", loss)
+        hidden_gradient_BTD = self._accumulate(key, version, loss, inputs, rows)
+        if not rows.count:
+            return Finished(0.0, 0, None)
         return Finished(loss.item(), labels_BT.numel(), hidden_gradient_BTD)
 
     def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
@@ -192,17 +169,22 @@ class StageCompute:
                 f"microbatch {key}: gradient is {_kind(hidden_gradient)}, "
                 f"need float32 {list(graph.output_shape)}"
             )
-        output = graph.output
+        output, rows = graph.output, self._weights.rows(len(hidden_gradient))
         if output is None:
             with torch.enable_grad():
-                output = self._forward(
-                    scaled(graph.version, graph.branch_scale), graph.inputs, graph.tokens
+                output = self._weights.run(
+                    graph.version, graph.inputs, graph.tokens, graph.branch_scale, rows
                 )
+        hidden_gradient = hidden_gradient[rows.sequences]
         # The gradient of this sum at `output` is `hidden_gradient` to the bit. Given to autograd as what
         # it is, it would make torch import sympy: 38 MiB in every peer that is not the last stage's.
         with torch.enable_grad():
             product = (output * hidden_gradient.to(output.device)).sum()
-        return self._accumulate(key, graph.version, product, graph.inputs)
+        return self._accumulate(key, graph.version, product, graph.inputs, rows)
+
+    def counts(self, sequences: int) -> bool:
+        """Whether something of a microbatch of so many is computed here, where several devices share it."""
+        return self._weights.rows(sequences).count
 
     def drop(self, key: Hashable) -> None:
         """Forget the graph of `key`, if it is open."""
@@ -210,31 +192,23 @@ class StageCompute:
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
         """As GradientSum.use."""
-        return self._gradient.use(use)
-
-    def _forward(
-        self, weights: dict[str, Tensor], inputs: Tensor, tokens_BT: Tensor | None
-    ) -> Tensor:
-        run_layer = self._compiled.get(inputs.shape[:2], self._run_layer)
-        return forward(
-            weights, self._shape, self._span, inputs, tokens_BT=tokens_BT, run_layer=run_layer
-        )
+        return self._weights.use_gradient(use)
 
     def _accumulate(
-        self, key: Hashable, version: dict[str, Tensor], loss: Tensor, inputs: Tensor
+        self, key: Hashable, version: object, loss: Tensor, inputs: Tensor, rows: Rows
     ) -> Tensor | None:
-        leaves = [leaf for leaf in version.values() if leaf.requires_grad]
-        if inputs.requires_grad:
-            leaves.append(inputs)
-        is_good = self._gradient.add_gradient_of(loss, leaves)
+        is_good = self._weights.add_gradient_of(version, loss if rows.count else 0.0 * loss, inputs)
         found, inputs.grad = inputs.grad, None  # Goes on to the stage before, and is not summed here.
-        if not is_good or (found is not None and not torch.linalg.vector_norm(found).isfinite()):
+        if found is not None:
+            is_good = is_good and bool(torch.linalg.vector_norm(found).isfinite())
+        if not self._weights.agreed(is_good):
             raise StageError(f"microbatch {key}: gradient not finite, or too large to be summed")
-        return found
+        return found if rows.count else None
 
-    def _leaf(self, key: Hashable, inputs: Tensor) -> Tensor:
-        """Check a microbatch's inputs, which a stranger may have sent, and make them a leaf of the graph."""
-        if not self._version:
+    def _checked(self, key: Hashable, inputs: Tensor) -> tuple[object, Tensor]:
+        """The newest weights, and a microbatch's inputs, which a stranger may have sent, if they fit."""
+        version = self._weights.version
+        if version is None:
             raise ValueError("publish weights first")
         if self._span.has_embedding:
             kind, fits = "int64 tokens [B, T]", inputs.dtype == torch.int64 and inputs.dim() == 2
@@ -249,11 +223,15 @@ class StageCompute:
                 f"microbatch {key}: {sequences} sequences of {tokens} tokens; "
                 f"the model takes 1 to {self._shape.context} tokens"
             )
-        inputs = inputs.detach().to(next(iter(self._version.values())).device)
+        inputs = inputs.detach().to(self._weights.device)
         if self._span.has_embedding:
             self._require_vocabulary(key, "inputs", inputs)
-            return inputs
-        return inputs.requires_grad_()
+        return version, inputs
+
+    def _leaf(self, inputs: Tensor, rows: Rows) -> Tensor:
+        """Those that are computed here, as a leaf of the graph."""
+        here = inputs[rows.sequences]
+        return here if self._span.has_embedding else here.detach().requires_grad_()
 
     def _beside(self, key: Hashable, inputs: Tensor, tokens_BT: Tensor | None) -> Tensor | None:
         """Check the tokens that hidden states behind a narrow boundary belong to; None: it takes none."""
@@ -267,6 +245,11 @@ class StageCompute:
         tokens_BT = tokens_BT.to(inputs.device)
         self._require_vocabulary(key, "tokens beside hidden states", tokens_BT)
         return tokens_BT
+
+    def _require_finite(self, key: Hashable, what: str, tensor: Tensor) -> None:
+        # Both bounds are NaN if any value is; torch.isfinite of every value takes eight times as long.
+        if not self._weights.agreed(bool(torch.stack(torch.aminmax(tensor)).isfinite().all())):
+            raise StageError(f"microbatch {key}: {what} not finite")
 
     def _require_vocabulary(self, key: Hashable, what: str, tokens_BT: Tensor) -> None:
         least, most = (int(bound) for bound in torch.aminmax(tokens_BT))
@@ -282,12 +265,9 @@ def copied(weights: Tensor) -> Tiles:
     return [(0, weights)]
 
 
+def _of(tokens_BT: Tensor | None, rows: Rows) -> Tensor | None:
+    return None if tokens_BT is None else tokens_BT[rows.sequences]
+
+
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _require_finite(key: Hashable, what: str, tensors: list[Tensor] | tuple[Tensor, ...]) -> None:
-    # Both bounds are NaN if any value is; torch.isfinite of every value takes eight times as long.
-    bounds = [bound for tensor in tensors for bound in torch.aminmax(tensor)]
-    if not torch.stack(bounds).isfinite().all():
-        raise StageError(f"microbatch {key}: {what} not finite")

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout, Plane
+from swarmnet.optimizer.divided.company import Company
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.momentum import Momentum, how_of
 from swarmnet.optimizer.sparsify import seed_of
@@ -90,12 +91,16 @@ class FloatMethod:
         self._transforms, self._selections = how_of(sync, self._cut, device)
         self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
         self._codec, self.foresight = codec, codec.foresight
+        self.sections = [(each.index_bits, 8 * codec.bytes_of(1, each.kept)) for each in self._selections]
         pairs = list(zip(layout.planes, self._selections, strict=True))
         self.votes = sum(plane.chunks * selection.kept for plane, selection in pairs)
         self.payload_bytes = sum(
             packed_bytes(plane.chunks, selection.index_bits) + codec.bytes_of(plane.chunks, selection.kept)
             for plane, selection in pairs
         )
+
+    def divide(self, company: Company) -> None:
+        self._momentum.clip.company = company
 
     @property
     def gradient_norm(self) -> float | None:

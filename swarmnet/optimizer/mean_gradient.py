@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.divided.company import ALONE, Company
 from swarmnet.optimizer.tiling import blocks_of, plane_of, tiles_of
 
 
@@ -22,6 +23,8 @@ class BlockClip:
     def __init__(self, layout: Layout, clip: float, device: torch.device) -> None:
         self._layout, self._clip = layout, clip
         self._blocks, self._block_of_chunk = blocks_of(layout, device)
+        self.company: Company = ALONE
+        """Where several devices hold the stage together, a block's norm is that of all its shares."""
         self.norm: float | None = None
         """2-norm of the newest mean gradient, all blocks together, before it is clipped."""
 
@@ -47,7 +50,7 @@ class BlockClip:
             tiles = tiles_of(plane_of(gradient, plane))
             norms_C = torch.cat([torch.linalg.vector_norm(tile_CN.float(), dim=1) for tile_CN in tiles])
             squares.index_add_(0, block_of_chunk, norms_C.to(torch.float64).square())
-        norms = squares.sqrt() / tokens
+        norms = self.company.total(squares).sqrt() / tokens
         if not bool(norms.isfinite().all()):
             pairs = zip(self._blocks, norms.tolist(), strict=True)
             bad = ", ".join(name for name, norm in pairs if not isfinite(norm))

@@ -52,14 +52,14 @@ class Momentum:
         self, layout: Layout, transforms: list[Transform], decay: float, clip: float, device: torch.device
     ) -> None:
         self._layout, self._transforms = layout, transforms
-        self._decay, self._clip = decay, BlockClip(layout, clip, device)
+        self._decay, self.clip = decay, BlockClip(layout, clip, device)
         self._flat = torch.zeros(layout.size, device=device)
         self._last: tuple[int, list[Sent]] | None = None
 
     @property
     def gradient_norm(self) -> float | None:
         """2-norm of the newest mean gradient, all blocks together, before it is clipped."""
-        return self._clip.norm
+        return self.clip.norm
 
     def norm(self) -> float:
         """2-norm of all that was not sent yet."""
@@ -79,7 +79,7 @@ class Momentum:
         The mean gradient of each block is clipped to the 2-norm `clip`; then it counts `weight` times, at
         most once. GradientError if it is not finite or `tokens` is not positive.
         """
-        gains = self._clip.chunk_gains(gradient, tokens, 1 - self._decay)
+        gains = self.clip.chunk_gains(gradient, tokens, 1 - self._decay)
         for index, (plane, momentum_CN) in enumerate(zip(self._layout.planes, self.planes(), strict=True)):
             gains_C1 = gains[index] * min(1.0, weight)
             tiles = zip(

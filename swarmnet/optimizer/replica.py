@@ -105,6 +105,11 @@ class Replica:
 
     def settle(self, round: int) -> bytes:
         """Close the oldest open round for ever; its step enters the settled weights. Their digest."""
+        self.close(round)
+        return self.digest()
+
+    def close(self, round: int) -> None:
+        """As `settle`, where nobody asks for a digest."""
         if round != self.settled_round + 1:
             raise ReplicaError(f"round {round} cannot settle now: {self.settled_round + 1} is next")
         open_round = self._open.get(round)
@@ -115,11 +120,10 @@ class Replica:
             self._merging.merge(self._weights, round)
         del self._open[round]
         self.settled_round = round
-        return self.digest()
 
     def digest(self) -> bytes:
         """SHA-256 over the settled round (8 bytes, signed) and what is settled, int32, little-endian."""
-        digest = hashlib.sha256(self.settled_round.to_bytes(8, "little", signed=True))
+        digest = digest_of(self.settled_round)
         digest.update(self._settled.cpu().numpy().astype("<i4", copy=False).data)
         return digest.digest()
 
@@ -174,3 +178,8 @@ class Replica:
     def _correct(self, open_round: _OpenRound) -> None:
         if open_round.applied is not None:
             open_round.applied = open_round.tally.step(open_round.factor)
+
+
+def digest_of(settled_round: int) -> hashlib._Hash:
+    """Of a settled round, before the weights."""
+    return hashlib.sha256(settled_round.to_bytes(8, "little", signed=True))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.divided.company import Company
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.momentum import Momentum, Sent, how_of
 from swarmnet.optimizer.sparsify import coin_flips, seed_of
@@ -41,6 +42,7 @@ class VoteMethod:
         self._layout = layout = self._cut.layout
         self._transforms, self._selections = how_of(sync, self._cut, device)
         self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
+        self.sections = [(each.index_bits + each.kept,) for each in self._selections]
         # Votes have no size: only where no transform mixes them does all that was sent tell the whole step.
         self.foresight = 0.99 if sync.transform == "identity" else 0.75
         self.payload_bytes = sum(
@@ -51,6 +53,9 @@ class VoteMethod:
             plane.chunks * selection.kept
             for plane, selection in zip(layout.planes, self._selections, strict=True)
         )
+
+    def divide(self, company: Company) -> None:
+        self._momentum.clip.company = company
 
     @property
     def gradient_norm(self) -> float | None:

@@ -8,7 +8,7 @@ for newcomers lie on the disk. No IO.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from swarmnet.model.computing.choices import PLAIN, Computing
@@ -104,6 +104,27 @@ def _trained(manifest: Manifest, layout: Layout) -> Layout:
         number for number, plane in planes if plane.expert is None or experts.group_of(plane.expert) == 0
     ]
     return some_planes(layout, mine)
+
+
+def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Computing = PLAIN) -> Needs:
+    """The same on several devices. Of each, where it has a memory of its own; of the machine's, where all
+    share that (`needs.process` says which). Besides its share each has at times a layer and the tables as a
+    whole, as they were gathered and as they are used, and their gradient."""
+    layout = layout_of(parameter_shapes(manifest.model, manifest.span(needs.stage)))
+    layers: dict[str, int] = {}
+    tables = 0
+    for entry in layout.entries:
+        layer = ".".join(entry.name.split(".")[:3])
+        if entry.name.startswith("model.layers."):
+            layers[layer] = layers.get(layer, 0) + entry.size
+        else:
+            tables += entry.size
+    whole = (2 * WORK_BYTES[computing.dtype] + FLOAT_BYTES) * (max(layers.values()) + tables)
+    if needs.process:
+        return replace(
+            needs, weights=needs.weights + devices * whole, process=needs.process + devices * PROCESS_BYTES
+        )
+    return replace(needs, weights=-(-needs.weights // devices) + whole, graph=-(-needs.graph // devices))
 
 
 def _of_method(manifest: Manifest, layout: Layout) -> int:

@@ -6,21 +6,23 @@ and while a round is made, applied and settled is the highest that the system sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from peers.compute.devices.part import spread_part
 from peers.compute.process_memory import give_back, resident_bytes
 from peers.compute.stage_part import StagePart, real_part
 from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.optimizer.replica import Replica
 from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of
-from swarmnet.run.manifest import Manifest
+from swarmnet.run.manifest import Manifest, ModelShape
 
 PEERS = (PeerId("this peer"), PeerId("another"))
 RESET_PEAK = "5"
@@ -77,13 +79,61 @@ def render(taken: Taken) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TakenByDevices:
+    """Each of several processes on this processor that hold a stage together; in bytes."""
+
+    parameters: int
+    """Padding included."""
+    alone: float
+    """Resident in one whose stage is next to nothing, after some rounds."""
+    most: tuple[int, ...]
+    """Resident at most in each while rounds were played, graphs included."""
+
+
+def bench_devices(
+    manifest: Manifest, stage: int, devices: int, computing: Computing = PLAIN
+) -> TakenByDevices:
+    """Raises UserError where the system does not tell."""
+    small = ModelShape(width=64, layers=1, head_width=16, feed_forward=128)
+    _, nothing = _play(replace(manifest, model=small, stages=(1,)), 0, devices, computing)
+    size, most = _play(manifest, stage, devices, computing)
+    return TakenByDevices(size, sum(nothing) / devices, tuple(most))
+
+
+def _play(manifest: Manifest, stage: int, devices: int, computing: Computing) -> tuple[int, list[int]]:
+    """Parameters, and what each process has resident at most."""
+    part, processes = spread_part(manifest, stage, [torch.device("cpu")] * devices, computing, 1)
+    try:
+        processes.ready()
+        peer = _Peer(manifest, stage, part)
+        for _ in range(manifest.rounds.window + 3):
+            peer.compute()
+            peer.play_round()
+        return part.layout.size, [_highest(pid) for pid in processes.pids]
+    finally:
+        processes.close()
+
+
+def render_devices(taken: TakenByDevices) -> str:
+    """One row a device."""
+    rows = (
+        f"  {(most - taken.alone) / taken.parameters:6.1f}  at most in the process of device {number}, "
+        f"{most / 1e6:.0f} MB in all"
+        for number, most in enumerate(taken.most)
+    )
+    beside = f"{taken.alone / 1e6:.0f} MB of programs"
+    head = f"{taken.parameters:,} parameters; bytes per parameter, beside {beside}"
+    return "\n".join([head, *rows])
+
+
 class _Peer:
     """A microbatch and a round, as the compute thread does them."""
 
     def __init__(self, manifest: Manifest, stage: int, part: StagePart) -> None:
         self._manifest, self._part = manifest, part
         self._span = manifest.span(stage)
-        self._replica = Replica(part.layout, part.method, part.first_units())
+        self._replica = part.replica(part.first_units(), -1)
         self._generator = torch.Generator().manual_seed(0)
         self._round = 0
         part.compute.publish(self._replica.live_tiles(ahead=False))
@@ -131,12 +181,27 @@ def _resident() -> int:
 
 def _peak(work: Callable[[], None]) -> int:
     """Bytes above what is resident before."""
-    before = _resident()
+    before, me = _resident(), os.getpid()
+    _forget_peak(me)
+    work()
+    return max(0, _highest(me) - before)
+
+
+def _forget_peak(pid: int) -> None:
+    with _from_proc():
+        Path(f"/proc/{pid}/clear_refs").write_text(RESET_PEAK)
+
+
+def _highest(pid: int) -> int:
+    """Bytes that were resident since."""
+    with _from_proc():
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
+@contextmanager
+def _from_proc() -> Iterator[None]:
     try:
-        Path("/proc/self/clear_refs").write_text(RESET_PEAK)
-        work()
-        lines = Path("/proc/self/status").read_text().splitlines()
+        yield
     except OSError as error:
         raise UserError(f"measuring needs Linux' /proc: {error}") from None
-    peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-    return max(0, peak * 1024 - before)

@@ -9,7 +9,7 @@ from itertools import islice
 from time import perf_counter
 from typing import Protocol
 
-from peers.compute.stage_part import Computes
+from peers.compute.stage_part import Computes, Holds
 from peers.worker.rounds.counters import RoundCounts
 from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
 from protocols.signed.identity import Identity
@@ -17,7 +17,6 @@ from protocols.signed.slices import sign_slices
 from protocols.signed.told_tokens import told
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.optimizer.method import GradientError, Method, OwnSteps
-from swarmnet.optimizer.replica import Replica
 from swarmnet.rounds.events import (
     ApplyRound,
     GiveBack,
@@ -137,7 +136,7 @@ class UpdateWork:
         identity: Identity,
         stage_compute: Computes,
         method: Method,
-        replica: Replica,
+        replica: Holds,
         gathered: Gathered,
         lookahead: bool,
         settled: Callable[[Settled], None],

@@ -38,14 +38,32 @@ class GradientSum:
 
     def follow(self, name: str, leaf: Tensor) -> None:
         """Add what backward finds for this leaf, which is the parameter `name`."""
-        take = partial(self._take, name)
+        self._hook(lambda: self._views.get(name), _let_go, leaf)
+
+    def follow_rows(self, start: int, stop: int, leaf: Tensor, let_go: Callable[[Tensor], Tensor]) -> None:
+        """Add what is found for a leaf to this part of the sum. `let_go`: takes it out of the leaf."""
+        self._hook(lambda: self._flat[start:stop], let_go, leaf)
+
+    def _hook(
+        self, place: Callable[[], Tensor | None], let_go: Callable[[Tensor], Tensor], leaf: Tensor
+    ) -> None:
+        take = partial(self._take, place, let_go)
         leaf.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def add_gradient_of(self, loss: Tensor, leaves: list[Tensor]) -> bool:
         """Run backward; whether the gradient was finite and small enough to be summed. Else what was found
         after the number that was not is left out."""
-        self._squares.zero_()
+        self.begin()
         torch.autograd.backward(loss, inputs=leaves)
+        return self.was_within(lambda squares: squares)
+
+    def begin(self) -> None:
+        """With the gradient of a microbatch."""
+        self._squares.zero_()
+
+    def was_within(self, total: Callable[[Tensor], Tensor]) -> bool:
+        """Whether it was finite and small enough; `total` of what several devices found."""
+        self._squares = total(self._squares)
         return bool(self._within())  # The one wait for the device.
 
     def use(self, use: Callable[[Tensor], Used]) -> Used:
@@ -56,12 +74,12 @@ class GradientSum:
         finally:
             self._flat.zero_()
 
-    def _take(self, name: str, leaf: Tensor) -> None:
-        gradient, leaf.grad = leaf.grad, None
-        sum = self._views.get(name)
+    def _take(
+        self, place: Callable[[], Tensor | None], let_go: Callable[[Tensor], Tensor], leaf: Tensor
+    ) -> None:
+        gradient, sum = let_go(leaf), place()
         if sum is None:  # Its graph is older than what is gathered now.
             return
-        assert gradient is not None, "this is called when it is there"
         self._squares += torch.linalg.vector_norm(gradient, dtype=torch.float32).square()
         if gradient.device.type != "cpu":  # Where asking would wait for the device.
             sum += torch.where(self._within(), gradient, 0)
@@ -71,3 +89,9 @@ class GradientSum:
     def _within(self) -> Tensor:
         """No comparison with NaN is true."""
         return self._squares <= MOST_NORM**2
+
+
+def _let_go(leaf: Tensor) -> Tensor:
+    gradient, leaf.grad = leaf.grad, None
+    assert gradient is not None, "this is called when it is there"
+    return gradient

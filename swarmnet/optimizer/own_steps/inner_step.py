@@ -18,6 +18,7 @@ from torch import Tensor
 
 from swarmnet.model.flat_layout import Entry, Layout
 from swarmnet.model.parameters import is_muons
+from swarmnet.optimizer.divided.company import ALONE, Company
 from swarmnet.run.own_steps import InnerName
 
 ADAM_DECAYS = (0.9, 0.95)
@@ -49,14 +50,22 @@ class InnerStep:
     """One peer's optimizer for one stage."""
 
     def __init__(self, name: InnerName, layout: Layout, momentum: float) -> None:
-        self._rules: list[tuple[Entry, _Rule]] = [
-            (entry, _Muon(momentum) if name == "muon" and is_muons(entry.name, entry.shape) else _AdamW())
-            for entry in layout.entries
-        ]
+        self._name, self._layout, self._momentum = name, layout, momentum
+        self.divide(ALONE)
         self.moments_lie_on: torch.device | None = None
         """None: where the gradient does."""
         self._kept: dict[str, list[Tensor]] = {}
         """Of each parameter, its moments."""
+
+    def divide(self, company: Company) -> None:
+        """Of parameters there may be a part here only; matrices are made orthogonal as wholes."""
+        self._rules: list[tuple[Entry, _Rule]] = [
+            (entry, _Muon(self._momentum, entry, company) if self._is_muons(entry, company) else _AdamW())
+            for entry in self._layout.entries
+        ]
+
+    def _is_muons(self, entry: Entry, company: Company) -> bool:
+        return self._name == "muon" and is_muons(entry.name, company.shape(entry))
 
     def step(self, moved_P: Tensor, gradient_P: Tensor, gains: Mapping[str, float], rate: float) -> None:
         """Move by a gradient times the gain of each block. A rate of 0 moves nothing but warms the
@@ -97,14 +106,15 @@ class _Muon:
 
     moments = 1
 
-    def __init__(self, momentum: float) -> None:
-        self._decay = momentum
+    def __init__(self, momentum: float, entry: Entry, company: Company) -> None:
+        self._decay, self._entry, self._company = momentum, entry, company
 
     def __call__(self, moved: Tensor, gradient: Tensor, rate: float, moments: Sequence[Tensor]) -> None:
-        (momentum_RC,) = moments
-        momentum_RC.lerp_(gradient, 1 - self._decay)
-        update_RC = orthogonal(gradient.lerp(momentum_RC, self._decay))
-        moved.add_(update_RC, alpha=-rate * MUON_RMS * sqrt(max(update_RC.shape)))
+        (momentum,) = moments
+        momentum.lerp_(gradient, 1 - self._decay)
+        update_RC = orthogonal(self._company.whole(self._entry, gradient.lerp(momentum, self._decay)))
+        size = -rate * MUON_RMS * sqrt(max(update_RC.shape))
+        moved.add_(self._company.part(self._entry, update_RC), alpha=size)
 
 
 def orthogonal(matrix_RC: Tensor) -> Tensor:

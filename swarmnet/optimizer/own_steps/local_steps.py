@@ -32,6 +32,7 @@ from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.model.state_layout import state_of
+from swarmnet.optimizer.divided.company import Company
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.moved.code import Draw, Moves, bytes_of, cut, joined, sum_of
@@ -75,6 +76,11 @@ class LocalSteps:
         self.tokens = sync.step_tokens or manifest.microbatch_tokens
         self.payload_bytes = self.bytes_of([plane.chunks for plane in layout.planes])
         self.votes = sum(plane.chunks * self.width(plane) for plane in layout.planes)
+        self.sections = [(8 * self.code.head, self.code.bits(self.width(plane))) for plane in layout.planes]
+
+    def divide(self, company: Company) -> None:
+        self._clip.company = company
+        self._inner.divide(company)
 
     @property
     def gradient_norm(self) -> float | None:

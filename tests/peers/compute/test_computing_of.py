@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from peers.compute.memory_budget import all_needs
-from peers.compute.stage_part import computing_of, real_part
+from peers.compute.stage_part import computing_of, devices_of, real_part
 from peers.config.compute_file import ComputeFile
 from peers.config.peer_file import load
-from peers.errors import UserError
+from peers.errors import ConfigError, UserError
 from peers.tools.doctor.gpu import as_asked
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
+from swarmnet.resources.memory_estimate import PROCESS_BYTES
 from swarmnet.run.manifest import Manifest, ModelShape, Sync
 
 CPU = torch.device("cpu")
@@ -65,3 +66,43 @@ def test_a_gradient_that_is_used_at_once_is_kept_in_its_own_numbers():
     ):
         part = real_part(manifest(**sync), 0, computing=Computing("bf16"))
         assert part.compute.use_gradient(lambda gradient: gradient.dtype) == kind
+
+
+def test_devices_are_a_number_a_list_or_all_that_there_are(monkeypatch):
+    assert devices_of(ComputeFile(), CPU) == devices_of(ComputeFile(devices="all"), CPU) == [CPU]
+    assert devices_of(ComputeFile(devices=3), CPU) == [CPU] * 3
+    with pytest.raises(UserError, match="here the processor computes"):
+        devices_of(ComputeFile(devices=(0, 1)), CPU)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    card = torch.device("cuda")
+    for wish, numbers in ((1, [0]), ("all", [0, 1, 2, 3]), (2, [0, 1]), ((3, 1), [3, 1])):
+        found = devices_of(ComputeFile(devices=wish), card)
+        assert found == [torch.device("cuda", number) for number in numbers]
+    with pytest.raises(UserError, match="there is no GPU 4 here, only 0 to 3"):
+        devices_of(ComputeFile(devices=5), card)
+    with pytest.raises(UserError, match=r"compute\.compile is for one device"):
+        devices_of(ComputeFile(devices=2, compile=True), card)
+
+
+def test_devices_are_typed_in_the_peer_file(tmp_path):
+    file = tmp_path / "peer.yaml"
+    for text, wish in (("all", "all"), ("2", 2), ("[0, 2]", (0, 2))):
+        file.write_text(f"role: bootstrap\ncompute: {{devices: {text}}}\n")
+        assert load(file).compute.devices == wish
+    for text in ("0", "[]", "some", "[-1]"):
+        file.write_text(f"role: bootstrap\ncompute: {{devices: {text}}}\n")
+        with pytest.raises(ConfigError, match=r"compute\.devices"):
+            load(file)
+    file.write_text(f"run: {'5a' * 32}\nstages: 2\ncompute: {{devices: 2}}\n")
+    with pytest.raises(ConfigError, match="hold one stage on several devices"):
+        load(file)
+
+
+def test_two_cards_need_about_half_of_the_memory_each_and_two_processes_here_more_in_all():
+    (one,) = all_needs(manifest(), torch.device("cuda"), 0)
+    (each,) = all_needs(manifest(), torch.device("cuda"), 0, devices=2)
+    assert one.least / 2 < each.least < 0.8 * one.least, "beside its half a layer and the tables at times"
+    (here,) = all_needs(manifest(), CPU, 0)
+    (both,) = all_needs(manifest(), CPU, 0, devices=2)
+    assert both.process - here.process == 2 * PROCESS_BYTES
+    assert both.weights > here.weights

@@ -1,0 +1,305 @@
+"""A stage that several devices hold together, as a worker knows a stage: what it asks goes to all of them.
+
+The peer's own process holds nothing of it. What comes back in shares is put together here: a microbatch by
+its sequences, a contribution and the settled weights by their chunks. So others cannot tell such a peer from
+one with one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from math import hypot
+
+import torch
+from torch import Tensor
+
+from peers.compute.devices import orders
+from peers.compute.devices.channel import bytes_of
+from peers.compute.devices.processes import Processes
+from peers.compute.stage_part import StagePart
+from peers.errors import UserError
+from swarmnet.identifiers import PeerId
+from swarmnet.model.computing.choices import Computing
+from swarmnet.model.computing.gradient_sum import Used
+from swarmnet.model.computing.shares import Shares
+from swarmnet.model.decoder import initial_units
+from swarmnet.model.flat_layout import Layout, layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.stage_compute import Finished, Tiles
+from swarmnet.model.state_layout import at_rest
+from swarmnet.optimizer.divided.payload import Divisible, divided, put_together
+from swarmnet.optimizer.method import OwnSteps, Tally, method_of
+from swarmnet.optimizer.replica import digest_of
+from swarmnet.optimizer.step import Step
+from swarmnet.optimizer.tiling import Tile
+from swarmnet.optimizer.vote_agreement import Concord
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.rates import WHOLE
+
+UNIT_BYTES = 4
+
+
+def spread_part(
+    manifest: Manifest, stage: int, devices: Sequence[torch.device], computing: Computing, threads: int
+) -> tuple[StagePart, Processes]:
+    """The stage on these devices, and their processes, which are being started; whoever has them closes them.
+    UserError where the run's method needs all of a stage at once."""
+    if why_not := not_divisible(manifest):
+        raise UserError(f"compute.devices: {why_not}; set it to 1")
+    span = manifest.span(stage)
+    layout = layout_of(parameter_shapes(manifest.model, span))
+    shares = Shares(layout, len(devices))
+    if len({run.device for run in shares.runs()}) < len(devices):
+        raise UserError(f"compute.devices: stage {stage} is too small for {len(devices)}; set it to 1")
+
+    def begins(store: str) -> list[orders.Begin]:
+        return [
+            orders.Begin(
+                manifest.canonical(), stage, rank, str(device), len(devices), store, threads, computing.dtype,
+                computing.recompute, computing.moments,
+            )
+            for rank, device in enumerate(devices)
+        ]  # fmt: skip
+
+    processes = Processes(begins)
+    method = SpreadMethod(manifest, layout, processes, shares)
+
+    def first_units() -> Tensor:
+        return at_rest(initial_units(manifest.model, span, layout, manifest.seed), method.state)
+
+    part = StagePart(
+        layout, SpreadCompute(processes), method, first_units, computing=computing,
+        hold=lambda units, round: SpreadReplica(method, units, round), kind=devices[0].type,
+    )  # fmt: skip
+    return part, processes
+
+
+def not_divisible(manifest: Manifest) -> str:
+    """Why this run's contributions cannot be made share by share; empty: they can."""
+    sync = manifest.sync
+    if sync.cut == "tiles":
+        return "the run cuts matrices in tiles (sync.cut), which do not lie on one device"
+    if sync.exchange == "sharded":
+        return "what goes to reducers (sync.exchange: sharded) is not made share by share yet"
+    if manifest.model.experts.groups > 1 or manifest.model.experts.merge_rounds:
+        return "a group of experts (model.experts) is not trained, and experts are not merged, share by share"
+    if sync.method in ("low-rank", "hybrid"):
+        return f"the run's sync.method, {sync.method}, needs whole matrices, which do not lie on one device"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWeights:
+    """The live weights of all shares, which each device finds in itself."""
+
+    ahead: bool
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor]]:
+        raise TypeError("live weights of several devices are nowhere together")
+
+
+class SpreadCompute:
+    """peers/compute/stage_part.py: Computes."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+
+    def publish(self, tiles: Tiles) -> None:
+        assert isinstance(tiles, LiveWeights), "of a SpreadReplica"
+        self._processes.ask(orders.Publish(tiles.ahead))
+
+    def train(self, layout: Layout) -> None:
+        raise ValueError("several devices train all of a stage (not_divisible)")
+
+    def warm_up(self, sequences: int, tokens: int) -> None:
+        """Until the processes are there. Nothing is compiled."""
+        self._processes.ready()
+
+    def forward(
+        self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None
+    ) -> Tensor:
+        found = self._processes.ask(orders.Forward(repr(key), branch_scale), _there(inputs, tokens_BT))
+        return torch.cat([output for _, outputs in found for output in outputs])
+
+    def finish(
+        self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
+    ) -> Finished:
+        found = self._processes.ask(orders.Finish(repr(key)), _there(inputs, labels_BT, tokens_BT))
+        gradients = [gradient for _, of_device in found for gradient in of_device]
+        return Finished(
+            sum(done.loss_sum for done, _ in found), sum(done.tokens for done, _ in found),
+            torch.cat(gradients) if gradients else None,
+        )  # fmt: skip
+
+    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
+        found = self._processes.ask(orders.Backward(repr(key)), [hidden_gradient])
+        gradients = [gradient for _, of_device in found for gradient in of_device]
+        return torch.cat(gradients) if gradients else None
+
+    def drop(self, key: Hashable) -> None:
+        self._processes.ask(orders.Drop(repr(key)))
+
+    def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
+        """`use` gets nothing: what it asks of a SpreadMethod is done where the shares of the gradient are."""
+        return use(torch.empty(0))
+
+
+def _there(*tensors: Tensor | None) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+class SpreadMethod:
+    """swarmnet/optimizer/method.py: Method, of all shares. What it says of payloads it knows by itself: a
+    method without numbers (on torch's meta device) reads and checks them."""
+
+    held = reduced = None
+
+    def __init__(self, manifest: Manifest, layout: Layout, processes: Processes, shares: Shares) -> None:
+        self.whole = method_of(manifest, layout, "meta")
+        assert isinstance(self.whole, Divisible)
+        self._sections = self.whole.sections
+        self.processes, self.shares = processes, shares
+        self.gradient_norm: float | None = None
+        self.momentum_norm: float | None = None
+        own = self.whole.own
+        self._own = None if own is None else SpreadSteps(own.tokens, self)
+
+    @property
+    def state(self) -> Layout:
+        return self.whole.state
+
+    @property
+    def own(self) -> OwnSteps | None:
+        return self._own
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.whole.payload_bytes
+
+    @property
+    def votes(self) -> int:
+        return self.whole.votes
+
+    @property
+    def foresight(self) -> float:
+        return self.whole.foresight
+
+    def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
+        return self.made(orders.Contribute(tokens, round, peer))
+
+    def made(self, order: orders.Contribute | orders.Tell) -> bytes:
+        """A payload, of what each device says of its share."""
+        found = [done for done, _ in self.processes.ask(order)]
+        self.gradient_norm = found[0].gradient_norm  # It is of all shares.
+        self.momentum_norm = hypot(*(done.momentum_norm or 0.0 for done in found))
+        return put_together([done.payload for done in found], self._sections, self.shares)
+
+    def parts(self, payload: bytes) -> list[bytes]:
+        """For each device, of a payload that was checked."""
+        return divided(payload, self._sections, self.shares)
+
+    def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
+        self.processes.ask_each([orders.GiveBack(round, peer, part) for part in self.parts(payload)])
+
+    def check(self, payload: bytes) -> None:
+        self.whole.check(payload)
+
+    def tally(self, round: int) -> Tally:
+        raise TypeError("each device has its tallies")
+
+    def lookahead(self, round: int, factor: int = WHOLE) -> Step | None:
+        raise TypeError("each device has its own")
+
+
+class SpreadSteps:
+    """swarmnet/optimizer/method.py: OwnSteps, of all shares."""
+
+    def __init__(self, tokens: int, method: SpreadMethod) -> None:
+        self.tokens, self.method = tokens, method
+
+    def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
+        self.method.processes.ask(orders.Step(tokens, round, factor))
+
+    def tell(self, round: int, peer: PeerId) -> bytes:
+        return self.method.made(orders.Tell(round, peer))
+
+    def keep_moments_on_the_host(self) -> None:
+        raise TypeError("each device is told at its beginning")
+
+    def applied(self, round: int) -> None:
+        raise TypeError("each device knows")
+
+    def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
+        raise TypeError("each device adds what it has")
+
+
+class SpreadReplica:
+    """peers/compute/stage_part.py: Holds, of all shares."""
+
+    def __init__(self, method: SpreadMethod, units: Tensor, settled_round: int) -> None:
+        self._method, self._processes, self._shares = method, method.processes, method.shares
+        self._copies = method.state.size // self._shares.whole.size
+        """Of as many vectors as lie after one another in the state, each device has its share."""
+        self.size = self._shares.whole.size
+        self.settled_round = self.applied_round = settled_round
+        self._factors: dict[int, int] = {}
+        each: list[list[Tensor]] = [[] for _ in range(self._shares.devices)]
+        for device, start, stop in self._runs():
+            each[device].append(units[start:stop])
+        held = [[torch.cat(parts)] for parts in each]
+        self._processes.ask_each([orders.Hold(settled_round)] * len(held), held)
+
+    def _runs(self) -> Iterator[tuple[int, int, int]]:
+        """Of the state in its order: whose numbers, from where to where."""
+        for copy in range(self._copies):
+            for run in self._shares.runs():
+                yield run.device, copy * self.size + run.start, copy * self.size + run.stop
+
+    def add(self, round: int, peer: PeerId, payload: bytes) -> None:
+        self._method.check(payload)
+        self._processes.ask_each([orders.Add(round, peer, part) for part in self._method.parts(payload)])
+
+    def remove(self, round: int, peer: PeerId) -> None:
+        self._processes.ask(orders.Remove(round, peer))
+
+    def rate(self, round: int, factor: int) -> None:
+        self._processes.ask(orders.Rate(round, factor))
+        self._factors[round] = factor
+
+    def factor(self, round: int) -> int:
+        return self._factors.get(round, WHOLE)
+
+    def apply(self, round: int) -> None:
+        self._processes.ask(orders.Apply(round))
+        self.applied_round = max(self.applied_round, round)
+
+    def concord(self, round: int, me: PeerId) -> Concord | None:
+        found = [done.concord for done, _ in self._processes.ask(orders.AskConcord(round, me))]
+        told = [Concord(*each) for each in found if each is not None]
+        return sum(told, Concord(0, 0, 0)) if told else None
+
+    def settle(self, round: int) -> bytes:
+        digest = digest_of(round)
+        for piece in self._read(orders.Settle(round)):
+            digest.update(piece)
+        self.settled_round = round
+        self._factors.pop(round, None)
+        return digest.digest()
+
+    def settled_units(self) -> Tensor:
+        units, at = torch.empty(self._method.state.size, dtype=torch.int32), 0
+        view = bytes_of(units)
+        for piece in self._read(orders.Settled()):
+            view[at : at + len(piece)] = piece
+            at += len(piece)
+        return units
+
+    settled_now = settled_units
+
+    def live_tiles(self, ahead: bool) -> LiveWeights:
+        return LiveWeights(ahead)
+
+    def _read(self, order: orders.Settle | orders.Settled) -> Iterator[bytearray]:
+        sizes = ((device, UNIT_BYTES * (stop - start)) for device, start, stop in self._runs())
+        return self._processes.read(order, sizes)

@@ -1,0 +1,204 @@
+"""The process of one device: does what its peer says, in step with the others, until that closes the line.
+
+It knows no network but the other devices of its machine, keeps nothing on the disk, and has no identity.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+import warnings
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch import distributed as group
+from torch._C._distributed_c10d import FileStore
+
+from peers.compute.devices import orders
+from peers.compute.devices.channel import Channel, Ended
+from peers.compute.devices.orders import Answer, Done, Failed, Order, Refused
+from peers.compute.process_memory import trim
+from peers.config.run_file import parse
+from swarmnet.identifiers import PeerId
+from swarmnet.model.computing.choices import Computing
+from swarmnet.model.computing.shares import Shares
+from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.stage_compute import Finished, StageCompute, StageError
+from swarmnet.optimizer.divided.company import Together
+from swarmnet.optimizer.divided.payload import Divisible
+from swarmnet.optimizer.method import GradientError, method_of
+from swarmnet.optimizer.replica import Replica
+
+OTHERS_SECONDS = 120.0
+"""How long one device waits for the others in what they do together; they begin within milliseconds of each
+other, so it is the longest part of a layer's work that one may be ahead. Then this process ends, and with it
+all."""
+
+PR_SET_PDEATHSIG = 1
+"""prctl(2): a signal for the end of the parent."""
+TRIM_SECONDS = 30.0
+"""As the peer's own process does it (peers/worker/role.py)."""
+
+
+class Device:
+    """This device's share of a stage."""
+
+    def __init__(self, begin: orders.Begin) -> None:
+        from swarmnet.model.computing.spread_weights import SpreadWeights, total
+
+        manifest, device = parse(begin.manifest), torch.device(begin.device)
+        torch.set_num_threads(begin.threads)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        group.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=FileStore(begin.store, begin.devices), rank=begin.rank, world_size=begin.devices,
+            timeout=timedelta(seconds=OTHERS_SECONDS),
+        )  # fmt: skip
+        span = manifest.span(begin.stage)
+        whole = layout_of(parameter_shapes(manifest.model, span))
+        computing = Computing(begin.dtype, begin.recompute)
+        weights = SpreadWeights(manifest.model, span, whole, computing, device)
+        self.compute = StageCompute(manifest.model, span, whole, computing, device, weights)
+        shares = Shares(whole, begin.devices)
+        self.layout, self.device = shares.layout(begin.rank), device
+        self.method = method_of(manifest, self.layout, device)
+        assert isinstance(self.method, Divisible), "peers/compute/devices/part.py refuses all others"
+        self.method.divide(Together(shares, begin.rank, total))
+        if self.method.own is not None and begin.moments == "host":
+            self.method.own.keep_moments_on_the_host()
+        self._replica: Replica | None = None
+
+    @property
+    def replica(self) -> Replica:
+        assert self._replica is not None, "Hold comes first"
+        return self._replica
+
+    def do(self, order: Order, tensors: list[Tensor]) -> tuple[Answer, list[Tensor]]:
+        """What an order asks for."""
+        try:
+            if isinstance(order, orders.Forward | orders.Finish | orders.Backward):
+                return self._microbatch(order, tensors)
+            if isinstance(order, orders.Settle | orders.Settled):
+                if isinstance(order, orders.Settle):
+                    self.replica.close(order.round)
+                return Done(), [self.replica.settled_now()]
+            return self._round(order, tensors), []
+        except StageError as error:
+            return Refused("stage", str(error)), []
+        except GradientError as error:
+            return Refused("gradient", str(error)), []
+
+    def _microbatch(
+        self, order: orders.Forward | orders.Finish | orders.Backward, tensors: list[Tensor]
+    ) -> tuple[Answer, list[Tensor]]:
+        match order:
+            case orders.Forward(key, scale):
+                inputs, *beside = tensors
+                output = self.compute.forward(key, inputs, scale, *beside)
+                return Done(), [output] if self.compute.counts(len(inputs)) else []
+            case orders.Finish(key):
+                return _finished(self.compute.finish(key, *tensors))
+            case orders.Backward(key):
+                gradient = self.compute.backward(key, *tensors)
+                return Done(), [] if gradient is None else [gradient]
+
+    def _round(self, order: Order, tensors: list[Tensor]) -> Answer:
+        method = self.method
+        match order:
+            case orders.Hold(settled_round):
+                units = tensors[0].to(self.device)
+                self._replica = None  # Not both at a time.
+                self._replica = Replica(self.layout, method, units, settled_round)
+            case orders.Publish(ahead):
+                self.compute.publish(self.replica.live_tiles(ahead))
+            case orders.Drop(key):
+                self.compute.drop(key)
+            case orders.Contribute(tokens, round, peer):
+                payload = self.compute.use_gradient(
+                    lambda gradient: method.contribute(gradient, tokens, round, PeerId(peer))
+                )
+                return self._made(payload)
+            case orders.Step(tokens, round, factor):
+                assert method.own is not None
+                own = method.own
+                self.compute.use_gradient(lambda gradient: own.step(gradient, tokens, round, factor))
+            case orders.Tell(round, peer):
+                assert method.own is not None
+                return self._made(method.own.tell(round, PeerId(peer)))
+            case orders.GiveBack(round, peer, payload):
+                method.give_back(payload, round, PeerId(peer))
+            case orders.Add(round, peer, payload):
+                self.replica.add(round, PeerId(peer), payload)
+            case orders.Remove(round, peer):
+                self.replica.remove(round, PeerId(peer))
+            case orders.Rate(round, factor):
+                self.replica.rate(round, factor)
+            case orders.Apply(round):
+                self.replica.apply(round)
+            case orders.AskConcord(round, me):
+                found = self.replica.concord(round, PeerId(me))
+                return Done(concord=None if found is None else (found.agreed, found.opposed, found.alone))
+            case _:
+                raise ValueError(f"no order of a round: {order}")
+        return Done()
+
+    def _made(self, payload: bytes) -> Done:
+        return Done(
+            payload=payload, gradient_norm=self.method.gradient_norm, momentum_norm=self.method.momentum_norm
+        )
+
+
+def _finished(finished: Finished) -> tuple[Answer, list[Tensor]]:
+    gradient = finished.hidden_gradient
+    return Done(finished.loss_sum, finished.tokens), [] if gradient is None else [gradient]
+
+
+def serve(channel: Channel[Answer, Order]) -> None:
+    """Until the peer closes its side, or something is wrong, which it is told."""
+    device: Device | None = None
+    trimmed = time.monotonic()
+    while True:
+        try:
+            order, tensors = channel.receive()
+        except Ended:
+            return
+        try:
+            if isinstance(order, orders.Begin):
+                device = Device(order)
+                said: tuple[Answer, list[Tensor]] = Done(), []
+            else:
+                assert device is not None, "Begin comes first"
+                said = device.do(order, tensors)
+        except Exception as error:
+            channel.send(Failed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+            raise
+        del order, tensors  # They may be as large as the share.
+        channel.send(*said)
+        del said
+        if time.monotonic() > trimmed + TRIM_SECONDS:
+            trim()
+            trimmed = time.monotonic()
+
+
+def main() -> None:
+    """`python -m peers.compute.devices.rank DESCRIPTOR`: of the socket that the peer has the other end of."""
+    if sys.platform == "linux":  # Its line says so too, but a process that hangs does not listen.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # For the peer, which ends this process in time.
+    # Nothing here changes what comes out of a module in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
+    serve(Channel(socket.socket(fileno=int(sys.argv[1])), Order, None))
+    sys.stdout.flush()
+    os._exit(0)  # The others of the group end by themselves: there is nothing to agree on.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""One device's part in the weights of a stage that several devices hold together: FSDP2
+(torch.distributed.fsdp).
+
+Each device holds its rows of every piece (shares.py), and has a layer whole only while that is computed. A
+microbatch's sequences are divided between them; gradients are summed over all and arrive by rows. All devices
+call the same, in the same order.
+
+To FSDP a piece is one parameter [chunks, chunk], so what it cuts are the chunks of the flat vector, in which
+a method works. Gains of norms are gathered once for all layers, and stay in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as group
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from swarmnet.model.computing.choices import Computing
+from swarmnet.model.computing.gradient_sum import GradientSum, Used
+from swarmnet.model.computing.recomputed import recomputed
+from swarmnet.model.computing.shares import Piece, Shares, pieces_of
+from swarmnet.model.computing.whole_weights import Rows, Tiles
+from swarmnet.model.decoder import Rotation, RunLayer, by_layer, forward, one_layer, scaled
+from swarmnet.model.flat_layout import Layout
+from swarmnet.run.manifest import ModelShape, Span
+
+
+def total(numbers: Tensor) -> Tensor:
+    """The sum over all devices, in place."""
+    group.all_reduce(numbers)
+    return numbers
+
+
+class SpreadWeights:
+    """In a process of which torch.distributed knows the others: device `rank` of `ranks`."""
+
+    def __init__(
+        self, shape: ModelShape, span: Span, layout: Layout, computing: Computing, device: torch.device
+    ) -> None:
+        """`layout`: of the whole stage."""
+        self.device = device
+        self._rank, self._ranks = group.get_rank(), group.get_world_size()
+        shares = Shares(layout, self._ranks)
+        self._stage = _Stage(shape, span, layout, recomputed if computing.recompute == "layer" else None)
+        _spread(self._stage, init_device_mesh(device.type, (self._ranks,)), computing)
+        self._stage.to_empty(device=device)
+        self._gradient = GradientSum(shares.layout(self._rank), device, torch.float32)
+        self._places: list[tuple[int, nn.Parameter]] = []
+        """Where in this device's share the rows of each parameter begin."""
+        self._follow(shares)
+        self._newest: _Version | None = None
+        self._loaded: _Version | None = None
+        """Whose numbers the parameters have."""
+
+    def _follow(self, shares: Shares) -> None:
+        parameters, at = self._stage.by_piece(), 0
+        for piece in shares.pieces:
+            rows = piece.rows(self._rank, self._ranks)
+            if rows.start < rows.stop:
+                parameter = parameters[piece.plane, piece.first]
+                self._places.append((at, parameter))
+                size = (rows.stop - rows.start) * shares.whole.planes[piece.plane].chunk
+                self._gradient.follow_rows(at, at + size, parameter, _rows_of_gradient)
+                at += size
+        for parameter in parameters.values():
+            # Of what it has no rows of, too: FSDP would keep the empty gradients.
+            if all(parameter is not placed for _, placed in self._places):
+                parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
+
+    @property
+    def version(self) -> _Version | None:
+        return self._newest
+
+    def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
+        if self._loaded is not None and in_use(self._loaded) and self._loaded.kept is None:
+            self._loaded.kept = [_numbers(parameter).clone() for _, parameter in self._places]
+        for start, tile in tiles:
+            for offset, parameter in self._places:
+                numbers = _numbers(parameter)
+                first, stop = max(offset, start), min(offset + len(numbers), start + len(tile))
+                if first < stop:
+                    numbers[first - offset : stop - offset] = tile[first - start : stop - start]
+        self._newest = self._loaded = _Version()
+
+    def train(self, layout: Layout) -> None:
+        raise ValueError("several devices train all of a stage (not_divisible)")
+
+    def _load(self, version: object) -> None:
+        """Have the parameters be of this version."""
+        if version is self._loaded:
+            return
+        assert isinstance(version, _Version)
+        assert version.kept is not None, "publish keeps what is in use"
+        assert self._loaded is not None
+        if self._loaded.kept is None:
+            self._loaded.kept = [_numbers(parameter).clone() for _, parameter in self._places]
+        for kept, (_, parameter) in zip(version.kept, self._places, strict=True):
+            _numbers(parameter).copy_(kept)
+        self._loaded = version
+        if version is self._newest:
+            version.kept = None
+
+    def rows(self, sequences: int) -> Rows:
+        each, more = divmod(sequences, self._ranks)
+        start = self._rank * each + min(self._rank, more)
+        stop = start + each + (self._rank < more)
+        return Rows(slice(start, stop)) if start < stop else Rows(slice(0, 1), count=False)
+
+    def run(
+        self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, rows: Rows
+    ) -> Tensor:
+        self._load(version)
+        output: Tensor = self._stage(inputs, tokens_BT, branch_scale, rows.count)
+        return output
+
+    def add_gradient_of(self, version: object, loss: Tensor, inputs: Tensor) -> bool:
+        self._load(version)
+        self._gradient.begin()
+        torch.autograd.backward(loss)
+        return self._gradient.was_within(total)
+
+    def agreed(self, here: bool) -> bool:
+        dissent = torch.tensor(float(not here), device=self.device)
+        return not bool(total(dissent))
+
+    def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
+        return self._gradient.use(use)
+
+
+class _Version:
+    def __init__(self) -> None:
+        self.kept: list[Tensor] | None = None
+        """This device's rows of each piece, while the parameters are of another version."""
+
+
+class _Pieces(nn.Module):
+    """Some pieces of a stage."""
+
+    def __init__(self, pieces: Sequence[Piece], layout: Layout) -> None:
+        super().__init__()
+        self._pieces = tuple(pieces)
+        for number, piece in enumerate(pieces):
+            chunk = layout.planes[piece.plane].chunk
+            self.register_parameter(
+                f"piece_{number}", nn.Parameter(torch.empty(piece.chunks, chunk, device="meta"))
+            )
+
+    def parameters_of_pieces(self) -> dict[tuple[int, int], nn.Parameter]:
+        """By plane and first chunk."""
+        return {
+            (piece.plane, piece.first): self.get_parameter(f"piece_{number}")
+            for number, piece in enumerate(self._pieces)
+        }
+
+    def views(self) -> dict[str, Tensor]:
+        """Each parameter of the model. Their gradients are laid together again with one copy."""
+        found: dict[str, Tensor] = {}
+        for number, piece in enumerate(self._pieces):
+            flat = self.get_parameter(f"piece_{number}").flatten()
+            sizes = [entry.size for entry in piece.entries]
+            parts = torch.split(flat, [*sizes, len(flat) - sum(sizes)])
+            found |= {
+                entry.name: part.view(entry.shape)
+                for entry, part in zip(piece.entries, parts[:-1], strict=True)
+            }
+        return found
+
+
+class _Gains(_Pieces):
+    """All vectors of the stage."""
+
+    def forward(self) -> dict[str, Tensor]:
+        return {name: view.clone() for name, view in self.views().items()}
+
+
+class _Layer(_Pieces):
+    """The matrices of a layer, its experts' included."""
+
+    def __init__(
+        self, number: int, pieces: Sequence[Piece], layout: Layout, run_layer: RunLayer
+    ) -> None:
+        super().__init__(pieces, layout)
+        self._number, self._run_layer = number, run_layer
+
+    def forward(
+        self, hidden_BTD: Tensor, beside: dict[str, Tensor], rotation: Rotation, branch_scale: float,
+        shape: ModelShape,
+    ) -> Tensor:  # fmt: skip
+        members = by_layer(scaled(self.views(), branch_scale))[self._number] | beside
+        return self._run_layer(members, shape, hidden_BTD, rotation)
+
+
+class _Stage(_Pieces):
+    """The whole span; its own pieces are tables: embedding, head, anchors."""
+
+    def __init__(
+        self, shape: ModelShape, span: Span, layout: Layout, again: Callable[[RunLayer], RunLayer] | None
+    ) -> None:
+        pieces = list(pieces_of(layout))
+        vectors = [piece for piece in pieces if piece.entries[0].is_vector]
+        matrices = [piece for piece in pieces if not piece.entries[0].is_vector]
+        super().__init__([piece for piece in matrices if _layer_of(piece) is None], layout)
+        self._shape, self._span = shape, span
+        self.gains = _Gains(vectors, layout)
+        run_layer: RunLayer = one_layer if again is None else again(one_layer)
+        self.layers = nn.ModuleList(
+            _Layer(number, [piece for piece in matrices if _layer_of(piece) == number], layout, run_layer)
+            for number in range(span.first, span.stop)
+        )
+
+    def by_piece(self) -> dict[tuple[int, int], nn.Parameter]:
+        found: dict[tuple[int, int], nn.Parameter] = {}
+        for module in self.modules():
+            if isinstance(module, _Pieces):
+                found |= module.parameters_of_pieces()
+        return found
+
+    def forward(self, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, count: bool) -> Tensor:
+        layers = iter(self.layers)  # They have their turn in this order.
+        shape = self._shape
+        if not count:  # Then the loss that evens experts must not count either: it is no part of the output.
+            shape = replace(shape, experts=replace(shape.experts, balance=0.0))
+
+        def run_layer(
+            members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation, /
+        ) -> Tensor:
+            found: Tensor = next(layers)(hidden_BTD, dict(members), rotation, branch_scale, shape)
+            return found
+
+        weights = self.gains() | self.views()
+        return forward(weights, shape, self._span, inputs, tokens_BT=tokens_BT, run_layer=run_layer)
+
+
+def _spread(stage: _Stage, mesh: DeviceMesh, computing: Computing) -> None:
+    """Inner modules first, as FSDP wants it."""
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    if computing.dtype == "bf16":
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    fully_shard(stage.gains, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
+    for layer in stage.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # Sums, and gloo knows no others.
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _layer_of(piece: Piece) -> int | None:
+    parts = piece.block.split(".")
+    return int(parts[2]) if parts[:2] == ["model", "layers"] else None
+
+
+def _numbers(parameter: nn.Parameter) -> Tensor:
+    """This device's rows, one after the other; the memory itself."""
+    return _local(parameter.detach()).view(-1)
+
+
+def _rows_of_gradient(leaf: Tensor) -> Tensor:
+    gradient, leaf.grad = leaf.grad, None
+    assert gradient is not None, "this is called when it is there"
+    return _local(gradient).view(-1)
+
+
+def _local(rows: Tensor) -> Tensor:
+    assert isinstance(rows, DTensor), "of a parameter of FSDP"
+    local: Tensor = rows.to_local()
+    return local
+
+
+def _forget(leaf: Tensor) -> None:
+    leaf.grad = None

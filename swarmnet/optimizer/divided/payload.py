@@ -1,0 +1,109 @@
+"""A contribution in parts, where several devices hold a stage together: each makes, and reads, what is said
+of its chunks. Put together it is, to the byte, what one device says of all of them.
+
+Shapes: C chunks of a plane, B bits of a chunk in one section of a payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from swarmnet.model.computing.shares import Shares
+from swarmnet.model.flat_layout import Plane
+from swarmnet.optimizer.divided.company import Company
+from swarmnet.optimizer.index_code import Bits, pack, packed_bytes, unpack
+
+Sections: TypeAlias = Sequence[tuple[int, ...]]
+"""Of each plane: section after section, how many bits of each of its chunks are in it."""
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """What a method has that works on a device's share of the chunks as on all of them."""
+
+    @property
+    def sections(self) -> Sections:
+        """Of its payloads."""
+
+    def divide(self, company: Company) -> None:
+        """It has a share only, and these are the others. Before anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    plane: int
+    chunks: int
+    bits: int
+    start: int
+    """Byte of the payload."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + packed_bytes(self.chunks, self.bits)
+
+    def read(self, payload: bytes) -> Bits:
+        """uint8 [C, B]; where these are whole bytes, bytes [C, B / 8]."""
+        data = memoryview(payload)[self.start : self.stop]
+        if self.bits % 8:
+            return unpack(data, self.chunks, self.bits)
+        return np.frombuffer(data, np.uint8).reshape(self.chunks, self.bits // 8)
+
+    def written(self, read_CB: Bits) -> bytes:
+        return pack(read_CB) if self.bits % 8 else read_CB.tobytes()
+
+
+def divided(payload: bytes, sections: Sections, shares: Shares) -> list[bytes]:
+    """What a payload says of the chunks of each device."""
+    parts: list[list[bytes]] = [[] for _ in range(shares.devices)]
+    for section in _sections(shares.whole.planes, sections):
+        read_CB = section.read(payload)
+        for device, part in enumerate(parts):
+            of_device = [read_CB[rows] for rows in shares.rows(section.plane, device)]
+            if of_device:
+                part.append(section.written(np.concatenate(of_device)))
+    return [b"".join(part) for part in parts]
+
+
+def put_together(parts: Sequence[bytes], sections: Sections, shares: Shares) -> bytes:
+    """The other way."""
+    rows_of = [[shares.rows(plane, device) for plane in range(len(shares.whole.planes))]
+               for device in range(shares.devices)]  # fmt: skip
+    theirs = [_of_share(shares.whole.planes, sections, rows) for rows in rows_of]
+    joined = []
+    for section in _sections(shares.whole.planes, sections):
+        width = section.bits if section.bits % 8 else section.bits // 8
+        whole_CB = np.empty((section.chunks, width), np.uint8)
+        for part, rows, own in zip(parts, rows_of, theirs, strict=True):
+            if not rows[section.plane]:
+                continue
+            at, read_CB = 0, next(own).read(part)
+            for chunks in rows[section.plane]:
+                until = at + chunks.stop - chunks.start
+                whole_CB[chunks] = read_CB[at:until]
+                at = until
+        joined.append(section.written(whole_CB))
+    return b"".join(joined)
+
+
+def _sections(planes: Sequence[Plane], sections: Sections) -> Iterator[_Section]:
+    return _laid([plane.chunks for plane in planes], sections)
+
+
+def _of_share(
+    planes: Sequence[Plane], sections: Sections, rows: Sequence[Sequence[slice]]
+) -> Iterator[_Section]:
+    """Of a device's part, in which planes are missing of which it has nothing."""
+    chunks = [sum(each.stop - each.start for each in rows[plane]) for plane in range(len(planes))]
+    return (section for section in _laid(chunks, sections) if section.chunks)
+
+
+def _laid(chunks: Sequence[int], sections: Sections) -> Iterator[_Section]:
+    start = 0
+    for plane, (count, bits_of) in enumerate(zip(chunks, sections, strict=True)):
+        for bits in bits_of:
+            yield _Section(plane, count, bits, start)
+            start += packed_bytes(count, bits)

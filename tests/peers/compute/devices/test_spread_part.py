@@ -1,0 +1,183 @@
+"""A stage that several processes hold together, beside the same on one device: real processes, gloo."""
+
+import os
+import signal
+from contextlib import contextmanager
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+
+from peers.compute.devices import processes as processes_module
+from peers.compute.devices.part import not_divisible, spread_part
+from peers.compute.stage_part import real_part
+from peers.errors import DevicesLost, UserError
+from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.model.computing.choices import PLAIN, Computing
+from swarmnet.model.stage_compute import StageError
+from swarmnet.optimizer.method import ContributionError
+from swarmnet.run.manifest import Manifest, ModelShape, Sync
+
+CPU = torch.device("cpu")
+SHAPE = ModelShape(vocabulary=256, width=64, layers=4, heads=4, head_width=16, feed_forward=192, context=256)
+RUN = Manifest("spread", PeerId("owner"), stages=(2, 2), model=SHAPE)
+ME, OTHER = PeerId("me"), PeerId("other")
+
+
+@contextmanager
+def spread(manifest, stage, devices, computing=PLAIN):
+    part, processes = spread_part(manifest, stage, [CPU] * devices, computing, 1)
+    try:
+        processes.ready()
+        yield part, processes
+    finally:
+        processes.close()
+
+
+def microbatch(number, sequences=3):
+    drawn = torch.Generator().manual_seed(number)
+    tokens = torch.randint(SHAPE.vocabulary, (sequences, 21), generator=drawn)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def trained(first, last, number, sequences=3):
+    """The loss of one microbatch through both stages."""
+    key, (inputs, labels) = MicrobatchId(ME, number), microbatch(number, sequences)
+    finished = last.compute.finish(key, first.compute.forward(key, inputs), labels)
+    assert first.compute.backward(key, finished.hidden_gradient) is None
+    assert finished.tokens == labels.numel()
+    return finished.loss_sum / finished.tokens
+
+
+def contributed(part, tokens, round):
+    return part.compute.use_gradient(lambda gradient: part.method.contribute(gradient, tokens, round, ME))
+
+
+def round_of(part, replica, round, payloads):
+    """Each contribution in, the round applied, the weights published; its digest once it is settled."""
+    for peer, payload in payloads.items():
+        replica.add(round, peer, payload)
+    replica.apply(round)
+    replica.concord(round, ME)
+    part.compute.publish(replica.live_tiles(False))
+    return replica.settle(round)
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("method", ["demo-votes", "local-steps"])
+def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(method, devices):
+    manifest = replace(RUN, sync=Sync(method=method))
+    alone = [real_part(manifest, stage) for stage in (0, 1)]
+    with spread(manifest, 0, devices) as (first, _), spread(manifest, 1, devices) as (last, _):
+        together = [first, last]
+        for part in (*alone, *together):
+            assert torch.equal(part.first_units(), alone[part in (alone[1], last)].first_units())
+        held = [part.replica(part.first_units(), -1) for part in (*alone, *together)]
+        for part, replica in zip((*alone, *together), held, strict=True):
+            part.compute.publish(replica.live_tiles(False))
+        for round in range(3):
+            for number in range(4 * round, 4 * round + 4):
+                ours, theirs = trained(*together, number), trained(*alone, number)
+                assert abs(ours - theirs) < 1e-5
+            for stage in (0, 1):
+                own = contributed(together[stage], 240, round)
+                others = contributed(alone[stage], 240, round)
+                assert len(own) == together[stage].method.payload_bytes == alone[stage].method.payload_bytes
+                payloads = {ME: own, OTHER: others}
+                digests = [
+                    round_of(parts[stage], held[at + stage], round, payloads)
+                    for at, parts in ((0, alone), (2, together))
+                ]
+                assert digests[0] == digests[1]
+                assert torch.equal(held[stage].settled_units(), held[2 + stage].settled_units())
+            with pytest.raises(ContributionError):
+                held[2].add(round + 1, OTHER, payloads[ME][:-1])
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "stage", "layer"])
+def test_graphs_keep_the_weights_that_they_were_begun_with(recompute):
+    computing = Computing(recompute=recompute)
+    alone = real_part(RUN, 0, computing=computing)
+    with spread(RUN, 0, 2, computing) as (together, _):
+        gradients = []
+        for part in (alone, together):
+            part.compute.publish(part.replica(part.first_units(), -1).live_tiles(False))
+            old, new = MicrobatchId(ME, 0), MicrobatchId(ME, 1)
+            before = part.compute.forward(old, microbatch(0)[0])
+            part.compute.publish(part.replica(part.first_units() * 2, -1).live_tiles(False))
+            after = part.compute.forward(new, microbatch(0)[0])
+            assert not torch.equal(before, after)
+            below = torch.ones_like(before)
+            for key in (old, new):
+                part.compute.backward(key, below)
+            gradients.append((before, after, contributed(part, 60, 0)))
+        (before, after, payload), (there, later, told) = gradients
+        assert torch.equal(before, there)
+        assert torch.equal(after, later)
+        same = sum(one == other for one, other in zip(payload, told, strict=True))
+        assert same > 0.99 * len(payload), "sums in another order may turn a vote that is nearly none"
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+def test_what_cannot_be_computed_is_refused_by_all_and_they_go_on():
+    with spread(RUN, 0, 2) as (part, _):
+        part.compute.publish(part.replica(part.first_units(), -1).live_tiles(False))
+        inputs, _ = microbatch(0, sequences=1)
+        key = MicrobatchId(ME, 0)
+        with pytest.raises(StageError, match="the vocabulary is 0 to 255"):
+            part.compute.forward(key, inputs + 250)
+        output = part.compute.forward(key, inputs)
+        assert output.shape == (1, 20, 64), "one device has nothing to do"
+        with pytest.raises(StageError, match="gradient not finite"):
+            part.compute.backward(key, torch.full_like(output, float("inf")))
+        with pytest.raises(StageError, match="not open"):
+            part.compute.backward(key, output)
+        part.compute.forward(key, inputs)
+        part.compute.drop(key)
+        assert torch.equal(part.compute.forward(key, inputs), output)
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+def test_a_device_that_dies_is_named_at_once_and_nothing_is_asked_any_more():
+    with spread(RUN, 0, 2) as (part, processes):
+        part.compute.publish(part.replica(part.first_units(), -1).live_tiles(False))
+        os.kill(processes.pids[1], signal.SIGKILL)
+        inputs, _ = microbatch(0)
+        for _ in range(2):
+            with pytest.raises(DevicesLost, match="device 1 of 2: ended by signal 9"):
+                part.compute.forward(MicrobatchId(ME, 0), inputs)
+        assert not any(psutil.pid_exists(pid) for pid in processes.pids), "nor is the other left alone"
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+def test_a_device_that_hangs_is_given_up_after_the_deadline(monkeypatch):
+    monkeypatch.setattr(processes_module, "ANSWER_SECONDS", 20.0)
+    with spread(RUN, 0, 2) as (part, processes):
+        replica = part.replica(part.first_units(), -1)
+        part.compute.publish(replica.live_tiles(False))
+        os.kill(processes.pids[0], signal.SIGSTOP)
+        with pytest.raises(DevicesLost, match=r"device 0 of 2: .*(has not answered for 20 s|timed out)"):
+            replica.settled_units()
+
+
+@pytest.mark.parametrize(
+    ("sync", "words"),
+    [
+        (Sync(cut="tiles", transform="dct"), "sync.cut"),
+        (Sync(method="low-rank"), "low-rank"),
+        (Sync(method="local-steps", exchange="sharded"), "reducers"),
+    ],
+)
+def test_runs_whose_contributions_need_a_whole_stage_are_refused_in_words(sync, words):
+    manifest = replace(RUN, stages=(4,), sync=sync)
+    assert words in not_divisible(manifest)
+    with pytest.raises(UserError, match=r"compute\.devices"):
+        spread_part(manifest, 0, [CPU, CPU], PLAIN, 1)
