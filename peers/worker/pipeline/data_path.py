@@ -76,16 +76,15 @@ class DataPath:
     ) -> None:
         """`text` for the first stage. At most `in_flight` microbatches of its own and `slots` of others are
         under way here, and fewer if memory holds no more. `committed(tokens)` tells the update path;
-        `round()` is that of the stage now. `held`: the adjacent stages of this process, if it has several."""
+        `round()` is that of the stage now. `held`: adjacent stages of this process, if it has several."""
         self.stages = len(manifest.stages)
         self.form = ActForm.of(manifest)
         self.gradient_bytes = manifest.gradient_bytes
         self.stage, self.is_last = stage, stage == len(manifest.stages) - 1
-        self.compute = compute
-        self.stage_compute = part.compute
+        self.compute, self.stage_compute = compute, part.compute
         self.work = MicrobatchWork(manifest, stage, part.compute)
-        fitting = graphs_that_fit(manifest, stage, memory_bytes(part.device), part.computing)
-        fitting = min(fitting, part.most_graphs)
+        fit = graphs_that_fit(manifest, stage, memory_bytes(part.device), part.computing)
+        fitting = min(fit, part.most_graphs)
         self.neighbourhood = neighbourhood
         self.text = text
         self.flow = Flow(min(in_flight, fitting))
@@ -107,10 +106,9 @@ class DataPath:
             wake = partial(self.feed, events.Tick())
             self.ahead = self.pipeline.guide = Ahead(skipping, self.pipeline, neighbourhood, compute, wake)
         self.bodies: dict[MicrobatchId, Bodies] = {}
-        self.next_counter = 0
-        self.service_seconds = self._own_seconds = 0.0
-        self._line_seconds = seconds_on_line(line, crossings(manifest)[stage])
-        self._from_outside = from_outside(held or range(stage, stage + 1), stage)
+        self.next_counter, self.service_seconds, self._own_seconds = 0, 0.0, 0.0
+        self._own_line = seconds_on_line(line, crossings(manifest)[stage])
+        self._others_line = self._own_line * from_outside(held or range(stage, stage + 1), stage)
         self.losses = RecentLoss()
         """Of microbatches whose loss passed here."""
         self.serving = False
@@ -254,7 +252,7 @@ class DataPath:
     def _tell(self, peer: PeerId) -> None:
         """What this peer can do for one of the stage above."""
         slots, seconds = self.pipeline.grant(peer), self.service_seconds
-        line = self._line_seconds * (1.0 if self.is_sibling(peer) else self._from_outside)
+        line = self._own_line if self.is_sibling(peer) else self._others_line
         seconds = max(seconds, line) if seconds > 0 else 0.0
         self.neighbourhood.post(peer, "data", Credit(slots, seconds, self.compute.queued))
 
