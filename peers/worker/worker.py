@@ -214,12 +214,14 @@ class Worker(Parts):
             self.identity, self.signed.run_id, self.stage, manifest.rounds, self.settings.checkpoints
         )
         self.states = StatePath(
-            self.snapshots, self.neighbourhood, self.part.method.state.size * 4, self.note, self.say
+            self.snapshots, self.neighbourhood, self.part.state.size * 4, self.note, self.say
         )
         self.states.signed = self.digests.roots
+        if manifest.start.digests:
+            self.states.start = bytes.fromhex(manifest.start.digests[self.stage])
         self.recovery = Recovery(
             self.disk, self.states, self.presence, self.neighbourhood, self.compute, self.note, self.say,
-            self.elsewhere.waits,
+            self.elsewhere.waits, self.settings.start,
         )  # fmt: skip
         self.data = DataPath(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
@@ -267,7 +269,7 @@ class Worker(Parts):
         if trained():
             return
         if url and folder is not None:
-            layout = self.part.method.state
+            layout = self.part.state
             await Restoring(url, self.signed, self.say).bring(folder, self.stage, layout, trained)
             self.recovery.restore()
         await self.recovery.keepers.reach()
@@ -295,8 +297,7 @@ class Worker(Parts):
         await self.disk.chunks.remove()  # Who leaves in a download goes on with it another time.
         given_up, self._given_up = self._given_up, None
         self._behind.clear()
-        units = weights.units.to(self.part.device)
-        replica = Replica(self.part.layout, self.part.method, units, weights.settled_round)
+        replica = self.part.begin(weights.units, weights.settled_round)
         reduced = self.part.method.reduced
         draw = reduced.draw if reduced is not None else None
         offers = old.rounds.offers if old is not None else Offers(self.manifest.rounds, draw)
@@ -333,7 +334,7 @@ class Worker(Parts):
         await self._in_step()
 
     def _longest_bodies(self) -> Bodies:
-        state, method = self.part.method.state.size * 4, self.part.method
+        state, method = self.part.state.size * 4, self.part.method
         if method.reduced is None:
             return bodies_for_workers(self.manifest, method.payload_bytes, state)
         slices = sum(method.reduced.slice_bytes)

@@ -77,6 +77,10 @@ class Layout:
         return {block: tuple(found) for block, found in ranges.items()}
 
 
+NOTHING = Layout((), (), (), 0)
+"""Of no parameters."""
+
+
 def views_of(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Each parameter in a vector [layout.size]."""
     return {entry.name: flat[entry.place].view(entry.shape) for entry in layout.entries}

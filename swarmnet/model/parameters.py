@@ -47,6 +47,22 @@ def is_experts(name: str) -> bool:
     return ".mlp.experts." in name
 
 
+def factor_names(name: str) -> tuple[str, str]:
+    """A and B of a matrix's LoRA factors, as PEFT calls them."""
+    stem = name.removesuffix(".weight")
+    return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
+
+
+def is_factor(name: str) -> bool:
+    """Whether it is one of the two."""
+    return name.endswith((".lora_A.weight", ".lora_B.weight"))
+
+
+def has_factors(shape: ModelShape, name: str) -> bool:
+    """Whether a parameter is a matrix that has LoRA factors."""
+    return shape.lora.rank > 0 and name.removesuffix(".weight").rpartition(".")[2] in shape.lora.targets
+
+
 def whole(shape: ModelShape) -> Span:
     """The span of the unsplit model."""
     return Span(0, shape.layers, has_embedding=True, has_head=True)
@@ -78,7 +94,12 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
         }
         if shape.qk_norm:
             members["self_attn.q_norm"] = members["self_attn.k_norm"] = (shape.head_width,)
-        shapes |= {f"model.layers.{layer}.{member}.weight": size for member, size in members.items()}
+        for member, size in members.items():
+            name = f"model.layers.{layer}.{member}.weight"
+            shapes[name] = size
+            if has_factors(shape, name):
+                down, up = factor_names(name)
+                shapes[down], shapes[up] = (shape.lora.rank, size[1]), (size[0], shape.lora.rank)
     if span.stop in anchored:
         shapes[anchors_before(span.stop)] = anchors
     if span.has_head:
@@ -123,3 +144,11 @@ def first_share(shape: ModelShape, name: str) -> float:
     if is_anchors(name):  # The sum of two rows is to be as large as a row of the embedding.
         return sqrt(0.5) if shape.boundary.anchor_rows else 1.0
     return branch_share(shape, name)
+
+
+def first_deviation(shape: ModelShape, name: str, size: tuple[int, ...]) -> float:
+    """The standard deviation of a matrix's first values. Of LoRA's factors A has that of the uniform ones
+    which PEFT draws, 1 / sqrt(3 in), and B begins at zero."""
+    if is_factor(name):
+        return 1.0 / sqrt(3 * size[1]) if ".lora_A." in name else 0.0
+    return shape.initial_deviation * first_share(shape, name)

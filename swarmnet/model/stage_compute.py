@@ -23,7 +23,8 @@ from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.computing.gradient_sum import GradientSum, Used
 from swarmnet.model.computing.recomputed import recomputed
 from swarmnet.model.decoder import RunLayer, forward, one_layer, scaled
-from swarmnet.model.flat_layout import Layout, views_of
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.flat_layout import NOTHING, Layout, views_of
 from swarmnet.run.manifest import ModelShape, Span
 
 Tiles: TypeAlias = Iterable[tuple[int, Tensor]]
@@ -64,9 +65,12 @@ class StageCompute:
 
     def __init__(
         self, shape: ModelShape, span: Span, layout: Layout, computing: Computing = PLAIN,
-        device: torch.device | None = None,
+        device: torch.device | None = None, frozen: Layout = NOTHING,
     ) -> None:  # fmt: skip
+        """`layout`: of what is trained; `frozen`: of what is not, which `freeze` gives."""
         self._shape, self._span, self._layout = shape, span, layout
+        self._frozen_layout = frozen
+        self._frozen: dict[str, Tensor] = {}
         self._crossing = shape.crossing
         self._number = torch.float32 if computing.dtype == "fp32" else torch.bfloat16
         self._forgets = computing.recompute == "stage"
@@ -94,9 +98,21 @@ class StageCompute:
         """Graphs that wait for their backward pass."""
         return len(self._graphs)
 
+    def freeze(self, units: Tensor) -> None:
+        """Compute with these weights, which are never trained, in the units of fixed_point: int32
+        [frozen.size]. Before weights are published."""
+        self._frozen = {
+            entry.name: to_floats(units[entry.place])
+            .view(entry.shape)
+            .to(self._device, torch.float32 if len(entry.shape) == 1 else self._number)
+            for entry in self._frozen_layout.entries
+        }
+
     def publish(self, tiles: Tiles) -> None:
         """Use these weights from the next forward on: written over those before, where no graph needs them
-        any more. `tiles`: all of [layout.size]."""
+        any more. `tiles`: all of [layout.size]. ValueError before what is frozen is known."""
+        if len(self._frozen) < len(self._frozen_layout.entries):
+            raise ValueError("freeze weights first")
         if self._flat is None or any(graph.version is self._version for graph in self._graphs.values()):
             self._flat = torch.empty(self._layout.size, dtype=self._number, device=self._device)
         for start, tile in tiles:
@@ -113,6 +129,7 @@ class StageCompute:
         }
         for name, leaf in self._version.items():
             self._gradient.follow(name, leaf)
+        self._version |= self._frozen
 
     def warm_up(self, sequences: int, tokens: int) -> None:
         """Compile what is to be compiled, for microbatches of so many sequences and tokens. May take minutes;
@@ -121,6 +138,7 @@ class StageCompute:
             return
         compiled: RunLayer = torch.compile(one_layer, dynamic=False)
         self._compiled[torch.Size((sequences, tokens))] = self._again(compiled)
+        self.freeze(torch.zeros(self._frozen_layout.size, dtype=torch.int32))
         self.publish([(0, torch.zeros(self._layout.size, device=self._device))])
         tokens_BT = torch.zeros(sequences, tokens, dtype=torch.int64)
         inputs = tokens_BT
@@ -217,7 +235,7 @@ class StageCompute:
     def _accumulate(
         self, key: Hashable, version: dict[str, Tensor], loss: Tensor, inputs: Tensor
     ) -> Tensor | None:
-        leaves = list(version.values())
+        leaves = [tensor for name, tensor in version.items() if name not in self._frozen]
         if inputs.requires_grad:
             leaves.append(inputs)
         is_good = self._gradient.add_gradient_of(loss, leaves)

@@ -17,7 +17,6 @@ from peers.compute.stage_part import StagePart, real_part
 from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.optimizer.replica import Replica
 from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of
 from swarmnet.run.manifest import Manifest
@@ -81,7 +80,7 @@ class _Peer:
     def __init__(self, manifest: Manifest, stage: int, part: StagePart) -> None:
         self._manifest, self._part = manifest, part
         self._span = manifest.span(stage)
-        self._replica = Replica(part.layout, part.method, part.first_units())
+        self._replica = part.begin(part.first_units(), -1)
         self._generator = torch.Generator().manual_seed(0)
         self._round = 0
         part.compute.publish(self._replica.live_tiles(ahead=False))

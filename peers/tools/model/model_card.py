@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 from peers.telemetry.console import counted
 from peers.tools.model.evaluate import Score
-from peers.tools.model.export import MANIFEST_FILE
+from peers.tools.model.export import MANIFEST_FILE, plain_shape
 from peers.tools.model.hf_parity import Parity
 from peers.tools.model.provenance import Facts
 from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Manifest, ModelShape
 
 MOST_CONTRIBUTORS = 200
@@ -227,9 +225,8 @@ def _registering(manifest: Manifest) -> list[str]:
 
 
 def _count(shape: ModelShape) -> int:
-    """Of what is exported: shared directions multiplied out."""
-    if shape.boundary.form == "shared":
-        shape = replace(shape, boundary=Boundary())
+    """Of what is exported."""
+    shape = plain_shape(shape)
     return sum(prod(size) for size in parameter_shapes(shape, whole(shape)).values())
 
 
