@@ -28,7 +28,8 @@ def save(folder: Path, shape: ModelShape, *, dtype: torch.dtype = torch.float32,
     with warnings.catch_warnings():
         from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-    configuration, model = (Qwen3Config, Qwen3ForCausalLM) if shape.qk_norm else (LlamaConfig, LlamaForCausalLM)
+    families = {False: (LlamaConfig, LlamaForCausalLM), True: (Qwen3Config, Qwen3ForCausalLM)}
+    configuration, model = families[shape.qk_norm]
     keys = {
         "vocab_size": shape.vocabulary, "hidden_size": shape.width, "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads, "num_key_value_heads": shape.key_value_heads,

@@ -1,4 +1,4 @@
-"""Swarms that start from a model that others made: who has its folder, who gets it from whom, and what is sent."""
+"""Swarms that start from a model that others made: who has it, who gets it from whom, and what is sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from peers.state.checkpoint_file import newest
 from peers.state.start_folder import pinned, start_state
 from peers.telemetry import events as noted
 from peers.tools.model.export import export
-from swarmnet.identifiers import MicrobatchId
+from protocols.signed.envelope import ENVELOPE_BYTES
+from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
 from swarmnet.model.trained import frozen_layout, trained_layout
@@ -62,7 +63,10 @@ def play(swarm: Swarm, folder: Path, states: Path, story: Callable[[Swarm], Awai
 
 
 async def until_settled(swarm: Swarm, round: int) -> None:
-    await swarm.until(lambda: len(swarm.rounds()) == 6 and min(s for _, s in swarm.rounds().values()) > round, 90.0)
+    def settled() -> bool:
+        return len(swarm.rounds()) == len(SIX) and min(s for _, s in swarm.rounds().values()) > round
+
+    await swarm.until(settled, 90.0)
 
 
 def fetched(swarm: Swarm) -> dict[str, tuple[int, int]]:
@@ -83,11 +87,8 @@ def test_a_swarm_goes_on_from_a_model_and_gives_it_back(folder, shape, tmp_path)
 
     swarm = Swarm(manifest)
     play(swarm, folder, tmp_path, story)
-    first = next(note.fields for note in swarm.of("committed") if swarm.members[note.name].worker.stage == 0)
-    origin = MicrobatchId(swarm.members[next(n for n in ("a", "b"))].peer, first["counter"])
-    if first["origin"] != origin.origin:
-        origin = MicrobatchId(swarm.members["b"].peer, first["counter"])
-    tokens, labels = swarm.text.microbatch(origin)
+    first = swarm.of("committed", "a", "b")[0].fields
+    tokens, labels = swarm.text.microbatch(MicrobatchId(PeerId(first["origin"]), first["counter"]))
     assert abs(first["loss"] - loss(logits(folder, tokens), labels)) < 1e-4
     losses = swarm.losses(0)
     assert sum(losses[-20:]) < sum(losses[:20]) - 20 * 0.3, "it learns"
@@ -109,7 +110,9 @@ def test_lora_touches_and_sends_its_factors_alone_and_is_merged_at_home(folder, 
         for name, stage in SIX.items():
             part = swarm.members[name].worker.part
             took.setdefault(stage, set()).add(part.method.payload_bytes)
-            settled = swarm.members[name].worker.update.work.replica.settled_units()
+            update = swarm.members[name].worker.update
+            assert {len(stored.data) - ENVELOPE_BYTES for stored in update.stored.values()} == took[stage]
+            settled = update.work.replica.settled_units()
             began = start_state(folder, manifest, stage)
             trained = part.layout.size
             assert torch.equal(settled[trained:], began[trained:]), "the model's own weights to the bit"
@@ -147,20 +150,16 @@ def test_what_is_frozen_by_name_stays_as_it_began(folder, shape, tmp_path):
 
     swarm = Swarm(manifest)
     play(swarm, folder, tmp_path, story)
-    (got,) = [note for note in swarm.of("fetched", "late")]
+    (got,) = swarm.of("fetched", "late")
     assert got.fields["round"] > 0, "a snapshot holds what is frozen, too"
     model = newest(tmp_path)
-    began = {
-        name: tensor
-        for stage in range(3)
-        for name, tensor in zip(
-            [entry.name for entry in frozen_layout(manifest, stage).entries],
-            [start_state(folder, manifest, stage)[trained_layout(manifest, stage).size :][entry.place]
-             for entry in frozen_layout(manifest, stage).entries], strict=True,
-        )
-    }  # fmt: skip
+    began = {}
+    for stage in range(3):
+        frozen = start_state(folder, manifest, stage)[trained_layout(manifest, stage).size :]
+        began |= {entry.name: frozen[entry.place] for entry in frozen_layout(manifest, stage).entries}
     held = model.whole()
-    assert began.keys() | {name for name in held if ".mlp." in name or name == "lm_head.weight"} == held.keys()
+    trained = {name for name in held if ".mlp." in name or name == "lm_head.weight"}
+    assert began.keys() | trained == held.keys()
     for name, units in began.items():
         assert torch.equal((held[name].flatten() / 2.0**-22).int(), units), name
 
@@ -211,7 +210,8 @@ def test_a_start_that_is_not_the_manifests_is_refused_and_an_honest_one_taken(fo
             swarm.start(name, stage, start=folder)
         await swarm.until(lambda: liar.worker.states is not None, 10.0)
         units = start_state(folder, manifest, 0) + 1
-        liar.worker.states.snapshots.hold(replace(honest.worker.states.snapshots.start.weights(), units=units))
+        true = honest.worker.states.snapshots.start.weights()
+        liar.worker.states.snapshots.hold(replace(true, units=units))
         newcomer = swarm.start("b", 0, in_flight=2)
         await swarm.until(lambda: newcomer.worker.state == "training", 60.0)
         await swarm.close()

@@ -101,7 +101,7 @@ def start_beside(
         if given is not None:
             raise UserError(f"--start: {run_file} has no start.path: leave it out, or write one")
         return None, []
-    from peers.state.start_folder import pinned
+    from peers.state.start_folder import StartError, pinned
 
     place = given or beside(folder, wanted)
     if place is None:
@@ -110,7 +110,10 @@ def start_beside(
             "model's folder there, or say where it is: --start DIR"
         ])  # fmt: skip
     used = tokenizer or folder / manifest.data.tokenizer
-    return pinned(place, manifest), _other_tokenizer(manifest, place, used)
+    try:
+        return pinned(place, manifest), _other_tokenizer(manifest, place, used)
+    except StartError as error:
+        raise ConfigError([f"{run_file}: start: {error}"]) from None
 
 
 def _other_tokenizer(manifest: Manifest, model: Path, used: Path) -> list[str]:

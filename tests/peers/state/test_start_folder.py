@@ -85,9 +85,8 @@ def test_half_precision_is_taken(shape, dtype, tmp_path):
 def test_publishing_names_the_folder_as_sha256sum_does_and_every_stage(shape, folder):
     manifest = manifest_of(shape)
     start = pinned(folder, manifest)
-    printed = subprocess.run(
-        "sha256sum config.json *.safetensors | sha256sum", shell=True, cwd=folder, capture_output=True, check=True
-    )
+    command = "sha256sum config.json *.safetensors | sha256sum"
+    printed = subprocess.run(command, shell=True, cwd=folder, capture_output=True, check=True)
     assert start.sha256 == printed.stdout.split()[0].decode()
     made = [state_digest(-1, start_state(folder, manifest, stage)).hex() for stage in range(2)]
     assert start.digests == tuple(made)
@@ -108,7 +107,8 @@ def test_a_model_in_several_files_is_the_same_weights(folder, shape, tmp_path):
     (parts / "config.json").write_bytes((folder / "config.json").read_bytes())
     manifest = manifest_of(shape)
     assert pinned(parts, manifest).digests == pinned(folder, manifest).digests
-    (parts / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(list(places.items())[1:])}))
+    del places[names[0]]
+    (parts / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     with pytest.raises(StartError, match="does not say what the safetensors files"):
         open_model(parts, manifest)
 
@@ -142,7 +142,8 @@ def changed_weights(folder: Path, to: Path, **changes: Any) -> Path:
     """`None` takes a tensor out."""
     weights = {**load_file(folder / "model.safetensors"), **changes}
     to.mkdir()
-    save_file({name: tensor for name, tensor in weights.items() if tensor is not None}, to / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if tensor is not None}
+    save_file(kept, to / "model.safetensors")
     (to / "config.json").write_bytes((folder / "config.json").read_bytes())
     return to
 
@@ -196,7 +197,7 @@ def test_a_weight_that_the_grid_does_not_reach_is_refused(folder, shape, tmp_pat
     wrong = torch.ones(32)
     wrong[3] = value
     other = changed_weights(folder, tmp_path / "other", **{"model.norm.weight": wrong})
-    with pytest.raises(StartError, match=r"model.norm.weight has a value that is not finite, or 512 and more"):
+    with pytest.raises(StartError, match=r"norm.weight has a value that is not finite, or 512 and more"):
         pinned(other, manifest_of(shape))
 
 
@@ -207,18 +208,18 @@ def test_old_buffers_are_passed_over(folder, shape, tmp_path):
 
 
 def test_another_model_than_the_run_names_is_refused(folder, shape, tmp_path):
-    with pytest.raises(StartError, match="is not the model that start.sha256 names"):
+    with pytest.raises(StartError, match=r"is not the model that start.sha256 names"):
         pinned(folder, manifest_of(shape, sha256=hashlib.sha256(b"other").hexdigest()))
     published = replace(manifest_of(shape), start=pinned(folder, manifest_of(shape)))
     other = changed_weights(folder, tmp_path / "other", **{"lm_head.weight": torch.zeros(256, 32)})
     start_state(other, published, 0)
-    with pytest.raises(StartError, match=r"holds other weights than those that the run starts from \(stage 1\)"):
+    with pytest.raises(StartError, match=r"other weights than those that the run starts from \(stage 1\)"):
         start_state(other, published, 1)
 
 
 def test_files_that_are_none_are_refused(folder, shape, tmp_path):
     manifest = manifest_of(shape)
-    with pytest.raises(StartError, match="cannot read .*config.json"):
+    with pytest.raises(StartError, match=r"cannot read .*config.json"):
         open_model(tmp_path / "nowhere", manifest)
     other = changed_config(folder, tmp_path / "other")
     (other / "model.safetensors").write_bytes(b"\x80\x05pickled")
