@@ -32,7 +32,6 @@ from swarmnet.model.experts import feed_forward, mixture
 from swarmnet.model.fixed_point import UNIT, to_units
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.linear import linear
-from swarmnet.model.lora import adapted
 from swarmnet.model.parameters import (
     BRANCH_ENDS,
     EMBEDDING,
@@ -43,6 +42,7 @@ from swarmnet.model.parameters import (
     first_deviation,
     parameter_shapes,
 )
+from swarmnet.model.trained.lora import adapted
 from swarmnet.run.manifest import ModelShape, Span
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from swarmnet.model.linear import linear
-from swarmnet.model.lora import adapted
+from swarmnet.model.trained.lora import adapted
 from swarmnet.run.manifest import ModelShape
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import prod
 
 from swarmnet.model.parameters import EMBEDDING, is_anchors, is_experts, parameter_shapes
-from swarmnet.model.trained import is_trained
+from swarmnet.model.trained.layouts import is_trained
 from swarmnet.run.manifest import Manifest
 
 PER_PARAMETER = 6

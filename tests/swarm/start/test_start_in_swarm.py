@@ -24,7 +24,7 @@ from protocols.signed.envelope import ENVELOPE_BYTES
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
-from swarmnet.model.trained import frozen_layout, trained_layout
+from swarmnet.model.trained.layouts import frozen_layout, trained_layout
 from swarmnet.optimizer.method import method_of
 from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start, Sync
 
