@@ -146,18 +146,18 @@ def _require_fit(path: Path, shape: ModelShape) -> None:
     config = _read_json(path / CONFIG)
     try:
         _require_known(path, config, shape)
-        theirs = _sizes(config)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        theirs, longest = _sizes(config), int(config["max_position_embeddings"])
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StartError(f"{path / CONFIG} is no configuration of a model: {error!r}") from None
     differ = {name: value for name, value in theirs.items() if getattr(shape, name) != value}
     if differ:
         ours = ", ".join(f"{name}: {getattr(shape, name)}" for name in differ)
         wanted = ", ".join(f"{name}: {value}" for name, value in differ.items())
         raise StartError(f"model: the run file says {ours}; the model in {path} has {wanted}: write these")
-    if shape.context > int(config["max_position_embeddings"]):
+    if shape.context > longest:
         raise StartError(
             f"model.context is {shape.context}, the model in {path} was made for sequences of up to "
-            f"{config['max_position_embeddings']} tokens"
+            f"{longest} tokens"
         )
 
 

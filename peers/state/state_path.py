@@ -332,7 +332,8 @@ class StatePath:
             noted.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
         )
         size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if here else "")
-        self.say("weights", f"fetches the weights of round {root.round}: {size}, holders: {len(holders)}")
+        which = f"of round {root.round}" if root.round >= 0 else "that the run starts from"
+        self.say("weights", f"fetches the weights {which}: {size}, holders: {len(holders)}")
         try:
             self._do(self._fetch.start(self.clock.time()))
             while not self._fetched.is_set():  # Holders that stall are dropped; without holders it is stuck.

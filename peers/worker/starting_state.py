@@ -197,10 +197,16 @@ class Recovery:
         for weights in restored:
             self.states.snapshots.hold(weights)
         self._own = restored[0] if restored else None
-        if self.model is not None and self.states.start is not None and self.states.snapshots.start is None:
+
+    async def read_model(self) -> None:
+        """Read what the run starts from, if this machine has it, for itself and others. Raises StartError."""
+        if self.model is not None and self.states.start is not None:
             self.say("weights", f"reads the model that the run starts from: {self.model}")
-            units = start_state(self.model, self.disk.signed.manifest, self.disk.stage)
-            self.states.snapshots.hold(Weights(units, -1, START, tokens=0))
+            await asyncio.to_thread(self._hold_model, self.model)
+
+    def _hold_model(self, model: Path) -> None:
+        units = start_state(model, self.disk.signed.manifest, self.disk.stage)
+        self.states.snapshots.hold(Weights(units, -1, START, tokens=0))
 
     def _first(self) -> Weights | None:
         """The newest of the own checkpoints, else what the run starts from, if it is here."""

@@ -151,6 +151,7 @@ class Worker(Parts):
         try:
             self.recovery.restore()
             with suppress(Left):
+                await until_left(self._leaving, self.recovery.read_model())
                 if self.part.computing.compile:
                     await until_left(self._leaving, self._warm_up())
                 await until_left(self._leaving, self._meet())

@@ -107,6 +107,7 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
                          f"{shape.width}, vocabulary {shape.vocabulary}"),
         *_experts(shape),
         *_boundaries(manifest),
+        *_start(manifest),
         ("trained on", f"sequences of {manifest.data.sequence_tokens} tokens"),
         ("trained in", f"{len(manifest.stages)} stages, by {manifest.sync.method}"),
         *_skipping(manifest),
@@ -120,6 +121,15 @@ def _experts(shape: ModelShape) -> list[tuple[str, str]]:
     experts = shape.experts
     told = f"{experts.count} in each layer, of which a token takes {experts.active}"
     return [("experts", told)] if experts.count else []
+
+
+def _start(manifest: Manifest) -> list[tuple[str, str]]:
+    start, lora = manifest.start, manifest.model.lora
+    if not start.path:
+        return []
+    how = f"; trained were LoRA factors of rank {lora.rank}, here merged" if lora.rank else ""
+    told = f"{start.path} ({start.origin or 'origin not stated'}), SHA-256 {start.sha256}{how}"
+    return [("started from", plain(told))]
 
 
 def _boundaries(manifest: Manifest) -> list[tuple[str, str]]:

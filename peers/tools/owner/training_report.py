@@ -15,7 +15,7 @@ from typing import Any
 
 from peers.tools.owner import run_facts as assumptions
 from peers.tools.owner.run_facts import Facts
-from swarmnet.run.manifest import Source
+from swarmnet.run.manifest import Manifest, Source
 
 TEMPLATE = "Article 53(1)(d) of Regulation (EU) 2024/1689"
 NOT_STATED = "not stated by the run's creator"
@@ -58,7 +58,7 @@ def summary(facts: Facts) -> dict[str, Any]:
             "languages": _joined(source.languages for source in manifest.data.sources),
             "latest_collection": max((source.collected for source in manifest.data.sources), default="")
             or NOT_STATED,
-            "built_on": "no other model: the weights start from the run's seed",
+            "built_on": _built_on(manifest),
         },
         "sources": [asdict(source) for source in manifest.data.sources],
         "coverage": _coverage(facts),
@@ -78,6 +78,14 @@ def summary(facts: Facts) -> dict[str, Any]:
         "contributors": [asdict(one) for one in facts.contributors],
         "bans": len(order.bans),
     }  # fmt: skip
+
+
+def _built_on(manifest: Manifest) -> str:
+    start, lora = manifest.start, manifest.model.lora
+    if not start.path:
+        return "no other model: the weights start from the run's seed"
+    how = f", of which LoRA factors of rank {lora.rank} are trained" if lora.rank else ""
+    return f"{start.path} ({start.origin or 'origin not stated'}), SHA-256 {start.sha256}{how}"
 
 
 def _coverage(facts: Facts) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""A model of which a part is trained: which parameters, where they and the others lie, and low-rank factors."""
+"""A model of which a part is trained: which parameters, where all of them lie, and low-rank factors."""
