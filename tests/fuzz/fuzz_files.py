@@ -257,7 +257,7 @@ def snapshots() -> Snapshots:
 def snapshot_root(chance: Random) -> bytes:
     held = snapshots().held[0]
     if chance.random() < 0.2:  # What a run starts from.
-        first = fields_of(replace(held.root, round=-1, chain=START))
+        first = fields_of(msgspec.structs.replace(held.root, round=-1, chain=START))
         return bent_or_signed(held.signed, Kind.SNAPSHOT, first, chance, 1, 0)
     return bent_or_signed(held.signed, Kind.SNAPSHOT, fields_of(held.root), chance, 1, held.root.round)
 

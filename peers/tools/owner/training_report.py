@@ -15,6 +15,7 @@ from typing import Any
 
 from peers.tools.owner import run_facts as assumptions
 from peers.tools.owner.run_facts import Facts
+from swarmnet.model.trained.layouts import has_frozen
 from swarmnet.run.manifest import Manifest, Source
 
 TEMPLATE = "Article 53(1)(d) of Regulation (EU) 2024/1689"
@@ -127,7 +128,8 @@ def _assumptions(facts: Facts) -> list[str]:
         "tokens: at most; settled rounds of the first stage, which every token visits, times the run's "
         "target of tokens per round, as nobody has counted them (rounds that are closed by time have fewer)",
         f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x parameters x tokens, of each stage by "
-        "its own settled rounds",
+        "its own settled rounds"
+        + ("; those that are not trained are counted as if they were" if has_frozen(facts.manifest) else ""),
         f"energy: {each}, by the devices that contributors say they compute with (processors where they do "
         f"not say), times {assumptions.OVERHEAD:g} for the rest of the machines"
         + ("" if measured else ", which is assumed where nothing was measured"),
@@ -165,7 +167,7 @@ def as_markdown(facts: Facts) -> str:
         f"- Owner's key: `{general['owner_key']}`",
         f"- Model and version: {_plain(general['model'])}, {general['version']}",
         f"- Intended use: {_plain(general['intended_use'])}",
-        f"- Built on: {general['built_on']}",
+        f"- Built on: {_plain(general['built_on'])}",
         f"- Modality: {general['modality']}; overall size: {size}",
         f"- Languages: {_plain(general['languages'])}",
         f"- Latest collection of data: {_plain(general['latest_collection'])}",

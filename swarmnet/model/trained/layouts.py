@@ -13,10 +13,15 @@ from swarmnet.model.parameters import is_factor, parameter_shapes, whole
 from swarmnet.run.manifest import Manifest, ManifestError
 
 
+def has_frozen(manifest: Manifest) -> bool:
+    """Whether the run says what is trained: else all is."""
+    return bool(manifest.sync.trainable) or manifest.model.lora.rank > 0
+
+
 def is_trained(manifest: Manifest, name: str) -> bool:
     """Whether the parameter of this name is."""
     patterns, has_factors = manifest.sync.trainable, manifest.model.lora.rank > 0
-    if not patterns and not has_factors:
+    if not has_frozen(manifest):
         return True
     return (has_factors and is_factor(name)) or any(fnmatchcase(name, pattern) for pattern in patterns)
 
