@@ -82,6 +82,24 @@ def test_half_precision_is_taken(shape, dtype, tmp_path):
     assert abs(first_loss(manifest_of(shape), half) - theirs) < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("dtype", "share", "size"), [(torch.bfloat16, 2e-3, 2e-7), (torch.float32, 1.0, 5e-6)]
+)
+def test_rounding_costs_as_little_as_the_docs_say(shape, dtype, share, size, tmp_path):
+    folder, manifest = save(tmp_path / "m", shape, dtype=dtype, initializer_range=0.02), manifest_of(shape)
+    model = open_model(folder, manifest)
+    moved, all_of_them, error, whole_of_it = 0, 0, 0.0, 0.0
+    for stage in range(2):
+        units = start_state(folder, manifest, stage)
+        for entry in state_layout(manifest, stage).entries:
+            theirs = model.tensor(entry.name).flatten().double()
+            off = to_floats(units[entry.place]).double() - theirs
+            moved, all_of_them = moved + int((off != 0).sum()), all_of_them + len(off)
+            error, whole_of_it = error + float((off**2).sum()), whole_of_it + float((theirs**2).sum())
+    assert moved <= share * all_of_them
+    assert error <= size**2 * whole_of_it
+
+
 def test_publishing_names_the_folder_as_sha256sum_does_and_every_stage(shape, folder):
     manifest = manifest_of(shape)
     start = pinned(folder, manifest)

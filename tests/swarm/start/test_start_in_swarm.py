@@ -26,6 +26,7 @@ from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
 from swarmnet.model.trained.layouts import frozen_layout, trained_layout
 from swarmnet.optimizer.method import method_of
+from swarmnet.rounds.history import START
 from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start, Sync
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
@@ -220,3 +221,41 @@ def test_a_start_that_is_not_the_manifests_is_refused_and_an_honest_one_taken(fo
     run(story())
     refused = [note.what for note in swarm.notes if isinstance(note.what, noted.Refused)]
     assert any("another start than the run's" in what.reason for what in refused)
+
+
+def test_chunks_that_do_not_make_up_the_start_are_given_up_and_others_asked(folder, shape, tmp_path):
+    manifest = from_model(folder, shape)
+
+    async def story() -> None:
+        swarm.open()
+        liar = swarm.start("liar", 0)
+        for name, stage in (("c", 1), ("e", 2)):
+            swarm.start(name, stage, start=folder)
+        await swarm.until(lambda: liar.worker.states is not None, 10.0)
+        held, digest = liar.worker.states.snapshots, bytes.fromhex(manifest.start.digests[0])
+        held.start = held._made(-1, start_state(folder, manifest, 0) + 1, digest, START, 0)
+        newcomer = swarm.start("b", 0, in_flight=2)
+        await swarm.until(lambda: any("do not make up its digest" in text for _, text in newcomer.said), 30.0)
+        assert newcomer.worker.state == "joining"
+        swarm.start("honest", 0, start=folder)
+        await swarm.until(lambda: newcomer.worker.state == "training", 60.0)
+        assert newcomer.worker.states.snapshots.start.root.digest == digest
+        await swarm.close()
+
+    swarm = Swarm(manifest)
+    run(story())
+
+
+def test_a_swarm_that_starts_again_goes_on_from_its_disks_and_not_from_the_start(folder, shape, tmp_path):
+    manifest = from_model(folder, shape)
+
+    async def story(swarm: Swarm) -> None:
+        await until_settled(swarm, 10)
+
+    async def further(swarm: Swarm) -> None:
+        await swarm.until(lambda: len(swarm.of("settled")) > 12, 60.0)
+
+    play(Swarm(manifest), folder, tmp_path, story)
+    again = Swarm(manifest)
+    play(again, folder, tmp_path, further)
+    assert min(note.fields["round"] for note in again.of("settled")) > 8
