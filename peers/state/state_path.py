@@ -55,6 +55,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Known
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.history import START
+from swarmnet.run.manifest import Manifest
 from swarmnet.snapshots.digest_votes import Root
 from swarmnet.snapshots.fetch import (
     ASKED_AT_ONCE,
@@ -76,6 +77,8 @@ CARRIERS = 6
 10 Mbit/s full (86 to 91 % of it measured), four do not (79 %). Each is a p2pd of 60 MB meanwhile."""
 NOTHING = -2
 """For StatePath.fetch: no weights are here, not even those before any round."""
+SNAPSHOTS_ALONE = -3
+"""Likewise: neither contributions nor what the run starts from would do."""
 CARRIED_BYTES = 8 << 20
 """A smaller state is there before carriers would have been of use."""
 _root_decoder: msgspec.msgpack.Decoder[SnapshotRoot] = msgspec.msgpack.Decoder(SnapshotRoot)
@@ -99,6 +102,11 @@ class Around(Protocol):
         """To one who has asked, who may be a visitor."""
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None: ...
+
+
+def start_digest(manifest: Manifest, stage: int) -> bytes | None:
+    """Of what a stage starts from, where that is a model; None: the seed makes it."""
+    return bytes.fromhex(manifest.start.digests[stage]) if manifest.start.digests else None
 
 
 class NoState(Exception):

@@ -26,7 +26,7 @@ from peers.runtime.supervision import Left, until_left
 from peers.state.archive_restore import Restoring
 from peers.state.checkpoint_writer import Disk
 from peers.state.snapshot_store import Snapshots, Standing
-from peers.state.state_path import StatePath
+from peers.state.state_path import StatePath, start_digest
 from peers.telemetry import events as noted
 from peers.telemetry.said import Say
 from peers.worker.dispatch import Hearing
@@ -218,8 +218,7 @@ class Worker(Parts):
             self.snapshots, self.neighbourhood, self.part.state.size * 4, self.note, self.say
         )
         self.states.signed = self.digests.roots
-        if manifest.start.digests:
-            self.states.start = bytes.fromhex(manifest.start.digests[self.stage])
+        self.states.start = start_digest(manifest, self.stage)
         self.recovery = Recovery(
             self.disk, self.states, self.presence, self.neighbourhood, self.compute, self.note, self.say,
             self.elsewhere.waits, self.settings.start,

@@ -1,5 +1,5 @@
-"""Real processes go on from a model that others made: two have its folder, two get it from them; then it is
-taken home."""
+"""Real processes go on from a model that others made: two peers or an archivist have its folder, the others
+get it from them; then it is taken home."""
 
 from __future__ import annotations
 
@@ -33,8 +33,14 @@ def digests(peer) -> dict[int, str]:
     return {round: told.digest for round, told in demo_report.read_story(peer.state).settled.items()}
 
 
-@pytest.mark.parametrize("lora", [{}, {"lora": {"rank": 2}}], ids=["all", "lora"])
-async def test_processes_start_from_a_model_train_agree_and_export_it(tmp_path: Path, lora) -> None:
+@pytest.mark.parametrize(
+    ("lora", "archived"),
+    [({}, False), ({"lora": {"rank": 2}}, True)],
+    ids=["peers have it", "an archivist, lora"],
+)
+async def test_processes_start_from_a_model_train_agree_and_export_it(
+    tmp_path: Path, lora: dict[str, object], archived: bool
+) -> None:
     save(tmp_path / "model", LLAMA)
     run = {**RUN, "model": {**SHAPE, **lora}}
     (tmp_path / "run.yaml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
@@ -47,8 +53,13 @@ async def test_processes_start_from_a_model_train_agree_and_export_it(tmp_path: 
         boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
         await boot.until_listening()
         keys = {"run": "run.json", "bootstrap": boot.addresses, "in_flight": 2, "slots": 8}
-        having = [await scene.peer(f"has-{n}", {**keys, "stage": n, "start": "model"}) for n in (0, 1)]
-        getting = [await scene.peer(f"gets-{n}", {**keys, "stage": n}) for n in (0, 1)]
+        has: dict[str, object] = {"start": "model"}
+        if archived:
+            keeps = {"role": "archivist", "archive": str(tmp_path / "kept")}
+            await scene.peer("archivist", {**keys, **has, **keeps})
+            has = {}
+        having = [await scene.peer(f"one-{n}", {**keys, "stage": n, **has}) for n in (0, 1)]
+        getting = [await scene.peer(f"two-{n}", {**keys, "stage": n}) for n in (0, 1)]
         workers = [*having, *getting]
         await scene.until(lambda: all(scene.settled(peer)[-1:] > [8] for peer in workers), "rounds settle")
     finally:

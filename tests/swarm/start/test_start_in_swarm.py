@@ -186,6 +186,31 @@ def test_without_the_folder_everybody_waits_and_an_archivist_that_has_it_is_enou
     assert {round for round, _ in fetched(swarm).values()} == {-1}
 
 
+def test_an_archivist_archives_what_comes_later_and_refuses_nobody(folder, shape, tmp_path):
+    manifest = from_model(folder, shape)
+
+    async def story() -> None:
+        swarm.open()
+        for name, stage in SIX.items():
+            swarm.start(name, stage, in_flight=2, start=folder)
+        await swarm.until(lambda: len(swarm.rounds()) == len(SIX), 30.0)
+        archivist, archive, said = await archived(swarm, str(tmp_path / "archive"), Policy())
+        archivist.circle.note = lambda what: heard.append(what) if isinstance(what, noted.Refused) else None
+        await archivist.once()
+        assert not archive.entries, "of what the run starts from nothing is archived"
+        await until_settled(swarm, 8)
+        await archivist.once()
+        assert {entry.stage for entry in archive.entries} == {0, 1, 2}
+        assert min(entry.round for entry in archive.entries) > 0
+        assert not heard, said
+        await swarm.close()
+
+    heard: list[noted.Refused] = []
+    swarm = Swarm(manifest)
+    run(story())
+    assert not swarm.of("refused")
+
+
 def test_a_peer_whose_folder_is_another_model_ends_with_the_reason(folder, shape, tmp_path):
     manifest = from_model(folder, shape)
     other = save(tmp_path / "other", shape, initializer_range=0.1)
