@@ -32,10 +32,7 @@ AGAIN_SECONDS = 1.0
 """Between two attempts to get the state from the group."""
 START_AGAIN_SECONDS = 5.0
 """Between two lines that say that what the run starts from is nowhere."""
-NO_START = (
-    "the run starts from a model that is not on this machine, and nobody of this stage has it: waits for one "
-    "who has; or say in the peer file where its folder is: start: PATH"
-)
+NO_START = "waits for one who has it; or say in the peer file where its folder is: start: PATH"
 AGREE_SECONDS = 10.0
 """So long a peer that starts waits for those who have begun before it, if nobody takes part. Each of them may
 have begun from something else, its disk or the seed, and waits in turn for this one (`Worker._in_step`)."""
@@ -121,14 +118,17 @@ class Recovery:
                     self.say("weights", f"no other peer of this stage is there: starts from {source}")
                 return own
             if alone:
-                self.say("no_weights", NO_START)
-                await asyncio.sleep(START_AGAIN_SECONDS)
-                await self.keepers.reach()
+                self.say("no_weights", f"the run starts from a model that nobody here has: {NO_START}")
+                await self._look_for_start()
                 continue
             apart = update is None and clock.time() >= agreed_until and not self._trains(group)
             try:
                 weights = await self.states.fetch([*group, *keepers], self._have(own, forked), apart=apart)
             except NoState as error:
+                if own is None and not self._trains(group):
+                    self.say("no_weights", f"{error}: {NO_START}")
+                    await self._look_for_start()
+                    continue
                 self.say("no_weights", f"{error}; asks again in {AGAIN_SECONDS:g} s")
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
@@ -154,6 +154,11 @@ class Recovery:
             return replace(
                 weights, past=self._pasts.get((weights.settled_round, weights.chain), NOTHING_PAST)
             )
+
+    async def _look_for_start(self) -> None:
+        """Wait a moment, and link to archivists that have come meanwhile."""
+        await asyncio.sleep(START_AGAIN_SECONDS)
+        await self.keepers.reach()
 
     def _have(self, own: Weights | None, forked: bool) -> int:
         """The newest round whose weights this peer can go on from."""

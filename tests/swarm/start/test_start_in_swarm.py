@@ -171,12 +171,13 @@ def test_without_the_folder_everybody_waits_and_an_archivist_that_has_it_is_enou
     async def story() -> None:
         swarm.open()
         alone = swarm.start("a", 0, in_flight=2)
-        others = [swarm.start(name, stage) for name, stage in (("c", 1), ("e", 2))]
+        others = [swarm.start(name, stage) for name, stage in (("c", 1), ("d", 1), ("e", 2))]
         await swarm.during(75.0)
         assert not swarm.rounds()
-        assert any("start: PATH" in text for event, text in alone.said if event == "no_weights")
+        for member in (alone, *others):
+            assert any("start: PATH" in text for event, text in member.said if event == "no_weights")
         await archived(swarm, str(tmp_path / "archive"), Policy(), folder)
-        await swarm.until(lambda: len(swarm.rounds()) == 3, 30.0)
+        await swarm.until(lambda: len(swarm.rounds()) == 4, 30.0)
         await swarm.until(lambda: min(s for _, s in swarm.rounds().values()) > 3, 60.0)
         assert all(member.worker.state == "training" for member in (alone, *others))
         await swarm.close()
