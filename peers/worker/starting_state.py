@@ -118,19 +118,13 @@ class Recovery:
                     self.say("weights", f"no other peer of this stage is there: starts from {source}")
                 return own
             if alone:
-                self.say("no_weights", f"the run starts from a model that nobody here has: {NO_START}")
-                await self._look_for_start()
+                await self._wait_again("the run starts from a model that nobody here has", own, group)
                 continue
             apart = update is None and clock.time() >= agreed_until and not self._trains(group)
             try:
                 weights = await self.states.fetch([*group, *keepers], self._have(own, forked), apart=apart)
             except NoState as error:
-                if own is None and not self._trains(group):
-                    self.say("no_weights", f"{error}: {NO_START}")
-                    await self._look_for_start()
-                    continue
-                self.say("no_weights", f"{error}; asks again in {AGAIN_SECONDS:g} s")
-                await asyncio.sleep(AGAIN_SECONDS)
+                await self._wait_again(str(error), own, group)
                 continue
             if weights is None and not forked:
                 if not self._trains(group) and await self._waits_for_weights(own, update):
@@ -155,8 +149,13 @@ class Recovery:
                 weights, past=self._pasts.get((weights.settled_round, weights.chain), NOTHING_PAST)
             )
 
-    async def _look_for_start(self) -> None:
-        """Wait a moment, and link to archivists that have come meanwhile."""
+    async def _wait_again(self, problem: str, own: Weights | None, group: Sequence[PeerId]) -> None:
+        """Wait a moment before asking again; who has nothing looks for archivists that have come meanwhile."""
+        if own is not None or self._trains(group):
+            self.say("no_weights", f"{problem}; asks again in {AGAIN_SECONDS:g} s")
+            await asyncio.sleep(AGAIN_SECONDS)
+            return
+        self.say("no_weights", f"{problem}: {NO_START}")
         await asyncio.sleep(START_AGAIN_SECONDS)
         await self.keepers.reach()
 
