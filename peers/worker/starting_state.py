@@ -150,7 +150,7 @@ class Recovery:
             )
 
     async def _wait_again(self, problem: str, own: Weights | None, group: Sequence[PeerId]) -> None:
-        """Wait a moment before asking again; who has nothing looks for archivists that have come meanwhile."""
+        """Wait before asking again; who has nothing looks for archivists that have come meanwhile."""
         if own is not None or self._trains(group):
             self.say("no_weights", f"{problem}; asks again in {AGAIN_SECONDS:g} s")
             await asyncio.sleep(AGAIN_SECONDS)
