@@ -18,10 +18,9 @@ from peers.config.compute_file import ComputeFile
 from peers.errors import UserError
 from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName
 from swarmnet.model.computing.gradient_sum import Used
-from swarmnet.model.flat_layout import NOTHING, Layout
+from swarmnet.model.flat_layout import NOTHING, Layout, frozen_layout, trained_layout
 from swarmnet.model.stage_compute import Finished, StageCompute, Tiles
 from swarmnet.model.state_layout import behind, first_state
-from swarmnet.model.trained.layouts import frozen_layout, trained_layout
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.run.manifest import Manifest

@@ -23,7 +23,7 @@ from peers.config.validation import validate
 from peers.config.yaml_lines import Location, Typed, overlay, read
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.model.trained.layouts import check_trained
+from swarmnet.model.parameters import check_trained
 from swarmnet.run.manifest import (
     BYTES,
     MANIFEST_LIMIT,

@@ -31,7 +31,7 @@ from swarmnet.model.draws import normal
 from swarmnet.model.experts import feed_forward, mixture
 from swarmnet.model.fixed_point import UNIT, to_units
 from swarmnet.model.flat_layout import Layout
-from swarmnet.model.linear import linear
+from swarmnet.model.linear import adapted, linear
 from swarmnet.model.parameters import (
     BRANCH_ENDS,
     EMBEDDING,
@@ -42,7 +42,6 @@ from swarmnet.model.parameters import (
     first_deviation,
     parameter_shapes,
 )
-from swarmnet.model.trained.lora import adapted
 from swarmnet.run.manifest import ModelShape, Span
 
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.model.linear import linear
-from swarmnet.model.trained.lora import adapted
+from swarmnet.model.linear import adapted, linear
 from swarmnet.run.manifest import ModelShape
 
 

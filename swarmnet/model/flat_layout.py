@@ -5,6 +5,9 @@ norm, the head. The matrices of a block lie one after the other, padded to whole
 (norms) lie in one chunk of their own, padded to a power of two. Blocks never share a chunk, so the chunks,
 and with them all votes, are the same however the layers are cut in stages, and an expert can be a peer's own.
 
+What a run trains has a flat vector of its own: contributions, votes and momentum are made of it alone. What
+is frozen lies in a second one that no method sees (state_layout.py).
+
 The flat vector is a sequence of planes; a plane is chunks of one size: `flat[start:stop].view(-1, chunk)`.
 """
 
@@ -14,6 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
+
+from swarmnet.model.parameters import is_trained, parameter_shapes
+from swarmnet.run.manifest import Manifest
 
 if TYPE_CHECKING:  # What only counts parameters starts without torch.
     from torch import Tensor
@@ -112,6 +118,21 @@ def layout_of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
             chunks = -(-length // chunk)
             runs.setdefault(chunk, []).append((chunks, members_of_kind))
     return _place(runs)
+
+
+def trained_layout(manifest: Manifest, stage: int) -> Layout:
+    """Of what the stage trains."""
+    return _layout(manifest, stage, trained=True)
+
+
+def frozen_layout(manifest: Manifest, stage: int) -> Layout:
+    """Of what stays as it began; of size 0 where all is trained."""
+    return _layout(manifest, stage, trained=False)
+
+
+def _layout(manifest: Manifest, stage: int, *, trained: bool) -> Layout:
+    shapes = parameter_shapes(manifest.model, manifest.span(stage))
+    return layout_of({name: size for name, size in shapes.items() if is_trained(manifest, name) is trained})
 
 
 def _place(runs: Mapping[int, list[tuple[int, list[tuple[str, tuple[int, ...]]]]]]) -> Layout:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from math import prod
 
-from swarmnet.model.parameters import EMBEDDING, is_anchors, is_experts, parameter_shapes
-from swarmnet.model.trained.layouts import is_trained
+from swarmnet.model.parameters import EMBEDDING, is_anchors, is_experts, is_trained, parameter_shapes
 from swarmnet.run.manifest import Manifest
 
 PER_PARAMETER = 6

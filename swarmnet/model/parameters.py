@@ -1,13 +1,15 @@
-"""Which parameters the decoder has, by their Hugging Face names, in any slice of its layers.
+"""Which parameters the decoder has, by their Hugging Face names, in any slice of its layers, and which of
+them a run trains.
 
 No torch: what only counts parameters (memory, traffic, reports) starts without it.
 """
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from math import sqrt
 
-from swarmnet.run.manifest import ModelShape, Span
+from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Span
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -152,3 +154,35 @@ def first_deviation(shape: ModelShape, name: str, size: tuple[int, ...]) -> floa
     if is_factor(name):
         return 1.0 / sqrt(3 * size[1]) if ".lora_A." in name else 0.0
     return shape.initial_deviation * first_share(shape, name)
+
+
+def has_frozen(manifest: Manifest) -> bool:
+    """Whether the run says what is trained: else all is."""
+    return bool(manifest.sync.trainable) or manifest.model.lora.rank > 0
+
+
+def is_trained(manifest: Manifest, name: str) -> bool:
+    """Whether the parameter of this name is."""
+    patterns, has_factors = manifest.sync.trainable, manifest.model.lora.rank > 0
+    if not has_frozen(manifest):
+        return True
+    return (has_factors and is_factor(name)) or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def check_trained(manifest: Manifest) -> None:
+    """Raise ManifestError where `sync.trainable` names what is not there, or leaves a stage nothing to train.
+    After `manifest_check.check`."""
+    patterns = manifest.sync.trainable
+    if not patterns:
+        return
+    names = list(parameter_shapes(manifest.model, whole(manifest.model)))
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ManifestError(
+                f"sync.trainable: no parameter is called {pattern!r}; they have names as "
+                f"{names[min(1, len(names) - 1)]}"
+            )
+    for stage in range(len(manifest.stages)):
+        shapes = parameter_shapes(manifest.model, manifest.span(stage))
+        if not any(is_trained(manifest, name) for name in shapes):
+            raise ManifestError(f"sync.trainable: stage {stage} has nothing to train; name a parameter of it")

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from swarmnet.model.decoder import drawn_units
 from swarmnet.model.fixed_point import to_units
-from swarmnet.model.flat_layout import Layout
-from swarmnet.model.trained.layouts import frozen_layout, trained_layout
+from swarmnet.model.flat_layout import Layout, frozen_layout, trained_layout
 from swarmnet.run.manifest import Manifest, Sync
 
 MOMENTUM = "outer_momentum."

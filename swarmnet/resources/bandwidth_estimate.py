@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
+from swarmnet.model.flat_layout import trained_layout
 from swarmnet.model.parameters import is_muons
-from swarmnet.model.trained.layouts import trained_layout
 from swarmnet.resources.lines import crossings
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.own_steps import BITS

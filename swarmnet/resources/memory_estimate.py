@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.flat_layout import Layout
+from swarmnet.model.flat_layout import Layout, frozen_layout, trained_layout
 from swarmnet.model.parameters import is_muons
-from swarmnet.model.trained.layouts import frozen_layout, trained_layout
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.own_steps import InnerName, OwnSteps, SentName

@@ -15,7 +15,7 @@ from math import inf
 from peers.lab.planner.layout import Layout
 from peers.lab.processes.demo_report import contribution_bytes
 from swarmnet.model.computing.choices import Computing
-from swarmnet.model.trained.layouts import trained_layout
+from swarmnet.model.flat_layout import trained_layout
 from swarmnet.pipeline.flow_control import graph_bytes
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
 from swarmnet.resources.memory_estimate import needs_of

@@ -15,7 +15,7 @@ from peers.telemetry.event_fold import SettledRounds
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Contribution, encode
 from protocols.signed.envelope import ENVELOPE_BYTES
-from swarmnet.model.trained.layouts import trained_layout
+from swarmnet.model.flat_layout import trained_layout
 from swarmnet.optimizer.method import method_of
 from swarmnet.run.manifest import Manifest
 

@@ -27,8 +27,8 @@ from torch import Tensor
 from peers.config.atomic_files import is_file, is_there
 from peers.tools.model.export_folder import INDEX, ExportError, require_replaceable
 from swarmnet.model.boundary import multiplied_out, projectors
+from swarmnet.model.linear import merged
 from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.model.trained.lora import merged
 from swarmnet.run.boundary import Boundary, contradictions
 from swarmnet.run.manifest import Experts, Lora, ModelShape
 

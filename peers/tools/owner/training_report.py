@@ -15,7 +15,7 @@ from typing import Any
 
 from peers.tools.owner import run_facts as assumptions
 from peers.tools.owner.run_facts import Facts
-from swarmnet.model.trained.layouts import has_frozen
+from swarmnet.model.parameters import has_frozen
 from swarmnet.run.manifest import Manifest, Source
 
 TEMPLATE = "Article 53(1)(d) of Regulation (EU) 2024/1689"

@@ -23,8 +23,8 @@ from peers.tools.model.export import export
 from protocols.signed.envelope import ENVELOPE_BYTES
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.decoder import forward
+from swarmnet.model.flat_layout import frozen_layout, trained_layout
 from swarmnet.model.parameters import whole
-from swarmnet.model.trained.layouts import frozen_layout, trained_layout
 from swarmnet.optimizer.method import method_of
 from swarmnet.rounds.history import START
 from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start, Sync

@@ -13,12 +13,11 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.fixed_point import to_floats
-from swarmnet.model.flat_layout import views_of
+from swarmnet.model.flat_layout import frozen_layout, trained_layout, views_of
 from swarmnet.model.flops import operations_per_token
-from swarmnet.model.parameters import factor_names, parameter_shapes, whole
+from swarmnet.model.linear import merged
+from swarmnet.model.parameters import factor_names, is_trained, parameter_shapes, whole
 from swarmnet.model.state_layout import MOMENTUM, first_state, state_layout
-from swarmnet.model.trained.layouts import frozen_layout, is_trained, trained_layout
-from swarmnet.model.trained.lora import merged
 from swarmnet.resources.bandwidth_estimate import contribution_bytes
 from swarmnet.resources.memory_estimate import needs_of
 from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start, Sync
