@@ -16,7 +16,7 @@ from peers.state import checkpoint_file
 from peers.state.archive import Archive, Entry, IndexFull, entry_name
 from peers.state.archive_store import ArchiveError, sha256
 from peers.state.snapshot_store import Snapshots, Weights
-from peers.state.state_path import NoState, StatePath
+from peers.state.state_path import SNAPSHOTS_ALONE, NoState, StatePath, start_digest
 from peers.telemetry import events as noted
 from peers.telemetry.console import counted
 from peers.telemetry.said import Say
@@ -28,8 +28,6 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.state_layout import state_layout
 
-ALONE_NOT_NEEDED = -2
-"""For StatePath.fetch: no round from which contributions alone would do."""
 ENDING_SECONDS = 15.0
 """Between two looks once the owner has ordered the run's end (peers/worker/run_end.py, SERVE_SECONDS)."""
 FETCH_SECONDS = 900.0
@@ -112,6 +110,7 @@ class Archivist:
             snapshots = Snapshots(identity, book.signed.run_id, stage, self.manifest.rounds)
             path = StatePath(snapshots, around, self._layouts[stage].size * 4, note, say)
             path.signed = around.roots
+            path.start = start_digest(self.manifest, stage)
             circle.states[stage] = (around, path)
             circle.serving.snapshots[stage] = (snapshots, self._layouts[stage])
 
@@ -167,7 +166,7 @@ class Archivist:
         newest = self.archive.newest(stage)
         enough = newest[0].round if newest else -1
         async with asyncio.timeout(FETCH_SECONDS):
-            weights = await path.fetch(list(around.peers), ALONE_NOT_NEEDED, enough)
+            weights = await path.fetch(list(around.peers), SNAPSHOTS_ALONE, enough)
         if weights is None:
             return
         digest = await asyncio.to_thread(checkpoint_file.state_digest, weights.settled_round, weights.units)

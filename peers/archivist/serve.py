@@ -23,6 +23,7 @@ from peers.state import checkpoint_file
 from peers.state.archive import Archive, Entry
 from peers.state.archive_store import ArchiveError
 from peers.state.snapshot_store import Snapshots, Weights
+from peers.state.start_folder import start_state
 from peers.telemetry import events as noted
 from protocols.daemon.temporary import prefix
 from protocols.errors import WireError
@@ -46,6 +47,7 @@ from protocols.signed.records import open_record
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import BEAT_SECONDS
 from swarmnet.model.flat_layout import Layout
+from swarmnet.rounds.history import START
 from swarmnet.run.manifest import WIRE_VERSION
 
 OPEN_SECONDS = 8.0
@@ -73,8 +75,10 @@ class Serving:
         admission: Admission,
         record: Callable[[], bytes],
         note: noted.Note,
+        model: Path | None = None,
     ) -> None:
-        """`record`: the archivist's own, signed."""
+        """`record`: the archivist's own, signed. `model`: the folder of what the run starts from."""
+        self.model = model if signed.manifest.start.path else None
         self.archive = archive
         self.signed = signed
         self.transport = transport
@@ -203,6 +207,7 @@ class Serving:
         """Nothing of a stage stays in memory when nobody of it is spoken to."""
         if stage not in {newcomer.stage for newcomer in self._newcomers.values()}:
             self.snapshots[stage][0].held = ()
+            self.snapshots[stage][0].start = None
 
     # -- answers --------------------------------------------------------------------------------------
 
@@ -226,6 +231,11 @@ class Serving:
         newcomer.asked_at = self._loop.time()
         newest = self.archive.newest(newcomer.stage)
         snapshots, _ = self.snapshots[newcomer.stage]
+        if not newest and self.model is not None and snapshots.start is None:
+            if newcomer.stage not in self._loading:
+                self._loading.add(newcomer.stage)
+                self._spawn(None, self._load_start(newcomer.stage, self.model))
+            return False
         if not newest or (snapshots.held and self._newest.get(newcomer.stage) == newest[0].round):
             return True
         if newcomer.stage not in self._loading:
@@ -262,6 +272,17 @@ class Serving:
             self._newest[stage] = newest[0].round
             self._loading.discard(stage)
             self._let_go(stage)  # Whoever asked may have gone meanwhile.
+
+    async def _load_start(self, stage: int, model: Path) -> None:
+        """What the run starts from, as long as nothing later is archived."""
+        try:
+            units = await asyncio.to_thread(start_state, model, self.signed.manifest, stage)
+            await asyncio.to_thread(self.snapshots[stage][0].hold, Weights(units, -1, START, tokens=0))
+        except UserError as error:
+            self.note(noted.ArchiveUnusable(stage=stage, round=-1, reason=str(error)))
+        finally:
+            self._loading.discard(stage)
+            self._let_go(stage)
 
     def _read(self, entry: Entry, layout: Layout) -> tuple[Weights, list[bytes]]:
         """A checkpoint that is what the archive says. Raises ArchiveError or CheckpointError."""

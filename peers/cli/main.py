@@ -192,12 +192,15 @@ def config_check(
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A run file's tokenizer.json. [default: beside it]")
     ] = None,
+    start: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The model it starts from. [default: beside it]")
+    ] = None,
     settings: run.Settings = None,
 ) -> None:
     """Say whether a file is right: a peer file, a run file, or a published run."""
     from peers.tools.owner.run_check import check_file
 
-    typer.echo(check_file(file, os.environ, run.overrides(settings), tokenizer, model.warn))
+    typer.echo(check_file(file, os.environ, run.overrides(settings), tokenizer, model.warn, start))
 
 
 def config_explain(

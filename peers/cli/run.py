@@ -73,6 +73,10 @@ def publish(
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The run's tokenizer.json. [default: beside RUN.yaml]")
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The model that the run starts from. [default: beside RUN.yaml]"),
+    ] = None,
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Sign without opening text and tokenizer here.")
     ] = False,
@@ -81,7 +85,7 @@ def publish(
     """Sign a run and write its published file; prints the run id and the line with which others join."""
     from peers.cli.model import warn
     from peers.config import run_file as runs
-    from peers.tools.owner.run_check import check_run
+    from peers.tools.owner.run_check import check_run, start_beside
     from protocols.signed.identity import IdentityError, load_or_create
     from swarmnet.identifiers import PeerId
 
@@ -91,20 +95,27 @@ def publish(
     # Here, for no key is made for a file with mistakes in it.
     for unusual in check_run(run_file, manifest, tokenizer, opened=not unchecked):
         warn(unusual)
+    begins, unlike = start_beside(run_file, manifest, tokenizer, start)
+    for unusual in unlike:
+        warn(unusual)
     with as_user_errors(IdentityError):
         owner_key = (key or default_state(os.environ, sys.platform) / "owner.key").absolute()
         identity = load_or_create(owner_key)
-    signed, path = runs.publish(run_file, identity, out, wanted)
+    signed, path = runs.publish(run_file, identity, out, wanted, begins)
     line = " ".join(f"--bootstrap {address}" for address in bootstrap or ["MULTIADDR"])
     typer.echo(f"run    {signed.run_id}")
     typer.echo(f"owner  {signed.manifest.owner}")
     typer.echo(f"key    {owner_key}: keep a copy elsewhere; without it nobody can give orders in this run")
     typer.echo(f"file   {path}")
     text = runs.text_settings(signed.manifest, run_file.parent, tokenizer)
-    typer.echo(f"first  swarmnet join {path} {line}{text}")
+    begin = runs.start_setting(signed.manifest, run_file.parent, start)
+    typer.echo(f"first  swarmnet join {path} {line}{text}{begin}")
     typer.echo(f"join   swarmnet join {signed.run_id} {line}")
     if text:
         typer.echo("text   whoever may hold the first stage says where their copy is, as `first` does")
+    if begin:
+        typer.echo(f"model  {signed.manifest.start.sha256}")
+        typer.echo("start  one peer of each stage or an archivist says where the model is, as `first` does")
 
 
 def _checked_bootstraps(bootstrap: Sequence[str] | None) -> None:

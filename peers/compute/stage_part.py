@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -18,12 +19,10 @@ from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName
 from swarmnet.model.computing.gradient_sum import Used
-from swarmnet.model.decoder import initial_units
 from swarmnet.model.experts.merging import ExpertMerging
-from swarmnet.model.flat_layout import Layout, layout_of
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.flat_layout import NOTHING, Layout, frozen_layout, trained_layout
 from swarmnet.model.stage_compute import Finished, StageCompute, Tiles
-from swarmnet.model.state_layout import at_rest
+from swarmnet.model.state_layout import behind, first_state
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.vote_agreement import Concord
@@ -33,6 +32,8 @@ from swarmnet.run.manifest import Manifest
 class Computes(Protocol):
     """Forward and backward of a stage (swarmnet/model/stage_compute.py has the real one and the meaning of
     each)."""
+
+    def freeze(self, units: Tensor) -> None: ...
 
     def publish(self, tiles: Tiles) -> None: ...
 
@@ -90,16 +91,19 @@ class Holds(Protocol):
 @dataclass(frozen=True, slots=True)
 class StagePart:
     layout: Layout
+    """Of what is trained."""
     compute: Computes
     method: Method
     first_units: Callable[[], Tensor]
-    """int32 [method.state.size]: what is settled before any round."""
+    """int32 [state.size]: what the run's seed makes of it before any round."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where weights, momentum and gradients live."""
     computing: Computing = PLAIN
     merging: ExpertMerging | None = None
     most_graphs: int = 1 << 20
     """Microbatches that may be open at a time, as far as the peer's owner limits the memory."""
+    frozen: Layout = NOTHING
+    """Of what is not trained."""
     hold: Callable[[Tensor, int], Holds] | None = None
     """Begins from settled weights where several devices hold the stage together
     (peers/compute/devices/part.py): that takes a while, so it is for the compute thread. None: one device
@@ -107,11 +111,21 @@ class StagePart:
     kind: str = ""
     """Of these devices."""
 
+    @property
+    def state(self) -> Layout:
+        """Of all that the group holds (swarmnet/model/state_layout.py)."""
+        return behind(self.method.state, self.frozen)
+
     def replica(self, units: Tensor, settled_round: int) -> Holds:
-        """What holds the stage from these settled weights on."""
+        """What holds the stage from these on, int32 [state.size], as they were settled after that round."""
         if self.hold is not None:
             return self.hold(units, settled_round)
-        return Replica(self.layout, self.method, units.to(self.device), settled_round, self.merging)
+        settled = self.method.state.size
+        frozen = units[settled:]
+        self.compute.freeze(frozen)
+        return Replica(
+            self.layout, self.method, units[:settled].to(self.device), settled_round, frozen, self.merging
+        )
 
 
 MakePart = Callable[[Manifest, int], StagePart]
@@ -122,24 +136,22 @@ def real_part(
 ) -> StagePart:
     """The stage as the manifest describes it, on a device, computed as a peer file says."""
     span = manifest.span(stage)
-    layout = layout_of(parameter_shapes(manifest.model, span))
+    layout, frozen = trained_layout(manifest, stage), frozen_layout(manifest, stage)
     method = method_of(manifest, layout, device)
     own = method.own
     computing = replace(computing, uses_each=own is not None and own.tokens <= manifest.microbatch_tokens)
     if own is not None and computing.moments == "host":
         own.keep_moments_on_the_host()
 
-    def first_units() -> Tensor:
-        return at_rest(initial_units(manifest.model, span, layout, manifest.seed), method.state)
-
     return StagePart(
         layout,
-        StageCompute(manifest.model, span, layout, computing, torch.device(device)),
+        StageCompute(manifest.model, span, layout, computing, torch.device(device), frozen),
         method,
-        first_units,
+        partial(first_state, manifest, stage),
         torch.device(device),
         computing,
         ExpertMerging(manifest.model.experts, layout) if manifest.model.experts.merge_rounds else None,
+        frozen=frozen,
     )
 
 

@@ -23,6 +23,7 @@ from peers.config.validation import validate
 from peers.config.yaml_lines import Location, Typed, overlay, read
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId, RunId
+from swarmnet.model.parameters import check_trained
 from swarmnet.run.manifest import (
     BYTES,
     MANIFEST_LIMIT,
@@ -31,6 +32,7 @@ from swarmnet.run.manifest import (
     Manifest,
     ManifestError,
     Source,
+    Start,
     owner_statement,
 )
 from swarmnet.run.manifest_check import check
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from protocols.signed.identity import Identity
 
 SIGNATURE_BYTES = 64
+FILLED_IN = "is filled in by publishing; leave it out"
 
 
 class RunFileError(UserError):
@@ -77,16 +80,24 @@ def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None
     overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()})
     for key in ("owner", "wire_version"):
         if key in typed.data:
-            raise ConfigError([f"{typed.place((key,))}: {key}: is filled in by publishing; leave it out"])
+            raise ConfigError([f"{typed.place((key,))}: {key}: {FILLED_IN}"])
     typed.data.setdefault("name", path.stem)
     typed.data["owner"] = owner
     manifest = validate(RunFile, typed, inside=("manifest",)).manifest
+    if manifest.start.digests:
+        raise ConfigError([f"{typed.place(('start', 'digests'))}: start.digests: {FILLED_IN}"])
     try:
-        check(manifest)
+        _check(manifest)
     except ManifestError as error:
         raise ConfigError([_contradiction(str(error), typed)]) from None
     _require_names(manifest, typed)
     return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """Raise ManifestError where it contradicts itself."""
+    check(manifest)
+    check_trained(manifest)
 
 
 def _require_names(manifest: Manifest, typed: Typed) -> None:
@@ -96,8 +107,9 @@ def _require_names(manifest: Manifest, typed: Typed) -> None:
         (("data", "sources", number, "path"), source.path, f"text: {{{as_key(source.name)}: {source.path}}}")
         for number, source in enumerate(manifest.data.sources)
     ]
-    tokenizer = manifest.data.tokenizer
+    tokenizer, start = manifest.data.tokenizer, manifest.start.path
     paths.append((("data", "tokenizer"), tokenizer, f"tokenizer: {tokenizer}"))
+    paths.append((("start", "path"), start, f"start: {start}"))
     problems = [
         f"{typed.place(key)}: {'.'.join(map(str, key))}: {path!r} is a place on one machine; write a name "
         f"that fits all ({PureWindowsPath(path).name.strip('.~') or 'library'}), and into the peer file of "
@@ -143,6 +155,14 @@ def text_settings(manifest: Manifest, folder: Path, tokenizer: Path | None = Non
     return "".join(f" --set {shlex.quote(setting)}" for setting in settings)
 
 
+def start_setting(manifest: Manifest, folder: Path, given: Path | None = None) -> str:
+    """Likewise of the model that the run starts from. Empty: it starts from its seed."""
+    if not manifest.start.path:
+        return ""
+    place = given.absolute() if given else beside(folder, manifest.start.path) or "PATH"
+    return f" --set {shlex.quote(f'start={place}')}"
+
+
 def as_key(name: str) -> str:
     """A source's name as a key that is pasted into a peer file; a run's owner chose it."""
     return name if re.fullmatch(r"[A-Za-z][\w.-]*", name, re.ASCII) else json.dumps(name)
@@ -158,10 +178,18 @@ def _contradiction(message: str, typed: Typed) -> str:
 
 
 def publish(
-    run_file: Path, identity: Identity, out: Path | None = None, overrides: Mapping[str, str] | None = None
-) -> tuple[SignedManifest, Path]:
-    """Sign the run and write `<name>.run.json` beside the run file (or `out`), all or nothing."""
+    run_file: Path, identity: Identity, out: Path | None = None, overrides: Mapping[str, str] | None = None,
+    start: Start | None = None,
+) -> tuple[SignedManifest, Path]:  # fmt: skip
+    """Sign the run and write `<name>.run.json` beside the run file (or `out`), all or nothing. `start`: what
+    was found of the model that it starts from, if it does (peers/state/start_folder.py)."""
     manifest = replace(load_manifest(run_file, PeerId(""), overrides), owner=PeerId(identity.peer_id))
+    if start is not None:
+        manifest = replace(manifest, start=start)
+    try:
+        _require_digests(manifest)
+    except ManifestError as error:
+        raise ConfigError([f"{run_file}: {error}"]) from None
     run_id = manifest.run_id()
     signed = SignedManifest(manifest, identity.sign(owner_statement(run_id)), run_id)
     if len(signed.wire()) > MANIFEST_LIMIT:
@@ -171,6 +199,12 @@ def publish(
     _refuse_another_run(path, run_id)
     write_atomically(path, published_text(signed).encode())
     return signed, path
+
+
+def _require_digests(manifest: Manifest) -> None:
+    """Raise ManifestError if nobody could check what the run starts from."""
+    if manifest.start.path and not manifest.start.digests:
+        raise ManifestError("start.digests: the weights of no stage are named; publishing fills them in")
 
 
 def _refuse_another_run(path: Path, run_id: RunId) -> None:
@@ -246,7 +280,7 @@ def parse(canonical: bytes) -> Manifest:
     """The manifest in its canonical bytes, checked but for its owner's signature. Raises RunFileError."""
     try:
         manifest = _parse(canonical)
-        check(manifest)
+        _check(manifest)
     except ValueError as error:
         raise RunFileError(f"is no valid manifest: {error}") from None
     return manifest
@@ -278,7 +312,8 @@ def _checked(canonical: bytes, signature: bytes, run_id: RunId | None) -> Signed
         raise ValueError(f"it is run {actual}, not {run_id}")
     if not verify(manifest.owner, owner_statement(actual), signature):
         raise ValueError(f"the signature is not the owner's ({manifest.owner}); get the file again")
-    check(manifest)
+    _check(manifest)
+    _require_digests(manifest)
     return SignedManifest(manifest, signature, actual)
 
 

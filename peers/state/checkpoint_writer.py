@@ -88,7 +88,7 @@ class Disk:
             began = perf_counter()
             try:
                 held, units = checkpoint_file.restore_signed(
-                    path, self.signed.run_id, self.stage, self.part.method.state
+                    path, self.signed.run_id, self.stage, self.part.state
                 )
             except checkpoint_file.CheckpointError as error:
                 self.say("checkpoint_unusable", f"{error}; an older one or the swarm's state is used")
@@ -109,9 +109,11 @@ class Disk:
                 self.saved = None
                 self.say("set_aside", f"the group goes on from round {round}: newer weights are now {path}")
 
-    def first_weights(self) -> Weights:
-        """What the seed makes."""
-        return Weights(self.part.first_units(), -1, START, tokens=0)
+    def first_weights(self, snapshots: Snapshots) -> Weights | None:
+        """What the run starts from: what the seed makes, or a model. None: that is not here yet."""
+        if not self.signed.manifest.start.path:
+            return Weights(self.part.first_units(), -1, START, tokens=0)
+        return snapshots.start.weights() if snapshots.start is not None else None
 
     async def save_forever(self, seconds: float, snapshots: Snapshots) -> None:
         """Save about every `seconds`, the same rounds as the others do (`aligned`); never if that is 0."""
@@ -156,7 +158,7 @@ class Disk:
         try:
             path = await asyncio.to_thread(
                 checkpoint_file.write, self.folder, manifest, self.stage, round, weights.chain, weights.units,
-                self.part.method.state, self.digests.of_round(round), self.past(round), weights.tokens,
+                self.part.state, self.digests.of_round(round), self.past(round), weights.tokens,
             )  # fmt: skip
         except checkpoint_file.DiskError as error:
             now = asyncio.get_running_loop().time()

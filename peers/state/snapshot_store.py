@@ -80,6 +80,11 @@ class Standing:
 NOT_BEGUN = Standing(-1, -1, b"", -1)
 
 
+def sealed_round(round: int) -> int:
+    """As the envelope of a root has it, which knows no round -1."""
+    return max(0, round)
+
+
 class Snapshots:
     """What this peer keeps for newcomers. `keep` runs in the compute thread, the rest on the event loop."""
 
@@ -94,6 +99,8 @@ class Snapshots:
         self.rules = rules
         self.held: tuple[Snapshot, ...] = ()
         """Newest first; replaced as a whole, so that both threads may read it."""
+        self.start: Snapshot | None = None
+        """What the run starts from, where that is a model and it is here; its root says round -1."""
         self.asked = b""
         """The digest that was last asked for."""
 
@@ -106,24 +113,36 @@ class Snapshots:
 
     def hold(self, weights: Weights) -> None:
         """Serve these weights too: from the own disk or fetched, others may need just them."""
-        if all(snapshot.root.round != weights.settled_round for snapshot in self.held):
+        if weights.settled_round < 0:
+            self.start = self._made(-1, weights.units, state_digest(-1, weights.units), weights.chain, 0)
+        elif all(snapshot.root.round != weights.settled_round for snapshot in self.held):
             digest = state_digest(weights.settled_round, weights.units)
             self._hold(weights.settled_round, weights.units, digest, weights.chain, weights.tokens)
 
     def _hold(self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None) -> None:
+        held = [self._made(round, units, digest, chain, tokens), *self.held]
+        held.sort(key=lambda snapshot: -snapshot.root.round)
+        in_use = [snapshot for snapshot in held[SNAPSHOTS_KEPT:] if snapshot.root.digest == self.asked]
+        self.held = (*held[:SNAPSHOTS_KEPT], *in_use)
+
+    def _made(
+        self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None
+    ) -> Snapshot:
         view = units.cpu().numpy().astype("<i4", copy=False).data.cast("B")
         size = chunk_bytes(len(view))
         hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(view), size)]
         root = SnapshotRoot(round, self.stage, len(view), digest, chain, hashes)
         (data,) = laid_down([view], self._folder)
         signed = seal(
-            self.identity, self.run_id, Kind.SNAPSHOT, self.stage, round, told(tokens, round),
+            self.identity, self.run_id, Kind.SNAPSHOT, self.stage, sealed_round(round), told(tokens, round),
             msgspec.msgpack.encode(root),
         )  # fmt: skip
-        held = [Snapshot(root, signed, data, tokens), *self.held]
-        held.sort(key=lambda snapshot: -snapshot.root.round)
-        in_use = [snapshot for snapshot in held[SNAPSHOTS_KEPT:] if snapshot.root.digest == self.asked]
-        self.held = (*held[:SNAPSHOTS_KEPT], *in_use)
+        return Snapshot(root, signed, data, tokens)
+
+    def offered(self) -> list[Snapshot]:
+        """What a newcomer is told of, as many as fit into a message. Those that are only still being given do
+        not count. What the run starts from is of no use where two snapshots are there."""
+        return [*self.held, *([self.start] if self.start is not None else [])][:SNAPSHOTS_KEPT]
 
     def newest_round(self) -> int:
         """-1: none is held."""
@@ -134,6 +153,8 @@ class Snapshots:
         self.held = tuple(snapshot for snapshot in self.held if snapshot.root.round <= round)
 
     def find(self, digest: bytes) -> Snapshot | None:
+        if self.start is not None and self.start.root.digest == digest:
+            return self.start
         found = next((snapshot for snapshot in self.held if snapshot.root.digest == digest), None)
         if found is not None:
             self.asked = digest

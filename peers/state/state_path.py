@@ -20,7 +20,15 @@ from peers.runtime.lived_clock import Clock
 from peers.runtime.timer import Timer
 from peers.state.checkpoint_file import state_digest
 from peers.state.partial_download import Download, KeptChunks
-from peers.state.snapshot_store import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Standing, Weights, units_of
+from peers.state.snapshot_store import (
+    NOT_BEGUN,
+    SNAPSHOTS_KEPT,
+    Snapshots,
+    Standing,
+    Weights,
+    sealed_round,
+    units_of,
+)
 from peers.telemetry import events as noted
 from peers.telemetry.console import amount
 from peers.telemetry.counters import Timings
@@ -46,6 +54,8 @@ from protocols.signed.told_tokens import tokens_in
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Known
 from swarmnet.rounds.contribution_sets import kept_rounds
+from swarmnet.rounds.history import START
+from swarmnet.run.manifest import Manifest
 from swarmnet.snapshots.digest_votes import Root
 from swarmnet.snapshots.fetch import (
     ASKED_AT_ONCE,
@@ -65,6 +75,10 @@ MORE_HOLDERS_SECONDS = 2.0
 CARRIERS = 6
 """At 50 ms and 1 % loss a connection carries 2.7 Mbit/s on average, but not evenly: six keep a holder's
 10 Mbit/s full (86 to 91 % of it measured), four do not (79 %). Each is a p2pd of 60 MB meanwhile."""
+NOTHING = -2
+"""For StatePath.fetch: no weights are here, not even those before any round."""
+SNAPSHOTS_ALONE = -3
+"""Likewise: neither contributions nor what the run starts from would do."""
 CARRIED_BYTES = 8 << 20
 """A smaller state is there before carriers would have been of use."""
 _root_decoder: msgspec.msgpack.Decoder[SnapshotRoot] = msgspec.msgpack.Decoder(SnapshotRoot)
@@ -90,8 +104,21 @@ class Around(Protocol):
     def refused(self, peer: PeerId, code: str, reason: str) -> None: ...
 
 
+def start_digest(manifest: Manifest, stage: int) -> bytes | None:
+    """Of what a stage starts from, where that is a model; None: the seed makes it."""
+    return bytes.fromhex(manifest.start.digests[stage]) if manifest.start.digests else None
+
+
 class NoState(Exception):
     """No neighbour could give the state; the message says why."""
+
+
+class FalseRoot(NoState):
+    """What these holders listed as the chunks of a snapshot is something else."""
+
+    def __init__(self, round: int, holders: Sequence[PeerId]) -> None:
+        super().__init__(f"the chunks of the snapshot of round {round} do not make up its digest")
+        self.holders = tuple(holders)
 
 
 class StatePath:
@@ -118,6 +145,10 @@ class StatePath:
         """To which roots peers have put their names (worker/rounds/digest_gossip.py)."""
         self.vouched: Callable[[PeerId, SnapshotRoot], bool] = lambda peer, root: True
         """Whether a peer may offer this root (peers/state/archivists.py)."""
+        self.start: bytes | None = None
+        """The digest of what the run starts from, where the seed does not make it."""
+        self._false_starts: set[PeerId] = set()
+        """Who named chunks that do not make it up."""
         self.kept = KeptChunks(None, say)
         """What a restart of this peer does not lose of a download."""
         self.fetched_bytes = 0
@@ -163,8 +194,7 @@ class StatePath:
     def _state(self) -> State:
         now = self.settled_now()
         oldest = max(0, now.began + 1, now.settled + 1 - kept_rounds(self.snapshots.rules))
-        # Those that are only still being given do not count: three might not fit into a message.
-        roots = [snapshot.signed for snapshot in self.snapshots.held[:SNAPSHOTS_KEPT]]
+        roots = [snapshot.signed for snapshot in self.snapshots.offered()]
         return State(self.snapshots.stage, now.current, now.settled, now.digest, roots, oldest)
 
     def _serve(self, peer: PeerId, digest: bytes, index: int) -> None:
@@ -180,7 +210,8 @@ class StatePath:
         self, holders: Sequence[PeerId], have: int, enough: int = -1, apart: bool = False
     ) -> Weights | None:
         """The newest agreed snapshot; None if contributions alone lead on from round `have` (-1: the
-        initial weights). When nobody has begun yet (all were restarted), the newest state that the disks
+        initial weights; NOTHING: not even these). Who has nothing gets what the run starts from where there
+        is no snapshot. When nobody has begun yet (all were restarted), the newest state that the disks
         share, which may be older than `have`; `apart`: likewise if those who have begun do not agree. None,
         too, if no snapshot is newer than round `enough`. Raises NoState when nobody offers a way."""
         self._offers, self._asked, self._tokens = {}, set(holders), {}
@@ -202,16 +233,19 @@ class StatePath:
         offers = begun or self._offers
         roots = {peer: self._roots(peer, offer) for peer, offer in offers.items()}
         named = {
-            peer: [(root.round, root.digest) for root in offered] for peer, offered in roots.items()
-        }  # fmt: skip
+            peer: [(root.round, root.digest) for root in offered if root.round >= 0]
+            for peer, offered in roots.items()
+        }
         if begun:  # What is gone on with must be news here, and everybody must have the sets after it.
             first = max(have + 1, *(offer.oldest_set - 1 for offer in begun.values()))
-            usable = [root for offered in roots.values() for root in offered if root.round >= first]
+            usable = [root for offered in roots.values() for root in offered if root.round >= max(0, first)]
             chosen = choose_root(named, self.signed(), await self.kept.worth_resuming(usable))
         else:
             chosen = self._choose_disk(named)
         if chosen is None and apart:
             chosen = self._choose_disk(named)
+        if chosen is None and have == NOTHING and self.start is not None:
+            return await self._fetch_start(all(not offer.oldest_set for offer in offers.values()))
         if chosen is None and begun:
             raise NoState(f"{len(roots)} peers of the stage agree on no snapshot yet")
         if chosen is None:
@@ -226,6 +260,21 @@ class StatePath:
             if (root.round, root.digest) == chosen
         }  # fmt: skip
         return await self._fetch_root(naming)
+
+    async def _fetch_start(self, leads_on: bool) -> Weights:
+        """What the run starts from, of those who have it. `leads_on`: the sets of all rounds are there."""
+        naming = {
+            peer: root for peer, offer in self._offers.items() for root in self._roots(peer, offer)
+            if root.round < 0 and peer not in self._false_starts
+        }  # fmt: skip
+        if not leads_on or not naming:
+            asked = len(self._offers)
+            raise NoState(f"none of {asked} peers of the stage has the weights that the run starts from")
+        try:
+            return await self._fetch_root(naming)
+        except FalseRoot as error:
+            self._false_starts.update(error.holders)
+            raise
 
     def _choose_disk(self, named: dict[PeerId, list[tuple[int, bytes]]]) -> tuple[int, bytes] | None:
         """Nobody trains yet: the whole group starts again, and what the disks hold decides."""
@@ -257,14 +306,16 @@ class StatePath:
                 count = -(-self.state_bytes // chunk_bytes(self.state_bytes))
                 if (
                     envelope.sender != peer or root.stage != self.snapshots.stage
-                    or root.round != envelope.round
+                    or sealed_round(root.round) != envelope.round
                     or root.size != self.state_bytes or len(root.chunks) != count
                 ):  # fmt: skip
                     raise Malformed("a snapshot root that does not fit this stage")
+                if root.round < 0 and (root.digest != self.start or root.chain != START):
+                    raise Malformed("a snapshot root of another start than the run's")
             except (WireError, msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.neighbourhood.refused(peer, "malformed", str(error))
                 continue
-            if self.vouched(peer, root):
+            if root.round < 0 or self.vouched(peer, root):
                 roots.append(root)
                 if (tokens := tokens_in(envelope.sequence)) is not None:
                     self._tokens[peer, root.digest] = tokens
@@ -289,7 +340,8 @@ class StatePath:
             noted.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
         )
         size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if here else "")
-        self.say("weights", f"fetches the weights of round {root.round}: {size}, holders: {len(holders)}")
+        which = f"of round {root.round}" if root.round >= 0 else "that the run starts from"
+        self.say("weights", f"fetches the weights {which}: {size}, holders: {len(holders)}")
         try:
             self._do(self._fetch.start(self.clock.time()))
             while not self._fetched.is_set():  # Holders that stall are dropped; without holders it is stuck.
@@ -308,7 +360,7 @@ class StatePath:
         await self.kept.remove()
         units = units_of(bytes(download.data))
         if state_digest(root.round, units) != root.digest:
-            raise NoState(f"the chunks of the snapshot of round {root.round} do not make up its digest")
+            raise FalseRoot(root.round, holders)
         self.timings.append(("fetch", self.clock.time() - began))
         told = [self._tokens[peer, root.digest] for peer in naming if (peer, root.digest) in self._tokens]
         return Weights(units, root.round, root.chain, tokens=median_low(told) if told else None)

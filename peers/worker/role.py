@@ -367,7 +367,7 @@ class WorkerRole(Role):
             in_flight=config.in_flight, slots=config.slots, checkpoint_seconds=config.checkpoint_seconds,
             drain_seconds=config.drain_seconds, checkpoints=config.state / "checkpoints",
             receipts=config.state / FILE_NAME,
-            from_seed=config.from_seed,
+            from_seed=config.from_seed, start=config.start,
             orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
             version=version("swarmnet"), name=config.name, joules=self._joules_from_now(),
             line=self._line(manifest), held=self.held,

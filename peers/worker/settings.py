@@ -27,6 +27,8 @@ class Settings:
     """The owner's word that this peer may take part, where the run asks for one."""
     archive: str = ""
     """Where to start from when nobody of the stage is there; empty: nowhere."""
+    start: Path | None = None
+    """The folder of the model that the run starts from, if it is on this machine."""
     from_seed: bool = False
     """Begins from the seed even where the run is known to have come farther."""
     receipts: Path | None = None

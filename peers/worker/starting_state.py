@@ -1,10 +1,16 @@
-"""Where a worker starts from: the group's newest state, its own disk, or the seed. Again after a fork."""
+"""Where a worker starts from: the group's newest state, its own disk, or what the run starts from. Again
+after a fork.
+
+Where a run starts from a model (`start`), whose folder is on some machines only, a peer that does not have it
+fetches its stage's part from those that do, as a snapshot whose digest the manifest says.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from peers.compute.executor import UPDATE, Compute
 from peers.network.discovery.announcer import Presence
@@ -12,16 +18,21 @@ from peers.network.neighbourhood import Neighbourhood
 from peers.state.archivists import PATIENCE_SECONDS, Keepers
 from peers.state.checkpoint_writer import Disk
 from peers.state.snapshot_store import Weights
-from peers.state.state_path import NoState, StatePath
+from peers.state.start_folder import start_state
+from peers.state.state_path import NOTHING, NoState, StatePath
 from peers.telemetry import events as noted
 from peers.telemetry.said import Say
 from peers.worker.rounds.update_path import UpdatePath
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.events import Resynchronise
+from swarmnet.rounds.history import START
 from swarmnet.rounds.own_contributions import NOTHING_PAST, Past
 
 AGAIN_SECONDS = 1.0
 """Between two attempts to get the state from the group."""
+START_AGAIN_SECONDS = 5.0
+"""Between two lines that say that what the run starts from is nowhere."""
+NO_START = "waits for one who has it; or say in the peer file where its folder is: start: PATH"
 AGREE_SECONDS = 10.0
 """So long a peer that starts waits for those who have begun before it, if nobody takes part. Each of them may
 have begun from something else, its disk or the seed, and waits in turn for this one (`Worker._in_step`)."""
@@ -46,9 +57,11 @@ class Recovery:
         note: noted.Note,
         say: Say,
         elsewhere: Callable[[], Awaitable[bool]],
+        model: Path | None = None,
     ) -> None:
         """`elsewhere`: whether somebody who is not here has this run's weights
-        (peers/network/discovery/height.py)."""
+        (peers/network/discovery/height.py). `model`: the folder of the model that the run starts from."""
+        self.model = model
         self.disk = disk
         self.states = states
         self.neighbourhood = neighbourhood
@@ -90,7 +103,8 @@ class Recovery:
             forked = given_up is not None and given_up.fork_round is not None
             wanted = self.group() if given_up is None else given_up.peers
             group = [peer for peer in self.group() if peer in wanted]
-            keepers = self._keepers(group) if update is None and clock.time() < until else []
+            patient = clock.time() < until or own is None
+            keepers = self._keepers(group) if update is None and patient else []
             alone = not group and not keepers
             others = update is None and self.neighbourhood.membership.others_may_be_there()
             if alone and others and clock.time() < until:
@@ -98,28 +112,36 @@ class Recovery:
                 continue
             if alone and await self._waits_for_weights(own, update):
                 continue
-            if alone:
+            if alone and own is not None:
                 if own.settled_round < 0 and update is None:
-                    self.say("weights", "no other peer of this stage is there: starts from the run's seed")
+                    source = "the run's model" if self.states.start else "the run's seed"
+                    self.say("weights", f"no other peer of this stage is there: starts from {source}")
                 return own
+            if alone:
+                await self._wait_again("the run starts from a model that nobody here has", own, group)
+                continue
             apart = update is None and clock.time() >= agreed_until and not self._trains(group)
             try:
-                weights = await self.states.fetch(
-                    [*group, *keepers], -1 if forked else own.settled_round, apart=apart
-                )
+                weights = await self.states.fetch([*group, *keepers], self._have(own, forked), apart=apart)
             except NoState as error:
-                self.say("no_weights", f"{error}; asks again in {AGAIN_SECONDS:g} s")
-                await asyncio.sleep(AGAIN_SECONDS)
+                await self._wait_again(str(error), own, group)
                 continue
             if weights is None and not forked:
                 if not self._trains(group) and await self._waits_for_weights(own, update):
                     continue
+                assert own is not None, "without weights some are fetched"
                 return own
-            if weights is None:  # From the seed on, the sets of the history that stands are there.
+            if weights is None:  # From the first weights on, the sets of the history that stands are there.
                 self._forget_after(-1)
-                return self.disk.first_weights()
+                first = self.disk.first_weights(self.states.snapshots)
+                assert first is not None, "likewise"
+                return first
             bytes_now = self.states.fetched_bytes - self.states.kept_bytes
             self.note(noted.Fetched(round=weights.settled_round, bytes=bytes_now))
+            if weights.settled_round < 0:  # Now it has what a seed would make at once, and looks again.
+                self.states.snapshots.hold(weights)
+                own = weights if own is None else own
+                continue
             # Of a history that was given up the weights after this very round are others, too.
             self._forget_after(weights.settled_round - (forked or self._holds_another(weights)))
             self.states.snapshots.hold(weights)
@@ -127,9 +149,25 @@ class Recovery:
                 weights, past=self._pasts.get((weights.settled_round, weights.chain), NOTHING_PAST)
             )
 
-    async def _waits_for_weights(self, own: Weights, update: UpdatePath | None) -> bool:
+    async def _wait_again(self, problem: str, own: Weights | None, group: Sequence[PeerId]) -> None:
+        """Wait before asking again; who has nothing looks for archivists that have come meanwhile."""
+        if own is not None or self._trains(group):
+            self.say("no_weights", f"{problem}; asks again in {AGAIN_SECONDS:g} s")
+            await asyncio.sleep(AGAIN_SECONDS)
+            return
+        self.say("no_weights", f"{problem}: {NO_START}")
+        await asyncio.sleep(START_AGAIN_SECONDS)
+        await self.keepers.reach()
+
+    def _have(self, own: Weights | None, forked: bool) -> int:
+        """The newest round whose weights this peer can go on from."""
+        if forked:
+            own = self.disk.first_weights(self.states.snapshots)
+        return own.settled_round if own is not None else NOTHING
+
+    async def _waits_for_weights(self, own: Weights | None, update: UpdatePath | None) -> bool:
         """Whether this peer, which would begin from the seed, has waited a moment instead."""
-        begins = own.settled_round < 0 and update is None
+        begins = (own is None or own.settled_round < 0) and update is None
         if not begins or not await self.elsewhere():
             return False
         await asyncio.sleep(AGAIN_SECONDS)
@@ -164,10 +202,20 @@ class Recovery:
             self.states.snapshots.hold(weights)
         self._own = restored[0] if restored else None
 
-    def _first(self) -> Weights:
-        """The newest of the own checkpoints, else what the seed makes."""
+    async def read_model(self) -> None:
+        """Read what the run starts from, if this machine has it, for itself and others. Raises StartError."""
+        if self.model is not None and self.states.start is not None:
+            self.say("weights", f"reads the model that the run starts from: {self.model}")
+            await asyncio.to_thread(self._hold_model, self.model)
+
+    def _hold_model(self, model: Path) -> None:
+        units = start_state(model, self.disk.signed.manifest, self.disk.stage)
+        self.states.snapshots.hold(Weights(units, -1, START, tokens=0))
+
+    def _first(self) -> Weights | None:
+        """The newest of the own checkpoints, else what the run starts from, if it is here."""
         own, self._own = self._own, None
-        return own if own is not None else self.disk.first_weights()
+        return own if own is not None else self.disk.first_weights(self.states.snapshots)
 
     async def _settled(self, update: UpdatePath) -> Weights:
         taken: asyncio.Future[Weights] = asyncio.get_running_loop().create_future()

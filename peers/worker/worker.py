@@ -26,7 +26,7 @@ from peers.runtime.supervision import Left, until_left
 from peers.state.archive_restore import Restoring
 from peers.state.checkpoint_writer import Disk
 from peers.state.snapshot_store import Snapshots, Standing
-from peers.state.state_path import StatePath
+from peers.state.state_path import StatePath, start_digest
 from peers.telemetry import events as noted
 from peers.telemetry.said import Say
 from peers.worker.dispatch import Hearing
@@ -153,6 +153,7 @@ class Worker(Parts):
         try:
             self.recovery.restore()
             with suppress(Left):
+                await until_left(self._leaving, self.recovery.read_model())
                 if self.part.computing.compile or self.part.hold is not None:
                     await until_left(self._leaving, self._warm_up())
                 await until_left(self._leaving, self._meet())
@@ -216,12 +217,13 @@ class Worker(Parts):
             self.identity, self.signed.run_id, self.stage, manifest.rounds, self.settings.checkpoints
         )
         self.states = StatePath(
-            self.snapshots, self.neighbourhood, self.part.method.state.size * 4, self.note, self.say
+            self.snapshots, self.neighbourhood, self.part.state.size * 4, self.note, self.say
         )
         self.states.signed = self.digests.roots
+        self.states.start = start_digest(manifest, self.stage)
         self.recovery = Recovery(
             self.disk, self.states, self.presence, self.neighbourhood, self.compute, self.note, self.say,
-            self.elsewhere.waits,
+            self.elsewhere.waits, self.settings.start,
         )  # fmt: skip
         self.data = DataPath(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
@@ -279,7 +281,7 @@ class Worker(Parts):
         if trained():
             return
         if url and folder is not None:
-            layout = self.part.method.state
+            layout = self.part.state
             await Restoring(url, self.signed, self.say).bring(folder, self.stage, layout, trained)
             self.recovery.restore()
         await self.recovery.keepers.reach()
@@ -348,7 +350,7 @@ class Worker(Parts):
         await self._in_step()
 
     def _longest_bodies(self) -> Bodies:
-        state, method = self.part.method.state.size * 4, self.part.method
+        state, method = self.part.state.size * 4, self.part.method
         if method.reduced is None:
             return bodies_for_workers(self.manifest, method.payload_bytes, state)
         slices = sum(method.reduced.slice_bytes)

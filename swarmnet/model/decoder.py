@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Protocol, TypeAlias
 
 import torch
@@ -30,14 +31,15 @@ from swarmnet.model.draws import normal
 from swarmnet.model.experts.mixture import feed_forward, mixture
 from swarmnet.model.fixed_point import UNIT, to_units
 from swarmnet.model.flat_layout import Layout
-from swarmnet.model.linear import linear, products
+from swarmnet.model.linear import adapted, linear
 from swarmnet.model.parameters import (
     BRANCH_ENDS,
     EMBEDDING,
     FINAL_NORM,
     HEAD,
     drawn_as,
-    first_share,
+    factor_names,
+    first_deviation,
     parameter_shapes,
 )
 from swarmnet.run.manifest import ModelShape, Span
@@ -55,14 +57,19 @@ def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> T
     for entry in layout.entries:
         if shapes[entry.name] != entry.shape:
             raise ValueError(f"{entry.name}: layout has {entry.shape}, model {shapes[entry.name]}")
-        values = units[entry.place]
-        if len(entry.shape) == 1:
-            values.fill_(round(1 / UNIT))
-        else:
-            deviation = shape.initial_deviation * first_share(shape, entry.name)
-            drawn = normal(entry.size, seed, drawn_as(shape, entry.name))
-            values.copy_(to_units(drawn.mul_(deviation)))
+        units[entry.place] = drawn_units(shape, entry.name, entry.shape, seed)
     return units
+
+
+def drawn_units(shape: ModelShape, name: str, size: tuple[int, ...], seed: int) -> Tensor:
+    """One parameter's first values, of `initial_units`: int32 [numbers of it]."""
+    count = prod(size)
+    if len(size) == 1:
+        return torch.full((count,), round(1 / UNIT), dtype=torch.int32)
+    deviation = first_deviation(shape, name, size)
+    if not deviation:
+        return torch.zeros(count, dtype=torch.int32)
+    return to_units(normal(count, seed, drawn_as(shape, name)).mul_(deviation))
 
 
 @dataclass(slots=True)
@@ -85,9 +92,8 @@ def scaled(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     """The same layers, whose attention and feed-forward add `scale` times as much to the hidden states."""
     if scale == 1.0:
         return dict(weights)
-    return {
-        name: tensor * scale if name.endswith(BRANCH_ENDS) else tensor for name, tensor in weights.items()
-    }
+    ends = (*BRANCH_ENDS, *(factor_names(end)[1] for end in BRANCH_ENDS))
+    return {name: tensor * scale if name.endswith(ends) else tensor for name, tensor in weights.items()}
 
 
 Rotation: TypeAlias = tuple[Tensor, Tensor]
@@ -168,7 +174,7 @@ def one_layer(
     if shape.experts.count:
         said_ND = mixture(members, shape, normed_BTD.flatten(0, 1))
         return hidden_BTD + said_ND.view_as(hidden_BTD)
-    return hidden_BTD + written(members, feed_forward(members, "mlp.", normed_BTD))
+    return hidden_BTD + written(members, feed_forward(members, shape, "mlp.", normed_BTD))
 
 
 def _attention(
@@ -184,8 +190,8 @@ def _attention(
             x_BTHW = _norm(x_BTHW, members[norm], shape)
         return x_BTHW.transpose(1, 2)
 
-    projections = (members[f"self_attn.{letter}_proj"] for letter in "qkv")
-    query, key, value = products(normed_BTD, *projections)
+    names = [f"self_attn.{letter}_proj" for letter in "qkv"]
+    query, key, value = adapted(members, shape, normed_BTD, names)
     query_BHTW = _rotate(heads(query, "self_attn.q_norm"), rotation).to(value.dtype)
     key_BKSW = _rotate(heads(key, "self_attn.k_norm"), rotation).to(value.dtype)
     value_BKSW = heads(value)
@@ -198,7 +204,8 @@ def _attention(
         is_causal=query_BHTW.shape[2] > 1,
         enable_gqa=shape.heads != shape.key_value_heads,
     )
-    return linear(attended_BHTW.transpose(1, 2).flatten(2), members["self_attn.o_proj"])
+    (projected_BTD,) = adapted(members, shape, attended_BHTW.transpose(1, 2).flatten(2), ["self_attn.o_proj"])
+    return projected_BTD
 
 
 def _norm(x: Tensor, gain: Tensor, shape: ModelShape) -> Tensor:

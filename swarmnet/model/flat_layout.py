@@ -5,6 +5,9 @@ norm, the head. The matrices of a block lie one after the other, padded to whole
 (norms) lie in one chunk of their own, padded to a power of two. Blocks never share a chunk, so the chunks,
 and with them all votes, are the same however the layers are cut in stages, and an expert can be a peer's own.
 
+What a run trains has a flat vector of its own: contributions, votes and momentum are made of it alone. What
+is frozen lies in a second one that no method sees (state_layout.py).
+
 The flat vector is a sequence of planes; a plane is chunks of one size: `flat[start:stop].view(-1, chunk)`.
 Each expert's matrices of all layers are planes of its own, after all others, so that some experts are a
 stretch of the vector.
@@ -16,6 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
+
+from swarmnet.model.parameters import is_trained, parameter_shapes
+from swarmnet.run.manifest import Manifest
 
 if TYPE_CHECKING:  # What only counts parameters starts without torch.
     from torch import Tensor
@@ -85,6 +91,10 @@ class Layout:
         return {block: tuple(found) for block, found in ranges.items()}
 
 
+NOTHING = Layout((), (), (), 0)
+"""Of no parameters."""
+
+
 def views_of(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Each parameter in a vector [layout.size]."""
     return {entry.name: flat[entry.place].view(entry.shape) for entry in layout.entries}
@@ -147,6 +157,21 @@ def layout_of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
             whose = expert_of(members_of_kind[0][0])
             runs.setdefault((whose, chunk), []).append((chunks, members_of_kind))
     return _place(runs)
+
+
+def trained_layout(manifest: Manifest, stage: int) -> Layout:
+    """Of what the stage trains."""
+    return _layout(manifest, stage, trained=True)
+
+
+def frozen_layout(manifest: Manifest, stage: int) -> Layout:
+    """Of what stays as it began; of size 0 where all is trained."""
+    return _layout(manifest, stage, trained=False)
+
+
+def _layout(manifest: Manifest, stage: int, *, trained: bool) -> Layout:
+    shapes = parameter_shapes(manifest.model, manifest.span(stage))
+    return layout_of({name: size for name, size in shapes.items() if is_trained(manifest, name) is trained})
 
 
 _Runs: TypeAlias = dict[tuple[int | None, int], list[tuple[int, list[tuple[str, tuple[int, ...]]]]]]

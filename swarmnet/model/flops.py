@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from math import prod
 
-from swarmnet.model.parameters import EMBEDDING, is_anchors, is_experts, parameter_shapes
+from swarmnet.model.parameters import EMBEDDING, is_anchors, is_experts, is_trained, parameter_shapes
 from swarmnet.run.manifest import Manifest
 
 PER_PARAMETER = 6
+PER_FROZEN = 4
+"""Of a matrix that is not trained: no gradient of it is computed, only the one that goes on."""
 PER_QUERY_AND_TOKEN = 12
 PER_PROJECTION = 4
 """For each number of a matrix that does not learn: no gradient of it is computed."""
@@ -24,10 +26,11 @@ def operations_per_token(manifest: Manifest, stage: int) -> int:
     shape, span = manifest.model, manifest.span(stage)
     of_experts, others = 0, 0
     for name, size in parameter_shapes(shape, span).items():
+        each = PER_PARAMETER if is_trained(manifest, name) else PER_FROZEN
         if is_experts(name):
-            of_experts += prod(size)
+            of_experts += each * prod(size)
         elif len(size) == 2 and name != EMBEDDING and not is_anchors(name):
-            others += prod(size)
+            others += each * prod(size)
     matrices = others + of_experts * shape.experts.active // max(1, shape.experts.count)
     # A boundary inside the stage is left and entered, one at its end only one of the two.
     places = shape.boundary.after
@@ -38,7 +41,7 @@ def operations_per_token(manifest: Manifest, stage: int) -> int:
     projections = crossings * shape.boundary.width * shape.width
     queries = (span.stop - span.first) * shape.heads * shape.head_width
     return (
-        PER_PARAMETER * matrices
+        matrices
         + PER_PROJECTION * projections
         + PER_QUERY_AND_TOKEN * queries * manifest.data.sequence_tokens
     )

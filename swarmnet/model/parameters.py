@@ -1,13 +1,15 @@
-"""Which parameters the decoder has, by their Hugging Face names, in any slice of its layers.
+"""Which parameters the decoder has, by their Hugging Face names, in any slice of its layers, and which of
+them a run trains.
 
 No torch: what only counts parameters (memory, traffic, reports) starts without it.
 """
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from math import sqrt
 
-from swarmnet.run.manifest import ModelShape, Span
+from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Span
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -47,6 +49,22 @@ def is_experts(name: str) -> bool:
     return ".mlp.experts." in name
 
 
+def factor_names(name: str) -> tuple[str, str]:
+    """A and B of a matrix's LoRA factors, as PEFT calls them."""
+    stem = name.removesuffix(".weight")
+    return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
+
+
+def is_factor(name: str) -> bool:
+    """Whether it is one of the two."""
+    return name.endswith((".lora_A.weight", ".lora_B.weight"))
+
+
+def has_factors(shape: ModelShape, name: str) -> bool:
+    """Whether a parameter is a matrix that has LoRA factors."""
+    return shape.lora.rank > 0 and name.removesuffix(".weight").rpartition(".")[2] in shape.lora.targets
+
+
 def whole(shape: ModelShape) -> Span:
     """The span of the unsplit model."""
     return Span(0, shape.layers, has_embedding=True, has_head=True)
@@ -78,7 +96,12 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
         }
         if shape.qk_norm:
             members["self_attn.q_norm"] = members["self_attn.k_norm"] = (shape.head_width,)
-        shapes |= {f"model.layers.{layer}.{member}.weight": size for member, size in members.items()}
+        for member, size in members.items():
+            name = f"model.layers.{layer}.{member}.weight"
+            shapes[name] = size
+            if has_factors(shape, name):
+                down, up = factor_names(name)
+                shapes[down], shapes[up] = (shape.lora.rank, size[1]), (size[0], shape.lora.rank)
     if span.stop in anchored:
         shapes[anchors_before(span.stop)] = anchors
     if span.has_head:
@@ -123,3 +146,43 @@ def first_share(shape: ModelShape, name: str) -> float:
     if is_anchors(name):  # The sum of two rows is to be as large as a row of the embedding.
         return sqrt(0.5) if shape.boundary.anchor_rows else 1.0
     return branch_share(shape, name)
+
+
+def first_deviation(shape: ModelShape, name: str, size: tuple[int, ...]) -> float:
+    """The standard deviation of a matrix's first values. Of LoRA's factors A has that of the uniform ones
+    which PEFT draws, 1 / sqrt(3 in), and B begins at zero."""
+    if is_factor(name):
+        return 1.0 / sqrt(3 * size[1]) if ".lora_A." in name else 0.0
+    return shape.initial_deviation * first_share(shape, name)
+
+
+def has_frozen(manifest: Manifest) -> bool:
+    """Whether the run says what is trained: else all is."""
+    return bool(manifest.sync.trainable) or manifest.model.lora.rank > 0
+
+
+def is_trained(manifest: Manifest, name: str) -> bool:
+    """Whether the parameter of this name is."""
+    patterns, has_factors = manifest.sync.trainable, manifest.model.lora.rank > 0
+    if not has_frozen(manifest):
+        return True
+    return (has_factors and is_factor(name)) or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def check_trained(manifest: Manifest) -> None:
+    """Raise ManifestError where `sync.trainable` names what is not there, or leaves a stage nothing to train.
+    After `manifest_check.check`."""
+    patterns = manifest.sync.trainable
+    if not patterns:
+        return
+    names = list(parameter_shapes(manifest.model, whole(manifest.model)))
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ManifestError(
+                f"sync.trainable: no parameter is called {pattern!r}; they have names as "
+                f"{names[min(1, len(names) - 1)]}"
+            )
+    for stage in range(len(manifest.stages)):
+        shapes = parameter_shapes(manifest.model, manifest.span(stage))
+        if not any(is_trained(manifest, name) for name in shapes):
+            raise ManifestError(f"sync.trainable: stage {stage} has nothing to train; name a parameter of it")

@@ -20,7 +20,7 @@ from torch.nn import functional
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.computing.whole_weights import Rows, StageWeights, Tiles, WholeWeights
-from swarmnet.model.flat_layout import Layout
+from swarmnet.model.flat_layout import NOTHING, Layout
 from swarmnet.run.manifest import ModelShape, Span
 
 __all__ = ["Finished", "StageCompute", "StageError", "Tiles", "copied"]
@@ -60,15 +60,17 @@ class StageCompute:
 
     def __init__(
         self, shape: ModelShape, span: Span, layout: Layout, computing: Computing = PLAIN,
-        device: torch.device | None = None, weights: StageWeights | None = None,
+        device: torch.device | None = None, frozen: Layout = NOTHING, weights: StageWeights | None = None,
     ) -> None:  # fmt: skip
-        """`weights`: on several devices this one's; else all, on `device`."""
+        """`layout`: of what is trained; `frozen`: of what is not, which `freeze` gives; `weights`: on several
+        devices this one's, else all, on `device`."""
         self._shape, self._span, self._layout = shape, span, layout
+        self._frozen_layout = frozen
         self._crossing = shape.crossing
         self._forgets = computing.recompute == "stage"
         self._compiles = computing.compile and not shape.experts.count  # How many tokens these have varies.
         self._weights: StageWeights = weights or WholeWeights(
-            shape, span, layout, computing, device or torch.device("cpu")
+            shape, span, layout, computing, device or torch.device("cpu"), frozen
         )
         self._graphs: dict[Hashable, _Graph] = {}
 
@@ -77,9 +79,14 @@ class StageCompute:
         """Graphs that wait for their backward pass."""
         return len(self._graphs)
 
+    def freeze(self, units: Tensor) -> None:
+        """Compute with these weights, which are never trained, in the units of fixed_point: int32
+        [frozen.size]. Before weights are published."""
+        self._weights.freeze(units)
+
     def publish(self, tiles: Tiles) -> None:
         """Use these weights from the next forward on: written over those before, where no graph needs them
-        any more. `tiles`: all of [layout.size]."""
+        any more. `tiles`: all of [layout.size]. ValueError before what is frozen is known."""
         self._weights.publish(
             tiles, lambda version: any(graph.version is version for graph in self._graphs.values())
         )
@@ -96,6 +103,7 @@ class StageCompute:
             return
         assert isinstance(self._weights, WholeWeights), "peers/compute/stage_part.py allows no other"
         self._weights.compile_for(sequences, tokens)
+        self.freeze(torch.zeros(self._frozen_layout.size, dtype=torch.int32))
         self.publish([(0, torch.zeros(self._layout.size, device=self._weights.device))])
         tokens_BT = torch.zeros(sequences, tokens, dtype=torch.int64)
         inputs = tokens_BT

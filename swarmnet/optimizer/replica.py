@@ -46,9 +46,10 @@ class Replica:
 
     def __init__(
         self, layout: Layout, method: Method, units: Tensor, settled_round: int = -1,
-        merging: ExpertMerging | None = None,
+        frozen: Tensor | None = None, merging: ExpertMerging | None = None,
     ) -> None:  # fmt: skip
         """`units`: int32 [method.state.size], what was settled after `settled_round` (-1: the beginning).
+        `frozen`: what lies behind that and never changes, int32, in the machine's memory; None: nothing.
         `merging`: what a settled round does to experts besides."""
         size = method.state.size
         if units.shape != (size,) or units.dtype != torch.int32:
@@ -57,6 +58,7 @@ class Replica:
         self._settled = units.clone()
         self._weights = self._settled[: layout.size]
         self._momentum = self._settled[layout.size :] if size > layout.size else None
+        self._frozen = frozen if frozen is not None and len(frozen) else None
         self._open: dict[int, _OpenRound] = {}
         self.settled_round = settled_round
         self.applied_round = settled_round
@@ -122,18 +124,22 @@ class Replica:
         self.settled_round = round
 
     def digest(self) -> bytes:
-        """SHA-256 over the settled round (8 bytes, signed) and what is settled, int32, little-endian."""
+        """SHA-256 over the settled round (8 bytes, signed), what is settled and what is frozen, int32,
+        little-endian."""
         digest = digest_of(self.settled_round)
-        digest.update(self._settled.cpu().numpy().astype("<i4", copy=False).data)
+        for units in (self._settled, self._frozen):
+            if units is not None:
+                digest.update(units.cpu().numpy().astype("<i4", copy=False).data)
         return digest.digest()
 
     def settled_units(self) -> Tensor:
-        """A copy, int32 [method.state.size]."""
-        return self._settled.clone()
+        """A copy, int32: what is settled, and behind it what is frozen."""
+        return self._settled.clone() if self._frozen is None else self.settled_now()
 
     def settled_now(self) -> Tensor:
-        """No copy: whoever reads it is done before the next round settles, and writes nothing to it."""
-        return self._settled
+        """No copy where nothing is frozen: whoever reads it is done before the next round settles, and writes
+        nothing to it."""
+        return self._settled if self._frozen is None else torch.cat([self._settled.cpu(), self._frozen])
 
     def live_floats(self, ahead: bool) -> Tensor:
         """float32 [layout.size]: all `live_tiles`."""

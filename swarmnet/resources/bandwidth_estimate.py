@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.parameters import is_muons, parameter_shapes
+from swarmnet.model.flat_layout import trained_layout
+from swarmnet.model.parameters import is_muons
 from swarmnet.resources.lines import crossings
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.own_steps import BITS
@@ -65,7 +65,7 @@ def gossip_per_peer(manifest: Manifest) -> float:
 def contribution_bytes(manifest: Manifest, stage: int) -> float:
     """About what one contribution takes."""
     sync = manifest.sync
-    layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
+    layout = trained_layout(manifest, stage)
     parameters = layout.size
     if (own := sync.own_steps) is not None:
         if own.sent == "largest":  # Places, signs, which of two sizes; and of each chunk these two.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.flat_layout import Layout, layout_of, some_planes
+from swarmnet.model.flat_layout import Layout, frozen_layout, layout_of, some_planes, trained_layout
 from swarmnet.model.parameters import is_muons, parameter_shapes
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
 from swarmnet.run.manifest import Manifest
@@ -78,7 +78,7 @@ def needs_of(
 ) -> Needs:
     """`process_bytes`: what everything else takes out of the same memory; 0: the stage lies in that of a
     card, where no copy for the disk is."""
-    layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
+    layout = trained_layout(manifest, stage)
     work, sync, own = WORK_BYTES[computing.dtype], manifest.sync, manifest.sync.own_steps
     uses_each = own is not None and sync.step_tokens <= manifest.microbatch_tokens
     gradient = work if uses_each else FLOAT_BYTES
@@ -90,6 +90,9 @@ def needs_of(
     weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES) + _of_method(manifest, layout)
     if own is not None and (process_bytes or computing.moments == "device"):
         weights += _moments(own.inner, trained)
+    # What is frozen: kept as units in the machine's memory, copied for the disk, and computed with.
+    fixed = work + ((GRID_BYTES + COPY_BYTES + FREED_BYTES) if process_bytes else 0)
+    weights += frozen_layout(manifest, stage).size * fixed
     weights += graph_at_work(manifest, stage, computing)
     return Needs(stage, weights, graph_bytes(manifest, stage, computing), process_bytes)
 

@@ -63,6 +63,27 @@ class Experts:
         return expert * self.groups // self.count
 
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The matrices of a layer, as Hugging Face names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """Low-rank factors beside frozen matrices (LoRA, arXiv:2106.09685, section 4.1): a layer's W x becomes
+    W x + alpha / rank B A x, and only the factors A and B are trained and sent."""
+
+    rank: int = 0
+    """Rows of A and columns of B; 0: no factors, every matrix is trained itself."""
+    alpha: float = 16.0
+    """What B A counts, times rank."""
+    targets: tuple[str, ...] = PROJECTIONS
+    """Which matrices of each layer have factors."""
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """A decoder of the Llama family (with `qk_norm`: Qwen3)."""
@@ -98,6 +119,8 @@ class ModelShape:
     """How hidden states go from stage to stage."""
     experts: Experts = field(default=Experts(), metadata={ADDED: True})
     """Several feed-forwards in each layer, of which a token takes a few."""
+    lora: Lora = field(default=Lora(), metadata={ADDED: True})
+    """Train low-rank factors beside the matrices that the run starts with; needs `start`."""
 
     @property
     def crossing(self) -> int:
@@ -149,6 +172,24 @@ class Source:
     index: str = field(default="", metadata={ADDED: True})
     """SHA-256 of the text's `index.json` (`swarmnet index FOLDER`), which names each file with its own: peers
     read nothing else. Empty: every peer reads what its folder holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The weights that the run begins with, in place of those that `seed` draws."""
+
+    path: str = ""
+    """What the folder with the model is called (config.json and safetensors files, as Hugging Face writes a
+    Llama or a Qwen3): peers read it where their own peer file says, or get their stage's part from others.
+    Empty: the seed draws them."""
+    sha256: str = ""
+    """Of the lines that `sha256sum config.json *.safetensors` prints in that folder. Empty: publishing fills
+    it in."""
+    origin: str = ""
+    """Where the model comes from, for people: a URL or a sentence."""
+    digests: tuple[str, ...] = ()
+    """Of each stage the digest of its first weights, by which every peer checks what it begins with. Filled
+    in by publishing."""
 
 
 OrderName = Literal["drawn", "epochs"]
@@ -302,6 +343,10 @@ class Sync:
     up to 64 x 64, as DeMo's paper has it, with a DCT."""
     shards: int = field(default=16, metadata={ADDED: True})
     """Of a sharded exchange: into so many slices a contribution is cut; reducers are drawn for each."""
+    trainable: tuple[str, ...] = field(default=(), metadata={ADDED: True})
+    """Which parameters are trained, by their Hugging Face names or patterns (`model.layers.*`,
+    `*.mlp.*`); the others stay as they began and are never sent. Empty: all, or where `model.lora` has a
+    rank, its factors alone, to which these come then."""
 
     @property
     def own_steps(self) -> OwnSteps | None:
@@ -358,6 +403,7 @@ class Manifest:
     rounds: Rounds = field(default_factory=Rounds)
     paths: Paths = field(default_factory=Paths)
     sync: Sync = field(default_factory=Sync)
+    start: Start = field(default=Start(), metadata={ADDED: True})
 
     def canonical(self) -> bytes:
         """Every key but those that were added later and say nothing, sorted, without spaces."""

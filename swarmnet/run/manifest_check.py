@@ -7,10 +7,12 @@ from math import inf
 from swarmnet.run.boundary import contradictions
 from swarmnet.run.manifest import (
     BYTES,
+    PROJECTIONS,
     STANDARD_LIBRARY,
     WIRE_VERSION,
     Data,
     Experts,
+    Lora,
     Manifest,
     ManifestError,
     ModelShape,
@@ -18,14 +20,17 @@ from swarmnet.run.manifest import (
 )
 from swarmnet.run.own_steps import AUTHORS, OUTER
 
+HEXADECIMAL = frozenset("0123456789abcdef")
 MOST_EXPERTS = 1024
+"""Twice what the largest published mixtures have in a layer."""
 LARGEST_COMPARED = 1 << 25
 """Numbers of an expert's matrix whose products can be summed exactly (swarmnet/model/experts/merging.py)."""
-"""Twice what the largest published mixtures have in a layer."""
 MOST_RANK = 1024
 """What a step's exact sums have room for (swarmnet/optimizer/low_rank/exact.py)."""
 MOST_SHARDS = 64
 """Of a sharded exchange: more are smaller than what surrounds them."""
+MOST_PATTERNS, MOST_PATTERN_CHARACTERS, MOST_LAYERS = 16, 128, 1024
+"""Of `sync.trainable`, and of a model that has it: a stranger's manifest is not to keep its reader busy."""
 MOST_BODY_BYTES = 32 << 20
 """Two of them on their way fill a link: it keeps 64 MiB until they are acknowledged, and refuses more. A
 microbatch of 2,048 tokens of width 4096 takes 17 MB."""
@@ -77,6 +82,7 @@ def check(manifest: Manifest) -> None:
         (paths.swaps > 0 and len(manifest.stages) < 4,
          "paths.swaps: two stages can only be swapped between the first and the last, so there must be 4"),
         *_of_experts(model, sync),
+        *_of_start(manifest),
         *_of_sync(sync),
         (not 0.0 <= manifest.model.branch_share <= 1.0,
          f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
@@ -108,6 +114,8 @@ def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
         (experts.groups > 1 and (sync.own_steps is None or sync.exchange == "sharded"),
          "model.experts.groups: goes with a sync.method whose peers step by themselves, as local-steps or "
          "diloco, and sync.exchange: everyone"),
+        ((experts.groups > 1 or experts.merge_rounds > 0) and (bool(sync.trainable) or model.lora.rank > 0),
+         "model.experts: groups and merge_rounds do not go with sync.trainable or model.lora"),
         (experts.merge_rounds < 0 or not 0.0 <= experts.merge_share <= 1.0 or experts.merge_until < 1,
          "model.experts: merge_rounds cannot be negative, merge_share must lie in [0, 1], merge_until be at "
          "least 1"),
@@ -124,6 +132,36 @@ def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
     ]  # fmt: skip
 
 
+def _of_start(manifest: Manifest) -> list[tuple[bool, str]]:
+    """As `_of_sync`."""
+    start, model, patterns = manifest.start, manifest.model, manifest.sync.trainable
+    lora, targets = model.lora, model.lora.targets
+    hashes = [one for one in (start.sha256, *start.digests) if one]
+    return [
+        (not start.path and (start.sha256, start.origin, start.digests) != ("", "", ()),
+         "start: sha256 and origin say nothing without a path"),
+        (any(len(one) != 64 or not set(one) <= HEXADECIMAL for one in hashes) or "" in start.digests,
+         "start: sha256 is no SHA-256 (64 hexadecimal digits)"),
+        (bool(start.digests) and len(start.digests) != len(manifest.stages),
+         f"start.digests: {len(start.digests)} of them, the run has {len(manifest.stages)} stages"),
+        (bool(start.path) and (model.experts.count > 0 or model.boundary.is_narrow),
+         "start: only a plain Llama or Qwen3 can be started from, without model.experts or model.boundary"),
+        (lora.rank == 0 and lora != Lora(), "model.lora: alpha and targets say nothing without a rank"),
+        (not 0 <= lora.rank <= MOST_RANK, f"model.lora.rank is {lora.rank}; it must lie in 0 to {MOST_RANK}"),
+        (not 0 < lora.alpha <= MOST_RANK,
+         f"model.lora.alpha is {lora.alpha:g}; it must be positive, at most {MOST_RANK}"),
+        (not targets or len(set(targets)) < len(targets) or not set(targets) <= set(PROJECTIONS),
+         f"model.lora.targets: each once, at least one of {', '.join(PROJECTIONS)}"),
+        (lora.rank > 0 and not start.path,
+         "model.lora: needs a start; without one the frozen matrices stay as the seed drew them"),
+        (len(patterns) > MOST_PATTERNS
+         or any(not 0 < len(one) <= MOST_PATTERN_CHARACTERS for one in patterns),
+         f"sync.trainable: at most {MOST_PATTERNS} patterns, of 1 to {MOST_PATTERN_CHARACTERS} characters"),
+        (bool(patterns) and model.layers > MOST_LAYERS,
+         f"sync.trainable: for models of up to {MOST_LAYERS} layers, this has {model.layers}"),
+    ]  # fmt: skip
+
+
 def _of_data(data: Data) -> list[tuple[bool, str]]:
     """What `check` looks at there, as `_of_sync`."""
     weights, indexes = [one.weight for one in data.sources], [one.index for one in data.sources if one.index]
@@ -134,7 +172,7 @@ def _of_data(data: Data) -> list[tuple[bool, str]]:
         (not all(0 <= weight < inf for weight in weights), "data.sources: weight cannot be negative"),
         (any(weights) and not all(weights),
          "data.sources: weight is for all sources or for none: one of 0 beside others would never be read"),
-        (any(len(one) != 64 or not set(one) <= set("0123456789abcdef") for one in indexes),
+        (any(len(one) != 64 or not set(one) <= HEXADECIMAL for one in indexes),
          "data.sources: index is no SHA-256 (64 hexadecimal digits); `swarmnet index FOLDER` prints it"),
         (pinned_library, f"data.sources: {STANDARD_LIBRARY} is another with each Python: it has no index"),
         (data.order == "epochs" and len({one.name for one in data.sources}) < len(data.sources),

@@ -41,6 +41,7 @@ from peers.network.discovery.claimed_tokens import Contributions
 from peers.runtime import control_client
 from peers.runtime.control_server import Control
 from peers.state import checkpoint_file as checkpoint
+from peers.state import start_folder
 from peers.state.archive import INDEX, RUN, Archive
 from peers.state.archive_store import FolderStore
 from peers.state.checkpoint_file import CheckpointError
@@ -67,7 +68,7 @@ from swarmnet.optimizer.step import dense
 from swarmnet.rounds.history import START
 from swarmnet.rounds.result_table import Contributor, head_of, read_head, tag_of
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.manifest import Manifest, Sync, owner_statement
+from swarmnet.run.manifest import Lora, Manifest, Start, Sync, owner_statement
 
 CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32", "int4-tiles", "int6-tiles")
 SHAPE = (2, 16, 32)
@@ -87,12 +88,20 @@ def narrow_manifest() -> Manifest:
     return tiny_manifest(model=replace(TINY_MODEL, vocabulary=5000, boundary=boundary))
 
 
+@cache
+def further_manifest() -> Manifest:
+    """Of a run that trains a part of a model that it starts from."""
+    model = replace(TINY_MODEL, lora=Lora(rank=2, targets=("q_proj",)))
+    sync = Sync(trainable=("model.layers.*.mlp.*", "*norm*"))
+    return tiny_manifest(model=model, sync=sync, start=Start("model", "ab" * 32, "", ("cd" * 32,) * 3))
+
+
 # -- runs -------------------------------------------------------------------------------------------------
 
 
 def hostile_manifest(chance: Random) -> bytes:
     """On the wire: signed by the run's owner, who may write what he likes."""
-    canonical = chance.choice((signed_manifest().manifest, narrow_manifest())).canonical()
+    canonical = chance.choice((signed_manifest().manifest, narrow_manifest(), further_manifest())).canonical()
     if chance.random() < 0.3:
         return bent(canonical + bytes(64), chance)
     content = replaced(json.loads(canonical), chance)
@@ -190,7 +199,7 @@ def take_hidden_states(body: tuple[bytes, Any], _folder: Path) -> None:
 
 
 def microbatch(chance: Random) -> tuple[Manifest, Act, bytes]:
-    manifest = chance.choice((signed_manifest().manifest, narrow_manifest()))
+    manifest = chance.choice((signed_manifest().manifest, narrow_manifest(), further_manifest()))
     size = manifest.body_bytes
     bodies = (bytes(size), chance.randbytes(size), b"\x7f" * size, b"", bytes(chance.randrange(size)))
     act = built(Act, chance)
@@ -247,6 +256,9 @@ def snapshots() -> Snapshots:
 
 def snapshot_root(chance: Random) -> bytes:
     held = snapshots().held[0]
+    if chance.random() < 0.2:  # What a run starts from.
+        first = fields_of(msgspec.structs.replace(held.root, round=-1, chain=START))
+        return bent_or_signed(held.signed, Kind.SNAPSHOT, first, chance, 1, 0)
     return bent_or_signed(held.signed, Kind.SNAPSHOT, fields_of(held.root), chance, 1, held.root.round)
 
 
@@ -254,9 +266,10 @@ def take_snapshot_root(data: bytes, _folder: Path) -> None:
     def refuse(_peer: str, _code: str, reason: str) -> None:
         raise Refused(reason)
 
+    held = snapshots().held[0]
     path = SimpleNamespace(
-        snapshots=snapshots(), state_bytes=len(snapshots().held[0].data), vouched=lambda peer, root: True,
-        neighbourhood=SimpleNamespace(refused=refuse),
+        snapshots=snapshots(), start=held.root.digest, state_bytes=len(held.data),
+        vouched=lambda peer, root: True, neighbourhood=SimpleNamespace(refused=refuse),
     )  # fmt: skip
     for root in StatePath._roots(path, PeerId(ALICE.peer_id), State(1, 3, 3, bytes(32), [data], 0)):  # type: ignore[arg-type]
         assert root.size == path.state_bytes
@@ -437,6 +450,13 @@ def load_export(data: bytes, folder: Path) -> None:
     load_weights(folder)
 
 
+def open_start(data: bytes, folder: Path) -> None:
+    (folder / "config.json").write_bytes(data)
+    (folder / "model.safetensors").write_bytes(honest_checkpoint()[0] if len(data) % 2 else data)
+    (folder / "model.safetensors.index.json").write_bytes(data)
+    start_folder.open_model(folder, signed_manifest().manifest)
+
+
 def lines_of(make: Callable[[Random], object]) -> Callable[[Random], bytes]:
     """Files of one to four lines of JSON, of which some are bent."""
 
@@ -549,6 +569,7 @@ DECODERS = (
     Decoder("contributors of an archive", lines_of(_contributors), read_contributors, ()),
     Decoder("peer files", peer_yaml, read_peer_yaml, FILE),
     Decoder("exported models", _config, load_export, (ExportError,)),
+    Decoder("models to start from", _config, open_start, (start_folder.StartError,)),
     Decoder("event logs", lines_of(_event), read_event_log, FILE),
     Decoder("lists of receipts", lines_of(_receipt), read_receipts, FILE),
     Decoder("remembered peers", lines_of(_addresses), read_peer_cache, ()),

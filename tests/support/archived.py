@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -51,8 +52,10 @@ async def trained(swarm: Swarm, stages: dict[str, int], rounds: int, **how: Any)
     await swarm.until(lambda: min(s for _, s in swarm.rounds().values() or [(0, 0)]) > rounds, 60.0)
 
 
-async def archived(swarm: Swarm, place: str, policy: Policy) -> tuple[Archivist, Archive, list[str]]:
-    """An archivist in the swarm, opened."""
+async def archived(
+    swarm: Swarm, place: str, policy: Policy, model: Path | None = None
+) -> tuple[Archivist, Archive, list[str]]:
+    """An archivist in the swarm, opened. `model`: that the run starts from."""
     said: list[str] = []
     identity = Identity.from_seed(b"archivist")
     book = OrderBook(swarm.signed, None, lambda *_, **__: None, lambda *_: None)
@@ -62,7 +65,7 @@ async def archived(swarm: Swarm, place: str, policy: Policy) -> tuple[Archivist,
     quiet = lambda *_, **__: None  # noqa: E731 - what is noted is not looked at
     presence = Presence(swarm.signed, identity, transport, directory, "1", quiet)
     record = partial(presence.record, NO_STAGE, Claims("serving", "", "archivist"))
-    serving = Serving(archive, swarm.signed, transport, OpenToAll(), record, quiet)
+    serving = Serving(archive, swarm.signed, transport, OpenToAll(), record, quiet, model)
     circle = Circle(book, transport, directory, b"", Random(1), quiet, serving)
     await directory.announce(swarm.signed.run_id, NO_STAGE, record(), 10.0)
     archivist = Archivist(

@@ -127,7 +127,7 @@ class Holders:
             holder = next(holder for holder in self.peers.values() if holder.stage == stage)
             held = next(held for held in holder.snapshots.held if held.root.round == round)
             scale = rules.branch_scale(stage, len(rounds))
-            found |= scaled(named(holder.part.layout, units_of(held.data)), scale)
+            found |= scaled(named(holder.part.state, units_of(held.data)), scale)
         return found
 
 

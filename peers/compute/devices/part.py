@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import hypot
 
 import torch
@@ -23,11 +24,10 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.computing.shares import Shares
-from swarmnet.model.decoder import initial_units
-from swarmnet.model.flat_layout import Layout, layout_of
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.flat_layout import Layout, trained_layout
+from swarmnet.model.parameters import has_frozen
 from swarmnet.model.stage_compute import Finished, Tiles
-from swarmnet.model.state_layout import at_rest
+from swarmnet.model.state_layout import first_state
 from swarmnet.optimizer.divided.payload import Divisible, divided, put_together
 from swarmnet.optimizer.method import OwnSteps, Tally, method_of
 from swarmnet.optimizer.replica import digest_of
@@ -47,8 +47,7 @@ def spread_part(
     UserError where the run's method needs all of a stage at once."""
     if why_not := not_divisible(manifest):
         raise UserError(f"compute.devices: {why_not}; set it to 1")
-    span = manifest.span(stage)
-    layout = layout_of(parameter_shapes(manifest.model, span))
+    layout = trained_layout(manifest, stage)
     shares = Shares(layout, len(devices))
     if len({run.device for run in shares.runs()}) < len(devices):
         raise UserError(f"compute.devices: stage {stage} is too small for {len(devices)}; set it to 1")
@@ -64,12 +63,8 @@ def spread_part(
 
     processes = Processes(begins)
     method = SpreadMethod(manifest, layout, processes, shares)
-
-    def first_units() -> Tensor:
-        return at_rest(initial_units(manifest.model, span, layout, manifest.seed), method.state)
-
     part = StagePart(
-        layout, SpreadCompute(processes), method, first_units, computing=computing,
+        layout, SpreadCompute(processes), method, partial(first_state, manifest, stage), computing=computing,
         hold=lambda units, round: SpreadReplica(method, units, round), kind=devices[0].type,
     )  # fmt: skip
     return part, processes
@@ -82,6 +77,8 @@ def not_divisible(manifest: Manifest) -> str:
         return "the run cuts matrices in tiles (sync.cut), which do not lie on one device"
     if sync.exchange == "sharded":
         return "what goes to reducers (sync.exchange: sharded) is not made share by share yet"
+    if has_frozen(manifest):
+        return "what a run does not train (sync.trainable, model.lora) is not held share by share"
     if manifest.model.experts.groups > 1 or manifest.model.experts.merge_rounds:
         return "a group of experts (model.experts) is not trained, and experts are not merged, share by share"
     if sync.method in ("low-rank", "hybrid"):
@@ -108,6 +105,10 @@ class SpreadCompute:
     def publish(self, tiles: Tiles) -> None:
         assert isinstance(tiles, LiveWeights), "of a SpreadReplica"
         self._processes.ask(orders.Publish(tiles.ahead))
+
+    def freeze(self, units: Tensor) -> None:
+        if len(units):
+            raise ValueError("several devices train all of a stage (not_divisible)")
 
     def train(self, layout: Layout) -> None:
         raise ValueError("several devices train all of a stage (not_divisible)")

@@ -65,7 +65,7 @@ class Device:
         whole = layout_of(parameter_shapes(manifest.model, span))
         computing = Computing(begin.dtype, begin.recompute)
         weights = SpreadWeights(manifest.model, span, whole, computing, device)
-        self.compute = StageCompute(manifest.model, span, whole, computing, device, weights)
+        self.compute = StageCompute(manifest.model, span, whole, computing, device, weights=weights)
         shares = Shares(whole, begin.devices)
         self.layout, self.device = shares.layout(begin.rank), device
         self.method = method_of(manifest, self.layout, device)

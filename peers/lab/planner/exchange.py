@@ -15,8 +15,7 @@ from math import inf
 from peers.lab.planner.layout import Layout
 from peers.lab.processes.demo_report import contribution_bytes
 from swarmnet.model.computing.choices import Computing
-from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.flat_layout import trained_layout
 from swarmnet.pipeline.flow_control import graph_bytes
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
 from swarmnet.resources.memory_estimate import needs_of
@@ -86,7 +85,7 @@ def exchange_of(manifest: Manifest) -> Exchange:
 
 
 def parameters_of(manifest: Manifest, stage: int) -> int:
-    return layout_of(parameter_shapes(manifest.model, manifest.span(stage))).size
+    return trained_layout(manifest, stage).size
 
 
 def alone_memory(manifest: Manifest) -> int:

@@ -37,7 +37,10 @@ DRAIN_SECONDS = 3.0
 
 
 def measured(manifest: Manifest) -> Measured:
-    """Takes a minute and a half, mostly for the peers to start."""
+    """Takes a minute and a half, mostly for the peers to start. UserError for a run that starts from a
+    model."""
+    if manifest.start.path:
+        raise UserError("--measure trains from a seed, this run starts from a model: give speeds instead")
     tokens = manifest.microbatch_tokens
     found = []
     for each in (1, MANY):

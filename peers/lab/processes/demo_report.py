@@ -15,8 +15,7 @@ from peers.telemetry.event_fold import SettledRounds
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Contribution, encode
 from protocols.signed.envelope import ENVELOPE_BYTES
-from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.flat_layout import trained_layout
 from swarmnet.optimizer.method import method_of
 from swarmnet.run.manifest import Manifest
 
@@ -109,7 +108,7 @@ def join_to_contribution_seconds(stories: Iterable[PeerStory], peer: str, starte
 
 def contribution_bytes(manifest: Manifest, stage: int) -> int:
     """What one contribution takes on the wire, computed from the manifest."""
-    layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
+    layout = trained_layout(manifest, stage)
     plain = replace(manifest, sync=replace(manifest.sync, transform="identity"))  # It changes no size.
     body = ENVELOPE_BYTES + method_of(plain, layout, "meta").payload_bytes  # Without gigabytes of tensors.
     return wire_bytes(len(encode(Contribution())), body)

@@ -225,6 +225,9 @@ class StubCompute:
         self._open: set[Hashable] = set()
         self._gathered = 0
 
+    def freeze(self, units: Tensor) -> None:
+        """Nothing is frozen."""
+
     def publish(self, tiles: Tiles) -> None:
         for _ in tiles:
             """It computes with none of them."""

@@ -27,9 +27,10 @@ from torch import Tensor
 from peers.config.atomic_files import is_file, is_there
 from peers.tools.model.export_folder import INDEX, ExportError, require_replaceable
 from swarmnet.model.boundary import multiplied_out, projectors
+from swarmnet.model.linear import merged
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.boundary import Boundary, contradictions
-from swarmnet.run.manifest import Experts, ModelShape
+from swarmnet.run.manifest import Experts, Lora, ModelShape
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 MANIFEST_FILE = "swarmnet-manifest.json"
@@ -60,8 +61,8 @@ def export(
 ) -> None:
     """Write the model whose stages hold `stages` (global name -> float32) to `folder`, all or nothing.
 
-    Projectors of narrow boundaries need not be among these. Where directions are shared, what is written is
-    another model, which computes the same.
+    Projectors of narrow boundaries need not be among these. Where directions are shared or there are LoRA
+    factors, what is written is another model, which computes the same.
 
     `tokenizer`: a tokenizer.json that goes with it; None: its tokens are bytes. `end`: the token with which a
     text ends, and its number.
@@ -72,7 +73,8 @@ def export(
     _require_complete(shape, stages)
     if shape.boundary.form == "shared":
         stages = [multiplied_out(stage, shape) for stage in stages]
-        shape = replaced(shape, boundary=Boundary())
+    stages = [merged(stage, shape) for stage in stages]
+    shape = plain_shape(shape)
     require_replaceable(folder, replace)
     if tokenizer is not None and not is_file(tokenizer):
         raise ExportError(f"tokenizer {tokenizer} does not exist")
@@ -91,6 +93,12 @@ def export(
             partial.rename(folder)
     except (OSError, SafetensorError) as error:
         raise ExportError(f"cannot write {folder}: {error}") from error
+
+
+def plain_shape(shape: ModelShape) -> ModelShape:
+    """Of what is exported: shared directions multiplied out, LoRA's factors merged into their matrices."""
+    boundary = Boundary() if shape.boundary.form == "shared" else shape.boundary
+    return replaced(shape, boundary=boundary, lora=Lora())
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:

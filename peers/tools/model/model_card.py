@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 from peers.telemetry.console import counted
 from peers.tools.model.evaluate import Score
-from peers.tools.model.export import MANIFEST_FILE
+from peers.tools.model.export import MANIFEST_FILE, plain_shape
 from peers.tools.model.hf_parity import Parity
 from peers.tools.model.provenance import Facts
 from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Manifest, ModelShape
 
 MOST_CONTRIBUTORS = 200
@@ -109,6 +107,7 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
                          f"{shape.width}, vocabulary {shape.vocabulary}"),
         *_experts(shape),
         *_boundaries(manifest),
+        *_start(manifest),
         ("trained on", f"sequences of {manifest.data.sequence_tokens} tokens"),
         ("trained in", f"{len(manifest.stages)} stages, by {manifest.sync.method}"),
         *_skipping(manifest),
@@ -122,6 +121,15 @@ def _experts(shape: ModelShape) -> list[tuple[str, str]]:
     experts = shape.experts
     told = f"{experts.count} in each layer, of which a token takes {experts.active}"
     return [("experts", told)] if experts.count else []
+
+
+def _start(manifest: Manifest) -> list[tuple[str, str]]:
+    start, lora = manifest.start, manifest.model.lora
+    if not start.path:
+        return []
+    how = f"; trained were LoRA factors of rank {lora.rank}, here merged" if lora.rank else ""
+    told = f"{start.path} ({start.origin or 'origin not stated'}), SHA-256 {start.sha256}{how}"
+    return [("started from", plain(told))]
 
 
 def _boundaries(manifest: Manifest) -> list[tuple[str, str]]:
@@ -227,9 +235,8 @@ def _registering(manifest: Manifest) -> list[str]:
 
 
 def _count(shape: ModelShape) -> int:
-    """Of what is exported: shared directions multiplied out."""
-    if shape.boundary.form == "shared":
-        shape = replace(shape, boundary=Boundary())
+    """Of what is exported."""
+    shape = plain_shape(shape)
     return sum(prod(size) for size in parameter_shapes(shape, whole(shape)).values())
 
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peers.config.atomic_files import is_file
 from peers.config.explain import is_run_file
 from peers.config.peer_file import load
 from peers.config.run_file import beside, load_manifest, load_signed, source_beside
 from peers.data.documents import Reading, Text, TextError
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import BYTES, Manifest
+from swarmnet.run.manifest import BYTES, Manifest, Start
 
 if TYPE_CHECKING:
     from peers.data.tokenizer import Tokenizer
@@ -34,11 +35,14 @@ def check_file(
     overrides: Mapping[str, str],
     tokenizer: Path | None = None,
     warn: Callable[[str], None] | None = None,
+    start: Path | None = None,
 ) -> str:
     """One line about a peer file, a run file or a published run. Of a run file `tokenizer` says where its
-    tokenizer.json is, if not beside it, and `warn` hears what is unusual. Raises UserError."""
-    if tokenizer is not None and (path.suffix == ".json" or not is_run_file(path)):
-        raise UserError(f"--tokenizer is for a run file, which {path} is not: leave it out")
+    tokenizer.json is, if not beside it, `start` likewise the model that it starts from, and `warn` hears what
+    is unusual. Raises UserError."""
+    for option, given in (("--tokenizer", tokenizer), ("--start", start)):
+        if given is not None and (path.suffix == ".json" or not is_run_file(path)):
+            raise UserError(f"{option} is for a run file, which {path} is not: leave it out")
     if path.suffix == ".json":
         if overrides:
             raise ConfigError([f"--set: {path} is published and cannot be changed"])
@@ -46,7 +50,8 @@ def check_file(
         return f"{path}: ok, published run {signed.run_id} of {signed.manifest.owner}"
     if is_run_file(path):
         manifest = load_manifest(path, PeerId(""), overrides)
-        for unusual in check_run(path, manifest, tokenizer):
+        unlike = start_beside(path, manifest, tokenizer, start)[1]
+        for unusual in [*check_run(path, manifest, tokenizer), *unlike]:
             if warn is not None:
                 warn(unusual)
         return f"{path}: ok, run file of {manifest.name!r}, {len(manifest.stages)} stages"
@@ -83,6 +88,41 @@ def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> To
             "there, or say where it is: --tokenizer FILE (`swarmnet tokenizer` makes one)"
         )
     return open_tokenizer(tokenizer_file(data, file or given), manifest.model.vocabulary, data.end_of_text)
+
+
+def start_beside(
+    run_file: Path, manifest: Manifest, tokenizer: Path | None, given: Path | None
+) -> tuple[Start | None, list[str]]:
+    """What publishing says of the model that a run starts from, which is beside the run file or the `given`
+    folder, and what is unusual. None: it starts from its seed. `tokenizer`: as of `check_run`. Raises
+    UserError."""
+    wanted, folder = manifest.start.path, run_file.parent
+    if not wanted:
+        if given is not None:
+            raise UserError(f"--start: {run_file} has no start.path: leave it out, or write one")
+        return None, []
+    from peers.state.start_folder import StartError, pinned
+
+    place = given or beside(folder, wanted)
+    if place is None:
+        raise ConfigError([
+            f"{run_file}: start.path: {wanted} is not beside the run file, in {folder.absolute()}: put the "
+            "model's folder there, or say where it is: --start DIR"
+        ])  # fmt: skip
+    used = tokenizer or folder / manifest.data.tokenizer
+    try:
+        return pinned(place, manifest), _other_tokenizer(manifest, place, used)
+    except StartError as error:
+        raise ConfigError([f"{run_file}: start: {error}"]) from None
+
+
+def _other_tokenizer(manifest: Manifest, model: Path, used: Path) -> list[str]:
+    theirs = model / "tokenizer.json"
+    if not is_file(theirs):
+        return []
+    if manifest.data.tokenizer != BYTES and is_file(used) and used.read_bytes() == theirs.read_bytes():
+        return []
+    return [f"data.tokenizer: the model has another, {theirs}: what it has learnt is of those tokens"]
 
 
 def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator[str]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from peers.tools.owner import run_facts as assumptions
 from peers.tools.owner.run_facts import Facts
-from swarmnet.run.manifest import Source
+from swarmnet.model.parameters import has_frozen
+from swarmnet.run.manifest import Manifest, Source
 
 TEMPLATE = "Article 53(1)(d) of Regulation (EU) 2024/1689"
 NOT_STATED = "not stated by the run's creator"
@@ -58,7 +59,7 @@ def summary(facts: Facts) -> dict[str, Any]:
             "languages": _joined(source.languages for source in manifest.data.sources),
             "latest_collection": max((source.collected for source in manifest.data.sources), default="")
             or NOT_STATED,
-            "built_on": "no other model: the weights start from the run's seed",
+            "built_on": _built_on(manifest),
         },
         "sources": [asdict(source) for source in manifest.data.sources],
         "coverage": _coverage(facts),
@@ -78,6 +79,14 @@ def summary(facts: Facts) -> dict[str, Any]:
         "contributors": [asdict(one) for one in facts.contributors],
         "bans": len(order.bans),
     }  # fmt: skip
+
+
+def _built_on(manifest: Manifest) -> str:
+    start, lora = manifest.start, manifest.model.lora
+    if not start.path:
+        return "no other model: the weights start from the run's seed"
+    how = f", of which LoRA factors of rank {lora.rank} are trained" if lora.rank else ""
+    return f"{start.path} ({start.origin or 'origin not stated'}), SHA-256 {start.sha256}{how}"
 
 
 def _coverage(facts: Facts) -> dict[str, Any]:
@@ -119,7 +128,8 @@ def _assumptions(facts: Facts) -> list[str]:
         "tokens: at most; settled rounds of the first stage, which every token visits, times the run's "
         "target of tokens per round, as nobody has counted them (rounds that are closed by time have fewer)",
         f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x parameters x tokens, of each stage by "
-        "its own settled rounds",
+        "its own settled rounds"
+        + ("; those that are not trained are counted as if they were" if has_frozen(facts.manifest) else ""),
         f"energy: {each}, by the devices that contributors say they compute with (processors where they do "
         f"not say), times {assumptions.OVERHEAD:g} for the rest of the machines"
         + ("" if measured else ", which is assumed where nothing was measured"),
@@ -157,7 +167,7 @@ def as_markdown(facts: Facts) -> str:
         f"- Owner's key: `{general['owner_key']}`",
         f"- Model and version: {_plain(general['model'])}, {general['version']}",
         f"- Intended use: {_plain(general['intended_use'])}",
-        f"- Built on: {general['built_on']}",
+        f"- Built on: {_plain(general['built_on'])}",
         f"- Modality: {general['modality']}; overall size: {size}",
         f"- Languages: {_plain(general['languages'])}",
         f"- Latest collection of data: {_plain(general['latest_collection'])}",

@@ -24,7 +24,7 @@ from swarmnet.inference.machine import MALFORMED, NO_ROUND, NOT_FINITE, NOT_READ
 from swarmnet.model import activation_codec
 from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.fixed_point import to_floats
-from swarmnet.model.flat_layout import views_of
+from swarmnet.model.state_layout import MOMENTUM
 from swarmnet.run.activation_sizes import Codec, encoded_bytes
 from swarmnet.run.manifest import Manifest
 
@@ -133,5 +133,8 @@ class ForwardWork:
         return round, known[1]
 
     def _views(self, units: Tensor) -> dict[str, Tensor]:
-        layout = self.part.layout
-        return views_of(to_floats(units[: layout.size]).to(self.part.device), layout)
+        return {
+            entry.name: to_floats(units[entry.place]).view(entry.shape).to(self.part.device)
+            for entry in self.part.state.entries
+            if not entry.name.startswith(MOMENTUM)
+        }

@@ -88,6 +88,10 @@ class SpreadWeights:
                     numbers[first - offset : stop - offset] = tile[first - start : stop - start]
         self._newest = self._loaded = _Version()
 
+    def freeze(self, units: Tensor) -> None:
+        if len(units):
+            raise ValueError("several devices train all of a stage (not_divisible)")
+
     def train(self, layout: Layout) -> None:
         raise ValueError("several devices train all of a stage (not_divisible)")
 

@@ -17,7 +17,8 @@ from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.gradient_sum import GradientSum, Used
 from swarmnet.model.computing.recomputed import recomputed
 from swarmnet.model.decoder import RunLayer, forward, one_layer, scaled
-from swarmnet.model.flat_layout import Layout, views_of
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.flat_layout import NOTHING, Layout, views_of
 from swarmnet.run.manifest import ModelShape, Span
 
 Tiles: TypeAlias = Iterable[tuple[int, Tensor]]
@@ -42,6 +43,9 @@ class StageWeights(Protocol):
     @property
     def version(self) -> object | None:
         """Of the newest weights; None: there are none yet."""
+
+    def freeze(self, units: Tensor) -> None:
+        """As StageCompute.freeze."""
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
         """`in_use`: whether an open graph needs a version."""
@@ -72,8 +76,11 @@ class WholeWeights:
     """On one device."""
 
     def __init__(
-        self, shape: ModelShape, span: Span, layout: Layout, computing: Computing, device: torch.device
-    ) -> None:
+        self, shape: ModelShape, span: Span, layout: Layout, computing: Computing, device: torch.device,
+        frozen: Layout = NOTHING,
+    ) -> None:  # fmt: skip
+        self._frozen_layout = frozen
+        self._frozen: dict[str, Tensor] = {}
         self._shape, self._span, self._layout = shape, span, layout
         self._number = torch.float32 if computing.dtype == "fp32" else torch.bfloat16
         self._again = recomputed if computing.recompute == "layer" else lambda run: run
@@ -102,7 +109,17 @@ class WholeWeights:
         compiled: RunLayer = torch.compile(one_layer, dynamic=False)
         self._compiled[torch.Size((sequences, tokens))] = self._again(compiled)
 
+    def freeze(self, units: Tensor) -> None:
+        self._frozen = {
+            entry.name: to_floats(units[entry.place])
+            .view(entry.shape)
+            .to(self.device, torch.float32 if entry.is_vector else self._number)
+            for entry in self._frozen_layout.entries
+        }
+
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
+        if len(self._frozen) < len(self._frozen_layout.entries):
+            raise ValueError("freeze weights first")
         if self._flat is None or in_use(self._version):
             self._flat = torch.empty(self._layout.size, dtype=self._number, device=self.device)
         for start, tile in tiles:
@@ -120,6 +137,7 @@ class WholeWeights:
         for name, leaf in self._version.items():
             if leaf.requires_grad:
                 self._gradient.follow(name, leaf)
+        self._version |= self._frozen
 
     def train(self, layout: Layout) -> None:
         self._gradient.gather(layout)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.model.linear import linear, products
+from swarmnet.model.linear import adapted, linear
 from swarmnet.run.manifest import ModelShape
 
 
@@ -29,7 +29,7 @@ def mixture(members: Mapping[str, Tensor], shape: ModelShape, x_ND: Tensor) -> T
     sum_ND = torch.zeros_like(x_ND)
     for expert in range(shape.experts.count):
         tokens_S, places_S = (chosen_NA == expert).nonzero(as_tuple=True)
-        said_SD = feed_forward(members, f"mlp.experts.{expert}.", x_ND[tokens_S])
+        said_SD = feed_forward(members, shape, f"mlp.experts.{expert}.", x_ND[tokens_S])
         sum_ND.index_add_(0, tokens_S, said_SD * weights_NA[tokens_S, places_S, None])
     if not (torch.is_grad_enabled() and shape.experts.balance):
         return sum_ND
@@ -37,10 +37,11 @@ def mixture(members: Mapping[str, Tensor], shape: ModelShape, x_ND: Tensor) -> T
     return added
 
 
-def feed_forward(members: Mapping[str, Tensor], which: str, x: Tensor) -> Tensor:
+def feed_forward(members: Mapping[str, Tensor], shape: ModelShape, which: str, x: Tensor) -> Tensor:
     """SwiGLU (arXiv:2002.05202): [..., D] to [..., D]; `which`: what its weights' names begin with."""
-    gate_F, up_F = products(x, members[f"{which}gate_proj"], members[f"{which}up_proj"])
-    return linear(functional.silu(gate_F) * up_F, members[f"{which}down_proj"])
+    gate_F, up_F = adapted(members, shape, x, [f"{which}gate_proj", f"{which}up_proj"])
+    (down,) = adapted(members, shape, functional.silu(gate_F) * up_F, [f"{which}down_proj"])
+    return down
 
 
 def _unevenness(shape: ModelShape, shares_NE: Tensor, chosen_NA: Tensor) -> Tensor:

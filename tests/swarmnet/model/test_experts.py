@@ -49,7 +49,7 @@ def test_a_token_gets_the_shares_of_its_two_best_experts_made_to_sum_to_one():
         first, second = shares.argsort(descending=True)[:2].tolist()
         expected = sum(
             shares[one] / (shares[first] + shares[second])
-            * feed_forward(of_layer(weights), f"mlp.experts.{one}.", x_ND[token : token + 1])[0]
+            * feed_forward(of_layer(weights), SHAPE, f"mlp.experts.{one}.", x_ND[token : token + 1])[0]
             for one in (first, second)
         )
         torch.testing.assert_close(found, expected)

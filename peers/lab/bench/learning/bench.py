@@ -46,6 +46,11 @@ class Question:
 def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
     """Play what is not kept in the folder `out`, and put everything together. Raises UserError, TextError."""
     manifest = load_manifest(question.run_file, PeerId(""), {})
+    if manifest.start.path or manifest.sync.trainable:
+        raise UserError(
+            f"{question.run_file}: methods are compared where all is trained, from a seed; leave start and "
+            "sync.trainable out of the file"
+        )
     known = recipes(manifest.sync)
     unknown = [name for name in question.methods if name not in known]
     if unknown:

@@ -28,7 +28,7 @@ from protocols.memory.transport import Conditions
 from swarmnet.inference.machine import ASKED_AT_ONCE, BUSY, LEAVE_OUT_SECONDS
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
-from swarmnet.run.manifest import Manifest, Paths
+from swarmnet.run.manifest import Lora, Manifest, Paths, Start
 
 SKIPPING = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4), paths=Paths(skip_ratio=1 / 4))
 PROMPTS = [b"def f", b"class ", b"import ", b"", b"x" * 40, b"return", b"\x00\x01", b"for i in"]
@@ -82,6 +82,18 @@ def test_eight_texts_at_once_are_those_of_the_local_model_and_the_peers_of_a_sta
         assert took < 1.1 * 192 * COMPUTE_SECONDS, "the stages work at the same time"
 
     play(story)
+
+
+def test_a_run_that_trains_factors_answers_with_them_and_what_is_frozen():
+    async def story(holders: Holders) -> None:
+        talk = Conversation()
+        async with holders.visitor() as client:
+            text = await text_of(client, b"def f", 12, talk)
+        assert ".lora_" in " ".join(holders.weights(talk.rounds))
+        assert text == local_text(holders, talk, b"def f", 12)
+
+    start = Start("model", "ab" * 32, "", ("cd" * 32,) * 3)
+    play(story, tiny_manifest(model=replace(TINY_MODEL, lora=Lora(rank=2)), start=start))
 
 
 def test_a_text_comes_token_by_token():

@@ -32,7 +32,7 @@ from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.rounds.receipts import Receipt
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Paths, Source
+from swarmnet.run.manifest import Data, Lora, Manifest, ModelShape, Paths, Source, Start
 
 SHAPE = ModelShape(
     width=16, layers=2, heads=2, key_value_heads=1, head_width=8, feed_forward=24, context=64, rope_theta=5e5
@@ -246,6 +246,20 @@ def test_a_log_that_has_moved_twice_says_itself_whose_it_is(tmp_path):
     found = facts(tmp_path, MANIFEST)
     assert 0 < found.tokens < 1000
     assert found.contributions == {ONE: 1}
+
+
+def test_a_model_that_others_began_is_named_and_counted_without_factors(tmp_path):
+    start = Start("base", "cd" * 32, "https://example.org/base", ("ab" * 32,) * 2)
+    adapted = replace(MANIFEST, model=replace(SHAPE, lora=Lora(rank=2)), start=start)
+    page = card(adapted, facts(tmp_path, adapted), None, None, Path("model"))
+    (row,) = [line for line in page.splitlines() if line.startswith("| started from | base")]
+    assert "SHA-256 " + "cd" * 32 in row
+    assert "LoRA factors of rank 2, here merged" in row
+    plain_page = card(MANIFEST, facts(tmp_path, MANIFEST), None, None, Path("model"))
+    assert "started from" not in plain_page
+    counts = {line for line in page.splitlines() if "parameters" in line}
+    assert counts == {line for line in plain_page.splitlines() if "parameters" in line}
+    assert counts
 
 
 def test_the_card_of_an_export_says_what_the_model_is(states, swarmnet, tmp_path, without_transformers):

@@ -23,7 +23,7 @@ from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import seal_record
-from swarmnet.run.manifest import Data, Source
+from swarmnet.run.manifest import Data, Lora, Source, Start
 from swarmnet.run.owner_orders import Order, Withdrawal
 
 SOURCES = tuple(
@@ -53,6 +53,19 @@ def test_every_source_stands_under_its_kind_with_licence_size_and_date():
         assert "2023 to 2024" in section
     assert "`" + "ab" * 32 + "`: its author asked" in text
     assert "<script>" not in text
+
+
+def test_a_run_that_starts_from_a_model_names_it_and_says_what_of_it_is_trained():
+    start = Start("base", "cd" * 32, "https://example.org/base <b>", ("ab" * 32,) * 3)
+    model = replace(MANIFEST.model, lora=Lora(rank=4))
+    text = as_markdown(facts(signed=sign(replace(MANIFEST, start=start, model=model))))
+    (line,) = [line for line in text.splitlines() if line.startswith("- Built on: ")]
+    assert line.startswith("- Built on: base (https://example.org/base")
+    assert "cd" * 32 in line
+    assert "LoRA factors of rank 4 are trained" in line
+    assert "<b>" not in line
+    assert "those that are not trained are counted as if they were" in text
+    assert "Built on: no other model" in as_markdown(facts())
 
 
 def test_compute_and_energy_follow_from_rounds_and_say_what_was_assumed():

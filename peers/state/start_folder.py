@@ -1,0 +1,259 @@
+"""The model that a run starts from, as it lies in a folder of this machine: read, checked, put on the grid.
+
+A Llama or a Qwen3 as Hugging Face writes them: config.json and safetensors files. Nothing in the folder is
+run, and what is in it leaves this machine only if it is, to the bit, what the run's manifest names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from peers.errors import UserError
+from peers.state.checkpoint_file import state_digest
+from swarmnet.model.fixed_point import GRID_BITS
+from swarmnet.model.parameters import is_factor, parameter_shapes, whole
+from swarmnet.model.state_layout import first_state
+from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start
+
+FAMILIES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
+"""Architecture -> with QK-norm."""
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+MOST_JSON_BYTES = 16 << 20
+"""Of config.json, a few KB, and of an index, some 100 bytes a tensor."""
+LARGEST = 2.0 ** (31 - GRID_BITS)
+"""No weight is this large: an int32 of the grid's units ends there."""
+FLOATS = ("F64", "F32", "F16", "BF16")
+BUFFER = ".rotary_emb.inv_freq"
+"""Ends the names of what older files hold besides parameters: it follows from the configuration."""
+READ_BYTES = 1 << 20
+ROTARY_BASE = 10000.0
+"""What transformers takes where a configuration names none."""
+
+
+class StartError(UserError):
+    """A model that the run cannot start from; the message names the folder and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A model that fits a run."""
+
+    path: Path
+    files: tuple[str, ...]
+    """That hold weights, sorted."""
+    places: Mapping[str, str]
+    """Parameter -> file."""
+
+    def tensor(self, name: str) -> Tensor:
+        """A parameter in floats. Raises StartError for what is not finite, or lies outside the grid."""
+        try:
+            with safe_open(self.path / self.places[name], framework="pt") as file:
+                values: Tensor = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise StartError(f"{self.path / self.places[name]}: cannot be read: {error}") from None
+        if not float(values.abs().max()) < LARGEST:  # Nor is NaN.
+            raise StartError(
+                f"{self.path}: {name} has a value that is not finite, or {LARGEST:g} and more: weights lie "
+                f"on a grid of 2**-{GRID_BITS} within that"
+            )
+        return values
+
+    def sha256(self) -> str:
+        """Of what `sha256sum config.json *.safetensors` prints."""
+        lines = (f"{_hash(self.path / name)}  {name}\n" for name in (CONFIG, *self.files))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def open_model(path: Path, manifest: Manifest) -> Folder:
+    """The model in a folder, whose configuration and shapes fit the run; no weight is read yet. Raises
+    StartError."""
+    _require_fit(path, manifest.model)
+    files = tuple(sorted(file.name for file in path.glob("*.safetensors")))
+    places: dict[str, str] = {}
+    found: dict[str, tuple[int, ...]] = {}
+    for name in files:
+        for tensor, (shape, kind) in _tensors(path / name).items():
+            if tensor in places:
+                raise StartError(f"{path}: {tensor} is in {places[tensor]} and in {name}: move one away")
+            if kind not in FLOATS:
+                raise StartError(f"{path}: {tensor} is {kind}; numbers must be one of {', '.join(FLOATS)}")
+            places[tensor], found[tensor] = name, shape
+    expected = parameter_shapes(replace(manifest.model, lora=Lora()), whole(manifest.model))
+    for tensor, size in expected.items():
+        if tensor not in found:
+            raise StartError(
+                f"{path}: {tensor} is missing; there are {len(found)} tensors in {_named(files)}"
+            )
+        if found[tensor] != size:
+            raise StartError(f"{path}: {tensor} is {found[tensor]}, the run's model has {size}")
+    for tensor in found:
+        if tensor not in expected and not tensor.endswith(BUFFER):
+            raise StartError(f"{path}: {tensor} is no parameter of the {_family(manifest.model)} of the run")
+    _require_index(path, places)
+    return Folder(path, files, {name: places[name] for name in expected})
+
+
+def start_state(path: Path, manifest: Manifest, stage: int, model: Folder | None = None) -> Tensor:
+    """What a stage begins with: int32 [state_layout.size]; LoRA's factors are drawn by the run's seed. Raises
+    StartError, also if it is not what a published manifest names. `model`: the folder, if it is open."""
+    opened = model or open_model(path, manifest)
+
+    def given(name: str) -> Tensor | None:
+        return None if is_factor(name) else opened.tensor(name)
+
+    units = first_state(manifest, stage, given)
+    digests = manifest.start.digests
+    if digests and state_digest(-1, units).hex() != digests[stage]:
+        raise StartError(
+            f"{path} holds other weights than those that the run starts from (stage {stage}); get "
+            f"{manifest.start.origin or 'the model'} again, or leave `start` out of the peer file: others "
+            "that have it give it"
+        )
+    return units
+
+
+def pinned(path: Path, manifest: Manifest) -> Start:
+    """What a run's manifest says of the model that it starts from. Raises StartError."""
+    model = open_model(path, manifest)
+    sha256 = require_hash(model, manifest)
+    stages = range(len(manifest.stages))
+    unpinned = replace(manifest, start=replace(manifest.start, digests=()))
+    digests = tuple(state_digest(-1, start_state(path, unpinned, stage, model)).hex() for stage in stages)
+    return replace(manifest.start, sha256=sha256, digests=digests)
+
+
+def require_hash(model: Folder, manifest: Manifest) -> str:
+    """The SHA-256 of its files. Raises StartError if the run names another."""
+    sha256, wanted = model.sha256(), manifest.start.sha256
+    if wanted not in ("", sha256):
+        raise StartError(
+            f"{model.path} is not the model that start.sha256 names: that is {wanted[:16]}..., the folder's "
+            f"is {sha256} (`sha256sum {CONFIG} *.safetensors | sha256sum` in it)"
+        )
+    return sha256
+
+
+def _require_fit(path: Path, shape: ModelShape) -> None:
+    """Raise StartError if the configuration is of another model than the run's."""
+    config = _read_json(path / CONFIG)
+    try:
+        _require_known(path, config, shape)
+        theirs, longest = _sizes(config), int(config["max_position_embeddings"])
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise StartError(f"{path / CONFIG} is no configuration of a model: {error!r}") from None
+    differ = {name: value for name, value in theirs.items() if getattr(shape, name) != value}
+    if differ:
+        ours = ", ".join(f"{name}: {getattr(shape, name)}" for name in differ)
+        wanted = ", ".join(f"{name}: {value}" for name, value in differ.items())
+        raise StartError(f"model: the run file says {ours}; the model in {path} has {wanted}: write these")
+    if shape.context > longest:
+        raise StartError(
+            f"model.context is {shape.context}, the model in {path} was made for sequences of up to "
+            f"{longest} tokens"
+        )
+
+
+def _require_known(path: Path, config: Mapping[str, Any], shape: ModelShape) -> None:
+    architecture = str(config["architectures"][0])
+    if architecture not in FAMILIES:
+        raise StartError(f"{path} is a {architecture}; runs can start from one of {', '.join(FAMILIES)}")
+    if FAMILIES[architecture] != shape.qk_norm:
+        wanted = str(FAMILIES[architecture]).lower()
+        raise StartError(f"{path} is a {architecture}: write model.qk_norm: {wanted} into the run file")
+    if config.get("tie_word_embeddings"):
+        raise StartError(
+            f"{path} ties its embedding to its head (tie_word_embeddings), which lie in different stages "
+            "here; give it a head of its own: in transformers, m.config.tie_word_embeddings = False, then "
+            "m.lm_head.weight = torch.nn.Parameter(m.lm_head.weight.detach().clone()), then m.save_pretrained"
+        )
+    turning = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = turning.get("rope_type", turning.get("type", "default"))
+    otherwise = {
+        f"rotary positions of type {kind}": kind != "default",
+        "biases": bool(config.get("attention_bias") or config.get("mlp_bias")),
+        f"activation {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
+        "a sliding window": bool(config.get("use_sliding_window")),
+        "partial rotary positions": turning.get("partial_rotary_factor", 1.0) != 1.0,
+        "quantized weights": "quantization_config" in config,
+    }
+    for what, is_so in otherwise.items():
+        if is_so:
+            raise StartError(f"{path} has {what}, which this program's model does not")
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, int | float]:
+    """The run's keys of a model and their values."""
+    heads, turning = int(config["num_attention_heads"]), config.get("rope_parameters") or {}
+    theta = config.get("rope_theta", turning.get("rope_theta", ROTARY_BASE))
+    return {
+        "vocabulary": int(config["vocab_size"]),
+        "width": int(config["hidden_size"]),
+        "layers": int(config["num_hidden_layers"]),
+        "heads": heads,
+        "key_value_heads": int(config.get("num_key_value_heads") or heads),
+        "head_width": int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+        "feed_forward": int(config["intermediate_size"]),
+        "rope_theta": float(theta),
+        "norm_epsilon": float(config["rms_norm_eps"]),
+    }
+
+
+def _family(shape: ModelShape) -> str:
+    return next(name for name, qk_norm in FAMILIES.items() if qk_norm == shape.qk_norm)
+
+
+def _tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> shape and kind of number, from a file's head. Raises StartError."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
+            return {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise StartError(f"{file}: is no safetensors file that can be read: {error}") from None
+
+
+def _require_index(path: Path, places: Mapping[str, str]) -> None:
+    """Raise StartError if an index, where there is one, says otherwise than the files."""
+    if not (path / INDEX).exists():
+        return
+    told = _read_json(path / INDEX).get("weight_map")
+    if told != places:
+        raise StartError(f"{path / INDEX} does not say what the safetensors files in {path} hold")
+
+
+def _named(files: Sequence[str]) -> str:
+    return f"{len(files)} safetensors file{'s' * (len(files) != 1)}"
+
+
+def _hash(file: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with file.open("rb") as opened:
+            while block := opened.read(READ_BYTES):
+                digest.update(block)
+    except OSError as error:
+        raise StartError(f"cannot read {file}: {error.strerror}") from None
+    return digest.hexdigest()
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Raises StartError."""
+    try:
+        if file.stat().st_size > MOST_JSON_BYTES:
+            raise StartError(f"{file} is longer than {MOST_JSON_BYTES >> 20} MiB")
+        content = json.loads(file.read_bytes())
+    except OSError as error:
+        raise StartError(f"cannot read {file}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise StartError(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise StartError(f"{file} is not a JSON object")
+    return content

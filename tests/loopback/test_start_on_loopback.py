@@ -1,0 +1,77 @@
+"""Real processes go on from a model that others made: two peers or an archivist have its folder, the others
+get it from them; then it is taken home."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from archive_scene import Scene
+from public_models import LLAMA, logits, save
+
+from peers.lab.processes import demo_report
+from peers.state.checkpoint_file import newest
+from swarmnet.model.decoder import forward
+from swarmnet.model.parameters import whole
+
+pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
+RUN = {
+    "name": "further", "stages": [1, 2], "start": {"path": "model"},
+    "data": {"sequence_tokens": 32, "microbatch_sequences": 2},
+    "rounds": {"target_tokens": 512, "snapshot_rounds": 4, "settle_seconds": 2},
+}  # fmt: skip
+SHAPE = {
+    "width": 32, "layers": 3, "heads": 4, "key_value_heads": 2, "head_width": 8, "feed_forward": 64,
+    "norm_epsilon": 1e-6, "context": 64,
+}  # fmt: skip
+
+
+def digests(peer) -> dict[int, str]:
+    return {round: told.digest for round, told in demo_report.read_story(peer.state).settled.items()}
+
+
+@pytest.mark.parametrize(
+    ("lora", "archived"),
+    [({}, False), ({"lora": {"rank": 2}}, True)],
+    ids=["peers have it", "an archivist, lora"],
+)
+async def test_processes_start_from_a_model_train_agree_and_export_it(
+    tmp_path: Path, lora: dict[str, object], archived: bool
+) -> None:
+    save(tmp_path / "model", LLAMA)
+    run = {**RUN, "model": {**SHAPE, **lora}}
+    (tmp_path / "run.yaml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
+    scene = Scene(tmp_path)
+    said = await scene.swarmnet(
+        "publish", tmp_path / "run.yaml", "--key", tmp_path / "owner.key", "--out", tmp_path / "run.json"
+    )
+    assert f"start={tmp_path / 'model'}" in said
+    try:
+        boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
+        await boot.until_listening()
+        keys = {"run": "run.json", "bootstrap": boot.addresses, "in_flight": 2, "slots": 8}
+        has: dict[str, object] = {"start": "model"}
+        if archived:
+            keeps = {"role": "archivist", "archive": str(tmp_path / "kept")}
+            await scene.peer("archivist", {**keys, **has, **keeps})
+            has = {}
+        having = [await scene.peer(f"one-{n}", {**keys, "stage": n, **has}) for n in (0, 1)]
+        getting = [await scene.peer(f"two-{n}", {**keys, "stage": n}) for n in (0, 1)]
+        workers = [*having, *getting]
+        await scene.until(lambda: all(scene.settled(peer)[-1:] > [8] for peer in workers), "rounds settle")
+    finally:
+        await asyncio.gather(*(peer.stop(60.0) for peer in scene.peers))
+    for one, other in zip(having, getting, strict=True):
+        ours, theirs = digests(one), digests(other)
+        shared = ours.keys() & theirs.keys()
+        assert shared
+        assert all(ours[round] == theirs[round] for round in shared)
+    await scene.swarmnet("export", "--from", tmp_path, "--hf", tmp_path / "home")
+    held = newest(tmp_path)
+    tokens = torch.randint(256, (2, 32), generator=torch.Generator().manual_seed(0))
+    ours = forward(held.whole(), held.manifest.model, whole(held.manifest.model), tokens)
+    torch.testing.assert_close(ours, logits(tmp_path / "home", tokens), atol=1e-4, rtol=0)
+    assert not torch.allclose(ours, logits(tmp_path / "model", tokens), atol=1e-2), "it has been trained"
