@@ -52,7 +52,10 @@ class Recipe:
 def recipes(sync: Sync) -> Mapping[str, Recipe]:
     """All of them; `sync`: the run's own method."""
     votes = replace(sync, method="demo-votes")
-    own = partial(Sync, learning_rate=8e-3, momentum=sync.momentum, clip=sync.clip, shards=sync.shards)
+    own = partial(
+        Sync, learning_rate=8e-3, momentum=sync.momentum, clip=sync.clip, shards=sync.shards,
+        step_tokens=sync.step_tokens,
+    )  # fmt: skip
     diloco, sparse = own("diloco", learning_rate=2e-3), own("sparse-loco", learning_rate=4e-3)
     streaming = own("streaming-diloco", learning_rate=2e-3)
     average = own("diloco", outer_rate=1.0, outer_momentum=0.0)  # Without the optimizer outside.
@@ -120,9 +123,10 @@ def _as_the_paper(sync: Sync) -> Callable[[Ground, Setting, float], Learner]:
 
 def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
     """`steps`: of a peer's own in a round, where it takes any."""
-    every = 1 if sync.own_steps is None else steps
 
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
+        each = max(1, -(-sync.step_tokens // ground.manifest.microbatch_tokens))  # Microbatches of a step.
+        every = 1 if sync.own_steps is None else steps * each
         ours = sync if setting.outer_rate is None else replace(sync, outer_rate=setting.outer_rate)
         return Rounds(
             ground, setting.peers, ours, rate, setting.steps, setting.delay, every, setting.away, setting.late

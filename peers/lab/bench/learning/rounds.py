@@ -55,6 +55,8 @@ class Rounds:
         self._late, self._chance = late, Random(f"late {ground.seed}")
         self._held_back: list[tuple[Replica, int, PeerId, bytes]] = []
         """Contributions that come a round after the others, when theirs is applied."""
+        self._gathered: defaultdict[tuple[int, int], list[tuple[Tensor, int]]] = defaultdict(list)
+        """By peer and stage: gradients, and of how many tokens, that no step was taken by yet."""
         self._begun = -1
         """The newest round that was contributed to."""
         self.sent_bytes = 0
@@ -73,10 +75,17 @@ class Rounds:
             for method, part in zip(methods, self._ground.slices, strict=True):
                 whole = found.summed[part]
                 gradient = whole if method.held is None else method.held.of(whole)
+                gathered = self._gathered[index, part.start]
+                gathered.append((gradient, found.tokens))
+                tokens = sum(tokens for _, tokens in gathered)
+                summed = torch.stack([gradient for gradient, _ in gathered]).sum(0)
                 if ends:
-                    told[part.start][peer] = method.contribute(gradient, found.tokens, round, peer)
-                elif method.own is not None:
-                    method.own.step(gradient, found.tokens, round)
+                    told[part.start][peer] = method.contribute(summed, tokens, round, peer)
+                elif method.own is None or tokens < method.own.tokens:
+                    continue
+                else:
+                    method.own.step(summed, tokens, round)
+                gathered.clear()
         if ends:
             for replica, method, part in zip(
                 self._replicas, self._methods[0], self._ground.slices, strict=True

@@ -19,7 +19,7 @@ from peers.lab.bench.learning.rounds import Rounds
 from peers.lab.bench.learning.trials import Bench, Kept, Outcome, Rates
 from peers.tools.model.evaluate import cut
 from swarmnet.model.flat_layout import CHUNK
-from swarmnet.run.manifest import Data, Manifest, Paths
+from swarmnet.run.manifest import Data, Manifest, Paths, Sync
 
 STEPS = 6
 
@@ -140,6 +140,24 @@ def test_microbatches_leave_out_as_many_stages_as_the_run_says():
     assert not found[skipping.slices[1]].any(), "nobody visited it"
     assert found[skipping.slices[0]].any()
     assert found[skipping.slices[2]].any()
+
+
+def test_an_own_step_is_of_as_many_microbatches_as_the_run_says_and_a_round_of_as_many_steps():
+    here = ground()
+    sync = Sync(method="local-steps", step_tokens=2 * here.manifest.microbatch_tokens)
+    learner = recipes(sync)["local-steps"].make(here, Setting(peers=1, steps=32), 4e-3)
+    own, stepped = learner._methods[0][0].own, []
+    step = own.step
+
+    def noted(gradient, tokens, *more):
+        stepped.append(tokens)
+        step(gradient, tokens, *more)
+
+    own.step = noted
+    for number in range(16):
+        learner.step(number)
+    assert stepped == [sync.step_tokens] * 8
+    assert learner.sent_bytes == sum(method.payload_bytes for method in learner._methods[0]), "one round"
 
 
 def test_a_mean_gradient_of_equal_peers_is_that_of_one():
