@@ -102,7 +102,7 @@ def test_a_worker_in_trouble_makes_no_record_that_would_be_refused(loss):
     settings = Settings(name="a\nb", joules=lambda: 7.5)
     losses, ledger = type("Losses", (), {"mean": loss}), type("Ledger", (), {"tokens": 5})
     data = type("Data", (), {"losses": losses, "ledger": ledger, "text": None})
-    part = type("Part", (), {"device": torch.device("cpu")})
+    part = type("Part", (), {"device": torch.device("cpu"), "kind": ""})
     ghost = Ghost(data=data, settings=settings, part=part)
     ghost.moving = type("Moving", (), {"moving_to": -1})
     claims = claims_of(ghost)

@@ -70,8 +70,8 @@ def starting(ready: bool) -> tuple[Recovery, Apart]:
         return False
 
     disk = SimpleNamespace(
-        restored=list, first_weights=lambda: Weights(None, -1, START), forget_after=lambda round: None,
-        chunks=None,
+        restored=list, first_weights=lambda snapshots: Weights(None, -1, START),
+        forget_after=lambda round: None, chunks=None,
     )  # fmt: skip
     states = Apart()
     recovery = Recovery(disk, states, None, around, None, nothing, nothing, nobody_elsewhere)

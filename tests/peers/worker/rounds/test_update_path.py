@@ -106,7 +106,8 @@ def test_who_asks_for_one_round_many_times_is_told_once():
 def test_of_own_contributions_only_those_of_which_all_is_known_are_forgotten(monkeypatch):
     monkeypatch.setattr(update_compute, "OWN_BYTES_KEPT", 40)
     undecided = OrderedDict.fromkeys(ContributionId(bytes([n]) * 16) for n in (0, 3))
-    work = UpdateWork(RUN, 0, ME, None, None, None, None, False, None, None, undecided)
+    method = SimpleNamespace(held=None, own=None)
+    work = UpdateWork(RUN, 0, ME, None, method, None, None, False, None, None, undecided)
     for number in range(8):
         newest = ContributionId(bytes([number]) * 16)
         work.own[newest] = bytes(10)
