@@ -153,7 +153,8 @@ class Worker(Parts):
         try:
             self.recovery.restore()
             with suppress(Left):
-                await until_left(self._leaving, self.recovery.read_model())
+                if self.recovery.model is not None:
+                    await until_left(self._leaving, self.recovery.read_model())
                 if self.part.computing.compile or self.part.hold is not None:
                     await until_left(self._leaving, self._warm_up())
                 await until_left(self._leaving, self._meet())
