@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.flat_layout import Layout, frozen_layout, layout_of, some_planes, trained_layout
-from swarmnet.model.parameters import is_muons, parameter_shapes
+from swarmnet.model.flat_layout import Layout, frozen_layout, some_planes, trained_layout
+from swarmnet.model.parameters import is_muons
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.own_steps import InnerName, OwnSteps, SentName
@@ -113,7 +113,7 @@ def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Compu
     """The same on several devices. Of each, where it has a memory of its own; of the machine's, where all
     share that (`needs.process` says which). Besides its share each has at times a layer and the tables as a
     whole, as they were gathered and as they are used, and their gradient."""
-    layout = layout_of(parameter_shapes(manifest.model, manifest.span(needs.stage)))
+    layout = trained_layout(manifest, needs.stage)
     layers: dict[str, int] = {}
     tables = 0
     for entry in layout.entries:

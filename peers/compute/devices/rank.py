@@ -27,8 +27,7 @@ from peers.config.run_file import parse
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.shares import Shares
-from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.flat_layout import trained_layout
 from swarmnet.model.stage_compute import Finished, StageCompute, StageError
 from swarmnet.optimizer.divided.company import Together
 from swarmnet.optimizer.divided.payload import Divisible
@@ -62,7 +61,7 @@ class Device:
             timeout=timedelta(seconds=OTHERS_SECONDS),
         )  # fmt: skip
         span = manifest.span(begin.stage)
-        whole = layout_of(parameter_shapes(manifest.model, span))
+        whole = trained_layout(manifest, begin.stage)  # All: what is frozen is refused before.
         computing = Computing(begin.dtype, begin.recompute)
         weights = SpreadWeights(manifest.model, span, whole, computing, device)
         self.compute = StageCompute(manifest.model, span, whole, computing, device, weights=weights)

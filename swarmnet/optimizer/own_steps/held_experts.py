@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from math import hypot
 
@@ -27,9 +27,8 @@ from swarmnet.model.flat_layout import Layout, Plane, some_planes
 from swarmnet.model.state_layout import state_of
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.mean_gradient import GradientError
-from swarmnet.optimizer.moved.code import sum_of
-from swarmnet.optimizer.moved.packed_sums import packed
-from swarmnet.optimizer.own_steps.local_steps import LocalSteps, PartStep
+from swarmnet.optimizer.moved.code import Moves
+from swarmnet.optimizer.own_steps.local_steps import LocalSteps, MovesTally
 from swarmnet.optimizer.tiling import Tile, all_tiles
 from swarmnet.run.manifest import Experts, Manifest
 from swarmnet.run.rates import WHOLE
@@ -200,19 +199,23 @@ class HeldExperts:
         applied = [round for round, held in self._held_by.items() if held and round <= self._applied_round]
         return self._held_by[max(applied)] if applied else {}
 
-    def parts_of(self, payload: bytes) -> tuple[int, dict[int | None, list[memoryview]]]:
-        """Which group, and what is said of each plane of the shared ones (None) and of the group's."""
-        group, shared, experts = self._cut(payload)
-        return group, {None: self._shared.planes_of(shared), group: self._experts.planes_of(experts)}
+    def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[Moves]]]:
+        """All speak of what is shared, and of an expert its holders. All groups are of one form, so the own
+        one's reads what is said of any."""
+        contributions: list[dict[int | None, list[memoryview]]] = [
+            {None: self._shared.planes_of(shared), group: self._experts.planes_of(experts)}
+            for group, shared, experts in map(self._cut, payloads)
+        ]
+        for tile in all_tiles(self.layout):
+            whose, there = self.within(tile)
+            reads = self._shared if whose is None else self._experts
+            saying = [said[whose] for said in contributions if whose in said]
+            yield tile, [reads.moves_in(there, planes[there.number]) for planes in saying]
 
     def within(self, tile: Tile) -> tuple[int | None, Tile]:
-        """Whose a tile of the stage is, and where it lies there. All groups are of one form."""
+        """Whose a tile of the stage is, and where it lies there."""
         group, number, plane = self._places[tile.number]
         return group, replace(tile, number=number, plane=plane)
-
-    def part(self, group: int | None) -> LocalSteps:
-        """Reads what is said of the shared planes, or of those of any group."""
-        return self._shared if group is None else self._experts
 
     def _cut(self, payload: bytes) -> tuple[int, bytes, bytes]:
         if len(payload) != self.payload_bytes:
@@ -230,42 +233,20 @@ class HeldExperts:
         return LocalSteps(self._manifest, layout, self.device)
 
 
-class HeldTally:
-    """One round's contributions as they came; they are summed when a step is asked for."""
+class HeldTally(MovesTally):
+    """One round's contributions, and with them who holds what."""
 
     def __init__(self, method: HeldExperts, round: int) -> None:
-        self._method, self._round = method, round
-        self._payloads: dict[PeerId, bytes] = {}
+        super().__init__(method, round)
+        self._holders = method
 
     def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._payloads:
-            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
-        self._method.check(payload)
-        self._payloads[peer] = payload
-        self._method.heard(self._round, peer, payload[0])
+        super().add(peer, payload)
+        self._holders.heard(self._round, peer, payload[0])
 
     def remove(self, peer: PeerId) -> None:
-        del self._payloads[peer]
-        self._method.heard(self._round, peer, None)
-
-    def rest(self) -> None:
-        """Nothing is kept but the set."""
-
-    def step(self, factor: int = WHOLE) -> PartStep:
-        """The mean of those who hold it; `factor` had its say when the peers stepped."""
-        method = self._method
-        contributions = [method.parts_of(payload)[1] for payload in self._payloads.values()]
-        sums = {}
-        for tile in all_tiles(method.layout):
-            group, there = method.within(tile)
-            saying = [said[group] for said in contributions if group in said]
-            if saying:
-                moves = [method.part(group).moves_in(there, planes[there.number]) for planes in saying]
-                sums[tile.start] = packed(sum_of(moves), len(saying))
-        return PartStep(method, self._round, sums)
-
-    def concord(self, me: PeerId) -> None:
-        """Sizes are no votes."""
+        super().remove(peer)
+        self._holders.heard(self._round, peer, None)
 
 
 def places_of(layout: Layout, experts: Experts) -> Sequence[tuple[int | None, int, Plane]]:

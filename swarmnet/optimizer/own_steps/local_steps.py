@@ -20,7 +20,7 @@ Shapes: C chunks of a plane, N numbers in a chunk, M = N / parts of them in a pa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -193,6 +193,11 @@ class LocalSteps:
         said = cut(self.code, data, tile.plane.chunks, width, tile.rows)
         return self.code.read(said, tile.chunks, width, self.device)
 
+    def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[Moves]]]:
+        contributions = [self.planes_of(payload) for payload in payloads]
+        for tile in all_tiles(self.layout):
+            yield tile, [self.moves_in(tile, planes[tile.number]) for planes in contributions]
+
     def _cut(self, payload: bytes, rows: Sequence[int] | None) -> Iterator[tuple[Plane, int, memoryview]]:
         """Each plane, of how many of its chunks something is said, and what."""
         rows = [plane.chunks for plane in self.layout.planes] if rows is None else rows
@@ -242,6 +247,11 @@ class Parts(Protocol):
 
     def columns(self, plane: Plane, round: int) -> slice: ...
 
+    def check(self, payload: bytes) -> None: ...
+
+    def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[Moves]]]:
+        """What checked contributions say of each tile, as far as they speak of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartStep:
@@ -267,7 +277,7 @@ class PartStep:
 class MovesTally:
     """One round's contributions as they came; they are summed when a step is asked for."""
 
-    def __init__(self, method: LocalSteps, round: int) -> None:
+    def __init__(self, method: Parts, round: int) -> None:
         self._method, self._round = method, round
         self._payloads: dict[PeerId, bytes] = {}
 
@@ -284,14 +294,10 @@ class MovesTally:
         """Nothing is kept but the set."""
 
     def step(self, factor: int = WHOLE) -> PartStep:
-        """The mean; `factor` had its say when the peers stepped."""
-        method = self._method
-        contributions = [method.planes_of(payload) for payload in self._payloads.values()]
-        sums = {}
-        for tile in all_tiles(method.layout) if contributions else ():
-            moves = [method.moves_in(tile, planes[tile.number]) for planes in contributions]
-            sums[tile.start] = packed(sum_of(moves), len(contributions))
-        return PartStep(method, self._round, sums)
+        """The mean of those who speak of it; `factor` had its say when the peers stepped."""
+        said = self._method.moves_by_tile(self._payloads.values())
+        sums = {tile.start: packed(sum_of(moves), len(moves)) for tile, moves in said if moves}
+        return PartStep(self._method, self._round, sums)
 
     def concord(self, me: PeerId) -> None:
         """Sizes are no votes."""

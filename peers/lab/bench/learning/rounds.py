@@ -78,12 +78,12 @@ class Rounds:
                 gathered = self._gathered[index, part.start]
                 gathered.append((gradient, found.tokens))
                 tokens = sum(tokens for _, tokens in gathered)
+                if not ends and (method.own is None or tokens < method.own.tokens):
+                    continue
                 summed = torch.stack([gradient for gradient, _ in gathered]).sum(0)
                 if ends:
                     told[part.start][peer] = method.contribute(summed, tokens, round, peer)
-                elif method.own is None or tokens < method.own.tokens:
-                    continue
-                else:
+                elif method.own is not None:
                     method.own.step(summed, tokens, round)
                 gathered.clear()
         if ends:
