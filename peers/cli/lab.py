@@ -187,13 +187,17 @@ def learning(
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Trials at the best rate.")] = 3,
     peers: Annotated[int, typer.Option(min=1, max=1024, help="Each computes one microbatch a step.")] = 4,
     delay: Annotated[int, typer.Option(min=0, max=16, help="Rounds later that a round is applied.")] = 0,
-    away: Annotated[
-        int, typer.Option(min=0, help="So many peers compute nothing in the middle third.")
-    ] = 0,
+    away: Annotated[int, typer.Option(min=0, help="So many peers compute nothing in the middle third.")] = 0,
     late: Annotated[
         float, typer.Option(min=0, max=1, help="Share of contributions that come after their round's end.")
     ] = 0.0,
     rate: Annotated[float | None, typer.Option(min=0, help="Of every method, instead of a search.")] = None,
+    own_steps: Annotated[
+        int,
+        typer.Option(
+            "--steps", min=0, help="That a peer takes in a round, where it takes any. [default: the method's]"
+        ),
+    ] = 0,
     eval_text: Annotated[Path | None, typer.Option(metavar="FILE", help="To judge by.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="If not beside the run.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Trials, reports, pictures.")] = Path("learning"),
@@ -209,7 +213,7 @@ def learning(
         report = _learned(
             Question(
                 run_file, method or (), tokens, seeds, peers, delay, folder, eval_text, tokenizer,
-                away, late, rate,
+                away, late, rate, own_steps,
             )
         )  # fmt: skip
         (folder / "report.json").write_text(as_json(report))

@@ -16,9 +16,10 @@ from peers.lab.faults.schedules import schedule
 from peers.lab.world.gated_clock import GatedLoop
 from peers.lab.world.stub_stage import StubReduced
 from peers.lab.world.world import Member, Note, World
-from peers.lab.world.world_events import Declined, Healed, Injected
+from peers.lab.world.world_events import Declined, Healed, Injected, StageLost
 from peers.network.channels import DIAL_SECONDS
 from protocols.signed.identity import Identity
+from protocols.signed.records import RECORD_SECONDS
 from swarmnet.identifiers import ContributionId
 from swarmnet.membership.machine import LONGEST_REDIAL_SECONDS
 from swarmnet.rounds.result_table import draw_of
@@ -29,7 +30,8 @@ HEAL_SECONDS = 20.0 + DIAL_SECONDS + 1.2 * LONGEST_REDIAL_SECONDS
 """After the last heal, all peers of a stage are on one history: 20 s from when their links stand again. A
 dial that was under way at the heal fails only at its deadline; the next comes after the longest pause."""
 CALM_SECONDS = 60.0
-"""From then on: at most so long until everybody has settled NEW_ROUNDS."""
+"""From then on: at most so long until everybody has settled NEW_ROUNDS. From when the directory has forgotten a
+stage that was lost, where one was: until then whoever comes to it waits for its weights."""
 LONGEST_SECONDS = 240.0
 """Until LEAST_ROUNDS are settled and all that was made before the last heal is decided; slow worlds, and
 those whose longest history gave way, take so long without being stuck."""
@@ -214,11 +216,13 @@ async def _calm(world: World, seen: Seen) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     newest, open_then = _newest(world, seen), _open(world)
-    while loop.time() <= began + HEAL_SECONDS + CALM_SECONDS and not world.escaped:
+    lost = [note.time for note in world.notes if isinstance(note.what, StageLost)]
+    forgotten = max(lost, default=0.0) + RECORD_SECONDS
+    while loop.time() <= max(began + HEAL_SECONDS, forgotten) + CALM_SECONDS and not world.escaped:
         if loop.time() <= began + HEAL_SECONDS:  # The longest of two histories may give way until then.
             standing = _newest(world, seen)
         least = [min(then, now) + NEW_ROUNDS for then, now in zip(newest, standing, strict=True)]
-        seen.standing = _short_of(world, least, {})
+        seen.standing = _short_of(world, least)
         if not seen.standing:
             break
         await asyncio.sleep(0.5)
@@ -247,14 +251,17 @@ def _open(world: World) -> dict[str, set[ContributionId]]:
     }
 
 
-def _short_of(world: World, least: list[int], undecided: dict[str, set[ContributionId]]) -> list[str]:
-    """Who has not settled `least` of its stage, or has not decided what is `undecided`, for people."""
+def _short_of(
+    world: World, least: list[int], undecided: dict[str, set[ContributionId]] | None = None
+) -> list[str]:
+    """Who has not settled `least` of its stage, for people; or has not decided what is `undecided`, if asked:
+    for who is away that waits longer than any round (own_contributions.py)."""
     short = [f"nobody at stage {stage}" for stage in range(len(least)) if not world.living(stage)]
     for member in world.living():
         stage, standing = member.worker.stage, _standing(member)
         rounds = least[stage] if stage >= 0 else 0
         back = world.returning[member.name, member.life]
-        if standing < rounds or back or _undecided(member, undecided):
+        if standing < rounds or back or (undecided is not None and _undecided(member, undecided)):
             short.append(f"{member.name} (stage {stage}, {member.worker.state}): {standing} of {rounds}")
     return short
 

@@ -41,6 +41,8 @@ class Question:
     late: float = 0.0
     rate: float | None = None
     """None: each method's is searched for."""
+    own_steps: int = 0
+    """Of a round; 0: as each method has it."""
 
 
 def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
@@ -67,7 +69,7 @@ def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
     trials = Bench(
         ground_of, Kept(question.out / "trials.jsonl"), manifest.run_id(),
         fingerprint(texts.held_out.scored), question.peers, steps, question.delay, said, question.away,
-        question.late,
+        question.late, question.own_steps,
     )  # fmt: skip
     rows = []
     for name in question.methods or known:
@@ -77,7 +79,8 @@ def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
         else:
             rates, tried = Rates(question.rate, recipe.begin_outer), 1
         outcomes = [trials.played(name, recipe, rates, seed) for seed in range(question.seeds)]
-        rows.append(row(name, recipe.told, tried, outcomes))
+        own_steps = recipe.own_steps and (question.own_steps or recipe.own_steps)
+        rows.append(row(name, recipe.told, own_steps, tried, outcomes))
     return Report(
         manifest.name, count, rows[0].outcomes[0].tokens, question.peers, question.delay, question.away,
         question.late, question.seeds, activation_bytes(manifest), tuple(rows),

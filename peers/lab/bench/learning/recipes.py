@@ -33,6 +33,8 @@ class Setting:
     """So many of the peers compute nothing in the middle third of the steps."""
     late: float = 0.0
     """Share of the contributions that come when their round is applied."""
+    own_steps: int = 0
+    """Of a round, where peers take any; 0: as the method has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Recipe:
     """What it is, in a few words."""
     begin_outer: float | None = None
     """Where the search for a rate outside begins: the paper's. None: it has none."""
+    own_steps: int = 0
+    """That a peer takes in a round; 0: it takes none."""
 
 
 def recipes(sync: Sync) -> Mapping[str, Recipe]:
@@ -126,18 +130,18 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
 
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
         each = max(1, -(-sync.step_tokens // ground.manifest.microbatch_tokens))  # Microbatches of a step.
-        every = 1 if sync.own_steps is None else steps * each
+        every = 1 if sync.own_steps is None else (setting.own_steps or steps) * each
         ours = sync if setting.outer_rate is None else replace(sync, outer_rate=setting.outer_rate)
         return Rounds(
             ground, setting.peers, ours, rate, setting.steps, setting.delay, every, setting.away, setting.late
         )
 
     outer = sync.own_steps.outer_rate if sync.own_steps is not None and sync.outer_momentum else None
-    return Recipe(make, sync.learning_rate, told, outer if sync.method in OUTER else None)
+    own_steps = steps if sync.own_steps else 0
+    return Recipe(make, sync.learning_rate, told, outer if sync.method in OUTER else None, own_steps)
 
 
 def _own(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
     """Of peers that take so many steps by themselves in a round."""
     assert sync.own_steps is not None
-    often = "every step" if steps == 1 else f"every {steps} steps"
-    return _rounds(sync, f"{told}, {often}, {sync.own_steps.inner} inside", steps)
+    return _rounds(sync, f"{told}, {sync.own_steps.inner} inside", steps)

@@ -52,6 +52,8 @@ class Trial:
     outer_rate: float | None = None
     away: int = 0
     late: float = 0.0
+    own_steps: int = 0
+    """Of a round, where somebody asked for other than the method's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +121,13 @@ class Bench:
     """Hears after each step of a trial how many are done."""
     away: int = 0
     late: float = 0.0
+    own_steps: int = 0
 
     def played(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Outcome:
         """The trial's outcome, computed if it is not kept."""
         trial = Trial(
             self.run_id, self.text, name, rates.rate, seed, self.peers, self.steps, self.delay, rates.outer,
-            self.away, self.late,
+            self.away, self.late, self.own_steps if recipe.own_steps else 0,
         )  # fmt: skip
         found = self.kept.find(trial)
         if found is None:
@@ -165,7 +168,7 @@ class Bench:
 def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], None]) -> Outcome:
     """Compute a trial from its beginning to its end, or to where it diverges."""
     setting = Setting(
-        trial.peers, trial.steps, trial.delay, trial.outer_rate, trial.away, trial.late
+        trial.peers, trial.steps, trial.delay, trial.outer_rate, trial.away, trial.late, trial.own_steps
     )  # fmt: skip
     learner = recipe.make(ground, setting, trial.rate)
     tokens_of_a_step = trial.peers * ground.manifest.microbatch_tokens

@@ -160,6 +160,25 @@ def test_an_own_step_is_of_as_many_microbatches_as_the_run_says_and_a_round_of_a
     assert learner.sent_bytes == sum(method.payload_bytes for method in learner._methods[0]), "one round"
 
 
+def test_who_asks_for_other_steps_in_a_round_gets_rounds_of_so_many():
+    here = ground()
+    learner = recipes(Sync(method="local-steps"))["local-steps"].make(
+        here, Setting(peers=1, steps=32, own_steps=2), 4e-3
+    )
+    for number in range(8):
+        learner.step(number)
+    assert learner.sent_bytes == 4 * sum(method.payload_bytes for method in learner._methods[0])
+
+
+def test_other_steps_make_another_trial_of_those_who_take_any(tmp_path, monkeypatch):
+    here, played = bench_of(tmp_path, monkeypatch, lambda trial: trial.rate)
+    central, own = (Recipe(lambda *_: None, 1.0, "", own_steps=steps) for steps in (0, 8))
+    more = replace(here, own_steps=2)
+    assert [bench.played("x", central, Rates(1.0), 0).trial.own_steps for bench in (here, more)] == [0, 0]
+    assert [bench.played("y", own, Rates(1.0), 0).trial.own_steps for bench in (here, more)] == [0, 2]
+    assert len(played) == 3, "what is not concerned is not played again"
+
+
 def test_a_mean_gradient_of_equal_peers_is_that_of_one():
     here = ground()
     one, two = (MeanGradient(here, peers, "adamw", schedule(4e-3, 2)) for peers in (1, 2))
@@ -225,6 +244,7 @@ def test_the_table_names_what_each_method_costs_beside_adamw(tmp_path, monkeypat
         row(
             name,
             "what it is",
+            8,
             1,
             [here.played(name, Recipe(lambda *_: None, rate, ""), Rates(rate), seed) for seed in (0, 1)],
         )
