@@ -30,8 +30,8 @@ HEAL_SECONDS = 20.0 + DIAL_SECONDS + 1.2 * LONGEST_REDIAL_SECONDS
 """After the last heal, all peers of a stage are on one history: 20 s from when their links stand again. A
 dial that was under way at the heal fails only at its deadline; the next comes after the longest pause."""
 CALM_SECONDS = 60.0
-"""From then on: at most so long until everybody has settled NEW_ROUNDS. From when the directory has forgotten a
-stage that was lost, where one was: until then whoever comes to it waits for its weights."""
+"""From then on: at most so long until everybody has settled NEW_ROUNDS. Where a stage was lost, from when the
+directory has forgotten it: until then whoever comes to it waits for its weights."""
 LONGEST_SECONDS = 240.0
 """Until LEAST_ROUNDS are settled and all that was made before the last heal is decided; slow worlds, and
 those whose longest history gave way, take so long without being stuck."""
