@@ -119,15 +119,11 @@ class Ground:
 
     def gradient(self, weights_P: Tensor, peer: int, counter: int) -> Gradient:
         """Of the microbatch that this peer reads as its `counter`-th."""
-        for compute, part in zip(self._computes, self.slices, strict=True):
-            compute.publish(copied(weights_P[part]))
-        data = self.manifest.data
+        self._publish(weights_P)
         microbatch = MicrobatchId(PeerId(f"peer {peer}"), counter)
-        starts = window_starts(
-            RUN, self.seed, microbatch, len(self._texts.corpus), data.microbatch_sequences,
-            data.sequence_tokens,
-        )  # fmt: skip
-        inputs_BT, labels_BT = windows(self._texts.corpus, starts, data.sequence_tokens)
+        inputs_BT, labels_BT = windows(
+            self._texts.corpus, self._starts(microbatch), self.manifest.data.sequence_tokens
+        )
         hidden, path = inputs_BT, self._path(microbatch)
         for stage in path[:-1]:
             scale = self._rules.branch_scale(stage, len(path))
@@ -142,6 +138,34 @@ class Ground:
             back = self._computes[stage].backward(0, _carried(back, self.manifest.codec_back, chance))
         summed_P = torch.cat([compute.use_gradient(torch.clone) for compute in self._computes])
         return Gradient(summed_P, finished.loss_sum / finished.tokens, finished.tokens)
+
+    def gradient_of_all(self, weights_P: Tensor, peers: int, counter: int) -> Gradient:
+        """Of the microbatches that these peers read as their `counter`-th, at the same weights: of a model
+        in one stage as one batch, which takes a part of the time."""
+        if len(self._computes) > 1:
+            each = [self.gradient(weights_P, peer, counter) for peer in range(peers)]
+            summed_P = torch.stack([one.summed for one in each]).sum(0)
+            tokens = sum(one.tokens for one in each)
+            return Gradient(summed_P, sum(one.loss * one.tokens for one in each) / tokens, tokens)
+        self._publish(weights_P)
+        microbatches = [MicrobatchId(PeerId(f"peer {peer}"), counter) for peer in range(peers)]
+        starts = [start for one in microbatches for start in self._starts(one)]
+        inputs_BT, labels_BT = windows(self._texts.corpus, starts, self.manifest.data.sequence_tokens)
+        finished = self._computes[0].finish(0, inputs_BT, labels_BT, inputs_BT)
+        summed_P = self._computes[0].use_gradient(torch.clone)
+        return Gradient(summed_P, finished.loss_sum / finished.tokens, finished.tokens)
+
+    def _publish(self, weights_P: Tensor) -> None:
+        for compute, part in zip(self._computes, self.slices, strict=True):
+            compute.publish(copied(weights_P[part]))
+
+    def _starts(self, microbatch: MicrobatchId) -> tuple[int, ...]:
+        """Where its sequences begin in the text."""
+        data = self.manifest.data
+        return window_starts(
+            RUN, self.seed, microbatch, len(self._texts.corpus), data.microbatch_sequences,
+            data.sequence_tokens,
+        )  # fmt: skip
 
     def _path(self, microbatch: MicrobatchId) -> list[int]:
         """The stages that it visits: of those between, so many as the run says, drawn. A peer's steps stand

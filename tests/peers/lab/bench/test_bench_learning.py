@@ -183,9 +183,23 @@ def test_a_mean_gradient_of_equal_peers_is_that_of_one():
     here = ground()
     one, two = (MeanGradient(here, peers, "adamw", schedule(4e-3, 2)) for peers in (1, 2))
     here.gradient, theirs = lambda weights_P, peer, counter: theirs(weights_P, 0, counter), here.gradient
+    assert len(here.layouts) > 1, "each by itself"
     for learner in (one, two):
         learner.step(0)
     torch.testing.assert_close(one.weights(), two.weights(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("stages", [(3,), (1, 2)])
+def test_a_gradient_of_all_is_the_sum_of_what_each_has(stages):
+    here = ground(stages)
+    weights_P = here.initial_weights()
+    together = here.gradient_of_all(weights_P, 3, 5)
+    each = [here.gradient(weights_P, peer, 5) for peer in range(3)]
+    assert together.tokens == sum(one.tokens for one in each)
+    assert together.loss == pytest.approx(sum(one.loss for one in each) / 3, rel=1e-5)
+    torch.testing.assert_close(
+        together.summed, torch.stack([one.summed for one in each]).sum(0), rtol=1e-3, atol=1e-4
+    )
 
 
 def bench_of(tmp_path, monkeypatch, losses):
