@@ -202,12 +202,17 @@ def learning(
     tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="If not beside the run.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Trials, reports, pictures.")] = Path("learning"),
     pictures: Annotated[bool, typer.Option("--pictures", help="Draw curves (extra `pictures`).")] = False,
+    demo: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="REPORT", help="Of `swarmnet demo --report`: drawn beside. Repeatable."),
+    ] = None,
 ) -> None:
     """What a run learns by each method, beside AdamW, Muon and DeMo at equal tokens. Interrupted, it goes on
     where it was."""
     from peers.lab.bench.learning.bench import Question
-    from peers.lab.bench.learning.report import as_json, draw, render
+    from peers.lab.bench.learning.report import as_json, demo_curve, draw, render
 
+    demos = {file.stem: demo_curve(file) for file in demo or ()}
     for run_file in run_files:
         folder = out / run_file.stem
         report = _learned(
@@ -218,7 +223,7 @@ def learning(
         )  # fmt: skip
         (folder / "report.json").write_text(as_json(report))
         typer.echo(render(report) + "\n")
-        for file in draw(report, folder) if pictures else ():
+        for file in draw(report, folder, demos) if pictures else ():
             typer.echo(f"wrote  {file}")
 
 

@@ -142,6 +142,9 @@ def demo(
         bool,
         typer.Option("--experts", help="Each layer has four experts; a peer trains two and has all."),
     ] = False,
+    undisturbed: Annotated[
+        bool, typer.Option("--undisturbed", help="Nobody is killed, and nobody joins.")
+    ] = False,
 ) -> None:
     """Several peers train a model on this machine: one is killed, one joins, and the model writes text."""
     if peers < stages:
@@ -161,5 +164,5 @@ def demo(
         )
     from peers.lab.processes.demo import run_demo
 
-    options = DemoOptions(peers, stages, seconds, report, seed, keep, method, sharded, experts)
+    options = DemoOptions(peers, stages, seconds, report, seed, keep, method, sharded, experts, undisturbed)
     raise typer.Exit(run_demo(options))

@@ -350,6 +350,8 @@ class DemoOptions:
     """Its sync.exchange is that."""
     experts: bool = False
     """Its layers have experts in two groups, and each peer trains one."""
+    undisturbed: bool = False
+    """Nobody is killed, and nobody joins."""
 
 
 def is_run_id(text: str) -> bool:

@@ -167,7 +167,7 @@ class Demo:
         seconds = self.options.seconds
         while (elapsed := time.monotonic() - self.began) < seconds:
             show()
-            if self.victim is None and elapsed >= KILL_AT * seconds:
+            if not self.options.undisturbed and self.victim is None and elapsed >= KILL_AT * seconds:
                 self._kill_one()
             if self.newcomer is None and self.victim is not None and elapsed >= JOIN_AT * seconds:
                 self.newcomer = await self._start_worker(f"peer-{len(self.peers) + 1}", "auto")

@@ -21,6 +21,8 @@ from swarmnet.run.manifest import Manifest
 
 EDGE_MICROBATCHES = 20
 """First and last losses are means over so many microbatches: one alone scatters by 0.3 nats."""
+CURVE_POINTS = 50
+"""Of the curve, each the mean over equally many microbatches."""
 
 
 @dataclass(slots=True)
@@ -106,6 +108,22 @@ def join_to_contribution_seconds(stories: Iterable[PeerStory], peer: str, starte
     return min(accepted) - started_at if accepted else None
 
 
+def curve(stories: Iterable[PeerStory]) -> list[tuple[int, float]]:
+    """Tokens that the run has trained by then, and the mean loss since the last point: nats per token, each
+    microbatch at the weights of its time, before it counted."""
+    commits = sorted(
+        (at, tokens, loss) for story in stories if story.stage == 0
+        for at, _, _, tokens, loss in story.commits if loss is not None
+    )  # fmt: skip
+    found, trained = [], 0
+    size = max(1, -(-len(commits) // CURVE_POINTS))
+    for first in range(0, len(commits), size):
+        group = commits[first : first + size]
+        trained += sum(tokens for _, tokens, _ in group)
+        found.append((trained, fmean(loss for _, _, loss in group)))
+    return found
+
+
 def contribution_bytes(manifest: Manifest, stage: int) -> int:
     """What one contribution takes on the wire, computed from the manifest."""
     layout = trained_layout(manifest, stage)
@@ -135,6 +153,7 @@ def build(
     return {
         "loss_start": fmean(losses[:EDGE_MICROBATCHES]) if losses else None,
         "loss_end": fmean(losses[-EDGE_MICROBATCHES:]) if losses else None,
+        "curve": curve(stories),
         "bits_per_byte": bits_per_byte,
         "scored_sha256": scored_sha256,
         "tokens": sum(tokens for s in stories if s.stage == 0 for _, _, _, tokens, _ in s.commits),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from peers.lab.bench.learning.trials import Outcome, mean_and_spread
 from swarmnet.run.manifest import Manifest
 
 BASELINE = "adamw"
+Curve = Sequence[tuple[int, float]]
+"""Of a demo's report: tokens, and the loss in training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,18 @@ def as_json(report: Report) -> str:
     return json.dumps(asdict(report), indent=1)
 
 
-def draw(report: Report, folder: Path) -> list[Path]:
-    """Loss against tokens, and loss against bytes per token. UserError without the extra `pictures`."""
+def demo_curve(file: Path) -> Curve:
+    """Of a demo's report. UserError where it is none."""
+    try:
+        told = json.loads(file.read_bytes())["curve"]
+        return [(int(tokens), float(loss)) for tokens, loss in told]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{file} is no report of a demo (swarmnet demo --report {file}): {error!r}") from None
+
+
+def draw(report: Report, folder: Path, demos: Mapping[str, Curve]) -> list[Path]:
+    """Loss against tokens, and loss against bytes per token; and where there are demos of the same model,
+    loss in training against tokens beside theirs. UserError without the extra `pictures`."""
     try:
         import matplotlib
     except ModuleNotFoundError:
@@ -126,7 +138,19 @@ def draw(report: Report, folder: Path) -> list[Path]:
     axes.set(xscale="log", xlabel="bytes of contributions per token", ylabel="held-out loss, nats per token")
     axes.set(title=report.name)
     files = [folder / f"{report.name}-tokens.png", folder / f"{report.name}-bytes.png"]
-    for figure, file in zip((curves, front), files, strict=True):
+    figures = [curves, front]
+    if demos:
+        beside, axes = pyplot.subplots(figsize=(9, 5))
+        for name, curve in demos.items():
+            axes.plot([tokens for tokens, _ in curve], [loss for _, loss in curve], label=name)
+        for each in report.rows:
+            told = [(point.tokens, point.trained) for point in each.outcomes[0].curve if point.trained]
+            axes.plot([tokens for tokens, _ in told], [loss for _, loss in told], "--", label=each.method)
+        axes.set(xlabel="tokens", ylabel="loss in training, nats per token")
+        axes.legend()
+        figures.append(beside)
+        files.append(folder / f"{report.name}-demo.png")
+    for figure, file in zip(figures, files, strict=True):
         figure.savefig(file, dpi=120, bbox_inches="tight")
         pyplot.close(figure)
     return files

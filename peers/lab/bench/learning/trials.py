@@ -65,6 +65,8 @@ class Point:
     """Held out, nats per token."""
     sent_bytes: int
     """By one peer, in all."""
+    trained: float | None = None
+    """Mean loss in training since the last point. None: of a trial that was kept before this was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,18 +174,20 @@ def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], Non
     )  # fmt: skip
     learner = recipe.make(ground, setting, trial.rate)
     tokens_of_a_step = trial.peers * ground.manifest.microbatch_tokens
-    began, curve = perf_counter(), []
+    began, curve, losses = perf_counter(), [], list[float]()
     points = {round(trial.steps * number / POINTS) for number in range(1, POINTS + 1)}
     for step in range(trial.steps):
         try:
-            learner.step(step)
+            losses.append(learner.step(step))
         except StageError:  # Not finite: this rate is too high.
             loss = inf
             break
         said(step + 1)
         if step + 1 in points:
             seen = ground.held_out_loss(learner.weights(), CURVE_EVERY)
-            curve.append(Point((step + 1) * tokens_of_a_step, seen, learner.sent_bytes))
+            trained = sum(losses) / len(losses)
+            curve.append(Point((step + 1) * tokens_of_a_step, seen, learner.sent_bytes, trained))
+            losses.clear()
     else:
         loss = ground.held_out_loss(learner.weights())
     loss = loss if isfinite(loss) else inf

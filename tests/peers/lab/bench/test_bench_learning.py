@@ -296,3 +296,26 @@ def test_a_method_that_there_is_not_is_bad_input(tmp_path, monkeypatch, capsys):
     assert code == 2
     assert "no method is called adamW; there are adamw, muon, demo" in told
     assert [each.name for each in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_the_curve_of_a_demo_is_read_from_its_report_and_nothing_else_is_one(tmp_path):
+    from peers.errors import UserError
+    from peers.lab.bench.learning.report import demo_curve
+
+    file = tmp_path / "calm.json"
+    file.write_text(json.dumps({"curve": [[512, 5.0], [1024, 4.5]]}))
+    assert demo_curve(file) == [(512, 5.0), (1024, 4.5)]
+    for other in ("{}", "[]", "no JSON", '{"curve": [[1]]}'):
+        file.write_text(other)
+        with pytest.raises(UserError, match="is no report of a demo"):
+            demo_curve(file)
+
+
+def test_a_trial_keeps_what_training_cost_on_its_way():
+    here = ground(stages=(3,))
+    recipe = recipes(here.manifest.sync)["adamw"]
+    outcome = trials.play(trials.Trial("run", "text", "adamw", 4e-3, 0, 2, 32), recipe, here, lambda done: None)
+    told = [point.trained for point in outcome.curve]
+    assert len(told) == trials.POINTS
+    assert told[0] == pytest.approx(log(256), rel=0.1)
+    assert told[-1] < told[0], "it learns"

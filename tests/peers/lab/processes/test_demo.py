@@ -8,6 +8,7 @@ from rich.console import Console
 
 from peers.config.peer_file import DemoOptions
 from peers.lab.processes.demo import Demo
+from peers.lab.processes.demo_report import CURVE_POINTS, PeerStory, curve
 
 
 class Process:
@@ -56,3 +57,14 @@ def test_a_peer_is_killed_once_it_trains_and_its_stage_has_another_that_does(tmp
         assert [peer for peer in demo.peers if not peer.alive] == ([demo.victim] if demo.victim else [])
         killed |= {demo.victim.name} if demo.victim else set()
     assert killed == victims
+
+
+def test_a_curve_is_of_what_the_first_stage_committed_in_the_order_of_time():
+    first = [PeerStory(name, stage=0) for name in "ab"]
+    for number in range(4 * CURVE_POINTS):
+        first[number % 2].commits.append((float(number), "o", number, 8, 100.0 - number))
+    other = PeerStory("c", stage=1, commits=[(0.5, "o", 0, 8, 1000.0)])
+    points = curve([other, *first])
+    assert [tokens for tokens, _ in points] == [32 * (place + 1) for place in range(CURVE_POINTS)]
+    assert points[0] == (32, 98.5), "of two peers, one after the other"
+    assert curve([other]) == []
