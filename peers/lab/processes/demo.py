@@ -250,7 +250,8 @@ class Demo:
             seconds["its experts are taken up by another after"] = report["kill_to_experts_seconds"]
         if self.victim is None:  # And nobody joined.
             seconds.clear()
-            say("  nobody was killed: too few trained in time; give them longer (--seconds)", highlight=False)
+            why = "as asked" if self.options.undisturbed else "too few trained in time; give them longer (--seconds)"
+            say(f"  nobody was killed: {why}", highlight=False)
         for what, value in seconds.items():
             shown = f"{value:.2f} s" if isinstance(value, float) else "never"
             say(f"  {what} {shown}", highlight=False)

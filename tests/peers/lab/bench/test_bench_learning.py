@@ -314,7 +314,8 @@ def test_the_curve_of_a_demo_is_read_from_its_report_and_nothing_else_is_one(tmp
 def test_a_trial_keeps_what_training_cost_on_its_way():
     here = ground(stages=(3,))
     recipe = recipes(here.manifest.sync)["adamw"]
-    outcome = trials.play(trials.Trial("run", "text", "adamw", 4e-3, 0, 2, 32), recipe, here, lambda done: None)
+    trial = trials.Trial("run", "text", "adamw", 4e-3, 0, 2, 32)
+    outcome = trials.play(trial, recipe, here, lambda done: None)
     told = [point.trained for point in outcome.curve]
     assert len(told) == trials.POINTS
     assert told[0] == pytest.approx(log(256), rel=0.1)
