@@ -250,7 +250,8 @@ class Demo:
             seconds["its experts are taken up by another after"] = report["kill_to_experts_seconds"]
         if self.victim is None:  # And nobody joined.
             seconds.clear()
-            why = "as asked" if self.options.undisturbed else "too few trained in time; give them longer (--seconds)"
+            too_few = "too few trained in time; give them longer (--seconds)"
+            why = "as asked" if self.options.undisturbed else too_few
             say(f"  nobody was killed: {why}", highlight=False)
         for what, value in seconds.items():
             shown = f"{value:.2f} s" if isinstance(value, float) else "never"
