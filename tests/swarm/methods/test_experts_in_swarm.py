@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swarm import TINY_MODEL, nothing_is_committed_twice, shared_rounds, tiny_manifest
+from swarm import expert_manifest, nothing_is_committed_twice, shared_rounds
 from watched import Watched, moved
 
 from peers.lab.world.virtual_time import run
 from peers.worker.rounds.update_compute import TookUp, experts_line
-from swarmnet.run.manifest import Experts, Sync
 
 EIGHT = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1, "g": 2, "h": 2}
-
-
-def expert_manifest(**experts):
-    manifest = tiny_manifest()
-    model = replace(TINY_MODEL, qk_norm=True, feed_forward=32, experts=Experts(**experts))
-    sync = Sync(method="local-steps", learning_rate=1e-2, warmup_rounds=1, decay_rounds=1000, step_tokens=64)
-    return replace(manifest, model=model, sync=sync, rounds=replace(manifest.rounds, target_tokens=512))
 
 
 def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed():
