@@ -110,7 +110,7 @@ def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
          f"model.experts.active is {experts.active}; it must lie between 1 and the count, {experts.count}"),
         (not 0.0 <= experts.balance <= 1.0,
          f"model.experts.balance is {experts.balance:g}; it must lie in [0, 1]"),
-        (not 1 <= experts.groups <= MOST_GROUPS or (experts.count > 0 and experts.count % experts.groups != 0),
+        (not 1 <= experts.groups <= MOST_GROUPS or experts.count % experts.groups != 0,
          f"model.experts.groups is {experts.groups}; it must lie in 1 to {MOST_GROUPS} and divide the count, "
          f"{experts.count}"),
         (experts.groups > 1 and (sync.own_steps is None or sync.exchange == "sharded"),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import hypot
 
 import torch
@@ -39,6 +39,21 @@ ROUNDS_REMEMBERED = 8
 """Of who held what."""
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Who trains which experts, as any thread may read it."""
+
+    group: int
+    """That this peer trains."""
+    holders: tuple[int, ...]
+    """Of each group, in the newest applied round."""
+    trained: tuple[int, ...]
+    """Of each group, the newest settled round in which its experts were trained; -1: in none that this peer
+    has seen settle."""
+    stale_rounds: tuple[int, ...]
+    """Of each group, how many rounds have settled since then, or since this peer was here."""
+
+
 class HeldExperts:
     """One peer of one stage."""
 
@@ -56,6 +71,10 @@ class HeldExperts:
         self._held_by: dict[int, dict[PeerId, int]] = {}
         """Of the newest rounds, what each peer's contribution said that it holds."""
         self._applied_round = -1
+        self._trained: dict[int, int] = {}
+        """Group -> the newest settled round that has a contribution of its experts."""
+        self._seen = range(0)
+        """Rounds that this peer has seen settle."""
         self.columns, self.outer, self.tokens = (
             self._shared.columns, self._shared.outer, self._shared.tokens
         )  # fmt: skip
@@ -77,6 +96,7 @@ class HeldExperts:
         self._experts = self._part(group)
         if self._on_the_host:
             self._experts.keep_moments_on_the_host()
+        self.holding = self._as_it_is()
 
     @property
     def trained(self) -> Layout:
@@ -157,8 +177,7 @@ class HeldExperts:
         self._applied_round = round
         for part in (self._shared, self._experts):
             part.applied(round)
-        for old in [old for old in self._held_by if old < round - ROUNDS_REMEMBERED]:
-            del self._held_by[old]
+        self.holding = self._as_it_is()
 
     def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
         group, there = self.within(tile)
@@ -173,6 +192,19 @@ class HeldExperts:
         of_round.pop(peer, None)
         if group is not None:
             of_round[peer] = group
+
+    def settled(self, round: int) -> None:
+        """Its set is final."""
+        self._seen = range(self._seen.start if self._seen else round, round + 1)
+        self._trained |= dict.fromkeys(self._held_by.get(round, {}).values(), round)
+        for old in [old for old in self._held_by if old < round - ROUNDS_REMEMBERED]:
+            del self._held_by[old]
+        self.holding = self._as_it_is()
+
+    def _as_it_is(self) -> Holding:
+        trained = tuple(self._trained.get(group, -1) for group in range(self.groups))
+        stale = tuple(self._seen.stop - 1 - max(self._seen.start - 1, newest) for newest in trained)
+        return Holding(self.group, tuple(self.holders()), trained, stale)
 
     def holders(self) -> list[int]:
         """Of each group, in the newest round that is applied."""

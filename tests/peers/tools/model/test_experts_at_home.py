@@ -69,7 +69,7 @@ def test_as_commands_export_generate_and_evaluate_say_what_the_checkpoint_says(
     assert code == 0
     assert "computes the same for 64 tokens" in out
     page = Path("model/README.md").read_text()
-    assert "6 in each layer, of which a token takes 2; each peer trained one of 3 groups of them; every 5" in page
+    assert "of which a token takes 2; each peer trained one of 3 groups of them; every 5 rounds" in page
     for command in (["generate", "--prompt", "def ", "--tokens", 20, "--seed", 1], ["evaluate"]):
         told = [swarmnet(*command, "--from", source)[:2] for source in ("state", "model")]
         assert told[0] == told[1]
