@@ -207,7 +207,7 @@ EXPERTS = {
         "this peer was here. Only where each peer trains one group.",
     "experts_busiest_ratio":
         "Tokens of a layer's busiest expert over the mean of its experts, mean of the stage's layers, in the "
-        "newest half minute; 1: even. Only where there are experts, computed on one device.",
+        "newest ten seconds; 1: even. Only where there are experts, computed on one device.",
 }  # fmt: skip
 SHOWN_EXPERTS = 128
 """Of a layer, those with a series: as many as most published mixtures have."""

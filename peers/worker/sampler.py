@@ -43,8 +43,8 @@ SPEED_SECONDS = 10.0
 """Tokens per second are an average over so long."""
 
 
-BALANCE_SECONDS = 30.0
-"""How even experts' loads were is told of so long: a few microbatches are even by chance alone."""
+BALANCE_SECONDS = 10.0
+"""How even experts' loads were is told of so long: of a few microbatches, chance makes some busier."""
 
 
 @dataclass(frozen=True, slots=True)

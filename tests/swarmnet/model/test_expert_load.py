@@ -30,7 +30,7 @@ def computing(span, recompute="none", shape=SHAPE):
 
 @pytest.mark.parametrize("recompute", ["none", "layer", "stage"])
 def test_a_microbatch_counts_once_whether_its_layers_are_computed_once_or_twice(recompute):
-    made, weights, layout = computing(Span(0, 2, has_embedding=True, has_head=False), recompute)
+    made, _, _ = computing(Span(0, 2, has_embedding=True, has_head=False), recompute)
     hidden = made.forward("m", TOKENS)
     made.backward("m", torch.ones_like(hidden))
     assert [sum(tokens) for tokens in made.routed.values()] == [2 * TOKENS.numel()] * 2
