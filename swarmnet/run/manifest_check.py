@@ -113,9 +113,9 @@ def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
         (not 1 <= experts.groups <= MOST_GROUPS or experts.count % experts.groups != 0,
          f"model.experts.groups is {experts.groups}; it must lie in 1 to {MOST_GROUPS} and divide the count, "
          f"{experts.count}"),
-        (experts.groups > 1 and (sync.own_steps is None or sync.exchange == "sharded"),
+        (experts.groups > 1 and sync.own_steps is None,
          "model.experts.groups: goes with a sync.method whose peers step by themselves, as local-steps or "
-         "diloco, and sync.exchange: everyone"),
+         "diloco"),
         ((experts.groups > 1 or experts.merge_rounds > 0) and (bool(sync.trainable) or model.lora.rank > 0),
          "model.experts: groups and merge_rounds do not go with sync.trainable or model.lora"),
         (experts.merge_rounds < 0 or not 0.0 <= experts.merge_share <= 1.0 or experts.merge_until < 1,

@@ -210,7 +210,7 @@ def test_a_hostile_payload_is_refused_or_counts_and_moves_by_bounded_numbers(dat
         ({"groups": 3}, {}, "divide the count"),
         ({"groups": 0}, {}, "in 1 to 256"),
         ({"groups": 2}, {"method": "demo-votes"}, "step by themselves"),
-        ({"groups": 2}, {"exchange": "sharded"}, "everyone"),
+        ({"groups": 2}, {"exchange": "sharded", "sent": "largest"}, "leave sharded out"),
         ({"merge_rounds": 5, "merge_nearest": 4}, {}, "merge_nearest"),
         ({"merge_rounds": -1}, {}, "negative"),
     ],
