@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from swarm import expert_manifest, nothing_is_committed_twice, shared_rounds
 from watched import Watched, moved
 
@@ -14,8 +15,9 @@ from peers.worker.rounds.update_compute import TookUp, experts_line
 EIGHT = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1, "g": 2, "h": 2}
 
 
-def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed():
-    swarm = Watched(expert_manifest(count=4, active=2, groups=2, merge_rounds=5, merge_nearest=2))
+@pytest.mark.parametrize("exchange", ["everyone", "sharded"])
+def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(exchange):
+    swarm = Watched(expert_manifest(exchange, count=4, active=2, groups=2, merge_rounds=5, merge_nearest=2))
 
     gone = set()
 
