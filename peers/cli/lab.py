@@ -314,7 +314,7 @@ def _check_model(real: bool, sharded: bool, method: MethodName | None, experts: 
     """Raises UserError."""
     if method is not None and not real:
         raise UserError(f"--method {method}: without a model nobody learns; add --real")
-    if experts and (not real or sharded or method not in (None, *AUTHORS)):
+    if experts and (not real or method not in (None, *AUTHORS)):
         raise UserError("--experts: goes with --real and a --method whose peers step by themselves")
 
 

@@ -152,11 +152,8 @@ def demo(
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"--report {report}: its folder does not exist")
     method = method or ("local-steps" if experts else "demo-votes")
-    if experts and (sharded or method not in AUTHORS):
-        raise UserError(
-            "--experts: goes with a --method whose peers step by themselves, as local-steps, and without "
-            "--sharded"
-        )
+    if experts and method not in AUTHORS:
+        raise UserError("--experts: goes with a --method whose peers step by themselves, as local-steps")
     if sharded and method not in AUTHORS:
         raise UserError(
             "--sharded: only what peers that step by themselves contribute can be sharded; add "

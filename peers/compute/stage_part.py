@@ -19,6 +19,7 @@ from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName
 from swarmnet.model.computing.gradient_sum import Used
+from swarmnet.model.experts.load import Routed
 from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.flat_layout import NOTHING, Layout, frozen_layout, trained_layout
 from swarmnet.model.stage_compute import Finished, StageCompute, Tiles
@@ -32,6 +33,9 @@ from swarmnet.run.manifest import Manifest
 class Computes(Protocol):
     """Forward and backward of a stage (swarmnet/model/stage_compute.py has the real one and the meaning of
     each)."""
+
+    @property
+    def routed(self) -> Routed: ...
 
     def freeze(self, units: Tensor) -> None: ...
 

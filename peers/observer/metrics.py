@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from peers.network.discovery.expert_groups import ExpertGroup
 from peers.observer.page_json import Board
 from peers.observer.picture import ROLES, STATES, Row
 from peers.telemetry import metrics
@@ -41,6 +42,17 @@ def _known(number: float | None) -> Samples:
     return [] if number is None else [((), float(number))]
 
 
+def _of_experts(
+    board: Board, worst: Callable[[Iterable[int]], int], told: Callable[[ExpertGroup], int | None]
+) -> Samples:
+    """By stage, where each peer trains one group of experts."""
+    stages: dict[int, list[int]] = {}
+    for group in board.picture.experts:
+        if (number := told(group)) is not None:
+            stages.setdefault(group.stage, []).append(number)
+    return [((str(stage),), worst(numbers)) for stage, numbers in stages.items()]
+
+
 SHOWN = (
     Shown(
         _gauge("swarm_peers",
@@ -57,6 +69,18 @@ SHOWN = (
         _gauge("swarm_stage_tokens_per_second",
                "Tokens per second that the computers of a stage could do, as claimed by records.", STAGE),
         lambda board, _: [((str(stage.stage),), stage.tokens_per_second) for stage in board.picture.stages],
+    ),
+    Shown(
+        _gauge("swarm_experts_least_holders",
+               "Holders of the stage's group of experts that the fewest peers train, as claimed by records.",
+               STAGE),
+        lambda board, _: _of_experts(board, min, lambda group: group.holders),
+    ),
+    Shown(
+        _gauge("swarm_experts_stale_rounds",
+               "Rounds that the stage has settled since the experts of the group that waits longest were "
+               "trained, as claimed by records.", STAGE),
+        lambda board, _: _of_experts(board, max, lambda group: group.stale_rounds),
     ),
     Shown(
         _gauge("swarm_round", "Round of the usual peer that trains, number, as claimed by records."),

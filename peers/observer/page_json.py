@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from peers.config.run_file import SignedManifest
+from peers.network.discovery.expert_groups import ExpertGroup
 from peers.observer.curve import Curve
 from peers.observer.picture import Picture, Row
 
@@ -18,6 +19,9 @@ SHOWN_PEERS = 100
 """Rows in one answer; the others are found by searching."""
 LONGEST_SEARCH = 100
 """Characters; longer ones than any name or peer id find nothing anyway."""
+SHOWN_GROUPS = 64
+"""Of experts, those that the fewest peers train, and of these those that wait longest; the others are only
+counted."""
 SHOWN_SOURCES = 20
 """Of the run's text; the others are only counted."""
 
@@ -82,6 +86,8 @@ class Board:
                  "tokens_per_second": stage.tokens_per_second}
                 for stage in picture.stages
             ],
+            "experts": _groups(picture.experts),
+            "more_experts": max(0, len(picture.experts) - SHOWN_GROUPS),
             "weakest": picture.weakest,
             "checkpoint": picture.checkpoint,
             "versions": picture.versions,
@@ -111,3 +117,13 @@ class Board:
             "more_sources": max(0, len(manifest.data.sources) - SHOWN_SOURCES),
             "layers": manifest.stages, "wire_version": manifest.wire_version, "observer": self.version,
         }  # fmt: skip
+
+
+def _groups(experts: Sequence[ExpertGroup]) -> list[dict[str, object]]:
+    """By stage and group."""
+    neediest = sorted(experts, key=lambda one: (one.holders, -(one.stale_rounds or 0)))[:SHOWN_GROUPS]
+    return [
+        {"stage": one.stage, "group": one.group, "first": one.first, "last": one.last,
+         "holders": one.holders, "trained": one.trained, "stale_rounds": one.stale_rounds}
+        for one in sorted(neediest, key=lambda one: (one.stage, one.group))
+    ]  # fmt: skip

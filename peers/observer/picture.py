@@ -14,6 +14,7 @@ from statistics import median
 
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.claims import line_of
+from peers.network.discovery.expert_groups import ExpertGroup, expert_groups
 from peers.network.discovery.record_reader import (
     IN_STEP,
     eval_loss,
@@ -123,6 +124,8 @@ class Picture:
     left_out: int = 0
     ordered: Ordered = UNASKED
     """By the run's owner."""
+    experts: tuple[ExpertGroup, ...] = ()
+    """Where each peer trains one group of them."""
 
     @property
     def peers(self) -> int:
@@ -161,6 +164,7 @@ def draw(sightings: Sightings, signed: SignedManifest, now: float, ordered: Orde
         recent=tuple(list(sightings.recent)[: -SHOWN_DEPARTURES - 1 : -1]),
         left_out=sightings.left_out,
         ordered=ordered,
+        experts=tuple(expert_groups(manifest, (known.record for known in here))),
     )
 
 

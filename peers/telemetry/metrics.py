@@ -186,15 +186,6 @@ class Rounds:
             "Shards of others' results whose slices this peer asked for, by outcome (docs/watching.md).",
             Label("outcome", tuple(AUDITS)),
         )  # fmt: skip
-        self.experts_group = declare.gauge(
-            "experts_group",
-            "Group of experts that this peer trains, number; -1: all of them, or there are none.",
-        )
-        self.experts_holders = declare.gauge(
-            "experts_least_holders",
-            "Holders of the group of experts that the fewest peers of the stage train, in the newest applied "
-            "round; 0: that group stays as it is.",
-        )  # fmt: skip
         self.corrections = declare.counter(
             "round_corrections_total", "Late contributions that corrected an applied round."
         )
@@ -205,6 +196,38 @@ class Rounds:
             "opposed as often as agreed with.",
             Label("outcome", ("agreed", "opposed", "alone")),
         )
+
+
+EXPERTS = {
+    "experts_least_holders":
+        "Holders of the group of experts that the fewest peers of the stage train, in the newest applied "
+        "round; 0: that group stays as it is. Only where each peer trains one group.",
+    "experts_stale_rounds":
+        "Rounds that have settled since the experts of the group that waits longest were trained, or since "
+        "this peer was here. Only where each peer trains one group.",
+    "experts_busiest_ratio":
+        "Tokens of a layer's busiest expert over the mean of its experts, mean of the stage's layers, in the "
+        "newest ten seconds; 1: even. Only where there are experts, computed on one device.",
+}  # fmt: skip
+SHOWN_EXPERTS = 128
+"""Of a layer, those with a series: as many as most published mixtures have."""
+
+
+class Experts:
+    """Of a mixture."""
+
+    def __init__(self, declare: Declare) -> None:
+        self.group = declare.gauge(
+            "experts_group",
+            "Group of experts that this peer trains, number; -1: all of them, or there are none.",
+        )
+        self.tokens = declare.counters(
+            "experts_tokens_total",
+            "Tokens that the routers of this stage's layers sent to each expert, of those trained on here; "
+            f"from number {SHOWN_EXPERTS} on: other. Only where there are experts, computed on one device.",
+            Label("expert"),
+        )
+        self.told = Sometimes(declare, EXPERTS)
 
 
 class Codecs:
@@ -371,6 +394,7 @@ class Metrics:
         self.about = About(declare)
         self.training = Training(declare)
         self.rounds = Rounds(declare)
+        self.experts = Experts(declare)
         self.codecs = Codecs(declare)
         self.compute = ComputeSeconds(declare)
         self.microbatches = Microbatches(declare)
@@ -398,6 +422,7 @@ class Metrics:
         self.gpu.show()
         self.peak.show()
         self.counted.show()
+        self.experts.told.show()
         self.evaluation.show()
 
     def text(self) -> bytes:

@@ -23,6 +23,7 @@ def claims_of(worker: Parts) -> Claims:
     saved = worker.disk.saved if neighbourhood is not None else None
     coverage = coverage_of(data.text) if data is not None else None
     traffic = neighbourhood.traffic if neighbourhood is not None else None
+    held = update.work.method.held if update is not None else None
     return Claims(
         state=worker.state,
         name=plain_name(worker.settings.name),
@@ -42,6 +43,8 @@ def claims_of(worker: Parts) -> Claims:
         text_shards=coverage.shards if coverage is not None else 0,
         text_shards_read=coverage.read_ever if coverage is not None else 0,
         line=worker.settings.line,
+        experts_group=held.holding.group if held is not None else -1,
+        experts_trained=held.holding.trained if held is not None else (),
     )
 
 

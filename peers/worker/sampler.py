@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -22,14 +22,16 @@ from peers.telemetry.console import Report, Status
 from peers.telemetry.counters import CODED, OBSERVE_SECONDS, CodecCounts, Growth, by_code
 from peers.telemetry.event_log import EventLog
 from peers.telemetry.metric_kinds import only
-from peers.telemetry.metrics import COMPUTE_PHASES, PHASES, STATES, Metrics
+from peers.telemetry.metrics import COMPUTE_PHASES, PHASES, SHOWN_EXPERTS, STATES, Metrics
 from peers.telemetry.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.worker.compute_sampler import ComputeTime, idle_reason
 from peers.worker.rounds.receipts import summary
 from peers.worker.rounds.update_path import UpdatePath
 from peers.worker.worker import Worker
 from swarmnet.membership.machine import BEAT_SECONDS, Known
+from swarmnet.model.experts.load import Routed, busiest_ratio, by_expert
 from swarmnet.model.flops import operations_per_token
+from swarmnet.optimizer.own_steps.held_experts import HeldExperts
 from swarmnet.pipeline.ledger import Ledger
 from swarmnet.rounds.phase import phase_of
 from swarmnet.run.manifest import learning_rate
@@ -39,6 +41,21 @@ NOTE_EVERY = 5
 """Every so many looks, ledger and traffic go to the event log too: a killed peer leaves them there."""
 SPEED_SECONDS = 10.0
 """Tokens per second are an average over so long."""
+
+
+BALANCE_SECONDS = 10.0
+"""How even experts' loads were is told of so long: of a few microbatches, chance makes some busier."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """What routers had chosen at some moment."""
+
+    at: float
+    of: Routed
+    """Goes on counting."""
+    then: Routed
+    """As it was."""
 
 
 class DirectoryBytes(Protocol):
@@ -85,6 +102,7 @@ class Observer:
         self._update: UpdatePath | None = None
         self._saved_round: int | None = None
         self._inference_seconds = 0.0
+        self._routed: _Routed | None = None
         step, microbatch = metrics.training.step_seconds, metrics.microbatches.duration
         self._durations = {
             **{phase: step(phase) for phase in COMPUTE_PHASES},
@@ -160,6 +178,7 @@ class Observer:
             traffic.received["directory"] = self.directory.received_bytes
         self._network(neighbourhood)
         self._training(worker, ledger)
+        self._experts(worker, worker.loop.time())
         self._rounds(worker)
         self._state(worker)
         self._inference(worker)
@@ -276,10 +295,7 @@ class Observer:
         if rounds.applied >= 0:
             factor = factor_of(rounds.rates, rounds.applied) / WHOLE
             training.learning_rate.set(factor * learning_rate(worker.manifest.sync, rounds.applied))
-        held = update.work.method.held
-        metrics.experts_group.set(held.group if held is not None else -1)
-        if held is not None:
-            metrics.experts_holders.set(min(held.holders()))
+        self._holders(update.work.method.held)
         metrics.contributors.set(counts.contributors)
         metrics.corrections.inc(growth.of("corrections", counts.corrections))
         training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))
@@ -292,6 +308,26 @@ class Observer:
             metrics.audits(outcome).inc(growth.of("audits", count, outcome))
         for outcome, count in {**update.outcomes, "not_finite": counts.not_finite}.items():
             metrics.updates(outcome).inc(growth.of("updates", count, outcome))
+
+    def _holders(self, held: HeldExperts | None) -> None:
+        experts = self.metrics.experts
+        experts.group.set(held.holding.group if held is not None else -1)
+        experts.told.set("experts_least_holders", min(held.holding.holders) if held is not None else None)
+        experts.told.set("experts_stale_rounds", max(held.holding.stale_rounds) if held is not None else None)
+
+    def _experts(self, worker: Worker, now: float) -> None:
+        """Where tokens went, and once in BALANCE_SECONDS how evenly."""
+        routed = worker.part.compute.routed
+        if not routed:
+            return
+        for expert, tokens in enumerate(by_expert(routed)):
+            label = str(expert) if expert < SHOWN_EXPERTS else "other"
+            self.metrics.experts.tokens(label).inc(self.growth.of("routed", tokens, str(expert)))
+        if self._routed is None or self._routed.of is not routed or now >= self._routed.at + BALANCE_SECONDS:
+            if self._routed is not None and self._routed.of is routed:
+                ratio = busiest_ratio(routed, self._routed.then)
+                self.metrics.experts.told.set("experts_busiest_ratio", ratio)
+            self._routed = _Routed(now, routed, {layer: list(tokens) for layer, tokens in routed.items()})
 
     def _codecs(self, codings: CodecCounts) -> None:
         codecs, growth = self.metrics.codecs, self.growth

@@ -17,6 +17,9 @@ leaving, or a word of a newer version; empty: it does not say."""
 Device = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
 """cpu, cuda, or a word of a newer version; empty: it does not say."""
 Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
+ExpertGroup = Annotated[int, Meta(ge=-1, lt=256)]
+TOLD_GROUPS = 64
+"""Groups of experts in a record: five bytes each at most."""
 
 NO_STAGE = -1
 """Where peers that hold none announce themselves: observers, archivists, and who is paused, whose group
@@ -72,3 +75,8 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """Of its line: what it may send, or was measured to; 0: not known. Of a peer with siblings in its process
     as if all hops left the machine. It can only lower what `tokens_per_second` counts for."""
     down_bytes_per_second: Number = 0
+    experts_group: ExpertGroup = -1
+    """Group of experts that it trains; -1: all of the stage, or there are none."""
+    experts_trained: Annotated[tuple[RoundNumber, ...], Meta(max_length=TOLD_GROUPS)] = ()
+    """Of the first so many groups, the newest settled round in which their experts were trained; -1: in none
+    that it has seen settle."""

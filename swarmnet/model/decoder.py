@@ -115,13 +115,13 @@ def forward(
     inputs: Tensor,
     cache: Cache | None = None,
     tokens_BT: Tensor | None = None,
-    run_layer: RunLayer | None = None,
+    run_layers: Mapping[int, RunLayer] | None = None,
 ) -> Tensor:
     """Run the span. `inputs` are tokens (int64 [B, T]) where it has the embedding, else hidden_BTD.
 
     Returns logits_BTV where it has the head, else hidden_BTD. With a filled cache, T must be 1. Where
     boundaries are narrow, hidden states that come and go are [B, T, R], and a span without the embedding
-    takes the tokens besides. `run_layer` is not for a cache.
+    takes the tokens besides. `run_layers`, by layer, is not for a cache.
     """
     hidden_BTD = inputs
     if span.has_embedding:
@@ -138,7 +138,8 @@ def forward(
         if cache is not None:
             hidden_BTD = one_layer(members, shape, hidden_BTD, rotation, partial(cache.extend, layer))
         else:
-            hidden_BTD = (run_layer or one_layer)(members, shape, hidden_BTD, rotation)
+            run_layer: RunLayer = run_layers[layer] if run_layers is not None else one_layer
+            hidden_BTD = run_layer(members, shape, hidden_BTD, rotation)
     if cache is not None:
         cache.length += length
     if span.has_head:
@@ -165,14 +166,15 @@ def one_layer(
     hidden_BTD: Tensor,
     rotation: Rotation,
     extend: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    routed: list[int] | None = None,
 ) -> Tensor:
-    """`extend` puts keys and values behind those of tokens seen before."""
+    """`extend` puts keys and values behind those of tokens seen before; `routed` as of `mixture`."""
     normed_BTD = _norm(hidden_BTD, members["input_layernorm"], shape)
     attended_BTD = _attention(members, shape, normed_BTD, rotation, extend)
     hidden_BTD = hidden_BTD + written(members, attended_BTD)
     normed_BTD = _norm(hidden_BTD, members["post_attention_layernorm"], shape)
     if shape.experts.count:
-        said_ND = mixture(members, shape, normed_BTD.flatten(0, 1))
+        said_ND = mixture(members, shape, normed_BTD.flatten(0, 1), routed)
         return hidden_BTD + said_ND.view_as(hidden_BTD)
     return hidden_BTD + written(members, feed_forward(members, shape, "mlp.", normed_BTD))
 

@@ -7,7 +7,7 @@ No torch: what only counts parameters (memory, traffic, reports) starts without 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from math import sqrt
+from math import prod, sqrt
 
 from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Span
 
@@ -42,6 +42,14 @@ def is_muons(name: str, shape: tuple[int, ...]) -> bool:
 def is_router(name: str) -> bool:
     """Whether it is the matrix that gives a token its share of each expert."""
     return name.endswith(".mlp.gate.weight")
+
+
+def active_parameters(shape: ModelShape, span: Span) -> int:
+    """Numbers that one token goes through: of each layer's experts those that it takes."""
+    sizes = {name: prod(size) for name, size in parameter_shapes(shape, span).items()}
+    of_experts = sum(size for name, size in sizes.items() if is_experts(name))
+    left_out = of_experts * (shape.experts.count - shape.experts.active) // max(1, shape.experts.count)
+    return sum(sizes.values()) - left_out
 
 
 def is_experts(name: str) -> bool:

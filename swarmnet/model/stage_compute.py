@@ -20,6 +20,7 @@ from torch.nn import functional
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.computing.whole_weights import Rows, StageWeights, Tiles, WholeWeights
+from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import NOTHING, Layout
 from swarmnet.run.manifest import ModelShape, Span
 
@@ -78,6 +79,12 @@ class StageCompute:
     def open(self) -> int:
         """Graphs that wait for their backward pass."""
         return len(self._graphs)
+
+    @property
+    def routed(self) -> Routed:
+        """Tokens of each expert since it began, by layer, of what was trained on; empty: there are no
+        experts, or several devices compute. Any thread may read it."""
+        return self._weights.routed
 
     def freeze(self, units: Tensor) -> None:
         """Compute with these weights, which are never trained, in the units of fixed_point: int32

@@ -20,6 +20,7 @@ from swarmnet.optimizer.low_rank.method import LowRank
 from swarmnet.optimizer.mean_gradient import GradientError
 from swarmnet.optimizer.own_steps.held_experts import HeldExperts
 from swarmnet.optimizer.own_steps.local_steps import LocalSteps
+from swarmnet.optimizer.own_steps.reduced_experts import ReducedExperts
 from swarmnet.optimizer.own_steps.reduced_steps import ReducedSteps
 from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.step import Step
@@ -197,8 +198,9 @@ of them through all that a method must fulfil."""
 
 def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "cpu") -> Method:
     """The method that the manifest names, with fresh state on `device`."""
-    if manifest.model.experts.groups > 1:
+    mixed, sharded = manifest.model.experts.groups > 1, manifest.sync.exchange == "sharded"
+    if sharded:
+        return (ReducedExperts if mixed else ReducedSteps)(manifest, layout, torch.device(device))
+    if mixed:
         return HeldExperts(manifest, layout, torch.device(device))
-    if manifest.sync.exchange == "sharded":
-        return ReducedSteps(manifest, layout, torch.device(device))
     return METHODS[manifest.sync.method](manifest, layout, torch.device(device))

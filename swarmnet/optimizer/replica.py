@@ -120,6 +120,8 @@ class Replica:
         add_step(self._weights, open_round.applied, self._layout, self._momentum)
         if self._merging is not None:
             self._merging.merge(self._weights, round)
+        if self._method.held is not None:
+            self._method.held.settled(round)
         del self._open[round]
         self.settled_round = round
 

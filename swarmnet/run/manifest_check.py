@@ -23,6 +23,8 @@ from swarmnet.run.own_steps import AUTHORS, OUTER
 HEXADECIMAL = frozenset("0123456789abcdef")
 MOST_EXPERTS = 1024
 """Twice what the largest published mixtures have in a layer."""
+MOST_GROUPS = 256
+"""Of experts: a contribution says in a byte which one it is of."""
 LARGEST_COMPARED = 1 << 25
 """Numbers of an expert's matrix whose products can be summed exactly (swarmnet/model/experts/merging.py)."""
 MOST_RANK = 1024
@@ -108,12 +110,12 @@ def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
          f"model.experts.active is {experts.active}; it must lie between 1 and the count, {experts.count}"),
         (not 0.0 <= experts.balance <= 1.0,
          f"model.experts.balance is {experts.balance:g}; it must lie in [0, 1]"),
-        (experts.groups < 1 or (experts.count > 0 and experts.count % experts.groups != 0),
-         f"model.experts.groups is {experts.groups}; it must be at least 1 and divide the count, "
+        (not 1 <= experts.groups <= MOST_GROUPS or experts.count % experts.groups != 0,
+         f"model.experts.groups is {experts.groups}; it must lie in 1 to {MOST_GROUPS} and divide the count, "
          f"{experts.count}"),
-        (experts.groups > 1 and (sync.own_steps is None or sync.exchange == "sharded"),
+        (experts.groups > 1 and sync.own_steps is None,
          "model.experts.groups: goes with a sync.method whose peers step by themselves, as local-steps or "
-         "diloco, and sync.exchange: everyone"),
+         "diloco"),
         ((experts.groups > 1 or experts.merge_rounds > 0) and (bool(sync.trainable) or model.lora.rank > 0),
          "model.experts: groups and merge_rounds do not go with sync.trainable or model.lora"),
         (experts.merge_rounds < 0 or not 0.0 <= experts.merge_share <= 1.0 or experts.merge_until < 1,

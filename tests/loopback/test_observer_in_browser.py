@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from browser import CHROMIUM, Browser
 from observed import NOON, Crowd, record
-from swarm import TINY_MODEL, sign, tiny_manifest
+from swarm import TINY_MODEL, expert_manifest, sign, tiny_manifest
 from swarm_scene import RUN, Scene
 
 from peers.lab.processes.demo import LOOPBACK
@@ -59,7 +59,7 @@ COSTS = """(async () => {
   for (let n = 0; n < 12; n++) {
     for (const row of swarm.rows) { row.tokens += 1000 + n; row.round += 1; row.loss += 0.001; }
     for (const stage of swarm.stages) stage.states.training -= n % 2;
-    for (const part of [about, tiles, stages, curves, peers, lists]) {
+    for (const part of [about, tiles, stages, experts, curves, peers, lists]) {
       const began = performance.now(), done = part(swarm);
       document.body.offsetHeight;
       const took = performance.now() - began;
@@ -291,3 +291,53 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
             assert browser.complaints == []
     finally:
         server.close()
+
+
+# -- a run whose peers each train some experts ------------------------------------------------------------
+
+
+async def test_a_run_with_experts_shows_who_trains_which_and_what_nobody_trains(tmp_path):
+    signed = sign(expert_manifest(count=6, active=2, groups=3))
+    board, sightings = Board(signed, "swarmnet join RUN", "0.1.0"), Sightings(3)
+
+    def show(*groups: int) -> None:
+        for number, group in enumerate(groups):
+            trained = (95, 95, 60) if 2 not in groups else (95, 95, 95)
+            experts = {"experts_group": group, "experts_trained": trained}
+            told = record(f"peer-{number}", number // 3, NOON + len(groups), **experts)
+            sightings.recorded(told, NOON + len(groups))
+            sightings.answered(told.peer, NOON)
+        board.show(draw(sightings, signed, NOON), NOON, {})
+
+    show(0, 1, 1)
+    table = "[...$('groups').rows].map(row => [...row.cells].map(cell => cell.textContent))"
+    made = pages(lambda: board, SwarmMetrics(lambda: board, 200), (), lambda: None)
+    server = PageServer(("127.0.0.1", 0), made, "observer.listen")
+    try:
+        async with Browser(tmp_path / "browser") as browser:
+            await browser.look_like(1200, 900)
+            await browser.open(server.url)
+            await browser.until("document.querySelectorAll('#groups tr').length === 9")
+            assert (await browser.js(table))[:4] == [
+                ["0", "0 to 1", "1", "95 (newest)"], ["0", "2 to 3", "2", "95 (newest)"],
+                ["0", "4 to 5", "nobody", "60 (35 ago)"], ["1", "0 to 1", "nobody", "not known"],
+            ]  # fmt: skip
+            assert await browser.js("$('groups').querySelectorAll('.bad').length") == 7
+            await look_at_all_sizes(browser, "experts")
+            show(0, 1, 2, 0, 1, 2)
+            await browser.until("$('groups').querySelectorAll('.bad').length === 3")
+            assert (await browser.js(table))[2] == ["0", "4 to 5", "1", "95 (newest)"]
+            assert browser.complaints == []
+    finally:
+        server.close()
+
+
+async def test_a_run_without_groups_of_experts_has_no_such_table(tmp_path):
+    board = held_board()
+    made = pages(lambda: board, SwarmMetrics(lambda: board, 200), (), lambda: None)
+    board.show(draw(Sightings(3), board.signed, NOON), NOON, {})
+    with PageServer(("127.0.0.1", 0), made, "observer.listen") as server:
+        async with Browser(tmp_path / "browser") as browser:
+            await browser.open(server.url)
+            await browser.until("document.getElementById('name')?.textContent === 'held'")
+            assert await browser.js("document.getElementById('experts').offsetHeight") == 0

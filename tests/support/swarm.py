@@ -48,7 +48,16 @@ from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.sampling import window_starts, windows
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync, owner_statement
+from swarmnet.run.manifest import (
+    Data,
+    ExchangeName,
+    Experts,
+    Manifest,
+    ModelShape,
+    Rounds,
+    Sync,
+    owner_statement,
+)
 
 OWNER = Identity.from_seed(b"the owner of the run")
 COST_SECONDS = (0.005, 0.02, 0.02, 0.001)
@@ -73,6 +82,17 @@ def tiny_manifest(stages: tuple[int, ...] = (1, 1, 1), **changes: Any) -> Manife
         "sync": Sync(warmup_rounds=1, decay_rounds=1000, learning_rate=8e-3),
     }  # fmt: skip
     return Manifest(**{**fields, **changes})
+
+
+def expert_manifest(exchange: ExchangeName = "everyone", **experts: Any) -> Manifest:
+    """Likewise, with experts instead of a feed-forward, by peers that step by themselves."""
+    manifest = tiny_manifest()
+    model = replace(TINY_MODEL, qk_norm=True, feed_forward=32, experts=Experts(**experts))
+    sync = Sync(
+        method="local-steps", learning_rate=1e-2, warmup_rounds=1, decay_rounds=1000, step_tokens=64,
+        exchange=exchange, shards=3,
+    )  # fmt: skip
+    return replace(manifest, model=model, sync=sync, rounds=replace(manifest.rounds, target_tokens=512))
 
 
 def sign(manifest: Manifest) -> SignedManifest:

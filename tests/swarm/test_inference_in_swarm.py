@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
 
+import pytest
 from holders import named
-from swarm import Swarm, nothing_is_committed_twice, shared_rounds, text_of, tiny_manifest
+from swarm import Swarm, expert_manifest, nothing_is_committed_twice, shared_rounds, text_of, tiny_manifest
 from torch import Tensor
 
 from peers.lab.world.virtual_time import run
@@ -17,6 +18,7 @@ from peers.tools.model.swarm_client import Conversation, SwarmClient
 from protocols.signed.identity import Identity
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
+from swarmnet.run.manifest import Manifest
 
 FIVE = {"a": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 PROMPTS = [b"def f", b"class ", b"import ", b"", b"x" * 40, b"return", b"\x00\x01", b"for i in"]
@@ -51,9 +53,9 @@ def visitor(swarm: Swarm) -> SwarmClient:
     return SwarmClient(swarm.signed, transport, directory, Random(0), lambda event, text: None)
 
 
-def play(story: Callable[[Swarm, Shots], Awaitable[None]]) -> Swarm:
+def play(story: Callable[[Swarm, Shots], Awaitable[None]], manifest: Manifest | None = None) -> Swarm:
     """Five peers that have made a snapshot each, the story, and a polite end."""
-    swarm = Swarm(tiny_manifest())
+    swarm = Swarm(manifest or tiny_manifest())
 
     async def life() -> None:
         swarm.open()
@@ -70,7 +72,10 @@ def play(story: Callable[[Swarm, Shots], Awaitable[None]]) -> Swarm:
     return swarm
 
 
-def test_while_it_trains_a_swarm_writes_the_texts_of_the_local_model_with_the_same_settled_weights():
+@pytest.mark.parametrize(
+    "manifest", [tiny_manifest(), expert_manifest(count=4, active=2, groups=2)], ids=["plain", "experts"]
+)
+def test_while_it_trains_a_swarm_writes_the_texts_of_the_local_model_with_the_same_settled_weights(manifest):
     async def story(swarm: Swarm, shots: Shots) -> None:
         talks = [Conversation() for _ in PROMPTS]
         before = swarm.committed(0)
@@ -88,7 +93,7 @@ def test_while_it_trains_a_swarm_writes_the_texts_of_the_local_model_with_the_sa
                 assert text == b"".join(local)
         assert swarm.committed(0) > before + 10, "training went on meanwhile"
 
-    swarm = play(story)
+    swarm = play(story, manifest)
     served = [swarm.members[name].worker.inference.outcomes["done"] for name in FIVE]
     assert min(served) > 0, "the peers of a stage share the work"
 

@@ -24,6 +24,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.computing.shares import Shares
+from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import Layout, trained_layout
 from swarmnet.model.parameters import has_frozen
 from swarmnet.model.stage_compute import Finished, Tiles
@@ -101,6 +102,7 @@ class SpreadCompute:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
+        self.routed: Routed = {}
 
     def publish(self, tiles: Tiles) -> None:
         assert isinstance(tiles, LiveWeights), "of a SpreadReplica"

@@ -113,7 +113,7 @@ def read(seen: Seen) -> tuple[dict[int, Stage], list[Violation]]:
             continue
         if me not in readers:
             readers[me] = _Reader(
-                me, note.name, stages[stage_of[me]], made_by_payload, seen.reduced is not None
+                me, note.name, stages[stage_of[me]], made_by_payload, seen.options.sharded
             )
         problems += readers[me].take(note)
     if not seen.options.real:
@@ -144,7 +144,7 @@ class _Reader:
             case Summed(round, payload):
                 self._results[round] = payload
             case noted.Reduced(round, id):
-                self.stage.results[id] = Made(self.me, round, id, note.time, self._results[round])
+                self.stage.results[id] = Made(self.me, round, id, note.time, self._results.get(round, b""))
                 self._held[round].add(id)
             case noted.Made(round, id):
                 made = Made(self.me, round, id, note.time, self._payloads.get(round, b""))

@@ -24,6 +24,7 @@ from peers.lab.world.world_events import Payload, Returned, Summed
 from peers.telemetry import events as noted
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.gradient_sum import Used
+from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.stage_compute import Finished, Tiles
 from swarmnet.optimizer.index_code import ContributionError
@@ -224,6 +225,7 @@ class StubCompute:
         self._tokens = manifest.microbatch_tokens
         self._open: set[Hashable] = set()
         self._gathered = 0
+        self.routed: Routed = {}
 
     def freeze(self, units: Tensor) -> None:
         """Nothing is frozen."""

@@ -14,6 +14,7 @@ from protocols.errors import WireError
 from protocols.messages.table import PeerRecord
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
+from protocols.signed.peer_record import TOLD_GROUPS
 from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, seal_record
 from swarmnet.identifiers import PeerId
 
@@ -96,6 +97,7 @@ class Presence:
             claims.sent_bytes, claims.received_bytes, invite,
             -1 if claims.settled_tokens is None else claims.settled_tokens, claims.device,
             int(claims.joules), claims.text_shards, claims.text_shards_read, *told_line(claims.line),
+            claims.experts_group, claims.experts_trained[:TOLD_GROUPS],
         )  # fmt: skip
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 

@@ -33,6 +33,8 @@ class Claims:
     text_shards: int = 0
     text_shards_read: int = 0
     line: Line = UNKNOWN
+    experts_group: int = -1
+    experts_trained: tuple[int, ...] = ()
 
 
 def plain_name(name: str) -> str:

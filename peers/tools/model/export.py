@@ -96,9 +96,11 @@ def export(
 
 
 def plain_shape(shape: ModelShape) -> ModelShape:
-    """Of what is exported: shared directions multiplied out, LoRA's factors merged into their matrices."""
+    """Of what is exported: shared directions multiplied out, LoRA's factors merged into their matrices, and
+    nothing of who trained which experts."""
     boundary = Boundary() if shape.boundary.form == "shared" else shape.boundary
-    return replaced(shape, boundary=boundary, lora=Lora())
+    experts = Experts(shape.experts.count, shape.experts.active, shape.experts.balance)
+    return replaced(shape, boundary=boundary, lora=Lora(), experts=experts)
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:

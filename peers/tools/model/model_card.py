@@ -120,6 +120,11 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
 def _experts(shape: ModelShape) -> list[tuple[str, str]]:
     experts = shape.experts
     told = f"{experts.count} in each layer, of which a token takes {experts.active}"
+    if experts.groups > 1:
+        told += f"; each peer trained one of {experts.groups} groups of them"
+    if experts.merge_rounds:
+        every = f"every {experts.merge_rounds} rounds until round {experts.merge_until:,}"
+        told += f"; {every} those that were alike moved towards one another"
     return [("experts", told)] if experts.count else []
 
 

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from peers.config.run_file import SignedManifest
+from peers.network.discovery.expert_groups import ExpertGroup, expert_groups
 from peers.network.discovery.record_reader import LOOK_UP_SECONDS, look, settled_round, settled_tokens
 from peers.network.orders.order_book import OrderBook
 from peers.state.archive import Archive
@@ -21,7 +22,7 @@ from protocols.ports import Directory
 from protocols.signed.orders import open_order
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import RECORD_SECONDS
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.parameters import active_parameters, parameter_shapes
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.owner_orders import NO_ORDER, Order
 
@@ -78,6 +79,8 @@ class Facts:
     read: tuple[tuple[int, int], ...] = ()
     """Of each peer that reads the run's text in epochs: the shards that it has, and how many it has read to
     their end, in all epochs."""
+    experts: tuple[ExpertGroup, ...] = ()
+    """Where each peer trains one group of them, by what peers said of themselves."""
 
     @property
     def manifest(self) -> Manifest:
@@ -90,13 +93,19 @@ class Facts:
 
     @property
     def parameters(self) -> int:
-        return sum(self._parameters())
-
-    def _parameters(self) -> list[int]:
-        """Of each stage."""
         manifest = self.manifest
         spans = map(manifest.span, range(len(manifest.stages)))
-        return [sum(map(prod, parameter_shapes(manifest.model, span).values())) for span in spans]
+        return sum(prod(size) for span in spans for size in parameter_shapes(manifest.model, span).values())
+
+    @property
+    def active_parameters(self) -> int:
+        """That one token goes through: of a layer's experts those that it takes."""
+        return sum(self._active())
+
+    def _active(self) -> list[int]:
+        """Of each stage."""
+        manifest = self.manifest
+        return [active_parameters(manifest.model, manifest.span(s)) for s in range(len(manifest.stages))]
 
     def _tokens(self) -> list[int]:
         """Trained on, by stage, as peers have counted them; else every settled round holds its target at
@@ -130,7 +139,7 @@ class Facts:
 
     @property
     def flops(self) -> int:
-        each = zip(self._parameters(), self._tokens(), strict=True)
+        each = zip(self._active(), self._tokens(), strict=True)
         return FLOPS_PER_PARAMETER_AND_TOKEN * sum(parameters * tokens for parameters, tokens in each)
 
     @property
@@ -188,7 +197,8 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
     at = datetime.fromtimestamp(now, UTC)
     tokens = tuple(settled_tokens(told, stage) for stage in range(len(rounds)))
     read = tuple((one.text_shards, one.text_shards_read) for one in told if one.text_shards)
-    return Facts(signed, book.order, at, rounds, tuple(contributors), origin, tokens, OF_RECORDS, read)
+    return Facts(signed, book.order, at, rounds, tuple(contributors), origin, tokens, OF_RECORDS, read,
+                 tuple(expert_groups(signed.manifest, told)))  # fmt: skip
 
 
 def _origin(peers: Mapping[int, int], stages: int, order: Order, now_seconds: float) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from peers.telemetry.console import counted
 from peers.tools.owner import run_facts as assumptions
 from peers.tools.owner.run_facts import Facts
 from swarmnet.model.parameters import has_frozen
@@ -73,10 +74,12 @@ def summary(facts: Facts) -> dict[str, Any]:
         },
         "compute": {
             "parameters": facts.parameters,
+            "active_parameters": facts.active_parameters,
             **_trained(facts),
             "assumptions": [*_assumptions(facts), *facts.assumed],
         },
         "contributors": [asdict(one) for one in facts.contributors],
+        "experts": _experts(facts),
         "bans": len(order.bans),
     }  # fmt: skip
 
@@ -87,6 +90,21 @@ def _built_on(manifest: Manifest) -> str:
         return "no other model: the weights start from the run's seed"
     how = f", of which LoRA factors of rank {lora.rank} are trained" if lora.rank else ""
     return f"{start.path} ({start.origin or 'origin not stated'}), SHA-256 {start.sha256}{how}"
+
+
+def _experts(facts: Facts) -> dict[str, Any] | None:
+    """None: the model has none."""
+    experts = facts.manifest.model.experts
+    if not experts.count:
+        return None
+    return {
+        "count": experts.count, "active": experts.active, "groups": experts.groups,
+        "trained": [
+            {"stage": one.stage, "first": one.first, "last": one.last, "holders": one.holders,
+             "round": one.trained, "stale_rounds": one.stale_rounds}
+            for one in facts.experts
+        ],
+    }  # fmt: skip
 
 
 def _coverage(facts: Facts) -> dict[str, Any]:
@@ -127,8 +145,8 @@ def _assumptions(facts: Facts) -> list[str]:
         "say they stand for" if facts.is_counted else
         "tokens: at most; settled rounds of the first stage, which every token visits, times the run's "
         "target of tokens per round, as nobody has counted them (rounds that are closed by time have fewer)",
-        f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x parameters x tokens, of each stage by "
-        "its own settled rounds"
+        f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x parameters that a token goes through x "
+        "tokens, of each stage by its own settled rounds"
         + ("; those that are not trained are counted as if they were" if has_frozen(facts.manifest) else ""),
         f"energy: {each}, by the devices that contributors say they compute with (processors where they do "
         f"not say), times {assumptions.OVERHEAD:g} for the rest of the machines"
@@ -193,12 +211,33 @@ def as_markdown(facts: Facts) -> str:
         "## 4. Compute, energy, contributors",
         "",
         f"- Parameters: {compute['parameters']:,}",
+        *_mixture(told["experts"], compute),
         *_cost(facts, compute),
         *(f"- Assumed: {text}" for text in compute["assumptions"]),
         "",
         *_contributors(told["contributors"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _mixture(experts: dict[str, Any] | None, compute: dict[str, Any]) -> list[str]:
+    if experts is None:
+        return []
+    lines = [
+        f"- Experts: {experts['count']} in each layer, of which a token takes {experts['active']}, so that "
+        f"it goes through {compute['active_parameters']:,} parameters"
+    ]
+    if experts["groups"] > 1:
+        lines.append(f"- Each peer trains one of {experts['groups']} groups of them")
+    for one in experts["trained"]:
+        last_in = "since when is not known" if one["round"] is None else f"last in round {one['round']:,}"
+        if one["stale_rounds"]:
+            last_in += f", {one['stale_rounds']:,} before the newest"
+        holders = counted(one["holders"], "peer") if one["holders"] else "nobody"
+        first, last = one["first"], one["last"]
+        which = f"expert {first}" if first == last else f"experts {first} to {last}"
+        lines.append(f"  - stage {one['stage']}, {which}: trained by {holders}, {last_in}")
+    return lines
 
 
 def _cost(facts: Facts, compute: dict[str, Any]) -> list[str]:

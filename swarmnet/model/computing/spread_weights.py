@@ -27,6 +27,7 @@ from swarmnet.model.computing.recomputed import recomputed
 from swarmnet.model.computing.shares import Piece, Shares, pieces_of
 from swarmnet.model.computing.whole_weights import Rows, Tiles
 from swarmnet.model.decoder import Rotation, RunLayer, by_layer, forward, one_layer, scaled
+from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import Layout
 from swarmnet.run.manifest import ModelShape, Span
 
@@ -57,6 +58,10 @@ class SpreadWeights:
         self._newest: _Version | None = None
         self._loaded: _Version | None = None
         """Whose numbers the parameters have."""
+
+    @property
+    def routed(self) -> Routed:
+        return {}
 
     def _follow(self, shares: Shares) -> None:
         parameters, at = self._stage.by_piece(), 0
@@ -238,7 +243,10 @@ class _Stage(_Pieces):
             return found
 
         weights = self.gains() | self.views()
-        return forward(weights, shape, self._span, inputs, tokens_BT=tokens_BT, run_layer=run_layer)
+        run_layers: dict[int, RunLayer] = dict.fromkeys(
+            range(self._span.first, self._span.stop), run_layer
+        )
+        return forward(weights, shape, self._span, inputs, tokens_BT=tokens_BT, run_layers=run_layers)
 
 
 def _spread(stage: _Stage, mesh: DeviceMesh, computing: Computing) -> None:

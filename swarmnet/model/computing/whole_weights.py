@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.gradient_sum import GradientSum, Used
 from swarmnet.model.computing.recomputed import recomputed
 from swarmnet.model.decoder import RunLayer, forward, one_layer, scaled
+from swarmnet.model.experts.load import Routed
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import NOTHING, Layout, views_of
 from swarmnet.run.manifest import ModelShape, Span
@@ -39,6 +41,10 @@ class StageWeights(Protocol):
     devices hold the stage together, each calls the same in the same order."""
 
     device: torch.device
+
+    @property
+    def routed(self) -> Routed:
+        """As StageCompute.routed."""
 
     @property
     def version(self) -> object | None:
@@ -84,8 +90,12 @@ class WholeWeights:
         self._shape, self._span, self._layout = shape, span, layout
         self._number = torch.float32 if computing.dtype == "fp32" else torch.bfloat16
         self._again = recomputed if computing.recompute == "layer" else lambda run: run
-        self._run_layer: RunLayer = self._again(one_layer)
-        self._compiled: dict[torch.Size, RunLayer] = {}
+        layers = range(span.first, span.stop)
+        self.routed = {layer: [0] * shape.experts.count for layer in layers if shape.experts.count}
+        self._run_layers: dict[int, RunLayer] = {
+            layer: self._again(partial(one_layer, routed=self.routed.get(layer))) for layer in layers
+        }
+        self._compiled: dict[torch.Size, dict[int, RunLayer]] = {}
         """By sequences and tokens: only for the run's own, or a stranger could have others compiled."""
         self.device = device
         self._flat: Tensor | None = None
@@ -107,7 +117,8 @@ class WholeWeights:
     def compile_for(self, sequences: int, tokens: int) -> None:
         """Have layers compiled for microbatches of so many sequences and tokens, with the first of them."""
         compiled: RunLayer = torch.compile(one_layer, dynamic=False)
-        self._compiled[torch.Size((sequences, tokens))] = self._again(compiled)
+        of_all = dict.fromkeys(self._run_layers, self._again(compiled))
+        self._compiled[torch.Size((sequences, tokens))] = of_all
 
     def freeze(self, units: Tensor) -> None:
         self._frozen = {
@@ -149,10 +160,10 @@ class WholeWeights:
         self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, rows: Rows
     ) -> Tensor:
         assert isinstance(version, dict)
-        run_layer = self._compiled.get(inputs.shape[:2], self._run_layer)
+        run_layers = self._compiled.get(inputs.shape[:2], self._run_layers)
         return forward(
             scaled(version, branch_scale), self._shape, self._span, inputs,
-            tokens_BT=tokens_BT, run_layer=run_layer,
+            tokens_BT=tokens_BT, run_layers=run_layers,
         )  # fmt: skip
 
     def add_gradient_of(self, version: object, loss: Tensor, inputs: Tensor) -> bool:

@@ -21,14 +21,19 @@ from swarmnet.model.linear import adapted, linear
 from swarmnet.run.manifest import ModelShape
 
 
-def mixture(members: Mapping[str, Tensor], shape: ModelShape, x_ND: Tensor) -> Tensor:
-    """What the experts of a layer add to its tokens: [N, D]. `members`: its weights, by their names there."""
+def mixture(
+    members: Mapping[str, Tensor], shape: ModelShape, x_ND: Tensor, routed: list[int] | None = None
+) -> Tensor:
+    """What the experts of a layer add to its tokens: [N, D]. `members`: its weights, by their names there.
+    `routed`: where each expert's tokens are added up, of what is trained on."""
     shares_NE = linear(x_ND, members["mlp.gate"]).float().softmax(dim=-1)
     weights_NA, chosen_NA = shares_NE.topk(shape.experts.active, dim=-1)
     weights_NA = (weights_NA / weights_NA.sum(dim=-1, keepdim=True)).to(x_ND.dtype)
     sum_ND = torch.zeros_like(x_ND)
     for expert in range(shape.experts.count):
         tokens_S, places_S = (chosen_NA == expert).nonzero(as_tuple=True)
+        if routed is not None and torch.is_grad_enabled():
+            routed[expert] += len(tokens_S)
         said_SD = feed_forward(members, shape, f"mlp.experts.{expert}.", x_ND[tokens_S])
         sum_ND.index_add_(0, tokens_S, said_SD * weights_NA[tokens_S, places_S, None])
     if not (torch.is_grad_enabled() and shape.experts.balance):

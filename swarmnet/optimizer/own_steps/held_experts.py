@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import hypot
 
 import torch
@@ -39,6 +39,21 @@ ROUNDS_REMEMBERED = 8
 """Of who held what."""
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Who trains which experts, as any thread may read it."""
+
+    group: int
+    """That this peer trains."""
+    holders: tuple[int, ...]
+    """Of each group, in the newest applied round."""
+    trained: tuple[int, ...]
+    """Of each group, the newest settled round in which its experts were trained; -1: in none that this peer
+    has seen settle."""
+    stale_rounds: tuple[int, ...]
+    """Of each group, how many rounds have settled since then, or since this peer was here."""
+
+
 class HeldExperts:
     """One peer of one stage."""
 
@@ -46,22 +61,30 @@ class HeldExperts:
     """As LocalSteps."""
     reduced = None
 
-    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
-        self._manifest, self.layout, self.device = manifest, layout, device
+    def __init__(
+        self, manifest: Manifest, layout: Layout, device: torch.device,
+        name_of: Callable[[PeerId], str] = str,
+    ) -> None:  # fmt: skip
+        """`name_of`: by which a peer is known in `heard`."""
+        self._manifest, self.layout, self.device, self._name_of = manifest, layout, device, name_of
         self._run_id, self.groups = manifest.run_id(), manifest.model.experts.groups
         self.state = state_of(layout, manifest.sync)
         self._places = places_of(layout, manifest.model.experts)
-        self._shared = self._part(None)
+        self.shared = self._part(None)
         self._on_the_host = self._has_begun = False
-        self._held_by: dict[int, dict[PeerId, int]] = {}
-        """Of the newest rounds, what each peer's contribution said that it holds."""
+        self._held_by: dict[int, dict[PeerId, Mapping[str, int]]] = {}
+        """Of the newest rounds, of whoever made what is in their sets, who trains which group by that."""
         self._applied_round = -1
-        self.columns, self.outer, self.tokens = (
-            self._shared.columns, self._shared.outer, self._shared.tokens
+        self._trained: dict[int, int] = {}
+        """Group -> the newest settled round that has a contribution of its experts."""
+        self._seen = range(0)
+        """Rounds that this peer has seen settle."""
+        self.columns, self.outer, self.tokens, self.width = (
+            self.shared.columns, self.shared.outer, self.shared.tokens, self.shared.width
         )  # fmt: skip
         self.hold(0)
-        self.payload_bytes = 1 + self._shared.payload_bytes + self._experts.payload_bytes
-        self.votes = self._shared.votes + self._experts.votes
+        self.payload_bytes = 1 + self.shared.payload_bytes + self.of_group.payload_bytes
+        self.votes = self.shared.votes + self.of_group.votes
 
     def begins(self, peer: PeerId) -> bool:
         """Hold a first group, drawn from the peer's id; whether it had none."""
@@ -74,14 +97,15 @@ class HeldExperts:
     def hold(self, group: int) -> None:
         """Train these experts from now on. What was moved of others and not told stays untold."""
         self.group = group
-        self._experts = self._part(group)
+        self.of_group = self._part(group)
         if self._on_the_host:
-            self._experts.keep_moments_on_the_host()
+            self.of_group.keep_moments_on_the_host()
+        self.holding = self._as_it_is()
 
     @property
     def trained(self) -> Layout:
         """H: where in a gradient lies what this peer trains."""
-        return some_planes(self.layout, [*self._numbers(None), *self._numbers(self.group)])
+        return some_planes(self.layout, [*self.numbers_of(None), *self.numbers_of(self.group)])
 
     @property
     def experts(self) -> range:
@@ -91,7 +115,8 @@ class HeldExperts:
 
     def of(self, flat: Tensor) -> Tensor:
         """[H] of a vector [layout.size]."""
-        planes = (self.layout.planes[number] for number in [*self._numbers(None), *self._numbers(self.group)])
+        numbers = [*self.numbers_of(None), *self.numbers_of(self.group)]
+        planes = (self.layout.planes[number] for number in numbers)
         return torch.cat([flat[plane.offset : plane.stop] for plane in planes])
 
     @property
@@ -104,48 +129,48 @@ class HeldExperts:
 
     @property
     def gradient_norm(self) -> float | None:
-        norms = self._shared.gradient_norm, self._experts.gradient_norm
+        norms = self.shared.gradient_norm, self.of_group.gradient_norm
         return None if None in norms else hypot(*(norm for norm in norms if norm is not None))
 
     @property
     def momentum_norm(self) -> float | None:
-        return hypot(self._shared.momentum_norm or 0.0, self._experts.momentum_norm or 0.0)
+        return hypot(self.shared.momentum_norm or 0.0, self.of_group.momentum_norm or 0.0)
 
     def keep_moments_on_the_host(self) -> None:
         self._on_the_host = True
-        for part in (self._shared, self._experts):
+        for part in (self.shared, self.of_group):
             part.keep_moments_on_the_host()
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
         """`gradient`: [H]."""
-        size = self._shared.layout.size
-        if gradient.shape != (size + self._experts.layout.size,):
+        size = self.shared.layout.size
+        if gradient.shape != (size + self.of_group.layout.size,):
             raise GradientError(
-                f"gradient of shape {tuple(gradient.shape)}, not ({size + self._experts.layout.size},)"
+                f"gradient of shape {tuple(gradient.shape)}, not ({size + self.of_group.layout.size},)"
             )
         if not torch.linalg.vector_norm(gradient, dtype=torch.float32).isfinite():
             raise GradientError("the gradient is not finite; drop it and go on")
-        self._shared.step(gradient[:size], tokens, round, factor)
-        self._experts.step(gradient[size:], tokens, round, factor)
+        self.shared.step(gradient[:size], tokens, round, factor)
+        self.of_group.step(gradient[size:], tokens, round, factor)
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self.step(gradient, tokens, round)
         return self.tell(round, peer)
 
     def tell(self, round: int, peer: PeerId) -> bytes:
-        return bytes([self.group]) + self._shared.tell(round, peer) + self._experts.tell(round, peer)
+        return bytes([self.group]) + self.shared.tell(round, peer) + self.of_group.tell(round, peer)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         """Of experts that this peer gave up nothing comes back."""
-        group, shared, experts = self._cut(payload)
-        self._shared.give_back(shared, round, peer)
+        group, shared, experts = self.cut(payload)
+        self.shared.give_back(shared, round, peer, shards)
         if group == self.group:
-            self._experts.give_back(experts, round, peer)
+            self.of_group.give_back(experts, round, peer, shards)
 
     def check(self, payload: bytes) -> None:
-        _, shared, experts = self._cut(payload)
-        self._shared.check(shared)
-        self._experts.check(experts)
+        _, shared, experts = self.cut(payload)
+        self.shared.check(shared)
+        self.of_group.check(experts)
 
     def tally(self, round: int) -> HeldTally:
         return HeldTally(self, round)
@@ -155,24 +180,40 @@ class HeldExperts:
 
     def applied(self, round: int) -> None:
         self._applied_round = round
-        for part in (self._shared, self._experts):
+        for part in (self.shared, self.of_group):
             part.applied(round)
-        for old in [old for old in self._held_by if old < round - ROUNDS_REMEMBERED]:
-            del self._held_by[old]
+        self.holding = self._as_it_is()
 
     def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
         group, there = self.within(tile)
         if group is None:
-            self._shared.add_to(weights_CN, there)
+            self.shared.add_to(weights_CN, there)
         elif group == self.group:
-            self._experts.add_to(weights_CN, there)
+            self.of_group.add_to(weights_CN, there)
 
-    def heard(self, round: int, peer: PeerId, group: int | None) -> None:
-        """What a peer's contribution to a round says that it holds; None: it is taken out again."""
+    def heard(self, round: int, maker: PeerId, held: Mapping[str, int] | None) -> None:
+        """Who trains which group, by what somebody made for a round; None: it is taken out again."""
         of_round = self._held_by.setdefault(round, {})
-        of_round.pop(peer, None)
-        if group is not None:
-            of_round[peer] = group
+        of_round.pop(maker, None)
+        if held is not None:
+            of_round[maker] = held
+
+    def said(self, peer: PeerId, payload: bytes) -> Mapping[str, int]:
+        """By a contribution, as `heard` takes it."""
+        return {self._name_of(peer): payload[0]}
+
+    def settled(self, round: int) -> None:
+        """Its set is final."""
+        self._seen = range(self._seen.start if self._seen else round, round + 1)
+        self._trained |= dict.fromkeys(self._said_in(round).values(), round)
+        for old in [old for old in self._held_by if old < round - ROUNDS_REMEMBERED]:
+            del self._held_by[old]
+        self.holding = self._as_it_is()
+
+    def _as_it_is(self) -> Holding:
+        trained = tuple(self._trained.get(group, -1) for group in range(self.groups))
+        stale = tuple(self._seen.stop - 1 - max(self._seen.start - 1, newest) for newest in trained)
+        return Holding(self.group, tuple(self.holders()), trained, stale)
 
     def holders(self) -> list[int]:
         """Of each group, in the newest round that is applied."""
@@ -184,31 +225,35 @@ class HeldExperts:
         steps, when nothing is gathered that was not stepped by."""
         newest, holders = self._newest(), self.holders()
         fullest, emptiest = holders.index(max(holders)), holders.index(min(holders))
-        may = [peer for peer, group in newest.items() if group == fullest]
+        may = [name for name, group in newest.items() if group == fullest]
         if (
             round % BALANCE_ROUNDS
             or holders[fullest] - holders[emptiest] < 2
             or self.group != fullest
-            or me != min(may, key=lambda peer: _drawn(self._run_id, round, peer))
+            or self._name_of(me) != min(may, key=lambda name: _drawn(self._run_id, round, name))
         ):
             return False
         self.hold(emptiest)
         return True
 
-    def _newest(self) -> dict[PeerId, int]:
+    def _newest(self) -> dict[str, int]:
         applied = [round for round, held in self._held_by.items() if held and round <= self._applied_round]
-        return self._held_by[max(applied)] if applied else {}
+        return self._said_in(max(applied)) if applied else {}
+
+    def _said_in(self, round: int) -> dict[str, int]:
+        of_round = sorted(self._held_by.get(round, {}).items())
+        return {name: group for _, held in of_round for name, group in held.items()}
 
     def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[Moves]]]:
         """All speak of what is shared, and of an expert its holders. All groups are of one form, so the own
         one's reads what is said of any."""
         contributions: list[dict[int | None, list[memoryview]]] = [
-            {None: self._shared.planes_of(shared), group: self._experts.planes_of(experts)}
-            for group, shared, experts in map(self._cut, payloads)
+            {None: self.shared.planes_of(shared), group: self.of_group.planes_of(experts)}
+            for group, shared, experts in map(self.cut, payloads)
         ]
         for tile in all_tiles(self.layout):
             whose, there = self.within(tile)
-            reads = self._shared if whose is None else self._experts
+            reads = self.shared if whose is None else self.of_group
             saying = [said[whose] for said in contributions if whose in said]
             yield tile, [reads.moves_in(there, planes[there.number]) for planes in saying]
 
@@ -217,19 +262,21 @@ class HeldExperts:
         group, number, plane = self._places[tile.number]
         return group, replace(tile, number=number, plane=plane)
 
-    def _cut(self, payload: bytes) -> tuple[int, bytes, bytes]:
+    def cut(self, payload: bytes) -> tuple[int, bytes, bytes]:
+        """Its group, and what it says of what is shared and of the group's experts. ContributionError."""
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
         if payload[0] >= self.groups:
             raise ContributionError(f"experts of group {payload[0]}, of {self.groups}")
-        stop = 1 + self._shared.payload_bytes
+        stop = 1 + self.shared.payload_bytes
         return payload[0], payload[1:stop], payload[stop:]
 
-    def _numbers(self, group: int | None) -> list[int]:
+    def numbers_of(self, group: int | None) -> list[int]:
+        """Of the group's planes in the stage; None: of those that are shared."""
         return [number for number, place in enumerate(self._places) if place[0] == group]
 
     def _part(self, group: int | None) -> LocalSteps:
-        layout = some_planes(self.layout, self._numbers(group))
+        layout = some_planes(self.layout, self.numbers_of(group))
         return LocalSteps(self._manifest, layout, self.device)
 
 
@@ -242,7 +289,7 @@ class HeldTally(MovesTally):
 
     def add(self, peer: PeerId, payload: bytes) -> None:
         super().add(peer, payload)
-        self._holders.heard(self._round, peer, payload[0])
+        self._holders.heard(self._round, peer, self._holders.said(peer, payload))
 
     def remove(self, peer: PeerId) -> None:
         super().remove(peer)
@@ -262,5 +309,5 @@ def places_of(layout: Layout, experts: Experts) -> Sequence[tuple[int | None, in
     return places
 
 
-def _drawn(run_id: RunId, round: int, peer: PeerId) -> bytes:
-    return hashlib.sha256(f"{run_id}\nexperts\n{round}\n{peer}".encode()).digest()
+def _drawn(run_id: RunId, round: int, name: str) -> bytes:
+    return hashlib.sha256(f"{run_id}\nexperts\n{round}\n{name}".encode()).digest()

@@ -11,7 +11,7 @@ Shapes: C chunks of a plane or of a shard of it, M numbers of a chunk that a rou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,9 @@ from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.index_code import ContributionError, packed_bytes
 from swarmnet.optimizer.moved import exponents
 from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, sum_of
-from swarmnet.optimizer.moved.packed_sums import packed
+from swarmnet.optimizer.moved.packed_sums import Sums, packed
 from swarmnet.optimizer.moved.powers import nibbles_read, nibbles_written
+from swarmnet.optimizer.own_steps.held_experts import HeldExperts
 from swarmnet.optimizer.own_steps.local_steps import LocalSteps, PartStep, rows_of
 from swarmnet.optimizer.tiling import Tile, all_tiles
 from swarmnet.rounds.result_table import (
@@ -50,20 +51,82 @@ outermost is 1.9 to 3.7 deviations of normally distributed ones (Max, "Quantizin
 1960, table I: 2.2 for fifteen levels)."""
 
 
+class ShardedPart:
+    """Some planes of which the same peers speak, in shards: all of a stage, or a group of experts."""
+
+    def __init__(self, said: LocalSteps, shards: int) -> None:
+        """`said`: by which is read what is told of them."""
+        self.said, self.shards = said, shards
+        self.slice_bytes = [said.bytes_of(self.rows(shard)) for shard in range(shards)]
+        self.number_bytes = [sum(self._sizes(shard)) for shard in range(shards)]
+
+    def rows(self, shard: int) -> list[int]:
+        """How many chunks of each plane a shard has."""
+        return [_count(rows_of(plane, shard, self.shards)) for plane in self.said.layout.planes]
+
+    def slices(self, payload: bytes) -> list[bytes]:
+        moves = list(self.said.moves_of(payload))
+        return [
+            b"".join(
+                of_plane.rows(rows_of(plane, shard, self.shards)).written()
+                for plane, of_plane in zip(self.said.layout.planes, moves, strict=True)
+            )
+            for shard in range(self.shards)
+        ]
+
+    def check(self, shard: int, data: bytes) -> None:
+        """ContributionError."""
+        self.said.check(data, self.rows(shard))
+
+    def mean(self, shard: int, slices: Sequence[bytes]) -> bytes:
+        """Of what these say of a shard, of each plane. At least one. ContributionError."""
+        rows, parts = self.rows(shard), []
+        contributions = [list(self.said.moves_of(data, rows)) for data in slices]
+        for plane in range(len(rows)):
+            sum_CM = sum_of([moves[plane] for moves in contributions])
+            parts.append(Numbers.of(sum_CM, len(contributions)).written())
+        return b"".join(parts)
+
+    def numbers(self, shard: int, data: memoryview) -> Iterator[Numbers]:
+        """A mean as it was written, of each plane. ContributionError."""
+        start, said = 0, self.said
+        for plane, count, size in zip(said.layout.planes, self.rows(shard), self._sizes(shard), strict=True):
+            yield Numbers.read(data[start : start + size], count, said.width(plane), said.device)
+            start += size
+
+    def _sizes(self, shard: int) -> list[int]:
+        rows = zip(self.said.layout.planes, self.rows(shard), strict=True)
+        return [_numbers_bytes(count, self.said.width(plane)) for plane, count in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What a result says of the chunks of one plane that are in one shard."""
+
+    plane: int
+    """Of the stage."""
+    numbers: Numbers
+    speakers: int
+    """Whose mean it is."""
+
+
 class ReducedSteps:
     """One peer of one stage; its own steps are those of `LocalSteps`."""
 
-    held = None
+    held: HeldExperts | None = None
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
-        self.own = LocalSteps(manifest, layout, device)
+        self.own: LocalSteps | HeldExperts = LocalSteps(manifest, layout, device)
+        self._whole = ShardedPart(self.own, manifest.sync.shards)
+        self._begin(manifest, layout, device)
+        self.slice_bytes = self._whole.slice_bytes
+        self.longest_result = longest_head(self.shards) + sum(self._whole.number_bytes)
+
+    def _begin(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         self.layout, self.state, self.device = layout, self.own.state, device
-        self.shards = manifest.sync.shards
-        self.draw = draw_of(manifest)
+        self.shards, self.draw = manifest.sync.shards, draw_of(manifest)
         self.payload_bytes = self.own.payload_bytes
-        self.slice_bytes = [self.own.bytes_of(self.rows(shard)) for shard in range(self.shards)]
         self.votes, self.foresight = self.own.votes, self.own.foresight
-        self.longest_result = longest_head(self.shards) + sum(map(self._number_bytes, range(self.shards)))
         self.contribute, self.lookahead, self.give_back = (
             self.own.contribute, self.own.lookahead, self.own.give_back
         )  # fmt: skip
@@ -81,42 +144,38 @@ class ReducedSteps:
         return self.own.momentum_norm
 
     def slices(self, payload: bytes) -> list[bytes]:
-        moves = list(self.own.moves_of(payload))
-        return [
-            b"".join(
-                of_plane.rows(rows_of(plane, shard, self.shards)).written()
-                for plane, of_plane in zip(self.layout.planes, moves, strict=True)
-            )
-            for shard in range(self.shards)
-        ]
+        return self._whole.slices(payload)
 
     def check_slice(self, shard: int, data: bytes) -> None:
-        self.own.check(data, self.rows(shard))
+        self._whole.check(shard, data)
+
+    def sums(self, shard: int, slices: Mapping[Contributor, bytes]) -> bytes:
+        """What a result says of a shard: a function of its slices, in any order. ContributionError."""
+        return self._whole.mean(shard, list(slices.values()))
+
+    def sums_bytes(self, shard: int, contributors: int, sums: memoryview) -> int:
+        """How long that is, of so many, where `sums` begin with it. ContributionError."""
+        return self._whole.number_bytes[shard]
+
+    def spoken(self, shard: int, contributors: int, sums: memoryview) -> Iterator[Spoken]:
+        """What it says. ContributionError."""
+        for plane, numbers in enumerate(self._whole.numbers(shard, sums)):
+            yield Spoken(plane, numbers, contributors)
 
     def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
         table = Table({shard: frozenset(given) for shard, given in slices.items() if given})
-        sums = b"".join(self._sums(shard, slices[shard]) for shard in sorted(table.shards))
+        sums = b"".join(self.sums(shard, slices[shard]) for shard in sorted(table.shards))
         return head_of(table, sums) + sums
 
     def follows(self, result: bytes, shard: int, slices: Mapping[Contributor, bytes]) -> bool:
-        table, sums = self._read(result)
-        start = sum(self._number_bytes(other) for other in table.shards if other < shard)
+        said = self._read(result)[1][shard]
         try:
             for data in slices.values():
                 self.check_slice(shard, data)
-            made = self._sums(shard, slices)
+            made = self.sums(shard, slices)
         except ContributionError:
             return False
-        return sums[start : start + self._number_bytes(shard)] == made
-
-    def _sums(self, shard: int, slices: Mapping[Contributor, bytes]) -> bytes:
-        """What a result says of a shard. ContributionError."""
-        rows, parts = self.rows(shard), []
-        contributions = [list(self.own.moves_of(data, rows)) for data in slices.values()]
-        for plane in range(len(self.layout.planes)):
-            sum_CM = sum_of([moves[plane] for moves in contributions])
-            parts.append(Numbers.of(sum_CM, len(contributions)).written())
-        return b"".join(parts)
+        return said == made
 
     def head(self, result: bytes) -> tuple[Table, int]:
         return read_head(result, self.shards)
@@ -124,41 +183,30 @@ class ReducedSteps:
     def table(self, result: bytes) -> Table:
         return self._read(result)[0]
 
-    def _read(self, result: bytes) -> tuple[Table, memoryview]:
+    def _read(self, result: bytes) -> tuple[Table, dict[int, memoryview]]:
+        """Who is in it, and what it says of each of its shards. ContributionError."""
         table, sums = read_result(result, self.shards)
-        if len(sums) != sum(map(self._number_bytes, table.shards)):
+        start, found = 0, {}
+        for shard in sorted(table.shards):
+            size = self.sums_bytes(shard, len(table.shards[shard]), sums[start:])
+            found[shard] = sums[start : start + size]
+            start += size
+        if len(sums) != start:
             raise ContributionError(f"sums of {len(sums)} bytes, which the result's table does not fit")
-        return table, sums
+        return table, found
 
     def check(self, payload: bytes) -> None:
-        for _ in self.numbers_of(payload):
+        for _ in self.said_of(payload):
             pass
 
     def tally(self, round: int) -> ResultTally:
         return ResultTally(self, round)
 
-    def numbers_of(self, result: bytes) -> Iterator[tuple[int, list[Numbers]]]:
-        """Of each shard in it, of each plane. ContributionError."""
+    def said_of(self, result: bytes) -> Iterator[tuple[int, list[Spoken]]]:
+        """Of each shard in it. ContributionError."""
         table, sums = self._read(result)
-        start = 0
-        for shard in sorted(table.shards):
-            numbers = []
-            for plane, count in zip(self.layout.planes, self.rows(shard), strict=True):
-                width = self.own.width(plane)
-                size = _numbers_bytes(count, width)
-                numbers.append(Numbers.read(sums[start : start + size], count, width, self.device))
-                start += size
-            yield shard, numbers
-
-    def rows(self, shard: int) -> list[int]:
-        """How many chunks of each plane a shard has."""
-        return [_count(rows_of(plane, shard, self.shards)) for plane in self.layout.planes]
-
-    def _number_bytes(self, shard: int) -> int:
-        return sum(
-            _numbers_bytes(count, self.own.width(plane))
-            for plane, count in zip(self.layout.planes, self.rows(shard), strict=True)
-        )
+        for shard, said in sums.items():
+            yield shard, list(self.spoken(shard, len(table.shards[shard]), said))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,25 +294,35 @@ class ResultTally:
         method = self._method
         tables = {peer: table for peer, (_, table) in self._results.items()}
         counted = counting(tables, method.draw, self._round)
-        said: list[list[_Said]] = [[] for _ in method.layout.planes]
+        spoken: dict[tuple[int, int], list[Spoken]] = {}
+        """By plane and shard."""
         for peer, (payload, _) in self._results.items():
-            for shard, numbers in method.numbers_of(payload):
-                if peer not in counted[shard]:
-                    continue
-                alone = len(counted[shard]) == 1  # Then its mean is the mean, and a small number.
-                weight = 1 if alone else len(tables[peer].shards[shard])
-                for plane, of_plane, so_far in zip(method.layout.planes, numbers, said, strict=True):
-                    so_far.append(_Said(rows_of(plane, shard, method.shards), of_plane, weight))
-        sums = {}
-        for tile in all_tiles(method.layout) if self._results else ():
+            for shard, said_of_shard in method.said_of(payload):
+                if peer in counted[shard]:
+                    for of_plane in said_of_shard:
+                        spoken.setdefault((of_plane.plane, shard), []).append(of_plane)
+        said: dict[int, list[_Said]] = {}
+        for (plane, shard), by_results in spoken.items():
+            alone = len(by_results) == 1  # Then its mean is the mean, and a small number.
+            rows = rows_of(method.layout.planes[plane], shard, method.shards)
+            said.setdefault(plane, []).extend(
+                _Said(rows, one.numbers, 1 if alone else one.speakers) for one in by_results
+            )
+        return PartStep(method.own, self._round, dict(self._sums(said)))
+
+    def _sums(self, said: Mapping[int, Sequence[_Said]]) -> Iterator[tuple[int, Sums]]:
+        """Of the planes of which somebody said something."""
+        method = self._method
+        for tile in all_tiles(method.layout):
+            if tile.number not in said:
+                continue
             sum_CM = torch.zeros(
                 tile.chunks, method.own.width(tile.plane), dtype=torch.int64, device=method.device
             )
             counts_C1 = torch.zeros_like(sum_CM[:, :1])
             for each in said[tile.number]:
                 each.add_to(sum_CM, counts_C1, tile)
-            sums[tile.start] = packed(sum_CM, counts_C1.clamp_(min=1))
-        return PartStep(method.own, self._round, sums)
+            yield tile.start, packed(sum_CM, counts_C1.clamp_(min=1))
 
     def concord(self, me: PeerId) -> None:
         """Sizes are no votes."""

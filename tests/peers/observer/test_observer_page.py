@@ -15,6 +15,7 @@ from swarm import TINY_MODEL, sign, tiny_manifest
 
 from peers.config.peer_file import PeerFile
 from peers.errors import UserError
+from peers.network.discovery.expert_groups import ExpertGroup
 from peers.observer import page_json as boards
 from peers.observer.metrics import SHOWN, SwarmMetrics, document
 from peers.observer.owner_orders import Ordered, Pause
@@ -178,7 +179,8 @@ def test_drawing_a_thousand_peers_holds_up_the_event_loop_for_less_than_a_frame(
 
 
 def test_the_swarms_metrics_are_what_prometheus_reads_and_say_whose_word_they_are():
-    board = shown(replace(crowd(30), eval_loss=2.9, settled_tokens=10**6))
+    experts = (ExpertGroup(0, 0, 0, 1, holders=2, trained=90, settled=95),)
+    board = shown(replace(crowd(30), eval_loss=2.9, settled_tokens=10**6, experts=experts))
     text = SwarmMetrics(lambda: board, 200).text().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     for metric in (shown.declared for shown in SHOWN):

@@ -161,12 +161,14 @@ def test_one_peer_fills_the_metrics_of_all_that_it_counts(tmp_path):
 
 
 def test_no_label_is_a_peer_and_all_are_bounded_but_those_the_peer_says_of_itself():
-    """The stages of an archive are those of the run's manifest."""
+    """The stages of an archive are those of the run's manifest, as are the experts, of which the first
+    SHOWN_EXPERTS have series."""
     for metric in everything():
         for label in metric.labels:
             of_an_archive = label.name == "stage" and metric.name.startswith("swarmnet_archive_")
             itself = metric.name in ("swarmnet_peer_info", "swarmnet_build_info")
-            assert label.values or itself or of_an_archive
+            of_experts = label.name == "expert" and metric.name == "swarmnet_experts_tokens_total"
+            assert label.values or itself or of_an_archive or of_experts
             assert label.name != "peer" or metric.name == "swarmnet_peer_info"
 
 

@@ -34,7 +34,7 @@ def test_a_line_comes_back_as_it_was_told_and_one_that_is_not_known_does_not_tra
 @pytest.mark.parametrize("up", [-1, 2**62, 1.5, "fast"])
 def test_a_line_that_is_no_number_is_refused(up):
     fields = msgspec.to_builtins(record(Line(5.0, 6.0)), builtin_types=(bytes,))
-    fields[-2] = up
+    fields[PeerRecord.__struct_fields__.index("up_bytes_per_second") - len(PeerRecord.__struct_fields__)] = up
     data = seal(PEER, RUN, Kind.RECORD, 0, 0, 1_000_000, msgspec.msgpack.encode(fields))
     with pytest.raises(Malformed):
         open_record(data, RUN)

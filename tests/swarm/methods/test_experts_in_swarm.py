@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swarm import TINY_MODEL, nothing_is_committed_twice, shared_rounds, tiny_manifest
+import pytest
+from swarm import expert_manifest, nothing_is_committed_twice, shared_rounds
 from watched import Watched, moved
 
 from peers.lab.world.virtual_time import run
+from peers.worker.record_fields import claims_of
 from peers.worker.rounds.update_compute import TookUp, experts_line
-from swarmnet.run.manifest import Experts, Sync
 
 EIGHT = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1, "g": 2, "h": 2}
 
 
-def expert_manifest(**experts):
-    manifest = tiny_manifest()
-    model = replace(TINY_MODEL, qk_norm=True, feed_forward=32, experts=Experts(**experts))
-    sync = Sync(method="local-steps", learning_rate=1e-2, warmup_rounds=1, decay_rounds=1000, step_tokens=64)
-    return replace(manifest, model=model, sync=sync, rounds=replace(manifest.rounds, target_tokens=512))
-
-
-def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed():
-    swarm = Watched(expert_manifest(count=4, active=2, groups=2, merge_rounds=5, merge_nearest=2))
+@pytest.mark.parametrize("exchange", ["everyone", "sharded"])
+def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(exchange):
+    swarm = Watched(expert_manifest(exchange, count=4, active=2, groups=2, merge_rounds=5, merge_nearest=2))
 
     gone = set()
 
@@ -41,6 +36,11 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
         alone = next(name for name in held if list(held.values()).count(held[name]) == 1)
         gone.add(alone)
         await swarm.crash(alone)
+        left = next(name for name in held if name != alone)
+        work = swarm.members[left].worker.update.work
+        await swarm.until(lambda: max(work.method.held.holding.stale_rounds) > 1, 60.0)
+        swarm.observers[left].look()
+        assert "experts_stale_rounds" in moved(swarm.metrics[left])
         await swarm.until(lambda: set(groups(1).values()) == {0, 1}, 60.0)
         swarm.start("n", 1)
         await swarm.until(lambda: swarm.of("made", "n"), 60.0)
@@ -55,11 +55,19 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
     losses = swarm.losses(0)
     assert sum(losses[:20]) / 20 > 5.2
     assert sum(losses[-20:]) / 20 < 4.6
-    assert all("experts_least_holders" in moved(swarm.metrics[name]) for name in ("a", "g"))
-    seen = [note.fields["holders"] for note in swarm.of("took_up", "e")]
-    assert seen.count((0, 2)) == 1, "who is left sees that nobody trains a group, once"
-    newest = [swarm.of("took_up", name)[-1].fields["holders"] for name in ("e", "f")]
-    assert newest == [(1, 1), (1, 1)]
+    told = {"experts_least_holders", "experts_busiest_ratio", "experts_tokens_total"}
+    for name in ("a", "g"):
+        assert told <= {one.split()[0] for one in moved(swarm.metrics[name])}
+    said = claims_of(swarm.members["e"].worker)
+    assert said.experts_group == swarm.of("took_up", "e")[-1].fields["group"]
+    assert max(said.experts_trained) == said.settled
+    assert min(said.experts_trained) > said.settled - 8, "both are trained again"
+    for name in {name for name, stage in EIGHT.items() if stage == 1} - gone:
+        seen = [(note.fields["group"], note.fields["holders"]) for note in swarm.of("took_up", name)]
+        alone = [said for said in seen if 0 in said[1]]
+        assert alone, "who is left sees that nobody trains a group"
+        assert len(set(alone)) == len(alone), "and says so once, and once more if it takes that up"
+        assert min(seen[-1][1]) > 0, "as it is in the end"
 
 
 def test_who_trains_which_experts_is_said_in_one_line():

@@ -427,8 +427,9 @@ def test_schedules_hold_with_a_real_model_too():
     assert rules == {"one digest soon after the last heal"}
 
 
-def test_schedules_hold_where_each_peer_trains_half_of_the_experts():
-    seen = play(Options(2, peers=4, stages=2, real=True, rounds=20, experts=True))
+@pytest.mark.parametrize("sharded", [False, True], ids=["everyone", "sharded"])
+def test_schedules_hold_where_each_peer_trains_half_of_the_experts(sharded):
+    seen = play(Options(2, peers=4, stages=2, real=True, rounds=20, experts=True, sharded=sharded))
     assert check(seen) == []
     notes = [saying(note, group=0) if note.event == "took_up" else note for note in seen.notes]
     rules = {violation.rule for violation in check(replace(seen, notes=notes))}

@@ -9,11 +9,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from swarm import OWNER, sign, tiny_manifest
+from swarm import OWNER, expert_manifest, sign, tiny_manifest
 
 from peers.cli.main import main
 from peers.config.run_file import published_text
 from peers.lab.world.virtual_time import run
+from peers.network.discovery.expert_groups import ExpertGroup
 from peers.tools.owner.run_facts import Contributor, Facts, from_directory, from_manifest
 from peers.tools.owner.training_report import KINDS, as_json, as_markdown
 from protocols.errors import Unreachable
@@ -87,7 +88,7 @@ def test_the_tokens_are_those_that_were_counted_in_settled_rounds_and_else_said_
     assert counted.tokens == 7_000
     assert "- Tokens: 7,000 in 100 settled rounds" in as_markdown(counted)
     assert "- Tokens: at most 25,600 in 100 settled rounds" in as_markdown(guessed)
-    parameters = counted._parameters()
+    parameters = counted._active()
     assert counted.flops == 6 * (7_000 * parameters[0] + 6_000 * parameters[1] + 100 * target * parameters[2])
 
 
@@ -143,6 +144,29 @@ def test_a_stage_that_was_left_out_has_fewer_rounds_and_costs_less():
     assert left_out.flops < all_alike.flops
     assert left_out.round == 49
     assert facts(rounds=(99, *(-1,) * (len(MANIFEST.stages) - 1))).tokens == 0, "not every stage is known"
+
+
+def test_of_a_mixture_the_work_is_that_of_the_experts_that_a_token_takes_and_who_trains_which_is_told():
+    signed = sign(expert_manifest(count=6, active=2, groups=3))
+    groups = (ExpertGroup(0, 0, 0, 1, 2, 95, 95), ExpertGroup(0, 1, 2, 3, 0, 60, 95),
+              ExpertGroup(1, 2, 4, 5, 1, None, 95))  # fmt: skip
+    made = replace(from_manifest(signed, Order(), 0.0), rounds=(95, 95, 95), experts=groups)
+    model = signed.manifest.model
+    of_one = 3 * model.width * model.feed_forward
+    assert made.parameters - made.active_parameters == 4 * of_one * model.layers
+    told = json.loads(as_json(made))
+    compute = told["compute"]
+    assert compute["floating_point_operations"] == 6 * compute["active_parameters"] * compute["tokens"]
+    assert told["experts"]["trained"][1] == {
+        "stage": 0, "first": 2, "last": 3, "holders": 0, "round": 60, "stale_rounds": 35,
+    }  # fmt: skip
+    text = as_markdown(made)
+    assert "- Experts: 6 in each layer, of which a token takes 2, so that it goes through " in text
+    assert "- stage 0, experts 0 to 1: trained by 2 peers, last in round 95\n" in text
+    assert "experts 2 to 3: trained by nobody, last in round 60, 35 before the newest" in text
+    assert "- stage 1, experts 4 to 5: trained by 1 peer, since when is not known" in text
+    assert json.loads(as_json(facts()))["experts"] is None
+    assert "Experts" not in as_markdown(facts())
 
 
 def test_what_the_creator_did_not_state_is_said_to_be_missing():

@@ -100,7 +100,7 @@ def test_slices_say_together_what_the_contribution_says(layout, run):
     for shard, data in enumerate(slices):
         method.check_slice(shard, data)
     whole = list(method.own.moves_of(payload))
-    parts = [list(method.own.moves_of(data, method.rows(shard))) for shard, data in enumerate(slices)]
+    parts = [list(method.own.moves_of(data, method._whole.rows(shard))) for shard, data in enumerate(slices)]
     for plane, of_plane in enumerate(whole):
         for field in ("negative", "exponents"):
             joined = torch.cat([getattr(part[plane], field) for part in parts])
@@ -109,7 +109,7 @@ def test_slices_say_together_what_the_contribution_says(layout, run):
 
 def test_each_chunk_is_in_one_shard_and_shards_are_equally_large_but_for_one_chunk():
     method = method_of(RUN, LAYOUT)
-    rows = [method.rows(shard) for shard in range(SHARDS)]
+    rows = [method._whole.rows(shard) for shard in range(SHARDS)]
     for plane, counts in zip(LAYOUT.planes, zip(*rows, strict=True), strict=True):
         assert sum(counts) == plane.chunks
         assert max(counts) - min(counts) <= 1
@@ -126,7 +126,7 @@ def test_what_a_result_says_of_each_shard_follows_from_its_slices_and_from_no_ot
         assert not method.follows(result, shard, some), "one is left out"
         first = next(iter(held))
         assert not method.follows(result, shard, {**held, first: held[first] + b"."}), "no slice"
-        ends = start + sum(method._number_bytes(other) for other in range(shard + 1))
+        ends = start + sum(method._whole.number_bytes[other] for other in range(shard + 1))
         bent = bytearray(result)
         bent[ends - 1] ^= 0x10
         again = head_of(method.head(result)[0], bytes(bent[start:])) + bytes(bent[start:])
@@ -337,8 +337,8 @@ def test_sums_that_a_liar_has_signed_are_refused_or_are_numbers_of_the_method(da
         method.check(result)
     except ContributionError:
         return
-    for _, planes in method.numbers_of(result):
-        for numbers in planes:
+    for _, spoken in method.said_of(result):
+        for numbers in (of_plane.numbers for of_plane in spoken):
             assert int(numbers.levels.abs().max() if numbers.levels.numel() else 0) <= MOST
             assert int(numbers.exponents.max() if numbers.exponents.numel() else 0) <= LARGEST_EXPONENT
     assert int(step_of(method, {REDUCERS[0]: result}).abs().max()) <= MOST << LARGEST_EXPONENT
@@ -347,7 +347,7 @@ def test_sums_that_a_liar_has_signed_are_refused_or_are_numbers_of_the_method(da
 def test_each_thing_that_no_honest_reducer_says_is_refused():
     method, payloads = method_of(WIDE, TINY), FROM[TINY]
     honest = method.reduce(cut(method, payloads))
-    rows = [method.rows(shard) for shard in sorted(method.table(honest).shards)]
+    rows = [method._whole.rows(shard) for shard in sorted(method.table(honest).shards)]
     assert [0, 0] in rows, "a shard without any chunk"
     first = bytes([LARGEST_EXPONENT + 1])
     with pytest.raises(ContributionError, match="above 20"):

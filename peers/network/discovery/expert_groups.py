@@ -1,0 +1,59 @@
+"""Who trains which experts, by what the records of a run's peers say; nobody else has counted.
+
+A group is trained by whom it stands in the records of: those that hold the stage and take part. When it was
+last trained is what the middle one of those says that know (of two the lower): who came later does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from statistics import median_low
+
+from peers.network.discovery.record_reader import IN_STEP, settled_round
+from protocols.signed.peer_record import PeerRecord
+from swarmnet.run.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroup:
+    """Of one stage."""
+
+    stage: int
+    group: int
+    first: int
+    """Of its experts, by their numbers in each layer."""
+    last: int
+    holders: int
+    """Peers that train it."""
+    trained: int | None
+    """The newest settled round in which it was; None: nobody knows."""
+    settled: int | None
+    """Newest settled round of the stage; None: nobody is there."""
+
+    @property
+    def stale_rounds(self) -> int | None:
+        """Settled without it; None: not known."""
+        if self.trained is None or self.settled is None:
+            return None
+        return max(0, self.settled - self.trained)
+
+
+def expert_groups(manifest: Manifest, records: Iterable[PeerRecord]) -> Iterator[ExpertGroup]:
+    """By stage, of a run whose peers each train one group; of another run none."""
+    experts = manifest.model.experts
+    if experts.groups < 2:
+        return
+    told = [record for record in records if record.stage >= 0 and record.state in IN_STEP]
+    each = experts.count // experts.groups
+    for stage in range(len(manifest.stages)):
+        of_stage = [record for record in told if record.stage == stage]
+        settled = settled_round(of_stage, stage)
+        for group in range(experts.groups):
+            said = [round for record in of_stage for round in record.experts_trained[group : group + 1]]
+            known = [round for round in said if round >= 0]
+            yield ExpertGroup(
+                stage, group, group * each, (group + 1) * each - 1,
+                sum(record.experts_group == group for record in of_stage),
+                median_low(known) if known else None, settled,
+            )  # fmt: skip

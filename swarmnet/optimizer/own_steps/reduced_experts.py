@@ -1,0 +1,132 @@
+"""Groups of experts through reducers: a slice says of which group it is, and a result of each group the mean
+of those who speak of it.
+
+    slice      group u8 | its chunks of the shared planes | its chunks of that group's planes
+    of a shard groups u8, of each contributor in the table's order | mean of the shared planes
+               | of each of these groups, in order, the mean of its planes
+
+All of it is a function of the shard's slices alone, so whoever has these can make it again. A result also
+says who trains what, as contributions do where everybody hears them (held_experts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from swarmnet.identifiers import PeerId
+from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.own_steps.held_experts import HeldExperts
+from swarmnet.optimizer.own_steps.reduced_steps import ReducedSteps, ResultTally, ShardedPart, Spoken
+from swarmnet.rounds.result_table import MOST_CONTRIBUTORS, Contributor, longest_head, tag_of
+from swarmnet.run.manifest import Manifest
+
+
+class ReducedExperts(ReducedSteps):
+    """One peer of one stage; its own steps are those of `HeldExperts`."""
+
+    held: HeldExperts
+
+    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
+        self.own = self.held = HeldExperts(manifest, layout, device, _named_in_tables)
+        shards = manifest.sync.shards
+        self._shared = ShardedPart(self.held.shared, shards)
+        self._of_group = ShardedPart(self.held.of_group, shards)
+        self._begin(manifest, layout, device)
+        both = list(zip(self._shared.slice_bytes, self._of_group.slice_bytes, strict=True))
+        self.slice_bytes = [1 + shared + experts for shared, experts in both]
+        self.longest_result = (
+            longest_head(shards) + shards * MOST_CONTRIBUTORS + sum(self._shared.number_bytes)
+            + self.held.groups * sum(self._of_group.number_bytes)
+        )  # fmt: skip
+
+    @property
+    def _experts(self) -> ShardedPart:
+        """All groups are of one form: read by the own one's."""
+        if self._of_group.said is not self.held.of_group:
+            self._of_group = ShardedPart(self.held.of_group, self.shards)
+        return self._of_group
+
+    def slices(self, payload: bytes) -> list[bytes]:
+        group, shared, experts = self.held.cut(payload)
+        both = zip(self._shared.slices(shared), self._experts.slices(experts), strict=True)
+        return [bytes([group]) + of_shared + of_experts for of_shared, of_experts in both]
+
+    def check_slice(self, shard: int, data: bytes) -> None:
+        _, shared, experts = self._cut_slice(shard, data)
+        self._shared.check(shard, shared)
+        self._experts.check(shard, experts)
+
+    def sums(self, shard: int, slices: Mapping[Contributor, bytes]) -> bytes:
+        cut = [self._cut_slice(shard, slices[contributor]) for contributor in sorted(slices)]
+        groups = bytes(group for group, _, _ in cut)
+        means = [self._shared.mean(shard, [shared for _, shared, _ in cut])]
+        for group in sorted(set(groups)):
+            means.append(self._experts.mean(shard, [experts for one, _, experts in cut if one == group]))
+        return groups + b"".join(means)
+
+    def sums_bytes(self, shard: int, contributors: int, sums: memoryview) -> int:
+        of_experts = len(set(self._groups(contributors, sums))) * self._experts.number_bytes[shard]
+        return contributors + self._shared.number_bytes[shard] + of_experts
+
+    def spoken(self, shard: int, contributors: int, sums: memoryview) -> Iterator[Spoken]:
+        groups = self._groups(contributors, sums)
+        start = contributors + self._shared.number_bytes[shard]
+        shared = self._shared.numbers(shard, sums[contributors:start])
+        for plane, numbers in zip(self.held.numbers_of(None), shared, strict=True):
+            yield Spoken(plane, numbers, contributors)
+        for group in sorted(set(groups)):
+            stop = start + self._experts.number_bytes[shard]
+            experts = self._experts.numbers(shard, sums[start:stop])
+            for plane, numbers in zip(self.held.numbers_of(group), experts, strict=True):
+                yield Spoken(plane, numbers, groups.count(group))
+            start = stop
+
+    def holding_in(self, result: bytes) -> dict[str, int]:
+        """By the name that a contributor has in tables, the group of which its slices are; in a liar's of
+        several, that of the first shard. ContributionError."""
+        table, sums = self._read(result)
+        found: dict[str, int] = {}
+        for shard, said in sums.items():
+            contributors = sorted(table.shards[shard])
+            for one, group in zip(contributors, self._groups(len(contributors), said), strict=True):
+                found.setdefault(one.peer.hex(), group)
+        return found
+
+    def tally(self, round: int) -> ExpertResultTally:
+        return ExpertResultTally(self, round)
+
+    def _cut_slice(self, shard: int, data: bytes) -> tuple[int, bytes, bytes]:
+        if len(data) != self.slice_bytes[shard]:
+            raise ContributionError(f"slice of {len(data)} bytes where {self.slice_bytes[shard]} belong")
+        self._groups(1, memoryview(data))
+        stop = 1 + self._shared.slice_bytes[shard]
+        return data[0], data[1:stop], data[stop:]
+
+    def _groups(self, contributors: int, sums: memoryview) -> bytes:
+        groups = bytes(sums[:contributors])
+        if len(groups) < contributors or max(groups, default=0) >= self.held.groups:
+            raise ContributionError(f"groups of experts that there are not, of {self.held.groups}")
+        return groups
+
+
+class ExpertResultTally(ResultTally):
+    """One round's results, and by them who trains what."""
+
+    def __init__(self, method: ReducedExperts, round: int) -> None:
+        super().__init__(method, round)
+        self._experts = method
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        super().add(peer, payload)
+        self._experts.held.heard(self._round, peer, self._experts.holding_in(payload))
+
+    def remove(self, peer: PeerId) -> None:
+        super().remove(peer)
+        self._experts.held.heard(self._round, peer, None)
+
+
+def _named_in_tables(peer: PeerId) -> str:
+    return tag_of(peer).hex()
