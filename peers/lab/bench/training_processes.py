@@ -51,6 +51,8 @@ class Cost:
     """Of processors, for these."""
     of_daemons: float
     """Of them, of the peers' p2pd."""
+    of_loops: float
+    """Of them, of the threads that do not compute but talk: event loops."""
     plain_tokens: int
     plain_seconds: float
 
@@ -80,8 +82,9 @@ def render(costs: Sequence[Cost]) -> str:
         name = "a peer with the whole model" if cost.peers == 1 else f"{cost.peers} peers, one a stage"
         lines.append(
             f"  {name:<32}{cost.tokens / cost.seconds:>9,.0f} tokens per second of a processor, "
-            f"{cost.ratio:.3f} of plain ({cost.plain_tokens / cost.plain_seconds:,.0f}); p2pd "
-            f"{cost.of_daemons / cost.seconds:.1%}; {cost.tokens:,} tokens"
+            f"{cost.ratio:.3f} of plain ({cost.plain_tokens / cost.plain_seconds:,.0f}); event loops "
+            f"{cost.of_loops / cost.seconds:.1%}, p2pd {cost.of_daemons / cost.seconds:.1%}; "
+            f"{cost.tokens:,} tokens"
         )
     return "\n".join(lines)
 
@@ -109,8 +112,11 @@ async def _of_a_swarm(folder: Path, run_file: Path, manifest: Manifest, seconds:
         finally:
             plain.ended = True
             await beside
-    spent, of_daemons = (sum(after[kind]) - sum(before[kind]) for kind in (0, 1))
-    return Cost(len(peers), tokens_then - tokens, spent + of_daemons, of_daemons, plain.tokens, plain.seconds)
+    spent, of_daemons, of_loops = (then - now for now, then in zip(before, after, strict=True))
+    return Cost(
+        len(peers), tokens_then - tokens, spent + of_daemons, of_daemons, of_loops, plain.tokens,
+        plain.seconds,
+    )  # fmt: skip
 
 
 async def _started(stack: AsyncExitStack, folder: Path, name: str, keys: dict[str, object]) -> DemoPeer:
@@ -119,15 +125,16 @@ async def _started(stack: AsyncExitStack, folder: Path, name: str, keys: dict[st
     return peer
 
 
-async def _next_word(peers: Sequence[DemoPeer]) -> tuple[tuple[list[float], list[float]], int]:
-    """Once the last stage says that it has committed more: seconds of the peers and of their p2pd by then,
-    and its tokens."""
+async def _next_word(peers: Sequence[DemoPeer]) -> tuple[tuple[float, float, float], int]:
+    """Once the last stage says that it has committed more: seconds of the peers, of their p2pd and of their
+    event loops by then, and its tokens."""
     last = peers[-1]
     said = last.status["tokens"]
     await _until(last, lambda status: status["tokens"] != said)
-    pids = [peer.process.pid for peer in peers], [peer.p2pd for peer in peers]
-    own, daemons = ([_seconds(pid) for pid in some] for some in pids)
-    return (own, daemons), last.status["tokens"]
+    own = sum(_seconds(peer.process.pid) for peer in peers)
+    daemons = sum(_seconds(peer.p2pd) for peer in peers)
+    loops = sum(_loop_seconds(peer.process.pid) for peer in peers)
+    return (own, daemons, loops), last.status["tokens"]
 
 
 def _trains(status: Mapping[str, Any]) -> bool:
@@ -148,6 +155,12 @@ def _seconds(pid: int) -> float:
     """That a process has had of the processors."""
     times = psutil.Process(pid).cpu_times()
     return times.user + times.system
+
+
+def _loop_seconds(pid: int) -> float:
+    """Of its first thread."""
+    return sum(thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()
+               if thread.id == pid)  # fmt: skip
 
 
 class _Beside:
