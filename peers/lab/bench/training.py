@@ -97,9 +97,9 @@ def _bench(manifest: Manifest, microbatches: int, repeats: int) -> Report:
     loops: dict[Loop, _Trains] = {"plain": Plain(alone, step_tokens)}
     if own is not None and own.inner == "muon":
         loops["plain-muon"] = Plain(alone, step_tokens, is_muon=True)
-    peers: dict[Loop, _Peer] = {"peer": _Peer(alone)}
+    peers: dict[Loop, StagesInOneThread] = {"peer": StagesInOneThread(alone)}
     if len(manifest.stages) > 1:
-        peers["stages"] = _Peer(manifest)
+        peers["stages"] = StagesInOneThread(manifest)
     loops |= peers
     texts = texts_of(manifest)
     seconds: dict[Loop, list[float]] = {name: [] for name in loops}
@@ -175,9 +175,9 @@ class Plain:
         manifest = replace(manifest, stages=(manifest.model.layers,))
         layout = trained_layout(manifest, 0)
         units = to_floats(first_state(manifest, 0)[: layout.size])
-        self._leaves = {name: view.clone().requires_grad_() for name, view in views_of(units, layout).items()}
-        muons = [leaf for name, leaf in self._leaves.items() if is_muon and is_muons(name, leaf.shape)]
-        others = [leaf for leaf in self._leaves.values() if not any(leaf is muon for muon in muons)]
+        self.leaves = {name: view.clone().requires_grad_() for name, view in views_of(units, layout).items()}
+        muons = [leaf for name, leaf in self.leaves.items() if is_muon and is_muons(name, leaf.shape)]
+        others = [leaf for leaf in self.leaves.values() if not any(leaf is muon for muon in muons)]
         self._steps: list[Callable[[], object]] = [
             AdamW(others, lr=RATE, betas=ADAM_DECAYS, weight_decay=0.0, fused=True).step
         ]
@@ -185,7 +185,7 @@ class Plain:
             self._steps.append(_Muon(muons, manifest.sync.momentum).step)
 
     def microbatch(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
-        logits_BTV = forward(self._leaves, self._shape, whole(self._shape), tokens_BT)
+        logits_BTV = forward(self.leaves, self._shape, whole(self._shape), tokens_BT)
         loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
         (loss / self._step_tokens).backward()
         loss.item()
@@ -193,10 +193,10 @@ class Plain:
         if self._tokens < self._step_tokens:
             return
         self._tokens = 0
-        torch.nn.utils.clip_grad_norm_(self._leaves.values(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.leaves.values(), 1.0)
         for step in self._steps:
             step()
-        for leaf in self._leaves.values():
+        for leaf in self.leaves.values():
             leaf.grad = None
 
 
@@ -216,14 +216,14 @@ class _Muon:
             leaf.add_(update, alpha=-RATE * MUON_RMS * sqrt(max(update.shape)))
 
 
-class _Peer:
+class StagesInOneThread:
     """The stages of a run in one thread, each as its compute thread works, alone in its group."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest, self._identity, self._count = manifest, Identity.generate(), 0
         self._text, self._tokens, self._round = TextCodec(manifest), 0, 0
         self._in_all = self._in_steps = self._in_rounds = 0.0
-        self._stages = [self._stage(stage) for stage in range(len(manifest.stages))]
+        self.stages = [self._stage(stage) for stage in range(len(manifest.stages))]
 
     def forget(self) -> None:
         """What was measured by now."""
@@ -258,7 +258,7 @@ class _Peer:
         self._tokens += labels_BT.numel()
         if self._tokens >= self._manifest.rounds.target_tokens:
             at = time.process_time()
-            for _, update in self._stages:
+            for _, update in self.stages:
                 self._play_round(update)
             self._round += 1
             self._tokens = 0
@@ -271,11 +271,11 @@ class _Peer:
         text = self._text.encode(tokens_BT, labels_BT)
         kept = Bodies(inputs=tokens_BT, text=text, tokens=labels_BT.numel())
         open_bodies: list[Bodies] = []
-        for work, _ in self._stages:
+        for work, _ in self.stages:
             open_bodies.append(kept)
             computed = _done(work.forward(key, kept))
             kept = Bodies(text=text, output=computed.encoded, shape=computed.shape, tokens=labels_BT.numel())
-        for (work, _), bodies in list(zip(self._stages, open_bodies, strict=True))[-2::-1]:
+        for (work, _), bodies in list(zip(self.stages, open_bodies, strict=True))[-2::-1]:
             bodies.shape, bodies.gradient = computed.shape, computed.encoded
             computed = _done(work.backward(key, bodies))
 
