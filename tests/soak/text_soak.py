@@ -3,8 +3,8 @@ peer that is killed twice on the way.
 
     scripts/soak text [--gigabytes 1] [--trained 10] [--sequences 16] [--memory 2000] [--folder FOLDER]
 
-0 of either leaves that part out. `--memory`: megabytes that each process, the peer's p2pd too, may have of its
-own at most, by the system's own count (RLIMIT_DATA): what asks for more dies.
+0 of either leaves that part out. `--memory`: megabytes that each process, the peer's p2pd too, may have of
+its own at most, by the system's own count (RLIMIT_DATA): what asks for more dies.
 
 Prints a JSON object for each. Alone: memory that no file stands for (RssAnon) before and at most, what was
 mapped at most, seconds to make all tokens and read them. Trained: which shards were read, by the peer's event
@@ -148,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--trained", type=int, default=10, help="shards of 1 MiB")
-    parser.add_argument("--sequences", type=int, default=16, help="of 128 bytes in a microbatch of the peer's")
+    parser.add_argument("--sequences", type=int, default=16, help="of 128 bytes in a microbatch")
     parser.add_argument("--memory", type=int, default=0, help="megabytes; 0: as many as there are")
     parser.add_argument("--folder", type=Path, help="where there is room for twice the text")
     told = parser.parse_args()

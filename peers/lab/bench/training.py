@@ -187,7 +187,7 @@ class Plain:
     def microbatch(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
         logits_BTV = forward(self.leaves, self._shape, whole(self._shape), tokens_BT)
         loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
-        (loss / self._step_tokens).backward()
+        torch.autograd.backward(loss / self._step_tokens)
         loss.item()
         self._tokens += labels_BT.numel()
         if self._tokens < self._step_tokens:

@@ -65,7 +65,7 @@ class Cost:
 async def bench(run_file: Path, manifest: Manifest, seconds: float) -> list[Cost]:
     """A swarm of one peer, and of one for each stage, for so many seconds each. UserError if one does not
     come to train."""
-    cuts = [(manifest.model.layers,)]
+    cuts: list[tuple[int, ...]] = [(manifest.model.layers,)]
     if len(manifest.stages) > 1:
         cuts.append(manifest.stages)
     found = []
@@ -154,13 +154,13 @@ async def _until(peer: DemoPeer, holds: Callable[[Mapping[str, Any]], bool]) -> 
 def _seconds(pid: int) -> float:
     """That a process has had of the processors."""
     times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
 def _loop_seconds(pid: int) -> float:
     """Of its first thread."""
-    return sum(thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()
-               if thread.id == pid)  # fmt: skip
+    threads = psutil.Process(pid).threads()
+    return float(sum(thread.user_time + thread.system_time for thread in threads if thread.id == pid))
 
 
 class _Beside:

@@ -66,7 +66,8 @@ class GradientSum:
 
     def was_within(self, total: Callable[[Tensor], Tensor]) -> bool:
         """Whether it was finite and small enough; `total` of what several devices found."""
-        return bool(_within(total(self._squares + self._squares_here)))  # The one wait for the device.
+        squares = total(self._squares + self._squares_here)
+        return squares.item() <= MOST_NORM**2  # The one wait for the device.
 
     def use(self, use: Callable[[Tensor], Used]) -> Used:
         """What `use` makes of the sum since the last call: [layout.size], zero in the padding, and
@@ -85,20 +86,12 @@ class GradientSum:
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
         if gradient.device.type != "cpu":  # Where asking would wait for the device.
             self._squares += norm.square()
-            sum += torch.where(_within(self._squares), gradient, 0)
+            sum += torch.where(self._squares <= MOST_NORM**2, gradient, 0)
             return
         found = norm.item()
         self._squares_here += found * found
-        if _within(self._squares_here):
+        if self._squares_here <= MOST_NORM**2:  # No comparison with NaN is true.
             sum += gradient
-
-
-Squares = TypeVar("Squares", Tensor, float)
-
-
-def _within(squares: Squares) -> Squares | bool:
-    """No comparison with NaN is true."""
-    return squares <= MOST_NORM**2
 
 
 def _let_go(leaf: Tensor) -> Tensor:
