@@ -22,6 +22,7 @@ from peers.role import Network, Process, Role
 from peers.runtime.supervision import until_one_ends
 from peers.state.archive import Archive
 from peers.state.archive_store import open_store, until_reached
+from peers.state.start_fetch import model_here
 from peers.state.start_folder import open_model
 from peers.telemetry.console import Status
 from protocols.signed.peer_record import NO_STAGE
@@ -45,8 +46,9 @@ class ArchivistRole(Role):
         await network.join(process)
         signed = await find_manifest(config.run, directory, config.state / "run.json", process.say)
         process.known_as(signed.run_id)
-        if config.start is not None and signed.manifest.start.path:
-            await asyncio.to_thread(open_model, config.start, signed.manifest)
+        model = await model_here(config.start, signed.manifest, process.say)
+        if model is not None and signed.manifest.start.path:
+            await asyncio.to_thread(open_model, model, signed.manifest)
         note = process.log.record
         book = OrderBook(signed, config.state / "order.bin", note, process.say)
         presence = Presence(signed, process.identity, network.transport, directory, version("swarmnet"), note)
@@ -60,7 +62,7 @@ class ArchivistRole(Role):
 
         gatekeeper, me = Gatekeeper(book, config.invite_bytes, directory.now), process.identity.peer_id
         await first_look(book, gatekeeper, directory, me, OPERATION_SECONDS, note)
-        serving = Serving(archive, signed, network.transport, gatekeeper, record, note, config.start)
+        serving = Serving(archive, signed, network.transport, gatekeeper, record, note, model)
         circle = Circle(book, network.transport, directory, config.invite_bytes, Random(), note, serving)
         rules = config.archiving
         archivist = Archivist(

@@ -78,6 +78,33 @@ def memory(
         typer.echo(render(bench(manifest, stage, computing)))
 
 
+def training(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")],
+    microbatches: Annotated[int, typer.Option(min=1, max=10_000, help="In each turn of each loop.")] = 16,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Turns.")] = 7,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="Real peers on this machine, each a process.")
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option(min=5, max=3600, help="With --processes: of each of two swarms.")
+    ] = 60.0,
+) -> None:
+    """Tokens per second of a peer with the whole model, and of all stages together, beside a plain loop of
+    PyTorch with the same model and microbatches."""
+    import asyncio
+
+    from peers.config.run_file import load_manifest
+    from peers.lab.bench import training, training_processes
+    from swarmnet.identifiers import PeerId
+
+    manifest = load_manifest(run_file, PeerId(""), {})
+    if processes:
+        costs = asyncio.run(training_processes.bench(run_file, manifest, seconds))
+        typer.echo(training_processes.render(costs))
+        return
+    typer.echo(training.render(training.bench(manifest, microbatches, repeats)))
+
+
 def group(
     peers: Annotated[
         list[int] | None, typer.Option(min=2, max=2048, help="Size of a group; may be repeated.")

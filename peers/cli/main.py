@@ -155,6 +155,7 @@ def _add_groups(app: typer.Typer) -> None:
         "routing": lab.routing,
         "paths": lab.paths,
         "memory": lab.memory,
+        "training": lab.training,
         "learning": lab.learning,
     }
     services: dict[str, Callable[..., None]] = {

@@ -74,8 +74,11 @@ def publish(
         Path | None, typer.Option(metavar="FILE", help="The run's tokenizer.json. [default: beside RUN.yaml]")
     ] = None,
     start: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The model that the run starts from. [default: beside RUN.yaml]"),
+        str | None,
+        typer.Option(
+            metavar="DIR|URL",
+            help="The model that the run starts from; a URL's is fetched beside RUN.yaml. [default: there]",
+        ),
     ] = None,
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Sign without opening text and tokenizer here.")
@@ -85,7 +88,7 @@ def publish(
     """Sign a run and write its published file; prints the run id and the line with which others join."""
     from peers.cli.model import warn
     from peers.config import run_file as runs
-    from peers.tools.owner.run_check import check_run, start_beside
+    from peers.tools.owner.run_check import check_run, model_beside, start_beside
     from protocols.signed.identity import IdentityError, load_or_create
     from swarmnet.identifiers import PeerId
 
@@ -95,7 +98,8 @@ def publish(
     # Here, for no key is made for a file with mistakes in it.
     for unusual in check_run(run_file, manifest, tokenizer, opened=not unchecked):
         warn(unusual)
-    begins, unlike = start_beside(run_file, manifest, tokenizer, start)
+    model = model_beside(run_file, manifest, start, typer.echo)
+    begins, unlike = start_beside(run_file, manifest, tokenizer, model)
     for unusual in unlike:
         warn(unusual)
     with as_user_errors(IdentityError):
@@ -108,7 +112,7 @@ def publish(
     typer.echo(f"key    {owner_key}: keep a copy elsewhere; without it nobody can give orders in this run")
     typer.echo(f"file   {path}")
     text = runs.text_settings(signed.manifest, run_file.parent, tokenizer)
-    begin = runs.start_setting(signed.manifest, run_file.parent, start)
+    begin = runs.start_setting(signed.manifest, run_file.parent, model)
     typer.echo(f"first  swarmnet join {path} {line}{text}{begin}")
     typer.echo(f"join   swarmnet join {signed.run_id} {line}")
     if text:

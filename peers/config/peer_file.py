@@ -279,9 +279,10 @@ class PeerFile(BaseModel):
     that is read in epochs also a URL that fsspec opens (https://, s3://, ...)."""
     tokenizer: FilePath | None = None
     """Where this machine keeps the run's `tokenizer.json`, if its text is not read as bytes."""
-    start: FilePath | None = None
-    """Where this machine keeps the model that the run starts from, if it starts from one: a folder with
-    config.json and safetensors files. A worker or an archivist that has it gives others their stage's part;
+    start: PathOrUrl = ""
+    """Where the model is that the run starts from, if it starts from one: a folder of this machine with
+    config.json and safetensors files, or the URL of such a folder (https://huggingface.co/OWNER/NAME/resolve/
+    REVISION), which is fetched once. A worker or an archivist that has it gives others their stage's part;
     who does not name it gets that from them."""
     text_limit: Annotated[
         ByteCount, at_least_bytes(1 << 16, "64MiB"), Field(json_schema_extra={"default": "64MiB"})

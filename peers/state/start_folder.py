@@ -68,8 +68,13 @@ class Folder:
 
     def sha256(self) -> str:
         """Of what `sha256sum config.json *.safetensors` prints."""
-        lines = (f"{_hash(self.path / name)}  {name}\n" for name in (CONFIG, *self.files))
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        return hash_of({name: _hash(self.path / name) for name in (CONFIG, *self.files)})
+
+
+def hash_of(hashes: Mapping[str, str]) -> str:
+    """Of a folder, by those of its config.json and its safetensors files."""
+    names = (CONFIG, *sorted(hashes.keys() - {CONFIG}))
+    return hashlib.sha256("".join(f"{hashes[name]}  {name}\n" for name in names).encode()).hexdigest()
 
 
 def open_model(path: Path, manifest: Manifest) -> Folder:
@@ -143,7 +148,7 @@ def require_hash(model: Folder, manifest: Manifest) -> str:
 
 def _require_fit(path: Path, shape: ModelShape) -> None:
     """Raise StartError if the configuration is of another model than the run's."""
-    config = _read_json(path / CONFIG)
+    config = read_json(path / CONFIG)
     try:
         _require_known(path, config, shape)
         theirs, longest = _sizes(config), int(config["max_position_embeddings"])
@@ -224,7 +229,7 @@ def _require_index(path: Path, places: Mapping[str, str]) -> None:
     """Raise StartError if an index, where there is one, says otherwise than the files."""
     if not (path / INDEX).exists():
         return
-    told = _read_json(path / INDEX).get("weight_map")
+    told = read_json(path / INDEX).get("weight_map")
     if told != places:
         raise StartError(f"{path / INDEX} does not say what the safetensors files in {path} hold")
 
@@ -244,7 +249,7 @@ def _hash(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     """Raises StartError."""
     try:
         if file.stat().st_size > MOST_JSON_BYTES:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -46,6 +47,7 @@ from peers.errors import DevicesLost, UserError
 from peers.role import Network, Process, Role
 from peers.runtime.control_server import Request
 from peers.runtime.supervision import hear_loop, unless_failed
+from peers.state.start_fetch import model_here
 from peers.telemetry import said
 from peers.telemetry.console import Status
 from peers.telemetry.counters import OBSERVE_SECONDS
@@ -118,6 +120,8 @@ class WorkerRole(Role):
         self.held: range | None = None
         """All stages of its process, where these are several and known."""
         self.signed: SignedManifest | None = None
+        self.model: Path | None = None
+        """The folder of what the run starts from, where this machine has it."""
         self.never: frozenset[int] = frozenset()
         """Stages that this machine cannot hold, as it lacks the run's text."""
         self._first, self._taken = range(0), asyncio.Event()
@@ -145,6 +149,7 @@ class WorkerRole(Role):
         self.signed = signed = await find_run(process, network)
         process.known_as(signed.run_id, self.device.type)
         set_threads(config.threads)
+        self.model = await model_here(config.start, signed.manifest, process.say)
         missing = await asyncio.to_thread(missing_text, signed.manifest, config)
         self.never = never_held(signed.manifest, config, missing)
         own = own_processes(process, network)
@@ -367,7 +372,7 @@ class WorkerRole(Role):
             in_flight=config.in_flight, slots=config.slots, checkpoint_seconds=config.checkpoint_seconds,
             drain_seconds=config.drain_seconds, checkpoints=config.state / "checkpoints",
             receipts=config.state / FILE_NAME,
-            from_seed=config.from_seed, start=config.start,
+            from_seed=config.from_seed, start=self.model,
             orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
             version=version("swarmnet"), name=config.name, joules=self._joules_from_now(),
             line=self._line(manifest), held=self.held,

@@ -181,7 +181,8 @@ class Start:
     path: str = ""
     """What the folder with the model is called (config.json and safetensors files, as Hugging Face writes a
     Llama or a Qwen3): peers read it where their own peer file says, or get their stage's part from others.
-    Empty: the seed draws them."""
+    A URL of such a folder is fetched when the run is published, and by no peer that is not told so. Empty:
+    the seed draws them."""
     sha256: str = ""
     """Of the lines that `sha256sum config.json *.safetensors` prints in that folder. Empty: publishing fills
     it in."""

@@ -1,7 +1,10 @@
 """A text larger than memory: 100 shards are read to their end without a model; then some of them by a real
 peer that is killed twice on the way.
 
-    scripts/soak text [--gigabytes 1] [--trained 10] [--folder FOLDER]
+    scripts/soak text [--gigabytes 1] [--trained 10] [--sequences 16] [--memory 2000] [--folder FOLDER]
+
+0 of either leaves that part out. `--memory`: megabytes that each process, the peer's p2pd too, may have of
+its own at most, by the system's own count (RLIMIT_DATA): what asks for more dies.
 
 Prints a JSON object for each. Alone: memory that no file stands for (RssAnon) before and at most, what was
 mapped at most, seconds to make all tokens and read them. Trained: which shards were read, by the peer's event
@@ -14,6 +17,7 @@ import asyncio
 import json
 import random
 import re
+import resource
 import sys
 import tempfile
 import time
@@ -109,8 +113,8 @@ def shards_read(state: Path) -> list[tuple[int, str]]:
     return [(one.fields["epoch"], one.fields["shard"]) for one in events if one.name == "shard_read"]
 
 
-async def trained(folder: Path, shards: int) -> dict[str, object]:
-    published(folder, 128, 16)
+async def trained(folder: Path, shards: int, sequences: int) -> dict[str, object]:
+    published(folder, 128, sequences)
     await asyncio.to_thread(write_text, folder / "books", shards, LEAST_SHARD_BYTES)
     keys = {"run": "run.json", "stage": 0, "text": {"books": str(folder / "books")}, **QUIET}
     keys["checkpoint_seconds"] = 2
@@ -144,20 +148,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--trained", type=int, default=10, help="shards of 1 MiB")
+    parser.add_argument("--sequences", type=int, default=16, help="of 128 bytes in a microbatch")
+    parser.add_argument("--memory", type=int, default=0, help="megabytes; 0: as many as there are")
     parser.add_argument("--folder", type=Path, help="where there is room for twice the text")
     told = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=told.folder) as folder:
-        (Path(folder) / "alone").mkdir()
-        seen = asyncio.run(alone(Path(folder) / "alone", int(told.gigabytes * 1e9)))
-    print(json.dumps(seen, indent=1), flush=True)
-    with tempfile.TemporaryDirectory(dir=told.folder) as folder:
-        by_peer = asyncio.run(trained(Path(folder), told.trained))
-    print(json.dumps(by_peer, indent=1))
-    grown = seen["anonymous_bytes_at_most"] - seen["anonymous_bytes_before"]
-    if seen["shards_read_once"] < SHARDS or by_peer["shards_read_in_the_epoch"] < told.trained:
-        sys.exit("not every shard was read in the epoch")
-    if grown > seen["text_bytes"] / 20:
-        sys.exit(f"memory grew by {grown:,} bytes for a text of {seen['text_bytes']:,}")
+    if told.memory:
+        resource.setrlimit(resource.RLIMIT_DATA, (told.memory * 10**6,) * 2)
+    if told.gigabytes:
+        with tempfile.TemporaryDirectory(dir=told.folder) as folder:
+            (Path(folder) / "alone").mkdir()
+            seen = asyncio.run(alone(Path(folder) / "alone", int(told.gigabytes * 1e9)))
+        print(json.dumps(seen, indent=1), flush=True)
+        grown = seen["anonymous_bytes_at_most"] - seen["anonymous_bytes_before"]
+        if seen["shards_read_once"] < SHARDS:
+            sys.exit("not every shard was read once in the epoch")
+        if grown > seen["text_bytes"] / 20:
+            sys.exit(f"memory grew by {grown:,} bytes for a text of {seen['text_bytes']:,}")
+    if told.trained:
+        with tempfile.TemporaryDirectory(dir=told.folder) as folder:
+            by_peer = asyncio.run(trained(Path(folder), told.trained, told.sequences))
+        print(json.dumps(by_peer, indent=1))
+        if by_peer["shards_read_in_the_epoch"] < told.trained:
+            sys.exit("not every shard was read in the epoch")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from peers.config.atomic_files import is_file
 from peers.config.explain import is_run_file
 from peers.config.peer_file import load
 from peers.config.run_file import beside, load_manifest, load_signed, source_beside
+from peers.config.run_url import is_url, without_secret
 from peers.data.documents import Reading, Text, TextError
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId
@@ -97,13 +98,21 @@ def start_beside(
     folder, and what is unusual. None: it starts from its seed. `tokenizer`: as of `check_run`. Raises
     UserError."""
     wanted, folder = manifest.start.path, run_file.parent
+    if wanted != without_secret(wanted):
+        raise ConfigError([
+            f"{run_file}: start.path: it would be published with the name and the password in it; write the "
+            "folder's name, and give the URL to `swarmnet publish --start`"
+        ])  # fmt: skip
     if not wanted:
         if given is not None:
             raise UserError(f"--start: {run_file} has no start.path: leave it out, or write one")
         return None, []
+    from peers.state.start_fetch import beside_run
     from peers.state.start_folder import StartError, pinned
 
-    place = given or beside(folder, wanted)
+    place = given or beside(folder, str(beside_run(folder, wanted)) if is_url(wanted) else wanted)
+    if place is None and is_url(wanted):
+        return None, [f"start: the model was not looked at: publishing fetches it from {wanted}"]
     if place is None:
         raise ConfigError([
             f"{run_file}: start.path: {wanted} is not beside the run file, in {folder.absolute()}: put the "
@@ -114,6 +123,25 @@ def start_beside(
         return pinned(place, manifest), _other_tokenizer(manifest, place, used)
     except StartError as error:
         raise ConfigError([f"{run_file}: start: {error}"]) from None
+
+
+def model_beside(
+    run_file: Path, manifest: Manifest, given: str | None, say: Callable[[str], None]
+) -> Path | None:
+    """The folder of the model that a run file, or who publishes it, names: where that is a URL, beside the
+    run file, into which it is fetched now, unless it is there. None: nobody has said where it is. Raises
+    UserError."""
+    wanted = given or manifest.start.path
+    if not given and not is_url(wanted):
+        return None
+    from peers.state.start_fetch import beside_run, fetched, folder_of
+
+    local = folder_of(wanted)
+    if local is not None or not manifest.start.path:
+        return local or Path(wanted)  # Where the run starts from its seed, `start_beside` says so.
+    folder = beside_run(run_file.absolute().parent, wanted)
+    fetched(wanted, folder, manifest, say)
+    return folder
 
 
 def _other_tokenizer(manifest: Manifest, model: Path, used: Path) -> list[str]:

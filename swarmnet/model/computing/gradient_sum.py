@@ -25,7 +25,9 @@ class GradientSum:
         self._number, self._device = number, device
         self.gather(layout)
         self._squares = torch.zeros((), device=device)
-        """Of all numbers of the gradient at hand, as far as backward has come."""
+        """Of all numbers of the gradient at hand, as far as backward has come; of a processor's there is
+        `_squares_here`: four small tensors for each parameter took longer than adding its gradient."""
+        self._squares_here = 0.0
 
     def gather(self, layout: Layout) -> None:
         """Sum the gradients of these parameters from now on, and begin anew; what backward finds of others
@@ -59,12 +61,13 @@ class GradientSum:
 
     def begin(self) -> None:
         """With the gradient of a microbatch."""
+        self._squares_here = 0.0
         self._squares.zero_()
 
     def was_within(self, total: Callable[[Tensor], Tensor]) -> bool:
         """Whether it was finite and small enough; `total` of what several devices found."""
-        self._squares = total(self._squares)
-        return bool(self._within())  # The one wait for the device.
+        squares = total(self._squares + self._squares_here)
+        return squares.item() <= MOST_NORM**2  # The one wait for the device.
 
     def use(self, use: Callable[[Tensor], Used]) -> Used:
         """What `use` makes of the sum since the last call: [layout.size], zero in the padding, and
@@ -80,15 +83,15 @@ class GradientSum:
         gradient, sum = let_go(leaf), place()
         if sum is None:  # Its graph is older than what is gathered now.
             return
-        self._squares += torch.linalg.vector_norm(gradient, dtype=torch.float32).square()
+        norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
         if gradient.device.type != "cpu":  # Where asking would wait for the device.
-            sum += torch.where(self._within(), gradient, 0)
-        elif self._within():
+            self._squares += norm.square()
+            sum += torch.where(self._squares <= MOST_NORM**2, gradient, 0)
+            return
+        found = norm.item()
+        self._squares_here += found * found
+        if self._squares_here <= MOST_NORM**2:  # No comparison with NaN is true.
             sum += gradient
-
-    def _within(self) -> Tensor:
-        """No comparison with NaN is true."""
-        return self._squares <= MOST_NORM**2
 
 
 def _let_go(leaf: Tensor) -> Tensor:

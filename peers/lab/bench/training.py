@@ -1,0 +1,296 @@
+"""What training costs a peer beside what it costs a plain loop: one process, one thread, one text.
+
+The plain loop is the same decoder under ordinary autograd with torch's fused AdamW, or with the Muon of peers
+that step by themselves; it steps as often as the peer does. The peer is what its compute thread runs, codecs,
+own steps and rounds included: the model in one stage, and all stages of the run one after the other. What is
+not here is the rest of the process: text, links, events, checkpoints (training_processes.py has all).
+
+Both are timed by the processor's time of this process, in turns, so that others on the machine and its clock
+matter little; ratios are of neighbours, and medians of these.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import sqrt
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.optim import AdamW
+
+from peers.compute.stage_part import real_part
+from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork, Trouble
+from peers.worker.rounds.counters import RoundCounts
+from peers.worker.rounds.update_compute import Add, Made, Operation, UpdateWork
+from protocols.signed.envelope import Kind, open_envelope
+from protocols.signed.identity import Identity
+from swarmnet.identifiers import MicrobatchId
+from swarmnet.model.carried_text import TextCodec
+from swarmnet.model.decoder import forward
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.flat_layout import trained_layout, views_of
+from swarmnet.model.parameters import is_muons, whole
+from swarmnet.model.state_layout import first_state
+from swarmnet.optimizer.own_steps.inner_step import ADAM_DECAYS, MUON_RMS, orthogonal
+from swarmnet.rounds.events import ApplyRound, MakeContribution, SettleRound
+from swarmnet.run.manifest import Manifest
+
+Loop = Literal["plain", "plain-muon", "peer", "stages"]
+TEXTS = 16
+"""Microbatches that are drawn, and then come again: which tokens they hold costs nothing."""
+RATE = 1e-3
+"""Of the plain loop; what is learnt matters to nobody here, only that numbers stay finite."""
+
+
+class _Trains(Protocol):
+    def microbatch(self, tokens_BT: Tensor, labels_BT: Tensor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of a peer's time, shares."""
+
+    microbatches: float
+    """Forward and backward passes, codecs and sums of gradients."""
+    steps: float
+    """A peer's own, and the weights that they publish."""
+    rounds: float
+    """Contributions made, read, applied and settled, and the weights that they publish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    parameters: int
+    microbatch_tokens: int
+    step_tokens: int
+    microbatches: int
+    """Timed in each turn."""
+    seconds: Mapping[Loop, Sequence[float]]
+    """Of the processor, for a microbatch, by turn."""
+    parts: Mapping[Loop, Parts]
+
+    def ratios(self, baseline: Loop, loop: Loop) -> list[float]:
+        """Speed of a loop beside that of the baseline, turn by turn."""
+        pairs = zip(self.seconds[baseline], self.seconds[loop], strict=True)
+        return [plain / other for plain, other in pairs]
+
+
+def bench(manifest: Manifest, microbatches: int, repeats: int) -> Report:
+    """So many microbatches in each of so many turns of each loop."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _bench(manifest, microbatches, repeats)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _bench(manifest: Manifest, microbatches: int, repeats: int) -> Report:
+    alone = replace(manifest, stages=(manifest.model.layers,))
+    own, step_tokens = manifest.sync.own_steps, step_tokens_of(manifest)
+    loops: dict[Loop, _Trains] = {"plain": Plain(alone, step_tokens)}
+    if own is not None and own.inner == "muon":
+        loops["plain-muon"] = Plain(alone, step_tokens, is_muon=True)
+    peers: dict[Loop, StagesInOneThread] = {"peer": StagesInOneThread(alone)}
+    if len(manifest.stages) > 1:
+        peers["stages"] = StagesInOneThread(manifest)
+    loops |= peers
+    texts = texts_of(manifest)
+    seconds: dict[Loop, list[float]] = {name: [] for name in loops}
+    for turn in range(repeats + 1):
+        for name in list(loops)[:: 1 if turn % 2 else -1]:
+            began = time.process_time()
+            for number in range(microbatches):
+                loops[name].microbatch(*texts[number % TEXTS])
+            if turn:  # The first one warms up.
+                seconds[name].append((time.process_time() - began) / microbatches)
+            elif name in peers:
+                peers[name].forget()
+    size = trained_layout(alone, 0).parameters
+    parts = {name: peer.parts() for name, peer in peers.items()}
+    return Report(size, manifest.microbatch_tokens, step_tokens, microbatches, seconds, parts)
+
+
+def step_tokens_of(manifest: Manifest) -> int:
+    """After how many a peer that is alone in its group steps."""
+    if manifest.sync.own_steps is None:
+        return manifest.rounds.target_tokens
+    return manifest.sync.step_tokens or manifest.microbatch_tokens
+
+
+def render(report: Report) -> str:
+    """A row a loop."""
+    repeats = len(report.seconds["plain"])
+    lines = [
+        f"{report.parameters:,} parameters, microbatches of {report.microbatch_tokens:,} tokens, a step for "
+        f"every {report.step_tokens:,}; one thread, its processor time; medians of {repeats} turns of "
+        f"{report.microbatches}, each beside its neighbours (least to most)",
+        "",
+    ]
+    baselines: list[Loop] = [name for name in report.seconds if name.startswith("plain")]
+    for name, seconds in report.seconds.items():
+        speed = report.microbatch_tokens / statistics.median(seconds)
+        line = f"  {NAMES[name]:<40}{speed:>10,.0f} tokens/s"
+        for baseline in baselines:
+            if name not in baselines:
+                ratios = report.ratios(baseline, name)
+                line += f"  {statistics.median(ratios):.3f} of {baseline}"
+                line += f" ({min(ratios):.3f} to {max(ratios):.3f})"
+        lines.append(line)
+    for name, parts in report.parts.items():
+        lines.append(
+            f"  of {NAMES[name]}: microbatches {parts.microbatches:.1%}, own steps {parts.steps:.1%}, "
+            f"rounds {parts.rounds:.1%}"
+        )
+    return "\n".join(lines)
+
+
+NAMES: Mapping[Loop, str] = {
+    "plain": "plain PyTorch, fused AdamW",
+    "plain-muon": "plain PyTorch, Muon for the matrices",
+    "peer": "a peer with the whole model",
+    "stages": "all stages, one after the other",
+}
+
+
+def texts_of(manifest: Manifest) -> list[tuple[Tensor, Tensor]]:
+    """Tokens and labels, int64 [B, T] each."""
+    generator = torch.Generator().manual_seed(0)
+    size = manifest.data.microbatch_sequences, manifest.data.sequence_tokens + 1
+    drawn = (torch.randint(manifest.model.vocabulary, size, generator=generator) for _ in range(TEXTS))
+    return [(windows[:, :-1].contiguous(), windows[:, 1:].contiguous()) for windows in drawn]
+
+
+class Plain:
+    """What whoever trains alone writes."""
+
+    def __init__(self, manifest: Manifest, step_tokens: int, is_muon: bool = False) -> None:
+        self._shape, self._step_tokens, self._tokens = manifest.model, step_tokens, 0
+        manifest = replace(manifest, stages=(manifest.model.layers,))
+        layout = trained_layout(manifest, 0)
+        units = to_floats(first_state(manifest, 0)[: layout.size])
+        self.leaves = {name: view.clone().requires_grad_() for name, view in views_of(units, layout).items()}
+        muons = [leaf for name, leaf in self.leaves.items() if is_muon and is_muons(name, leaf.shape)]
+        others = [leaf for leaf in self.leaves.values() if not any(leaf is muon for muon in muons)]
+        self._steps: list[Callable[[], object]] = [
+            AdamW(others, lr=RATE, betas=ADAM_DECAYS, weight_decay=0.0, fused=True).step
+        ]
+        if muons:
+            self._steps.append(_Muon(muons, manifest.sync.momentum).step)
+
+    def microbatch(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
+        logits_BTV = forward(self.leaves, self._shape, whole(self._shape), tokens_BT)
+        loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
+        torch.autograd.backward(loss / self._step_tokens)
+        loss.item()
+        self._tokens += labels_BT.numel()
+        if self._tokens < self._step_tokens:
+            return
+        self._tokens = 0
+        torch.nn.utils.clip_grad_norm_(self.leaves.values(), 1.0)
+        for step in self._steps:
+            step()
+        for leaf in self.leaves.values():
+            leaf.grad = None
+
+
+class _Muon:
+    """As the peers' own, matrix by matrix in float32: torch's works in bf16, slower on processors."""
+
+    def __init__(self, leaves: Sequence[Tensor], decay: float) -> None:
+        self._kept = [(leaf, torch.zeros_like(leaf)) for leaf in leaves]
+        self._decay = decay
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for leaf, momentum in self._kept:
+            assert leaf.grad is not None
+            momentum.lerp_(leaf.grad, 1 - self._decay)
+            update = orthogonal(leaf.grad.lerp(momentum, self._decay))
+            leaf.add_(update, alpha=-RATE * MUON_RMS * sqrt(max(update.shape)))
+
+
+class StagesInOneThread:
+    """The stages of a run in one thread, each as its compute thread works, alone in its group."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest, self._identity, self._count = manifest, Identity.generate(), 0
+        self._text, self._tokens, self._round = TextCodec(manifest), 0, 0
+        self._in_all = self._in_steps = self._in_rounds = 0.0
+        self.stages = [self._stage(stage) for stage in range(len(manifest.stages))]
+
+    def forget(self) -> None:
+        """What was measured by now."""
+        self._in_all = self._in_steps = self._in_rounds = 0.0
+
+    def parts(self) -> Parts:
+        """Of what was measured since."""
+        steps, rounds = self._in_steps / self._in_all, self._in_rounds / self._in_all
+        return Parts(1.0 - steps - rounds, steps, rounds)
+
+    def _stage(self, stage: int) -> tuple[MicrobatchWork, UpdateWork]:
+        part = real_part(self._manifest, stage)
+        replica = part.replica(part.first_units(), -1)
+        work = MicrobatchWork(self._manifest, stage, part.compute)
+        update = UpdateWork(
+            self._manifest.run_id(), stage, self._identity, part.compute, part.method, replica, work,
+            self._manifest.sync.lookahead, lambda settled: None, RoundCounts(), (),
+        )  # fmt: skip
+        if part.method.own is not None:
+            work.after_gradient = partial(self._step, update)
+        update.publish()
+        return work, update
+
+    def _step(self, update: UpdateWork) -> None:
+        began = time.process_time()
+        update.step_if_due()
+        self._in_steps += time.process_time() - began
+
+    def microbatch(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
+        began = time.process_time()
+        self._compute(tokens_BT, labels_BT)
+        self._tokens += labels_BT.numel()
+        if self._tokens >= self._manifest.rounds.target_tokens:
+            at = time.process_time()
+            for _, update in self.stages:
+                self._play_round(update)
+            self._round += 1
+            self._tokens = 0
+            self._in_rounds += time.process_time() - at
+        self._in_all += time.process_time() - began
+
+    def _compute(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
+        key = MicrobatchId(self._identity.peer_id, self._count)
+        self._count += 1
+        text = self._text.encode(tokens_BT, labels_BT)
+        kept = Bodies(inputs=tokens_BT, text=text, tokens=labels_BT.numel())
+        open_bodies: list[Bodies] = []
+        for work, _ in self.stages:
+            open_bodies.append(kept)
+            computed = _done(work.forward(key, kept))
+            kept = Bodies(text=text, output=computed.encoded, shape=computed.shape, tokens=labels_BT.numel())
+        for (work, _), bodies in list(zip(self.stages, open_bodies, strict=True))[-2::-1]:
+            bodies.shape, bodies.gradient = computed.shape, computed.encoded
+            computed = _done(work.backward(key, bodies))
+
+    def _play_round(self, update: UpdateWork) -> None:
+        round, me, tokens = self._round, self._identity.peer_id, self._tokens
+        (made,) = (one for one in update.run([MakeContribution(round, tokens)]) if isinstance(one, Made))
+        size = update.method.payload_bytes
+        envelope = open_envelope(made.data, self._manifest.run_id(), Kind.CONTRIBUTION, size)
+        operations: list[Operation] = [Add(round, me, bytes(envelope.payload)), ApplyRound(round, (me,), 0.0)]
+        settled = round - self._manifest.rounds.window
+        if settled >= 0:
+            operations.append(SettleRound(settled, (), b""))
+        update.run(operations)
+
+
+def _done(result: Computed | Trouble) -> Computed:
+    assert isinstance(result, Computed), result
+    return result
