@@ -32,7 +32,7 @@ from swarmnet.run.rates import WHOLE
 
 __all__ = [
     "METHODS", "ContributionError", "GradientError", "Method", "OwnSteps", "Reduced", "Tally", "add_own",
-    "method_of",
+    "method_of", "steps_before_telling",
 ]  # fmt: skip
 
 
@@ -70,6 +70,10 @@ class OwnSteps(Protocol):
     def tell(self, round: int, peer: PeerId) -> bytes:
         """This round's payload, of what was moved by now; Method.contribute is a step and this."""
 
+    def begin_afresh(self) -> None:
+        """The moments are empty, what was moved and not told is dropped, and the own weights are the
+        group's."""
+
     def keep_moments_on_the_host(self) -> None:
         """Between steps, where the device is a card with little memory. Before the first step."""
 
@@ -79,6 +83,13 @@ class OwnSteps(Protocol):
     def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
         """Add to the group's weights after the newest applied round (float32 [C, N], those of a tile) what
         this peer moved by itself and they do not hold."""
+
+
+def steps_before_telling(gathered: int, stepped: int, tokens: int) -> bool:
+    """Whether a peer that has gathered so many tokens since its last own step, and stepped by so many in this
+    round, steps once more before it tells: what is too little for a step of `tokens` waits, unless it is all
+    that there is."""
+    return gathered > 0 and (not stepped or 2 * gathered >= tokens)
 
 
 def add_own(own: OwnSteps, weights: Tensor, layout: Layout, applied_round: int) -> None:

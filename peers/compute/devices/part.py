@@ -225,6 +225,9 @@ class SpreadSteps:
     def tell(self, round: int, peer: PeerId) -> bytes:
         return self.method.made(orders.Tell(round, peer))
 
+    def begin_afresh(self) -> None:
+        self.method.processes.ask(orders.BeginAfresh())
+
     def keep_moments_on_the_host(self) -> None:
         raise TypeError("each device is told at its beginning")
 

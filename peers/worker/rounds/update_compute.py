@@ -16,7 +16,7 @@ from protocols.signed.identity import Identity
 from protocols.signed.slices import sign_slices
 from protocols.signed.told_tokens import told
 from swarmnet.identifiers import ContributionId, PeerId, RunId
-from swarmnet.optimizer.method import GradientError, Method, OwnSteps
+from swarmnet.optimizer.method import GradientError, Method, OwnSteps, steps_before_telling
 from swarmnet.rounds.events import (
     ApplyRound,
     GiveBack,
@@ -352,7 +352,7 @@ class UpdateWork:
         """Likewise, of own steps. What is too little for a step yet waits for the next round, unless it is
         all that there is."""
         gathered = self.gathered.gathered_tokens
-        if gathered and (not self._stepped_tokens or 2 * gathered >= own.tokens):
+        if steps_before_telling(gathered, self._stepped_tokens, own.tokens):
             self._step(own)
         tokens, self._stepped_tokens = self._stepped_tokens, 0
         return (own.tell(round, self.identity.peer_id) if tokens else None), tokens

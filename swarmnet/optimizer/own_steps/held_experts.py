@@ -111,6 +111,10 @@ class HeldExperts:
     def momentum_norm(self) -> float | None:
         return hypot(self._shared.momentum_norm or 0.0, self._experts.momentum_norm or 0.0)
 
+    def begin_afresh(self) -> None:
+        for part in (self._shared, self._experts):
+            part.begin_afresh()
+
     def keep_moments_on_the_host(self) -> None:
         self._on_the_host = True
         for part in (self._shared, self._experts):

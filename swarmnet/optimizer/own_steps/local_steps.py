@@ -149,6 +149,12 @@ class LocalSteps:
                 part_CM[rows].add_(units_CM[rows] * UNIT)
         empty_padding(self._moved, self.layout)
 
+    def begin_afresh(self) -> None:
+        for flat in self._flats():
+            flat.zero_()
+        self._sent.clear()
+        self._inner.begin_afresh()
+
     def _flats(self) -> Iterator[Tensor]:
         yield self._moved
         if self._waiting is not None:

@@ -1,0 +1,141 @@
+"""What a peer signs of its work in a round, beside its contribution: enough to do all of it again, in a few
+hundred bytes. It comes before anybody draws what is looked into.
+
+    round, begun u32 | settings 8 B | payload 32 B | of each stretch: applied i32 | sets 16 B | factor u16
+    | first u64 | count u32 | published u8                                     (48 bytes and 35 a stretch)
+
+All integers are big-endian. No digest of moments or of what was not told: they are nothing where a window
+begins, and all that comes after follows from what stands here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from swarmnet.identifiers import ContributionId
+
+SETTINGS_BYTES, SETS_BYTES = 8, 16
+_HEAD = struct.Struct(f">II{SETTINGS_BYTES}s32s")
+_STRETCH = struct.Struct(f">i{SETS_BYTES}sHQIB")
+MOST_STRETCHES = 64
+"""Of a round: one for each time that the group's weights changed under a peer, and for each gap between its
+microbatches. 2,288 bytes."""
+MOST_MICROBATCHES = 4096
+"""Of a round: what an auditor can be made to compute for one."""
+
+
+class CommitmentError(ValueError):
+    """No honest peer can have signed this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Microbatches one after the other, at one version of the group's weights."""
+
+    applied: int
+    """The newest round in them; -1: none."""
+    sets: bytes
+    """`name_of` the sets that they had, as far as these could change still."""
+    factor: int
+    """Of the learning rate, in thousandths (run/rates.py)."""
+    first: int
+    """Counter of the first of them."""
+    count: int
+    published: bool
+    """The weights were made anew before it; else it goes on with those of the stretch before."""
+
+    @property
+    def counters(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    round: int
+    begun: int
+    """The first round that this peer contributed to since it last began afresh: its window's beginning."""
+    settings: bytes
+    """`settings_of` what it computed with."""
+    payload: bytes
+    """SHA-256 of what it contributed."""
+    stretches: tuple[Stretch, ...]
+
+    def written(self) -> bytes:
+        head = _HEAD.pack(self.round, self.begun, self.settings, self.payload)
+        return head + b"".join(
+            _STRETCH.pack(each.applied, each.sets, each.factor, each.first, each.count, each.published)
+            for each in self.stretches
+        )
+
+    @staticmethod
+    def read(data: bytes | memoryview) -> Commitment:
+        """Raises CommitmentError."""
+        count, rest = divmod(len(data) - _HEAD.size, _STRETCH.size)
+        if rest or not 0 <= count <= MOST_STRETCHES:
+            raise CommitmentError(f"a commitment of {len(data)} bytes")
+        round, begun, settings, payload = _HEAD.unpack_from(data)
+        stretches = tuple(
+            Stretch(applied, sets, factor, first, count, bool(published))
+            for applied, sets, factor, first, count, published in _STRETCH.iter_unpack(data[_HEAD.size :])
+        )
+        begins_well = bool(stretches) and stretches[0].published
+        if begun > round or (begun == round and not begins_well):
+            raise CommitmentError(f"round {round} of a window that begins at {begun}, or on no weights")
+        if sum(each.count for each in stretches) > MOST_MICROBATCHES or not all(
+            each.count and -1 <= each.applied < round for each in stretches
+        ):
+            raise CommitmentError("stretches without microbatches, with too many, or on weights to come")
+        return Commitment(round, begun, bytes(settings), bytes(payload), stretches)
+
+
+class WorkLog:
+    """What one peer writes down while it computes; touched by whoever computes alone."""
+
+    def __init__(self, settings: bytes) -> None:
+        self._settings = settings
+        self._begun: int | None = None
+        self._stretches: list[Stretch] = []
+        self._at = (-1, bytes(SETS_BYTES))
+        self._published = False
+
+    def published(self, applied: int, sets: bytes) -> None:
+        """The group's weights changed, and it computes with these from now on."""
+        self._at, self._published = (applied, sets), True
+
+    def computed(self, counter: int, factor: int) -> None:
+        """A microbatch is in the gradient; its step, if it comes to one, has that factor."""
+        if self._stretches and not self._published:
+            last = self._stretches[-1]
+            if (last.factor, last.first + last.count) == (factor, counter):
+                self._stretches[-1] = replace(last, count=last.count + 1)
+                return
+        self._stretches.append(Stretch(*self._at, factor, counter, 1, self._published))
+        self._published = False
+
+    def told(self, round: int, payload: bytes) -> Commitment:
+        """What is to be signed of everything since it last told."""
+        self._begun = round if self._begun is None else self._begun
+        stretches, self._stretches = tuple(self._stretches), []
+        return Commitment(round, self._begun, self._settings, hashlib.sha256(payload).digest(), stretches)
+
+    def begins_afresh(self) -> None:
+        """And drops what it has not told."""
+        self._begun, self._stretches = None, []
+
+
+def settings_of(*said: object) -> bytes:
+    """A short name of all that may decide a bit of a result: versions, kind of device, numbers, threads."""
+    return hashlib.sha256("\n".join(map(str, said)).encode()).digest()[:SETTINGS_BYTES]
+
+
+def name_of(sets: Iterable[Iterable[ContributionId]]) -> bytes:
+    """Of the contributions in the newest rounds of some weights, round by round; a window's worth: older ones
+    are settled."""
+    digest = hashlib.sha256()
+    for of_round in sets:
+        names = sorted(of_round)
+        digest.update(len(names).to_bytes(4, "big") + b"".join(names))
+    return digest.digest()[:SETS_BYTES]
