@@ -383,7 +383,9 @@ class Worker(Parts):
             )
             self._resynchronise(Resynchronise(group, reason))
         if not (self._behind.is_set() or self._leaving.is_set()):
-            if self.part.method.own is not None and not self._in_step_before and rounds.applied >= 0:
+            is_new = not self._in_step_before and rounds.applied >= 0
+            # Who begins afresh time and again warms up each time anyway.
+            if self.part.method.own is not None and is_new and not self.manifest.sync.afresh_rounds:
                 update.work.shadow_steps = self.manifest.sync.shadow_steps
             self._in_step_before = True
             self.data.serving = True

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-
-from swarmnet.identifiers import ContributionId
+from dataclasses import dataclass
 
 SETTINGS_BYTES, SETS_BYTES = 8, 16
 _HEAD = struct.Struct(f">II{SETTINGS_BYTES}s32s")
@@ -38,7 +35,7 @@ class Stretch:
     applied: int
     """The newest round in them; -1: none."""
     sets: bytes
-    """`name_of` the sets that they had, as far as these could change still."""
+    """`SetNames.at` that round (work_log.py): what it had of those that could change still."""
     factor: int
     """Of the learning rate, in thousandths (run/rates.py)."""
     first: int
@@ -91,51 +88,6 @@ class Commitment:
         return Commitment(round, begun, bytes(settings), bytes(payload), stretches)
 
 
-class WorkLog:
-    """What one peer writes down while it computes; touched by whoever computes alone."""
-
-    def __init__(self, settings: bytes) -> None:
-        self._settings = settings
-        self._begun: int | None = None
-        self._stretches: list[Stretch] = []
-        self._at = (-1, bytes(SETS_BYTES))
-        self._published = False
-
-    def published(self, applied: int, sets: bytes) -> None:
-        """The group's weights changed, and it computes with these from now on."""
-        self._at, self._published = (applied, sets), True
-
-    def computed(self, counter: int, factor: int) -> None:
-        """A microbatch is in the gradient; its step, if it comes to one, has that factor."""
-        if self._stretches and not self._published:
-            last = self._stretches[-1]
-            if (last.factor, last.first + last.count) == (factor, counter):
-                self._stretches[-1] = replace(last, count=last.count + 1)
-                return
-        self._stretches.append(Stretch(*self._at, factor, counter, 1, self._published))
-        self._published = False
-
-    def told(self, round: int, payload: bytes) -> Commitment:
-        """What is to be signed of everything since it last told."""
-        self._begun = round if self._begun is None else self._begun
-        stretches, self._stretches = tuple(self._stretches), []
-        return Commitment(round, self._begun, self._settings, hashlib.sha256(payload).digest(), stretches)
-
-    def begins_afresh(self) -> None:
-        """And drops what it has not told."""
-        self._begun, self._stretches = None, []
-
-
 def settings_of(*said: object) -> bytes:
     """A short name of all that may decide a bit of a result: versions, kind of device, numbers, threads."""
     return hashlib.sha256("\n".join(map(str, said)).encode()).digest()[:SETTINGS_BYTES]
-
-
-def name_of(sets: Iterable[Iterable[ContributionId]]) -> bytes:
-    """Of the contributions in the newest rounds of some weights, round by round; a window's worth: older ones
-    are settled."""
-    digest = hashlib.sha256()
-    for of_round in sets:
-        names = sorted(of_round)
-        digest.update(len(names).to_bytes(4, "big") + b"".join(names))
-    return digest.digest()[:SETS_BYTES]

@@ -33,7 +33,7 @@ class Known(Protocol):
         """int32 [P]: the group's, after that round has settled. None: not kept, or not settled yet."""
 
     def sets(self, applied: int) -> bytes | None:
-        """`name_of` its newest rounds, as they settled."""
+        """`SetNames.at` it, as the sets settled."""
 
     def factor(self, round: int) -> int | None:
         """Of the learning rate, in thousandths, as it settled."""

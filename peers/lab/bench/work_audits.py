@@ -1,0 +1,263 @@
+"""When peers that do other work than they say are found, and that honest ones are never accused: a group
+whose peers compute with the product's own `MicrobatchWork` and `UpdateWork`, real models of one stage, no
+network.
+
+In the middle of each round the one before it is applied, as where an exchange runs behind the computing. Then
+every honest peer draws from what settled, and replays (swarmnet/audits/).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from peers.compute.stage_part import real_part
+from peers.compute.work_settings import work_settings
+from peers.lab.bench.learning.ground import Ground, Texts
+from peers.lab.bench.lying_work import LIES, Lie, Situation
+from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork
+from peers.worker.rounds.counters import RoundCounts
+from peers.worker.rounds.update_compute import Add, Made, Settled, UpdateWork
+from protocols.signed.envelope import ENVELOPE_BYTES
+from protocols.signed.identity import Identity
+from swarmnet.audits.commitment import Commitment
+from swarmnet.audits.draw import is_drawn
+from swarmnet.audits.replay import Replay
+from swarmnet.audits.verdict import Finding, judge
+from swarmnet.audits.work_log import WorkLog
+from swarmnet.identifiers import ContributionId, MicrobatchId, PeerId
+from swarmnet.model.carried_text import CarriedText
+from swarmnet.model.computing.choices import PLAIN, Computing
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.sampling import window_starts, windows
+from swarmnet.optimizer.method import method_of
+from swarmnet.optimizer.own_steps.local_steps import LocalSteps
+from swarmnet.rounds.events import ApplyRound, MakeContribution, SettleRound
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.rates import WHOLE
+
+CPU = torch.device("cpu")
+FIRST_LIE = 4
+"""The round: a liar has something old to send by then."""
+
+
+class SettledWork:
+    """What everybody knows: weights and sets by round, and the text (swarmnet.audits.replay.Known)."""
+
+    def __init__(self, manifest: Manifest, corpus: Tensor) -> None:
+        self._manifest, self._corpus, self._run_id = manifest, corpus, manifest.run_id()
+        self._weights: dict[int, Tensor] = {}
+        self._sets: dict[int, bytes] = {}
+
+    def settled(self, round: int, units: Tensor, sets: bytes) -> None:
+        self._weights[round], self._sets[round] = units, sets
+
+    def weights(self, applied: int) -> Tensor | None:
+        return self._weights.get(applied)
+
+    def sets(self, applied: int) -> bytes | None:
+        return self._sets.get(applied)
+
+    def factor(self, round: int) -> int:
+        return WHOLE
+
+    def text(self, peer: PeerId, counter: int) -> tuple[Tensor, Tensor]:
+        data, key = self._manifest.data, MicrobatchId(peer, counter)
+        starts = window_starts(
+            self._run_id, self._manifest.seed, key, len(self._corpus), data.microbatch_sequences,
+            data.sequence_tokens,
+        )  # fmt: skip
+        return windows(self._corpus, starts, data.sequence_tokens)
+
+
+class Peer:
+    """One that computes, with the product's compute path."""
+
+    def __init__(
+        self, manifest: Manifest, known: SettledWork, seed: bytes, computing: Computing, lie: Lie | None
+    ) -> None:
+        self.identity, self.known, self.lie = Identity.from_seed(seed), known, lie
+        self.me, self.secret = self.identity.peer_id, hashlib.sha256(b"secret" + seed).digest()
+        part = real_part(manifest, 0, computing=computing)
+        replica = part.replica(part.first_units(), -1)
+        assert isinstance(part.method, LocalSteps)
+        self.replica, self.method = replica, part.method
+        self.microbatches = MicrobatchWork(manifest, 0, part.compute)
+        settings = work_settings(part.computing, CPU, torch.get_num_threads())
+        every, window = manifest.sync.afresh_rounds, manifest.rounds.window
+        self.log = WorkLog(settings, self.me, every, window)
+        self.work = UpdateWork(
+            manifest.run_id(), 0, self.identity, part.compute, part.method, replica, self.microbatches, False,
+            lambda _settled: None, RoundCounts(), (), self.log,
+        )  # fmt: skip
+        self.microbatches.after_gradient = self.work.step_if_due
+        self.work.publish()
+        self._counter = 0
+        self.told: dict[int, bytes] = {}
+        """Payloads, by round."""
+
+    def compute(self, is_done: bool = True) -> None:
+        """The next microbatch; one that is not done stands in the log all the same."""
+        counter, self._counter = self._counter, self._counter + 1
+        if not is_done:
+            self.log.computed(counter, WHOLE)
+            return
+        inputs_BT, labels_BT = self.known.text(self.me, counter)
+        kept = Bodies(inputs=inputs_BT, text=CarriedText(b"", labels_BT, inputs_BT))
+        done = self.microbatches.forward(MicrobatchId(self.me, counter), kept)
+        assert isinstance(done, Computed), done
+
+    def contribute(self, round: int, others: Mapping[PeerId, bytes]) -> Commitment:
+        """What it signs. `others`: what honest peers have contributed by then."""
+        (made,) = self.work.run([MakeContribution(round, 0)])
+        assert isinstance(made, Made) and made.commitment is not None
+        payload, commitment = made.data[ENVELOPE_BYTES:], made.commitment
+        if self.lie is not None and round >= FIRST_LIE:
+            payload = self.lie.told(Situation(round, payload, self.told, others, self.method))
+            commitment = replace(commitment, payload=hashlib.sha256(payload).digest())
+        self.told[round] = payload
+        return commitment
+
+    def end(self, round: int, contributions: Mapping[PeerId, bytes]) -> Settled:
+        adds = [Add(round, peer, payload) for peer, payload in contributions.items()]
+        end = [ApplyRound(round, tuple(contributions), 0.0), SettleRound(round, (), b"")]
+        (settled,) = self.work.run([*adds, *end])
+        assert isinstance(settled, Settled)
+        return settled
+
+
+class Auditor:
+    """Replays, with what one peer computes with."""
+
+    def __init__(self, manifest: Manifest, known: SettledWork, computing: Computing = PLAIN) -> None:
+        self._manifest, self._known = manifest, known
+        self._part = real_part(manifest, 0, computing=computing)
+        self._settings = work_settings(self._part.computing, CPU, torch.get_num_threads())
+        self.rounds = 0
+        """Computed again."""
+
+    def judge(self, peer: PeerId, window: Sequence[Commitment]) -> Finding:
+        return judge(peer, window, self._manifest.sync.afresh_rounds, self._settings, self._replay(peer))
+
+    def _replay(self, peer: PeerId) -> Callable[[Sequence[Commitment]], Iterator[bytes]]:
+        own = method_of(self._manifest, self._part.layout).own
+        assert own is not None
+
+        def payloads(window: Sequence[Commitment]) -> Iterator[bytes]:
+            replay = Replay(peer, own, self._part.compute, self._part.layout, self._known)
+            for payload in replay.payloads(window):
+                self.rounds += 1
+                yield payload
+
+        return payloads
+
+
+@dataclass(slots=True)
+class Played:
+    """What came of one group."""
+
+    lie: str
+    liars: int
+    caught: dict[PeerId, int] = field(default_factory=dict)
+    """Of liars: in how many rounds from their first lie on."""
+    verdicts: Counter[str] = field(default_factory=Counter)
+    """Of audits of honest peers."""
+    of_liars: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+    worked: int = 0
+    """Rounds of peers, all together."""
+    replayed: int = 0
+    cosines: list[float] = field(default_factory=list)
+    """Of false contributions with what the liar would have contributed had it told the truth."""
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    """Held out, by round."""
+
+
+class AuditedPeers:
+    """A group of which some lie in one way."""
+
+    def __init__(
+        self, manifest: Manifest, texts: Texts, peers: int, liars: int, lie: str, share: float, seed: int,
+        computing: Computing = PLAIN,
+    ) -> None:  # fmt: skip
+        self._manifest, self._share = manifest, share
+        self.known = SettledWork(manifest, texts.corpus)
+        names = [f"{seed}/{number}".encode() for number in range(peers)]
+        how = LIES[lie] if liars else None
+        self.peers = [
+            Peer(manifest, self.known, name, computing, how if number < liars else None)
+            for number, name in enumerate(names)
+        ][::-1]
+        """Liars last: they have seen what others contribute."""
+        self.auditor = Auditor(manifest, self.known, computing)
+        self._ground = Ground(manifest, texts, 0)
+        self._commitments: defaultdict[PeerId, dict[int, Commitment]] = defaultdict(dict)
+        self._told: dict[PeerId, bytes] = {}
+        """Of the round before, by whom it counts."""
+        self.played = Played(lie, liars)
+        self._settle(-1)
+
+    def play(self, rounds: int, judge_every: int = 0) -> Played:
+        """So many rounds, or until all liars are found, if losses are not asked for."""
+        for round in range(rounds):
+            self._round(round)
+            if judge_every and (round + 1) % judge_every == 0:
+                units = self.known.weights(round - 1)
+                assert units is not None
+                self.played.losses.append((round + 1, self._ground.held_out_loss(to_floats(units), 8)))
+            if not judge_every and self.played.liars and len(self.played.caught) == self.played.liars:
+                break
+        self.played.replayed = self.auditor.rounds
+        return self.played
+
+    def _round(self, round: int) -> None:
+        here = [peer for peer in self.peers if peer.me not in self.played.caught]
+        steps = self._manifest.rounds.target_tokens // self._manifest.microbatch_tokens // len(self.peers)
+        for step in range(steps):
+            if step == steps // 2 and round:
+                self._end(round - 1, here)
+            for peer in here:
+                idle = peer.lie is not None and round >= FIRST_LIE and peer.lie.skips(step, steps)
+                peer.compute(not idle)
+        told: dict[PeerId, bytes] = {}
+        for peer in here:
+            self._commitments[peer.me][round] = peer.contribute(round, told)
+            told[peer.me] = peer.told[round]
+        self._told = told
+        self.played.rounds += 1
+        self.played.worked += len(here)
+
+    def _end(self, round: int, here: Sequence[Peer]) -> None:
+        """Of the round before: it is applied, settled and looked into."""
+        counts = {peer: payload for peer, payload in self._told.items() if peer not in self.played.caught}
+        digests = {peer.end(round, counts).digest for peer in here}
+        assert len(digests) == 1, "settled weights are the same everywhere"
+        self._settle(round)
+        for auditor in here:
+            if auditor.lie is None:
+                self._look(auditor, round, here)
+
+    def _settle(self, round: int) -> None:
+        honest = self.peers[0]
+        self.known.settled(round, honest.replica.settled_units(), honest.log.sets.at(round))
+
+    def _look(self, auditor: Peer, round: int, here: Sequence[Peer]) -> None:
+        for peer in here:
+            name = ContributionId(hashlib.sha256(self._commitments[peer.me][round].written()).digest()[:16])
+            if peer is auditor or not is_drawn(auditor.secret, name, self._share, len(here)):
+                continue
+            finding = self.auditor.judge(peer.me, window_up_to(self._commitments[peer.me], round))
+            (self.played.verdicts if peer.lie is None else self.played.of_liars)[finding.verdict] += 1
+            if finding.verdict == "lied" and peer.lie is not None:
+                self.played.caught.setdefault(peer.me, round - FIRST_LIE + 1)
+
+
+def window_up_to(commitments: Mapping[int, Commitment], round: int) -> list[Commitment]:
+    """Those of the window that a round is in, up to it."""
+    begun = commitments[round].begun
+    return [commitments[each] for each in sorted(commitments) if begun <= each <= round]

@@ -1,0 +1,80 @@
+"""What one peer writes down of its own work while it computes, so that it can commit to it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from swarmnet.audits.commitment import SETS_BYTES, Commitment, Stretch
+from swarmnet.audits.windows import ends_window
+from swarmnet.identifiers import PeerId
+
+
+class SetNames:
+    """Which contributions the newest rounds hold, in a few bytes. Weights after a round are the same where their
+    names are the same, for what is older than the run's window is settled."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._rounds: dict[int, dict[PeerId, bytes]] = {}
+
+    def add(self, round: int, peer: PeerId, payload: bytes) -> None:
+        self._rounds.setdefault(round, {})[peer] = hashlib.sha256(payload).digest()
+
+    def remove(self, round: int, peer: PeerId) -> None:
+        del self._rounds[round][peer]
+
+    def at(self, applied: int) -> bytes:
+        """Of the weights after this round. Rounds that are older than any asked for again are forgotten."""
+        digest, first = hashlib.sha256(), applied - self._window + 1
+        for round in range(max(0, first), applied + 1):
+            names = sorted(self._rounds.get(round, {}).values())
+            digest.update(len(names).to_bytes(4, "big") + b"".join(names))
+        for old in [round for round in self._rounds if round < first - self._window]:
+            del self._rounds[old]
+        return digest.digest()[:SETS_BYTES]
+
+
+class WorkLog:
+    """Touched by whoever computes alone."""
+
+    def __init__(self, settings: bytes, peer: PeerId, every: int, window: int) -> None:
+        """`settings`: of this peer's computing; `every`: sync.afresh_rounds; `window`: of the run's rounds."""
+        self._settings, self._peer, self._every = settings, peer, every
+        self.sets = SetNames(window)
+        self._begun: int | None = None
+        self._stretches: list[Stretch] = []
+        self._at = (-1, bytes(SETS_BYTES))
+        self._published = False
+
+    def published(self, applied: int) -> None:
+        """It computes with the group's weights after this round, as it has them, from now on."""
+        self._at, self._published = (applied, self.sets.at(applied)), True
+
+    def computed(self, counter: int, factor: int) -> None:
+        """A microbatch is in the gradient; its step, if it comes to one, has that factor."""
+        if self._stretches and not self._published:
+            last = self._stretches[-1]
+            if (last.factor, last.first + last.count) == (factor, counter):
+                self._stretches[-1] = replace(last, count=last.count + 1)
+                return
+        self._stretches.append(Stretch(*self._at, factor, counter, 1, self._published))
+        self._published = False
+
+    def told(self, round: int, payload: bytes) -> Commitment:
+        """What is to be signed of everything since it last told."""
+        self._begun = round if self._begun is None else self._begun
+        stretches, self._stretches = tuple(self._stretches), []
+        return Commitment(round, self._begun, self._settings, hashlib.sha256(payload).digest(), stretches)
+
+    def ends_window(self, round: int) -> bool:
+        """Whether it begins afresh after that round."""
+        return ends_window(round, self._peer, self._every)
+
+    def is_in_window(self, round: int) -> bool:
+        """Whether what it told in that round follows from the beginning of this window."""
+        return self._begun is not None and round >= self._begun
+
+    def begins_afresh(self) -> None:
+        """And drops what it has not told. It publishes then."""
+        self._begun, self._stretches = None, []
