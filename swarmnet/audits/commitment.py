@@ -1,11 +1,12 @@
 """What a peer signs of its work in a round, beside its contribution: enough to do all of it again, in a few
 hundred bytes. It comes before anybody draws what is looked into.
 
-    round, begun u32 | settings 8 B | payload 32 B | of each stretch: applied i32 | sets 16 B | factor u16
-    | first u64 | count u32 | published u8                                     (48 bytes and 35 a stretch)
+    round, begun u32 | settings 8 B | carried 32 B | payload 32 B | of each stretch: applied i32 | sets 16 B
+    | factor u16 | first u64 | count u32 | published u8                        (80 bytes and 35 a stretch)
 
-All integers are big-endian. No digest of moments or of what was not told: they are nothing where a window
-begins, and all that comes after follows from what stands here.
+All integers are big-endian. All that a peer has of its own follows from what stands here: its moments are
+nothing where a window begins, and what it had moved and not told is what `carried` is the digest of, which it
+gives to whoever asks.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import struct
 from dataclasses import dataclass
 
 SETTINGS_BYTES, SETS_BYTES = 8, 16
-_HEAD = struct.Struct(f">II{SETTINGS_BYTES}s32s")
+_HEAD = struct.Struct(f">II{SETTINGS_BYTES}s32s32s")
 _STRETCH = struct.Struct(f">i{SETS_BYTES}sHQIB")
 MOST_STRETCHES = 64
 """Of a round: one for each time that the group's weights changed under a peer, and for each gap between its
-microbatches. 2,288 bytes."""
+microbatches. 2,320 bytes."""
 MOST_MICROBATCHES = 4096
 """Of a round: what an auditor can be made to compute for one."""
 
@@ -56,12 +57,14 @@ class Commitment:
     """The first round that this peer contributed to since it last began afresh: its window's beginning."""
     settings: bytes
     """`settings_of` what it computed with."""
+    carried: bytes
+    """`digest_of` what it carried into the window (OwnSteps.carried)."""
     payload: bytes
     """SHA-256 of what it contributed."""
     stretches: tuple[Stretch, ...]
 
     def written(self) -> bytes:
-        head = _HEAD.pack(self.round, self.begun, self.settings, self.payload)
+        head = _HEAD.pack(self.round, self.begun, self.settings, self.carried, self.payload)
         return head + b"".join(
             _STRETCH.pack(each.applied, each.sets, each.factor, each.first, each.count, each.published)
             for each in self.stretches
@@ -73,7 +76,7 @@ class Commitment:
         count, rest = divmod(len(data) - _HEAD.size, _STRETCH.size)
         if rest or not 0 <= count <= MOST_STRETCHES:
             raise CommitmentError(f"a commitment of {len(data)} bytes")
-        round, begun, settings, payload = _HEAD.unpack_from(data)
+        round, begun, settings, carried, payload = _HEAD.unpack_from(data)
         stretches = tuple(
             Stretch(applied, sets, factor, first, count, bool(published))
             for applied, sets, factor, first, count, published in _STRETCH.iter_unpack(data[_HEAD.size :])
@@ -85,7 +88,12 @@ class Commitment:
             each.count and -1 <= each.applied < round for each in stretches
         ):
             raise CommitmentError("stretches without microbatches, with too many, or on weights to come")
-        return Commitment(round, begun, bytes(settings), bytes(payload), stretches)
+        return Commitment(round, begun, bytes(settings), bytes(carried), bytes(payload), stretches)
+
+
+def digest_of(carried: bytes) -> bytes:
+    """32 bytes; zeros where nothing is carried, as by who has just begun."""
+    return hashlib.sha256(carried).digest() if carried else bytes(32)
 
 
 def settings_of(*said: object) -> bytes:

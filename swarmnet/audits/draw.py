@@ -1,6 +1,6 @@
 """What is looked into, after it was committed to, and by whom.
 
-Of members a few contributions, by secrets: what nobody but the auditor can compute nobody can aim at. A draw
+Of members a few windows, by secrets: what nobody but the auditor can compute nobody can aim at. A draw
 that all know, as from the digest of the next round's set, is in the hands of whoever contributes last to that
 round: it makes its contribution anew until the digest spares it, 1 / (1 - share) times on the mean
 (docs/decisions/0033-audits-of-work.md).
@@ -14,25 +14,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.audits.commitment import Commitment
+from swarmnet.identifiers import PeerId
 from swarmnet.rounds.audits import chance
 
 NEWCOMERS_AUDITORS = 2
 """Of each: one may be away, or the newcomer's friend."""
 
 
-def is_drawn(secret: bytes, contribution: ContributionId, share: float, peers: int) -> bool:
-    """Whether the auditor with this secret looks into it, in a group of so many, all of which do so with
-    `share` of the contributions together. It replays the window up to that round, so that a round is looked
-    into by whoever drew it or a later one of the window: the more lies rest on a lie, the likelier it is
-    found."""
-    return chance(secret, b"work" + contribution) < share / max(1, peers - 1)
-
-
-def share_for(budget: float, every: int) -> float:
-    """Of the contributions, so that replays take `budget` of the group's computing: one of the i-th round of
-    a window takes i rounds, (every + 1) / 2 on the mean."""
-    return budget * 2 / (every + 1)
+def is_drawn(secret: bytes, last: Commitment, share: float, peers: int) -> bool:
+    """Whether the auditor with this secret looks into the window that ends with this commitment, in a group
+    of so many, which together look into `share` of all windows: what that takes of their computing."""
+    return chance(secret, b"work" + last.written()) < share / max(1, peers - 1)
 
 
 def auditors_of(

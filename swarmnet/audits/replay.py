@@ -56,6 +56,14 @@ class Replay:
         self._at: Stretch | None = None
         compute.use_gradient(lambda _left: None)
 
+    def begin(self, carried: bytes) -> None:
+        """With what the peer carried into the window; ContributionError if it can be none."""
+        self._own.begin_afresh(carried)
+
+    def carried(self) -> bytes:
+        """What an honest peer carries into the next window, after the payloads of this."""
+        return self._own.carried()
+
     def payloads(self, window: Sequence[Commitment]) -> Iterator[bytes]:
         """What it contributed to each of the rounds, in their order; empty: nothing can come of what it says
         that it did. Unknown where this auditor has to give up."""

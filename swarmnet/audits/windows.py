@@ -1,9 +1,11 @@
-"""When a peer that steps by itself begins afresh: from there on what it contributes follows from what all
-know.
+"""When a peer that steps by itself begins afresh: from there on what it contributes follows from what others
+can have.
 
 Its moments and what it moved and did not tell are its own business, and whoever wants to compute its work
-again does not have them. So each peer begins with nothing after every `sync.afresh_rounds` rounds; those
-between two such beginnings are a *window*, and whoever replays one begins where the peer did.
+again does not have them. So each peer begins afresh after every `sync.afresh_rounds` rounds: its moments are
+nothing then, and what it had not told it carries over in a form short enough to be given to an auditor. The
+rounds between two such beginnings are a *window*: whoever replays one begins where the peer did, and ends
+with what it carries on.
 """
 
 from __future__ import annotations

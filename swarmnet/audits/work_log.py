@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from swarmnet.audits.commitment import SETS_BYTES, Commitment, Stretch
+from swarmnet.audits.commitment import SETS_BYTES, Commitment, Stretch, digest_of
 from swarmnet.audits.windows import ends_window
 from swarmnet.identifiers import PeerId
 
 
 class SetNames:
-    """Which contributions the newest rounds hold, in a few bytes. Weights after a round are the same where their
-    names are the same, for what is older than the run's window is settled."""
+    """Which contributions the newest rounds hold, in a few bytes. Weights after a round are the same where
+    their names are the same, for what is older than the run's window is settled."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -39,9 +39,12 @@ class WorkLog:
     """Touched by whoever computes alone."""
 
     def __init__(self, settings: bytes, peer: PeerId, every: int, window: int) -> None:
-        """`settings`: of this peer's computing; `every`: sync.afresh_rounds; `window`: of the run's rounds."""
+        """`settings`: of this peer's computing; `every`: sync.afresh_rounds; `window`: of the run's
+        rounds."""
         self._settings, self._peer, self._every = settings, peer, every
         self.sets = SetNames(window)
+        self.carried = b""
+        """Into this window."""
         self._begun: int | None = None
         self._stretches: list[Stretch] = []
         self._at = (-1, bytes(SETS_BYTES))
@@ -65,7 +68,8 @@ class WorkLog:
         """What is to be signed of everything since it last told."""
         self._begun = round if self._begun is None else self._begun
         stretches, self._stretches = tuple(self._stretches), []
-        return Commitment(round, self._begun, self._settings, hashlib.sha256(payload).digest(), stretches)
+        told, carried = hashlib.sha256(payload).digest(), digest_of(self.carried)
+        return Commitment(round, self._begun, self._settings, carried, told, stretches)
 
     def ends_window(self, round: int) -> bool:
         """Whether it begins afresh after that round."""
@@ -75,6 +79,6 @@ class WorkLog:
         """Whether what it told in that round follows from the beginning of this window."""
         return self._begun is not None and round >= self._begun
 
-    def begins_afresh(self) -> None:
-        """And drops what it has not told. It publishes then."""
-        self._begun, self._stretches = None, []
+    def begins_afresh(self, carried: bytes) -> None:
+        """With this, and publishes then."""
+        self._begun, self._stretches, self.carried = None, [], carried

@@ -53,11 +53,14 @@ class Situation:
 class Lie:
     told: Callable[[Situation], bytes]
     work: float = 1.0
-    """Share of the microbatches that are computed."""
+    """Share of the microbatches that are computed; one in a round at least, as who has none says nothing."""
+    carries: Callable[[LocalSteps], bytes] | None = None
+    """What it says that it carries from a window into the next, in place of what an honest peer does; all
+    else follows from it."""
 
     def skips(self, step: int, steps: int) -> bool:
         """Whether the step-th microbatch of a round is said to be computed and is not."""
-        return step >= round(steps * self.work)
+        return step >= max(1, round(steps * self.work))
 
 
 def cosine(told: bytes, honest: bytes, method: LocalSteps) -> float:
@@ -115,6 +118,15 @@ def _honest(now: Situation) -> bytes:
     return now.honest
 
 
+def _against(method: LocalSteps) -> bytes:
+    """The opposite of what was moved and not told, and more of it."""
+    told = []
+    for moves in method.moves_in_all(method.carried()):
+        louder = (moves.exponents + LOUDER_BY).clamp(max=LARGEST_EXPONENT)
+        told.append(Signs(~moves.negative, louder).written())
+    return b"".join(told)
+
+
 def _stale(now: Situation) -> bytes:
     return now.before[now.round - OLD_BY]
 
@@ -132,4 +144,5 @@ LIES: Mapping[str, Lie] = {
     "scaled": Lie(_scaled),
     "lazy": Lie(_honest, work=0.5),
     "cosine-0.9": Lie(_nearly),
+    "carrier": Lie(_honest, carries=_against),
 }

@@ -9,8 +9,8 @@ every honest peer draws from what settled, and replays (swarmnet/audits/).
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from peers.compute.stage_part import real_part
 from peers.compute.work_settings import work_settings
 from peers.lab.bench.learning.ground import Ground, Texts
-from peers.lab.bench.lying_work import LIES, Lie, Situation
+from peers.lab.bench.lying_work import LIES, Lie, Situation, cosine
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.update_compute import Add, Made, Settled, UpdateWork
@@ -28,9 +28,9 @@ from protocols.signed.identity import Identity
 from swarmnet.audits.commitment import Commitment
 from swarmnet.audits.draw import is_drawn
 from swarmnet.audits.replay import Replay
-from swarmnet.audits.verdict import Finding, judge
+from swarmnet.audits.verdict import Evidence, Finding, judge
 from swarmnet.audits.work_log import WorkLog
-from swarmnet.identifiers import ContributionId, MicrobatchId, PeerId
+from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.fixed_point import to_floats
@@ -100,6 +100,9 @@ class Peer:
         self._counter = 0
         self.told: dict[int, bytes] = {}
         """Payloads, by round."""
+        self.commitments: dict[int, Commitment] = {}
+        self._carried: dict[int, bytes] = {}
+        """Into windows, by where they begin."""
 
     def compute(self, is_done: bool = True) -> None:
         """The next microbatch; one that is not done stands in the log all the same."""
@@ -112,16 +115,37 @@ class Peer:
         done = self.microbatches.forward(MicrobatchId(self.me, counter), kept)
         assert isinstance(done, Computed), done
 
-    def contribute(self, round: int, others: Mapping[PeerId, bytes]) -> Commitment:
-        """What it signs. `others`: what honest peers have contributed by then."""
+    def contribute(self, round: int, others: Mapping[PeerId, bytes]) -> float:
+        """To a round; the cosine of what is told with what would be honest. `others`: what honest peers have
+        told by then."""
+        carried = self.log.carried
         (made,) = self.work.run([MakeContribution(round, 0)])
-        assert isinstance(made, Made) and made.commitment is not None
-        payload, commitment = made.data[ENVELOPE_BYTES:], made.commitment
+        assert isinstance(made, Made)
+        assert made.commitment is not None
+        payload, commitment, likeness = made.data[ENVELOPE_BYTES:], made.commitment, 1.0
         if self.lie is not None and round >= FIRST_LIE:
-            payload = self.lie.told(Situation(round, payload, self.told, others, self.method))
-            commitment = replace(commitment, payload=hashlib.sha256(payload).digest())
-        self.told[round] = payload
-        return commitment
+            told = self.lie.told(Situation(round, payload, self.told, others, self.method))
+            commitment = replace(commitment, payload=hashlib.sha256(told).digest())
+            payload, likeness = told, cosine(told, payload, self.method)
+            if self.lie.carries is not None and self.log.ends_window(round):
+                self._carry(self.lie.carries(self.method))
+        self.told[round], self.commitments[round] = payload, commitment
+        self._carried[commitment.begun] = carried
+        return likeness
+
+    def _carry(self, false: bytes) -> None:
+        self.method.begin_afresh(false)
+        self.log.begins_afresh(false)
+        self.work.publish()
+
+    def evidence(self, round: int) -> Evidence | None:
+        """Of the window that was over when this peer contributed to that round, the first of the next one."""
+        newest = self.commitments[round]
+        if newest.begun != round or round - 1 not in self.commitments:
+            return None
+        begun = self.commitments[round - 1].begun
+        window = tuple(self.commitments[each] for each in range(begun, round))
+        return Evidence(self.me, window, self._carried[begun], newest.carried)
 
     def end(self, round: int, contributions: Mapping[PeerId, bytes]) -> Settled:
         adds = [Add(round, peer, payload) for peer, payload in contributions.items()]
@@ -141,20 +165,12 @@ class Auditor:
         self.rounds = 0
         """Computed again."""
 
-    def judge(self, peer: PeerId, window: Sequence[Commitment]) -> Finding:
-        return judge(peer, window, self._manifest.sync.afresh_rounds, self._settings, self._replay(peer))
-
-    def _replay(self, peer: PeerId) -> Callable[[Sequence[Commitment]], Iterator[bytes]]:
+    def judge(self, evidence: Evidence) -> Finding:
         own = method_of(self._manifest, self._part.layout).own
         assert own is not None
-
-        def payloads(window: Sequence[Commitment]) -> Iterator[bytes]:
-            replay = Replay(peer, own, self._part.compute, self._part.layout, self._known)
-            for payload in replay.payloads(window):
-                self.rounds += 1
-                yield payload
-
-        return payloads
+        replay = Replay(evidence.peer, own, self._part.compute, self._part.layout, self._known)
+        self.rounds += len(evidence.window)
+        return judge(evidence, self._manifest.sync.afresh_rounds, self._settings, replay)
 
 
 @dataclass(slots=True)
@@ -168,6 +184,8 @@ class Played:
     verdicts: Counter[str] = field(default_factory=Counter)
     """Of audits of honest peers."""
     of_liars: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Of verdicts that somebody lied."""
     rounds: int = 0
     worked: int = 0
     """Rounds of peers, all together."""
@@ -196,7 +214,6 @@ class AuditedPeers:
         """Liars last: they have seen what others contribute."""
         self.auditor = Auditor(manifest, self.known, computing)
         self._ground = Ground(manifest, texts, 0)
-        self._commitments: defaultdict[PeerId, dict[int, Commitment]] = defaultdict(dict)
         self._told: dict[PeerId, bytes] = {}
         """Of the round before, by whom it counts."""
         self.played = Played(lie, liars)
@@ -226,7 +243,9 @@ class AuditedPeers:
                 peer.compute(not idle)
         told: dict[PeerId, bytes] = {}
         for peer in here:
-            self._commitments[peer.me][round] = peer.contribute(round, told)
+            likeness = peer.contribute(round, told)
+            if peer.lie is not None and round >= FIRST_LIE:
+                self.played.cosines.append(likeness)
             told[peer.me] = peer.told[round]
         self._told = told
         self.played.rounds += 1
@@ -247,17 +266,18 @@ class AuditedPeers:
         self.known.settled(round, honest.replica.settled_units(), honest.log.sets.at(round))
 
     def _look(self, auditor: Peer, round: int, here: Sequence[Peer]) -> None:
+        """Into windows after which a next one has begun in that round."""
         for peer in here:
-            name = ContributionId(hashlib.sha256(self._commitments[peer.me][round].written()).digest()[:16])
-            if peer is auditor or not is_drawn(auditor.secret, name, self._share, len(here)):
+            evidence = peer.evidence(round)
+            if peer is auditor or evidence is None:
                 continue
-            finding = self.auditor.judge(peer.me, window_up_to(self._commitments[peer.me], round))
-            (self.played.verdicts if peer.lie is None else self.played.of_liars)[finding.verdict] += 1
-            if finding.verdict == "lied" and peer.lie is not None:
-                self.played.caught.setdefault(peer.me, round - FIRST_LIE + 1)
+            if is_drawn(auditor.secret, evidence.window[-1], self._share, len(here)):
+                self._judge(peer, evidence, round)
 
-
-def window_up_to(commitments: Mapping[int, Commitment], round: int) -> list[Commitment]:
-    """Those of the window that a round is in, up to it."""
-    begun = commitments[round].begun
-    return [commitments[each] for each in sorted(commitments) if begun <= each <= round]
+    def _judge(self, peer: Peer, evidence: Evidence, round: int) -> None:
+        finding = self.auditor.judge(evidence)
+        (self.played.verdicts if peer.lie is None else self.played.of_liars)[finding.verdict] += 1
+        if finding.verdict == "lied":
+            self.played.reasons[finding.reason] += 1
+        if finding.verdict == "lied" and peer.lie is not None:
+            self.played.caught.setdefault(peer.me, round - FIRST_LIE + 1)

@@ -151,8 +151,9 @@ class UpdateWork:
         undecided: Container[ContributionId],
         log: WorkLog | None = None,
     ) -> None:
-        """`log`: of a run whose peers begin afresh. `settled` is called right after a round settled, before anything else changes the weights.
-        `undecided`: own contributions of which it is open what becomes of them."""
+        """`settled` is called right after a round settled, before anything else changes the weights.
+        `undecided`: own contributions of which it is open what becomes of them. `log`: of a run whose peers
+        begin afresh."""
         self.run_id = run_id
         self.stage = stage
         self.identity = identity
@@ -202,7 +203,7 @@ class UpdateWork:
                     stale |= self._goes_over(round) or self._ahead
                     results += self._took_up(round)
                     if self.log is not None and self.log.ends_window(round):
-                        self._begin_afresh()
+                        self._begin_afresh(carries=True)
                         stale = True
                 case AddUp(round, slices):
                     results.append(self._add_up(round, slices))
@@ -274,11 +275,15 @@ class UpdateWork:
     def _publish(self) -> None:
         self.stage_compute.publish(self.replica.live_tiles(self._ahead))
 
-    def _begin_afresh(self) -> None:
-        """A window ends: what was not told is dropped."""
-        assert self.method.own is not None and self.log is not None
-        self.method.own.begin_afresh()
-        self.log.begins_afresh()
+    def _begin_afresh(self, carries: bool = False) -> None:
+        """A window ends. What was not told is carried over right after a contribution alone: there others
+        know what it is."""
+        own = self.method.own
+        assert own is not None
+        assert self.log is not None
+        carried = own.carried() if carries else b""
+        own.begin_afresh(carried)
+        self.log.begins_afresh(carried)
         self.stage_compute.use_gradient(lambda _left: None)
         self.gathered.gathered_tokens = self._stepped_tokens = 0
         self._is_afresh = True

@@ -111,7 +111,10 @@ class HeldExperts:
     def momentum_norm(self) -> float | None:
         return hypot(self._shared.momentum_norm or 0.0, self._experts.momentum_norm or 0.0)
 
-    def begin_afresh(self) -> None:
+    def carried(self) -> bytes:
+        return b""
+
+    def begin_afresh(self, carried: bytes = b"") -> None:
         for part in (self._shared, self._experts):
             part.begin_afresh()
 

@@ -85,7 +85,7 @@ class Rounds:
                 if ends:
                     told[part.start][peer] = method.contribute(summed, tokens, round, peer)
                     if method.own is not None and ends_window(round, peer, self._sync.afresh_rounds):
-                        method.own.begin_afresh()
+                        method.own.begin_afresh(method.own.carried())
                 elif method.own is not None:
                     method.own.step(summed, tokens, round)
                 gathered.clear()
