@@ -30,7 +30,8 @@ class Known(Protocol):
     """What an auditor has."""
 
     def weights(self, applied: int) -> Tensor | None:
-        """int32 [P]: the group's, after that round has settled. None: not kept, or not settled yet."""
+        """int32: the group's [P], and what it settles behind them, after that round has settled. None: not
+        kept, or not settled yet."""
 
     def sets(self, applied: int) -> bytes | None:
         """`SetNames.at` it, as the sets settled."""
@@ -102,7 +103,7 @@ class Replay:
 
     def _publish(self, applied: int) -> None:
         assert self._weights is not None, "the first stretch of a window publishes"
-        floats_P = to_floats(self._weights)
+        floats_P = to_floats(self._weights[: self._layout.size])
         add_own(self._own, floats_P, self._layout, applied)
         self._compute.publish([(0, floats_P)])
 

@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -30,14 +31,14 @@ from swarmnet.audits.draw import is_drawn
 from swarmnet.audits.replay import Replay
 from swarmnet.audits.verdict import Evidence, Finding, judge
 from swarmnet.audits.work_log import WorkLog
-from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.identifiers import ContributionId, MicrobatchId, PeerId
 from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.sampling import window_starts, windows
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.own_steps.local_steps import LocalSteps
-from swarmnet.rounds.events import ApplyRound, MakeContribution, SettleRound
+from swarmnet.rounds.events import ApplyRound, GiveBack, MakeContribution, SettleRound
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
@@ -138,6 +139,13 @@ class Peer:
         self.log.begins_afresh(false)
         self.work.publish()
 
+    def lose(self, round: int) -> None:
+        """Its contribution to that round is not in the set."""
+        self.work.run([GiveBack(round, ContributionId(b""))])
+
+    def carried_into(self, begun: int) -> bytes:
+        return self._carried[begun]
+
     def evidence(self, round: int) -> Evidence | None:
         """Of the window that was over when this peer contributed to that round, the first of the next one."""
         newest = self.commitments[round]
@@ -145,7 +153,7 @@ class Peer:
             return None
         begun = self.commitments[round - 1].begun
         window = tuple(self.commitments[each] for each in range(begun, round))
-        return Evidence(self.me, window, self._carried[begun], newest.carried)
+        return Evidence(self.me, window, self.carried_into(begun), newest.carried)
 
     def end(self, round: int, contributions: Mapping[PeerId, bytes]) -> Settled:
         adds = [Add(round, peer, payload) for peer, payload in contributions.items()]
@@ -184,6 +192,7 @@ class Played:
     verdicts: Counter[str] = field(default_factory=Counter)
     """Of audits of honest peers."""
     of_liars: Counter[str] = field(default_factory=Counter)
+    """Of audits of windows with a lie in them."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Of verdicts that somebody lied."""
     rounds: int = 0
@@ -276,8 +285,43 @@ class AuditedPeers:
 
     def _judge(self, peer: Peer, evidence: Evidence, round: int) -> None:
         finding = self.auditor.judge(evidence)
-        (self.played.verdicts if peer.lie is None else self.played.of_liars)[finding.verdict] += 1
+        is_false = peer.lie is not None and round > FIRST_LIE
+        (self.played.of_liars if is_false else self.played.verdicts)[finding.verdict] += 1
         if finding.verdict == "lied":
             self.played.reasons[finding.reason] += 1
         if finding.verdict == "lied" and peer.lie is not None:
             self.played.caught.setdefault(peer.me, round - FIRST_LIE + 1)
+
+
+def play(manifest: Manifest, texts: Texts, peers: int, liars: int, lie: str, rounds: int, seed: int) -> Played:
+    """Every window is looked into once on the mean, and the group goes on until its liars are found."""
+    return AuditedPeers(manifest, texts, peers, liars, lie, 1.0, seed).play(rounds)
+
+
+def rounds_until_found(peers: int, every: int, share: float, seeds: range) -> list[int]:
+    """How many rounds a peer lies until an honest one has looked into a window of its lies, when a quarter of
+    the group lies and finds nobody: by the draw alone, as an audit of a lie does not fail."""
+    found, auditors = [], peers - peers // 4
+    for seed in seeds:
+        for window in count(1):
+            name = hashlib.sha256(f"{seed}/{window}".encode()).digest()
+            last = Commitment(window, window, name[:8], bytes(32), name, ())
+            secrets = (f"{seed}/{number}".encode() for number in range(auditors))
+            if any(is_drawn(secret, last, share, peers) for secret in secrets):
+                found.append(window * every)
+                break
+    return sorted(found)
+
+
+def render(plays: Sequence[Played]) -> str:
+    """A table of them."""
+    head = "| lie | liars | found | cosine | false windows: lied / agrees | honest: agrees / lied | replayed |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for each in plays:
+        likeness = f"{sum(each.cosines) / len(each.cosines):.3f}" if each.cosines else ""
+        lines.append(
+            f"| {each.lie if each.liars else 'nobody'} | {each.liars} | {len(each.caught)} | {likeness} "
+            f"| {each.of_liars['lied']} / {each.of_liars['agrees']} "
+            f"| {each.verdicts['agrees']} / {each.verdicts['lied']} | {each.replayed} of {each.worked} |"
+        )
+    return "\n".join(lines)
