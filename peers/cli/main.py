@@ -156,6 +156,7 @@ def _add_groups(app: typer.Typer) -> None:
         "paths": lab.paths,
         "memory": lab.memory,
         "learning": lab.learning,
+        "work": lab.work,
     }
     services: dict[str, Callable[..., None]] = {
         "install": service.install,

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from peers.compute.stage_part import real_part
 from peers.compute.work_settings import work_settings
-from peers.lab.bench.learning.ground import Ground, Texts
+from peers.config.run_file import load_manifest
+from peers.errors import UserError
+from peers.lab.bench.learning.ground import read_texts
 from peers.lab.bench.lying_work import LIES, Lie, Situation, cosine
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork
 from peers.worker.rounds.counters import RoundCounts
@@ -34,7 +37,6 @@ from swarmnet.audits.work_log import WorkLog
 from swarmnet.identifiers import ContributionId, MicrobatchId, PeerId
 from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.sampling import window_starts, windows
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.own_steps.local_steps import LocalSteps
@@ -201,19 +203,17 @@ class Played:
     replayed: int = 0
     cosines: list[float] = field(default_factory=list)
     """Of false contributions with what the liar would have contributed had it told the truth."""
-    losses: list[tuple[int, float]] = field(default_factory=list)
-    """Held out, by round."""
 
 
 class AuditedPeers:
     """A group of which some lie in one way."""
 
     def __init__(
-        self, manifest: Manifest, texts: Texts, peers: int, liars: int, lie: str, share: float, seed: int,
+        self, manifest: Manifest, corpus: Tensor, peers: int, liars: int, lie: str, share: float, seed: int,
         computing: Computing = PLAIN,
     ) -> None:  # fmt: skip
         self._manifest, self._share = manifest, share
-        self.known = SettledWork(manifest, texts.corpus)
+        self.known = SettledWork(manifest, corpus)
         names = [f"{seed}/{number}".encode() for number in range(peers)]
         how = LIES[lie] if liars else None
         self.peers = [
@@ -222,21 +222,16 @@ class AuditedPeers:
         ][::-1]
         """Liars last: they have seen what others contribute."""
         self.auditor = Auditor(manifest, self.known, computing)
-        self._ground = Ground(manifest, texts, 0)
         self._told: dict[PeerId, bytes] = {}
         """Of the round before, by whom it counts."""
         self.played = Played(lie, liars)
         self._settle(-1)
 
-    def play(self, rounds: int, judge_every: int = 0) -> Played:
-        """So many rounds, or until all liars are found, if losses are not asked for."""
+    def play(self, rounds: int) -> Played:
+        """So many rounds, or until all liars are found."""
         for round in range(rounds):
             self._round(round)
-            if judge_every and (round + 1) % judge_every == 0:
-                units = self.known.weights(round - 1)
-                assert units is not None
-                self.played.losses.append((round + 1, self._ground.held_out_loss(to_floats(units), 8)))
-            if not judge_every and self.played.liars and len(self.played.caught) == self.played.liars:
+            if self.played.liars and len(self.played.caught) == self.played.liars:
                 break
         self.played.replayed = self.auditor.rounds
         return self.played
@@ -293,9 +288,44 @@ class AuditedPeers:
             self.played.caught.setdefault(peer.me, round - FIRST_LIE + 1)
 
 
-def play(manifest: Manifest, texts: Texts, peers: int, liars: int, lie: str, rounds: int, seed: int) -> Played:
-    """Every window is looked into once on the mean, and the group goes on until its liars are found."""
-    return AuditedPeers(manifest, texts, peers, liars, lie, 1.0, seed).play(rounds)
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of the bench."""
+
+    run_file: Path
+    lies: Sequence[str]
+    """Empty: nobody lies."""
+    peers: int
+    liars: int
+    rounds: int
+    seeds: int
+    threads: int = 1
+    computing: Computing = PLAIN
+
+
+def bench(question: Question) -> Iterator[Played]:
+    """A group for each lie and seed. Every window is looked into once on the mean, and a group goes on until
+    its liars are found. Raises UserError, TextError."""
+    manifest = load_manifest(question.run_file, PeerId(""), {})
+    own, sync = manifest.sync.own_steps, manifest.sync
+    if own is None or not sync.afresh_rounds or len(manifest.stages) > 1:
+        raise UserError(
+            f"{question.run_file}: only peers that hold the whole model, step by themselves and begin afresh "
+            "can be audited: set stages to one, sync.method to local-steps, and sync.afresh_rounds"
+        )
+    if question.lies and own.sent != "bit":
+        raise UserError(f"{question.run_file}: liars here tell signs; set sync.sent to bit")
+    if unknown := [lie for lie in question.lies if lie not in LIES]:
+        raise UserError(f"nobody lies like {unknown[0]}; there are {', '.join(LIES)}")
+    corpus = read_texts(question.run_file, manifest, None, None).corpus
+    torch.set_num_threads(question.threads)
+    for lie in question.lies or [""]:
+        liars = question.liars if question.lies else 0
+        for seed in range(question.seeds):
+            group = AuditedPeers(
+                manifest, corpus, question.peers, liars, lie, 1.0, seed, question.computing
+            )  # fmt: skip
+            yield group.play(question.rounds)
 
 
 def rounds_until_found(peers: int, every: int, share: float, seeds: range) -> list[int]:
@@ -315,13 +345,17 @@ def rounds_until_found(peers: int, every: int, share: float, seeds: range) -> li
 
 def render(plays: Sequence[Played]) -> str:
     """A table of them."""
-    head = "| lie | liars | found | cosine | false windows: lied / agrees | honest: agrees / lied | replayed |"
+    head = "| lie | liars | found | cosine | false windows: lied / not | honest: agrees / not | replayed |"
     lines = [head, "|---|---|---|---|---|---|---|"]
     for each in plays:
         likeness = f"{sum(each.cosines) / len(each.cosines):.3f}" if each.cosines else ""
         lines.append(
             f"| {each.lie if each.liars else 'nobody'} | {each.liars} | {len(each.caught)} | {likeness} "
-            f"| {each.of_liars['lied']} / {each.of_liars['agrees']} "
-            f"| {each.verdicts['agrees']} / {each.verdicts['lied']} | {each.replayed} of {each.worked} |"
+            f"| {_split(each.of_liars, 'lied')} | {_split(each.verdicts, 'agrees')} "
+            f"| {each.replayed} of {each.worked} |"
         )
     return "\n".join(lines)
+
+
+def _split(verdicts: Counter[str], right: str) -> str:
+    return f"{verdicts[right]} / {verdicts.total() - verdicts[right]}"

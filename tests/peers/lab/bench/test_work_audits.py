@@ -8,10 +8,8 @@ import pytest
 import torch
 from swarm import TINY_MODEL, corpus
 
-from peers.lab.bench.learning.ground import Texts
 from peers.lab.bench.lying_work import LIES
 from peers.lab.bench.work_audits import AuditedPeers, Peer, SettledWork, render, rounds_until_found
-from peers.tools.model.evaluate import cut
 from swarmnet.audits.verdict import Evidence
 from swarmnet.model.computing.choices import PLAIN
 from swarmnet.run.manifest import Data, Manifest, Rounds, Sync
@@ -37,13 +35,8 @@ def manifest_of(steps=2, **sync) -> Manifest:
     )  # fmt: skip
 
 
-def texts() -> Texts:
-    text = corpus()
-    return Texts(text[:-600], cut(bytes(text[-600:].tolist()), window=16, batch=8))
-
-
 def group(liars=0, lie="", share=1.0, **keys) -> AuditedPeers:
-    return AuditedPeers(manifest_of(**keys), texts(), PEERS, liars, lie, share, seed=0)
+    return AuditedPeers(manifest_of(**keys), corpus(), PEERS, liars, lie, share, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +83,7 @@ def test_a_peer_that_saw_other_sets_than_settled_is_not_judged():
 
 def test_what_is_given_back_ends_a_window_and_the_next_one_agrees_again():
     manifest = manifest_of()
-    known = SettledWork(manifest, texts().corpus)
+    known = SettledWork(manifest, corpus())
     peer = Peer(manifest, known, b"one", PLAIN, None)
     known.settled(-1, peer.replica.settled_units(), peer.log.sets.at(-1))
     world = group()
