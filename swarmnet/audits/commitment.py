@@ -1,8 +1,8 @@
 """What a peer signs of its work in a round, beside its contribution: enough to do all of it again, in a few
 hundred bytes. It comes before anybody draws what is looked into.
 
-    round, begun u32 | settings 8 B | carried 32 B | payload 32 B | of each stretch: applied i32 | sets 16 B
-    | factor u16 | first u64 | count u32 | published u8                        (80 bytes and 35 a stretch)
+    round, begun u32 | settings 8 B | carried 32 B | payload 32 B | of each stretch: settled, applied i32
+    | sets 16 B | factor u16 | first u64 | count u32 | published u8            (80 bytes and 39 a stretch)
 
 All integers are big-endian. All that a peer has of its own follows from what stands here: its moments are
 nothing where a window begins, and what it had moved and not told is what `carried` is the digest of, which it
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 SETTINGS_BYTES, SETS_BYTES = 8, 16
 _HEAD = struct.Struct(f">II{SETTINGS_BYTES}s32s32s")
-_STRETCH = struct.Struct(f">i{SETS_BYTES}sHQIB")
+_STRETCH = struct.Struct(f">ii{SETS_BYTES}sHQIB")
 MOST_STRETCHES = 64
 """Of a round: one for each time that the group's weights changed under a peer, and for each gap between its
-microbatches. 2,320 bytes."""
+microbatches. 2,576 bytes."""
 MOST_MICROBATCHES = 4096
 """Of a round: what an auditor can be made to compute for one."""
 
@@ -33,10 +33,12 @@ class CommitmentError(ValueError):
 class Stretch:
     """Microbatches one after the other, at one version of the group's weights."""
 
+    settled: int
+    """The newest round in them whose set was closed; -1: none."""
     applied: int
-    """The newest round in them; -1: none."""
+    """The newest round in them."""
     sets: bytes
-    """`SetNames.at` that round (work_log.py): what it had of those that could change still."""
+    """`SetNames.between` these (work_log.py): what it had of the rounds that were open."""
     factor: int
     """Of the learning rate, in thousandths (run/rates.py)."""
     first: int
@@ -66,8 +68,8 @@ class Commitment:
     def written(self) -> bytes:
         head = _HEAD.pack(self.round, self.begun, self.settings, self.carried, self.payload)
         return head + b"".join(
-            _STRETCH.pack(each.applied, each.sets, each.factor, each.first, each.count, each.published)
-            for each in self.stretches
+            _STRETCH.pack(each.settled, each.applied, each.sets, each.factor, each.first, each.count,
+            each.published) for each in self.stretches
         )
 
     @staticmethod
@@ -78,14 +80,16 @@ class Commitment:
             raise CommitmentError(f"a commitment of {len(data)} bytes")
         round, begun, settings, carried, payload = _HEAD.unpack_from(data)
         stretches = tuple(
-            Stretch(applied, sets, factor, first, count, bool(published))
-            for applied, sets, factor, first, count, published in _STRETCH.iter_unpack(data[_HEAD.size :])
+            Stretch(settled, applied, sets, factor, first, count, bool(published))
+            for settled, applied, sets, factor, first, count, published in _STRETCH.iter_unpack(
+                data[_HEAD.size :]
+            )
         )
         begins_well = bool(stretches) and stretches[0].published
         if begun > round or (begun == round and not begins_well):
             raise CommitmentError(f"round {round} of a window that begins at {begun}, or on no weights")
         if sum(each.count for each in stretches) > MOST_MICROBATCHES or not all(
-            each.count and -1 <= each.applied < round for each in stretches
+            each.count and -1 <= each.settled <= each.applied < round for each in stretches
         ):
             raise CommitmentError("stretches without microbatches, with too many, or on weights to come")
         return Commitment(round, begun, bytes(settings), bytes(carried), bytes(payload), stretches)

@@ -33,8 +33,8 @@ class Known(Protocol):
         """int32: the group's [P], and what it settles behind them, after that round has settled. None: not
         kept, or not settled yet."""
 
-    def sets(self, applied: int) -> bytes | None:
-        """`SetNames.at` it, as the sets settled."""
+    def sets(self, settled: int, applied: int) -> bytes | None:
+        """`SetNames.between` them, as the sets settled. None: some did not yet, or are forgotten."""
 
     def factor(self, round: int) -> int | None:
         """Of the learning rate, in thousandths, as it settled."""
@@ -92,7 +92,7 @@ class Replay:
 
     def _require(self, stretch: Stretch) -> None:
         applied, rate = stretch.applied, self._known.factor(stretch.applied + 1)
-        if stretch.sets != self._known.sets(applied):
+        if stretch.sets != self._known.sets(stretch.settled, applied):
             raise Unknown(f"what it saw of the rounds up to {applied} is not what settled")
         if self._known.weights(applied) is None:
             raise Unknown(f"the weights after round {applied} are not kept here")

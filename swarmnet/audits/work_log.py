@@ -11,11 +11,10 @@ from swarmnet.identifiers import PeerId
 
 
 class SetNames:
-    """Which contributions the newest rounds hold, in a few bytes. Weights after a round are the same where
-    their names are the same, for what is older than the run's window is settled."""
+    """Which contributions rounds hold, in a few bytes. Weights are the same where these are the same of all
+    rounds that were open, for what has settled is the same everywhere."""
 
-    def __init__(self, window: int) -> None:
-        self._window = window
+    def __init__(self) -> None:
         self._rounds: dict[int, dict[PeerId, bytes]] = {}
 
     def add(self, round: int, peer: PeerId, payload: bytes) -> None:
@@ -24,35 +23,38 @@ class SetNames:
     def remove(self, round: int, peer: PeerId) -> None:
         del self._rounds[round][peer]
 
-    def at(self, applied: int) -> bytes:
-        """Of the weights after this round. Rounds that are older than any asked for again are forgotten."""
-        digest, first = hashlib.sha256(), applied - self._window + 1
-        for round in range(max(0, first), applied + 1):
+    def between(self, settled: int, applied: int) -> bytes:
+        """Of those that were applied and not settled."""
+        digest = hashlib.sha256()
+        for round in range(settled + 1, applied + 1):
             names = sorted(self._rounds.get(round, {}).values())
             digest.update(len(names).to_bytes(4, "big") + b"".join(names))
-        for old in [round for round in self._rounds if round < first - self._window]:
-            del self._rounds[old]
         return digest.digest()[:SETS_BYTES]
+
+    def forget_until(self, round: int) -> None:
+        for old in [each for each in self._rounds if each <= round]:
+            del self._rounds[old]
 
 
 class WorkLog:
     """Touched by whoever computes alone."""
 
-    def __init__(self, settings: bytes, peer: PeerId, every: int, window: int) -> None:
+    def __init__(self, settings: bytes, peer: PeerId, every: int) -> None:
         """`settings`: of this peer's computing; `every`: sync.afresh_rounds; `window`: of the run's
         rounds."""
         self._settings, self._peer, self._every = settings, peer, every
-        self.sets = SetNames(window)
+        self.sets = SetNames()
         self.carried = b""
         """Into this window."""
         self._begun: int | None = None
         self._stretches: list[Stretch] = []
-        self._at = (-1, bytes(SETS_BYTES))
+        self._at = (-1, -1, bytes(SETS_BYTES))
         self._published = False
 
-    def published(self, applied: int) -> None:
-        """It computes with the group's weights after this round, as it has them, from now on."""
-        self._at, self._published = (applied, self.sets.at(applied)), True
+    def published(self, settled: int, applied: int) -> None:
+        """It computes with the group's weights after these rounds, as it has them, from now on."""
+        self._at = (settled, applied, self.sets.between(settled, applied))
+        self._published = True
 
     def computed(self, counter: int, factor: int) -> None:
         """A microbatch is in the gradient; its step, if it comes to one, has that factor."""

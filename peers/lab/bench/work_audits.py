@@ -33,7 +33,7 @@ from swarmnet.audits.commitment import Commitment
 from swarmnet.audits.draw import is_drawn
 from swarmnet.audits.replay import Replay
 from swarmnet.audits.verdict import Evidence, Finding, judge
-from swarmnet.audits.work_log import WorkLog
+from swarmnet.audits.work_log import SetNames, WorkLog
 from swarmnet.identifiers import ContributionId, MicrobatchId, PeerId
 from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.computing.choices import PLAIN, Computing
@@ -55,16 +55,18 @@ class SettledWork:
     def __init__(self, manifest: Manifest, corpus: Tensor) -> None:
         self._manifest, self._corpus, self._run_id = manifest, corpus, manifest.run_id()
         self._weights: dict[int, Tensor] = {}
-        self._sets: dict[int, bytes] = {}
+        self._sets = SetNames()
 
-    def settled(self, round: int, units: Tensor, sets: bytes) -> None:
-        self._weights[round], self._sets[round] = units, sets
+    def settled(self, round: int, units: Tensor, contributions: Mapping[PeerId, bytes]) -> None:
+        self._weights[round] = units
+        for peer, payload in contributions.items():
+            self._sets.add(round, peer, payload)
 
     def weights(self, applied: int) -> Tensor | None:
         return self._weights.get(applied)
 
-    def sets(self, applied: int) -> bytes | None:
-        return self._sets.get(applied)
+    def sets(self, settled: int, applied: int) -> bytes | None:
+        return self._sets.between(settled, applied) if applied in self._weights else None
 
     def factor(self, round: int) -> int:
         return WHOLE
@@ -91,9 +93,8 @@ class Peer:
         assert isinstance(part.method, LocalSteps)
         self.replica, self.method = replica, part.method
         self.microbatches = MicrobatchWork(manifest, 0, part.compute)
-        settings = work_settings(part.computing, CPU, torch.get_num_threads())
-        every, window = manifest.sync.afresh_rounds, manifest.rounds.window
-        self.log = WorkLog(settings, self.me, every, window)
+        settings = work_settings(part.computing, CPU)
+        self.log = WorkLog(settings, self.me, manifest.sync.afresh_rounds)
         self.work = UpdateWork(
             manifest.run_id(), 0, self.identity, part.compute, part.method, replica, self.microbatches, False,
             lambda _settled: None, RoundCounts(), (), self.log,
@@ -171,7 +172,7 @@ class Auditor:
     def __init__(self, manifest: Manifest, known: SettledWork, computing: Computing = PLAIN) -> None:
         self._manifest, self._known = manifest, known
         self._part = real_part(manifest, 0, computing=computing)
-        self._settings = work_settings(self._part.computing, CPU, torch.get_num_threads())
+        self._settings = work_settings(self._part.computing, CPU)
         self.rounds = 0
         """Computed again."""
 
@@ -225,7 +226,7 @@ class AuditedPeers:
         self._told: dict[PeerId, bytes] = {}
         """Of the round before, by whom it counts."""
         self.played = Played(lie, liars)
-        self._settle(-1)
+        self._settle(-1, {})
 
     def play(self, rounds: int) -> Played:
         """So many rounds, or until all liars are found."""
@@ -260,14 +261,13 @@ class AuditedPeers:
         counts = {peer: payload for peer, payload in self._told.items() if peer not in self.played.caught}
         digests = {peer.end(round, counts).digest for peer in here}
         assert len(digests) == 1, "settled weights are the same everywhere"
-        self._settle(round)
+        self._settle(round, counts)
         for auditor in here:
             if auditor.lie is None:
                 self._look(auditor, round, here)
 
-    def _settle(self, round: int) -> None:
-        honest = self.peers[0]
-        self.known.settled(round, honest.replica.settled_units(), honest.log.sets.at(round))
+    def _settle(self, round: int, contributions: Mapping[PeerId, bytes]) -> None:
+        self.known.settled(round, self.peers[0].replica.settled_units(), contributions)
 
     def _look(self, auditor: Peer, round: int, here: Sequence[Peer]) -> None:
         """Into windows after which a next one has begun in that round."""

@@ -269,7 +269,8 @@ class UpdateWork:
         if self.log is not None:
             if not self._is_afresh:  # The method may have taken steps beside another replica.
                 self._begin_afresh()
-            self.log.published(self._published_round)
+            self.log.published(self.replica.settled_round, self._published_round)
+            self.log.sets.forget_until(self.replica.settled_round)
         self._publish()
 
     def _publish(self) -> None:

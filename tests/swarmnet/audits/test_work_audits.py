@@ -57,9 +57,9 @@ class Played:
 
 
 def committed(*payloads: bytes, carried: bytes = b"") -> tuple[Commitment, ...]:
-    log = WorkLog(SETTINGS, A, EVERY, window=2)
+    log = WorkLog(SETTINGS, A, EVERY)
     log.begins_afresh(carried)
-    log.published(AT - 1)
+    log.published(AT - 1, AT - 1)
     found = []
     for number, payload in enumerate(payloads):
         log.computed(number, 1000)
@@ -82,13 +82,13 @@ def test_peers_begin_afresh_every_so_many_rounds_and_not_all_at_once():
 
 
 def test_a_log_says_in_one_stretch_what_was_computed_at_the_same_weights():
-    log = WorkLog(SETTINGS, A, EVERY, window=2)
+    log = WorkLog(SETTINGS, A, EVERY)
     log.sets.add(4, B, b"of b")
     log.begins_afresh(b"rest")
-    log.published(4)
+    log.published(3, 4)
     for counter in (10, 11, 12, 14):
         log.computed(counter, 1000)
-    log.published(5)
+    log.published(3, 5)
     log.computed(15, 500)
     found = log.told(6, b"payload")
     assert [(s.applied, list(s.counters), s.factor, s.published) for s in found.stretches] == [
@@ -100,25 +100,27 @@ def test_a_log_says_in_one_stretch_what_was_computed_at_the_same_weights():
     later = log.told(7, b"next")
     assert later.begun == 6
     assert not later.stretches[0].published, "it goes on at the weights that it had"
-    assert len(found.written()) == 80 + 3 * 35
+    assert len(found.written()) == 80 + 3 * 39
 
 
-def test_names_of_sets_tell_apart_what_the_newest_rounds_hold_and_nothing_older():
-    ours, theirs = SetNames(window=2), SetNames(window=2)
+def test_names_of_sets_tell_apart_what_open_rounds_hold_and_nothing_older():
+    ours, theirs = SetNames(), SetNames()
     ours.add(0, A, b"only here")
     for names in (ours, theirs):
         names.add(1, A, b"one")
         names.add(2, B, b"two")
-    assert ours.at(1) != theirs.at(1)
-    assert ours.at(2) == theirs.at(2)
+    assert ours.between(-1, 2) != theirs.between(-1, 2)
+    assert ours.between(0, 2) == theirs.between(0, 2)
     ours.add(2, C, b"came late")
-    assert ours.at(2) != theirs.at(2)
+    assert ours.between(0, 2) != theirs.between(0, 2)
     ours.remove(2, C)
-    assert ours.at(2) == theirs.at(2)
+    assert ours.between(0, 2) == theirs.between(0, 2)
+    ours.forget_until(1)
+    assert ours.between(1, 2) == theirs.between(1, 2)
 
 
 stretches = st.builds(
-    Stretch, st.integers(-1, 8), st.binary(min_size=16, max_size=16), st.integers(0, 2000),
+    Stretch, st.just(-1), st.integers(-1, 8), st.binary(min_size=16, max_size=16), st.integers(0, 2000),
     st.integers(0, 1 << 60), st.integers(1, 60), st.booleans(),
 )  # fmt: skip
 
