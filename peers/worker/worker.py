@@ -307,7 +307,7 @@ class Worker(Parts):
         every = self.manifest.sync.afresh_rounds
         if not every:
             return None
-        settings = work_settings(self.part.computing, self.part.device)
+        settings = work_settings(self.part.computing, self.part.device, self.part.kind)
         return WorkLog(settings, self.identity.peer_id, every)
 
     async def _take_up(self) -> None:

@@ -89,7 +89,7 @@ class Tell(msgspec.Struct, tag=True):
 
 
 class BeginAfresh(msgspec.Struct, tag=True):
-    """As OwnSteps has it."""
+    """As OwnSteps has it, with nothing; what was gathered is dropped."""
 
 
 class GiveBack(msgspec.Struct, tag=True):

@@ -134,6 +134,7 @@ class Device:
             case orders.BeginAfresh():
                 assert method.own is not None
                 method.own.begin_afresh()
+                self.compute.use_gradient(lambda _left: None)
             case orders.GiveBack(round, peer, payload):
                 method.give_back(payload, round, PeerId(peer))
             case orders.Add(round, peer, payload):

@@ -71,7 +71,7 @@ def cosine(told: bytes, honest: bytes, method: LocalSteps) -> float:
         sum(float((a * b).sum()) for a, b in chosen)
         for chosen in (numbers, [(a, a) for a, _ in numbers], [(b, b) for _, b in numbers])
     )
-    return products / (ones * others) ** 0.5
+    return float(products / (ones * others) ** 0.5)
 
 
 def _noise(now: Situation) -> bytes:

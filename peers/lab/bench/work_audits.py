@@ -26,7 +26,7 @@ from peers.lab.bench.learning.ground import read_texts
 from peers.lab.bench.lying_work import LIES, Lie, Situation, cosine
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork
 from peers.worker.rounds.counters import RoundCounts
-from peers.worker.rounds.update_compute import Add, Made, Settled, UpdateWork
+from peers.worker.rounds.update_compute import Add, Made, Operation, Settled, UpdateWork
 from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import Identity
 from swarmnet.audits.commitment import Commitment
@@ -38,6 +38,7 @@ from swarmnet.identifiers import ContributionId, MicrobatchId, PeerId
 from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.sampling import window_starts, windows
+from swarmnet.model.stage_compute import StageCompute
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.rounds.events import ApplyRound, GiveBack, MakeContribution, SettleRound
@@ -93,7 +94,7 @@ class Peer:
         assert isinstance(part.method, LocalSteps)
         self.replica, self.method = replica, part.method
         self.microbatches = MicrobatchWork(manifest, 0, part.compute)
-        settings = work_settings(part.computing, CPU)
+        settings = work_settings(part.computing, CPU, part.kind)
         self.log = WorkLog(settings, self.me, manifest.sync.afresh_rounds)
         self.work = UpdateWork(
             manifest.run_id(), 0, self.identity, part.compute, part.method, replica, self.microbatches, False,
@@ -159,9 +160,9 @@ class Peer:
         return Evidence(self.me, window, self.carried_into(begun), newest.carried)
 
     def end(self, round: int, contributions: Mapping[PeerId, bytes]) -> Settled:
-        adds = [Add(round, peer, payload) for peer, payload in contributions.items()]
-        end = [ApplyRound(round, tuple(contributions), 0.0), SettleRound(round, (), b"")]
-        (settled,) = self.work.run([*adds, *end])
+        order: list[Operation] = [Add(round, peer, payload) for peer, payload in contributions.items()]
+        order += [ApplyRound(round, tuple(contributions), 0.0), SettleRound(round, (), b"")]
+        (settled,) = self.work.run(order)
         assert isinstance(settled, Settled)
         return settled
 
@@ -172,14 +173,15 @@ class Auditor:
     def __init__(self, manifest: Manifest, known: SettledWork, computing: Computing = PLAIN) -> None:
         self._manifest, self._known = manifest, known
         self._part = real_part(manifest, 0, computing=computing)
-        self._settings = work_settings(self._part.computing, CPU)
+        self._settings = work_settings(self._part.computing, CPU, self._part.kind)
         self.rounds = 0
         """Computed again."""
 
     def judge(self, evidence: Evidence) -> Finding:
-        own = method_of(self._manifest, self._part.layout).own
+        own, compute = method_of(self._manifest, self._part.layout).own, self._part.compute
         assert own is not None
-        replay = Replay(evidence.peer, own, self._part.compute, self._part.layout, self._known)
+        assert isinstance(compute, StageCompute)
+        replay = Replay(evidence.peer, own, compute, self._part.layout, self._known)
         self.rounds += len(evidence.window)
         return judge(evidence, self._manifest.sync.afresh_rounds, self._settings, replay)
 

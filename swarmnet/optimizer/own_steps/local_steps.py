@@ -158,23 +158,31 @@ class LocalSteps:
         return b"".join(moves.written() for moves in told)
 
     def begin_afresh(self, carried: bytes = b"") -> None:
-        """`carried`: ContributionError where it is too short."""
-        moves = self.moves_in_all(carried) if carried else None
-        for plane_CN in self._wholes():
-            plane_CN.copy_(next(moves).units() * UNIT) if moves is not None else plane_CN.zero_()
+        if carried:
+            self._check_carried(carried)
+            for plane_CN, moves in zip(self._wholes(), self.moves_in_all(carried), strict=True):
+                plane_CN.copy_(moves.units() * UNIT)
         for flat in self._flats():
+            if not carried:
+                flat.zero_()
             empty_padding(flat, self.layout)
         self._sent.clear()
         self._inner.begin_afresh()
+
+    def _check_carried(self, carried: bytes) -> None:
+        sizes = (bytes_of(CARRIED, *plane_CN.shape) for plane_CN in self._wholes())
+        if len(carried) != (size := sum(sizes)):
+            raise ContributionError(f"{len(carried)} bytes from window to window where {size} belong")
+        for _moves in self.moves_in_all(carried):  # Before anything is changed.
+            pass
 
     def moves_in_all(self, carried: bytes) -> Iterator[Signs]:
         """What is carried from window to window, of each plane. ContributionError."""
         rest = memoryview(carried)
         for plane_CN in self._wholes():
-            size = bytes_of(CARRIED, *plane_CN.shape)
-            if len(rest) < size:
-                raise ContributionError(f"only {len(carried)} bytes carried from window to window")
-            yield CARRIED.read(rest[:size], *plane_CN.shape, self.device)
+            chunks, width = plane_CN.shape
+            size = bytes_of(CARRIED, chunks, width)
+            yield CARRIED.read(rest[:size], chunks, width, self.device)
             rest = rest[size:]
 
     def _wholes(self) -> Iterator[Tensor]:
