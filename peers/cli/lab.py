@@ -141,6 +141,26 @@ def group(
     typer.echo(render(bench(peers or [8, 64, 512], contribution_bytes, seconds, seed, shards, kills)))
 
 
+def work(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="Of one stage, with afresh_rounds.")],
+    lie: Annotated[list[str] | None, typer.Option(help="Repeatable. [default: nobody lies]")] = None,
+    peers: Annotated[int, typer.Option(min=2, max=64, help="All of them compute.")] = 4,
+    liars: Annotated[int, typer.Option(min=1, max=63, help="Of the peers, where some lie.")] = 1,
+    rounds: Annotated[int, typer.Option(min=2, help="At most.")] = 20,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Groups for each lie.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=64, help="Of the processor.")] = 1,
+    dtype: Annotated[DtypeName, typer.Option(help="As compute.dtype of the peer file.")] = "fp32",
+) -> None:
+    """Peers with real models of which some contribute other work than they say: who is found by whoever
+    computes it again, and whether honest ones are ever accused."""
+    from peers.lab.bench.work_audits import Question, bench, render
+
+    if liars >= peers:
+        raise UserError(f"--liars {liars}: of {peers} peers somebody must be honest")
+    question = Question(run_file, lie or (), peers, liars, rounds, seeds, threads, Computing(dtype))
+    typer.echo(render(list(bench(question))))
+
+
 def moving(
     stages: Annotated[list[int] | None, typer.Option(min=2, max=64, help="Repeatable. [default: 8]")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Traces.")] = 10,

@@ -157,6 +157,7 @@ def _add_groups(app: typer.Typer) -> None:
         "memory": lab.memory,
         "training": lab.training,
         "learning": lab.learning,
+        "work": lab.work,
     }
     services: dict[str, Callable[..., None]] = {
         "install": service.install,

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from peers.compute.executor import UPDATE, Compute
 from peers.compute.stage_part import Holds, MakePart, real_part
+from peers.compute.work_settings import work_settings
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.announcer import OPERATION_SECONDS, Presence
 from peers.network.discovery.discovery import Looking, met
@@ -48,6 +49,7 @@ from protocols.messages.body_limits import bodies_for_workers
 from protocols.messages.terms import Bodies
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
+from swarmnet.audits.work_log import WorkLog
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
 from swarmnet.rounds.audits import Audits
@@ -300,6 +302,14 @@ class Worker(Parts):
                     await self._changed.wait()
         return True
 
+    def _work_log(self) -> WorkLog | None:
+        """Where peers begin afresh, so that their work can be computed again."""
+        every = self.manifest.sync.afresh_rounds
+        if not every:
+            return None
+        settings = work_settings(self.part.computing, self.part.device, self.part.kind)
+        return WorkLog(settings, self.identity.peer_id, every)
+
     async def _take_up(self) -> None:
         """Get settled weights (from the group, the own disk, or the seed) and start the rounds."""
         assert self.neighbourhood is not None
@@ -321,7 +331,7 @@ class Worker(Parts):
         work = UpdateWork(
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
             replica, self.data.work, self.manifest.sync.lookahead, partial(self._settled, replica),
-            RoundCounts(), offers.open,
+            RoundCounts(), offers.open, self._work_log(),
         )  # fmt: skip
         if self.part.method.own is not None:
             self.data.work.after_gradient = work.step_if_due
@@ -383,7 +393,9 @@ class Worker(Parts):
             )
             self._resynchronise(Resynchronise(group, reason))
         if not (self._behind.is_set() or self._leaving.is_set()):
-            if self.part.method.own is not None and not self._in_step_before and rounds.applied >= 0:
+            is_new = not self._in_step_before and rounds.applied >= 0
+            # Who begins afresh time and again warms up each time anyway.
+            if self.part.method.own is not None and is_new and not self.manifest.sync.afresh_rounds:
                 update.work.shadow_steps = self.manifest.sync.shadow_steps
             self._in_step_before = True
             self.data.serving = True

@@ -33,7 +33,7 @@ from swarmnet.run.rates import WHOLE
 
 __all__ = [
     "METHODS", "ContributionError", "GradientError", "Method", "OwnSteps", "Reduced", "Tally", "add_own",
-    "method_of",
+    "method_of", "steps_before_telling",
 ]  # fmt: skip
 
 
@@ -71,6 +71,13 @@ class OwnSteps(Protocol):
     def tell(self, round: int, peer: PeerId) -> bytes:
         """This round's payload, of what was moved by now; Method.contribute is a step and this."""
 
+    def carried(self) -> bytes:
+        """What was moved and not told, coarsely."""
+
+    def begin_afresh(self, carried: bytes = b"") -> None:
+        """The moments are empty, and what was moved and not told is as `carried` said it; or it is dropped.
+        The own weights are the group's but for that. ContributionError if nothing like it was ever said."""
+
     def keep_moments_on_the_host(self) -> None:
         """Between steps, where the device is a card with little memory. Before the first step."""
 
@@ -80,6 +87,13 @@ class OwnSteps(Protocol):
     def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
         """Add to the group's weights after the newest applied round (float32 [C, N], those of a tile) what
         this peer moved by itself and they do not hold."""
+
+
+def steps_before_telling(gathered: int, stepped: int, tokens: int) -> bool:
+    """Whether a peer that has gathered so many tokens since its last own step, and stepped by so many in this
+    round, steps once more before it tells: what is too little for a step of `tokens` waits, unless it is all
+    that there is."""
+    return gathered > 0 and (not stepped or 2 * gathered >= tokens)
 
 
 def add_own(own: OwnSteps, weights: Tensor, layout: Layout, applied_round: int) -> None:

@@ -88,12 +88,9 @@ class Audits:
     def drawn(self, result: ContributionId, table: Table, peers: int) -> tuple[int, ...]:
         """The shards of somebody's result to look into, in a group of so many."""
         share = AUDITS / max(1, peers - 1)
-        chosen = (shard for shard in sorted(table.shards) if self._chance(result, shard) < share)
+        names = ((shard, result + shard.to_bytes(4, "big")) for shard in sorted(table.shards))
+        chosen = (shard for shard, name in names if chance(self._secret, name) < share)
         return tuple(shard for shard, _ in zip(chosen, range(MOST_OF_RESULT), strict=False))
-
-    def _chance(self, result: ContributionId, shard: int) -> float:
-        drawn = hashlib.sha256(self._secret + result + shard.to_bytes(4, "big")).digest()
-        return int.from_bytes(drawn[:7], "big") / (1 << 56)
 
     # -- questions ------------------------------------------------------------------------------------
 
@@ -171,6 +168,11 @@ class Audits:
         peers = tuple(neighbours)
         for liar, proof in self.proofs.items():
             yield from ((peer, proof) for peer in peers if peer not in self._told[liar])
+
+
+def chance(secret: bytes, name: bytes) -> float:
+    """In [0, 1): what only who has the secret can know."""
+    return int.from_bytes(hashlib.sha256(secret + name).digest()[:7], "big") / (1 << 56)
 
 
 def answer_seconds(slices: int, each_bytes: int) -> float:

@@ -333,6 +333,10 @@ class Sync:
     shadow_steps: int = field(default=8, metadata={ADDED: True})
     """Of peers that step by themselves: a newcomer warms its optimizer up with so many steps that move
     nothing, before it is counted."""
+    afresh_rounds: int = field(default=0, metadata={ADDED: True})
+    """Of peers that step by themselves: each begins afresh after so many rounds, peers in turn. Its moments
+    are empty then, and what it moved and did not tell goes on as a bit a number, so that others can compute
+    again what it contributes. 0: never."""
     exchange: ExchangeName = field(default="everyone", metadata={ADDED: True})
     """everyone: each peer of a stage hears what each other contributes; sharded, where peers step by
     themselves and do not send the largest alone: each sends its contribution in slices to reducers, and

@@ -191,6 +191,9 @@ def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
         (not 0 <= sync.momentum < 1, "sync.momentum must lie in [0, 1)"),
         (sync.step_tokens < 0 or sync.shadow_steps < 0,
          "sync: step_tokens and shadow_steps cannot be negative"),
+        (sync.afresh_rounds < 0 or (sync.afresh_rounds > 0 and own is None),
+         f"sync.afresh_rounds is {sync.afresh_rounds}; it must be 0, or of peers that step by themselves "
+         f"({', '.join(AUTHORS)}) after how many rounds they begin afresh"),
         (not 0 <= sync.parts <= 64 or sync.parts & (sync.parts - 1) != 0,
          f"sync.parts is {sync.parts}; it must be a power of two up to 64, or 0"),
         (own is None and (sync.sent, sync.rest) != ("method", "method"),

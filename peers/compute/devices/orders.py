@@ -88,6 +88,10 @@ class Tell(msgspec.Struct, tag=True):
     peer: str
 
 
+class BeginAfresh(msgspec.Struct, tag=True):
+    """As OwnSteps has it, with nothing; what was gathered is dropped."""
+
+
 class GiveBack(msgspec.Struct, tag=True):
     round: int
     peer: str
@@ -131,7 +135,7 @@ class Settled(msgspec.Struct, tag=True):
 
 Order: TypeAlias = (
     Begin | Hold | Publish | Forward | Finish | Backward | Drop | Contribute | Step | Tell | GiveBack | Add
-    | Remove | Rate | Apply | AskConcord | Settle | Settled
+    | BeginAfresh | Remove | Rate | Apply | AskConcord | Settle | Settled
 )  # fmt: skip
 
 

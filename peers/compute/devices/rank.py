@@ -131,6 +131,10 @@ class Device:
             case orders.Tell(round, peer):
                 assert method.own is not None
                 return self._made(method.own.tell(round, PeerId(peer)))
+            case orders.BeginAfresh():
+                assert method.own is not None
+                method.own.begin_afresh()
+                self.compute.use_gradient(lambda _left: None)
             case orders.GiveBack(round, peer, payload):
                 method.give_back(payload, round, PeerId(peer))
             case orders.Add(round, peer, payload):

@@ -127,6 +127,8 @@ class MicrobatchWork:
         self.stage_compute = stage_compute
         self.gathered_tokens = 0
         """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
+        self.newest: MicrobatchId | None = None
+        """Whose gradient was added last."""
         self.after_gradient: Callable[[], None] | None = None
         """Called when one was added, in the compute thread; None where nobody steps by it alone."""
         self.applied_rounds = 0
@@ -160,7 +162,7 @@ class MicrobatchWork:
             finished = self.stage_compute.finish(key, inputs, text.labels, text.tokens)
         except (StageError, activation_codec.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
-        self._gathered(kept, finished.tokens)
+        self._gathered(key, kept, finished.tokens)
         gradient = finished.hidden_gradient
         encoded = b"" if gradient is None else self._encode_gradient(key, gradient, kept.from_sibling)
         return Computed(encoded, kept.shape, finished.loss_sum, finished.tokens)
@@ -184,7 +186,7 @@ class MicrobatchWork:
             gradient = self.stage_compute.backward(key, below)
         except StageError as error:
             return Trouble("not_finite", str(error), peer=source.peer if source is not None else None)
-        self._gathered(kept, kept.tokens)
+        self._gathered(key, kept, kept.tokens)
         encoded = b"" if gradient is None else self._encode_gradient(key, gradient, kept.from_sibling)
         return Computed(encoded, kept.shape)
 
@@ -197,7 +199,8 @@ class MicrobatchWork:
         reason = f"hidden states {judgement.ratio:.3g} times as large as is usual"
         return replace(_blamed(sender, "out_of_line", reason, judgement), again=False)
 
-    def _gathered(self, kept: Bodies, tokens: int) -> None:
+    def _gathered(self, key: MicrobatchId, kept: Bodies, tokens: int) -> None:
+        self.newest = key
         self.gathered_tokens += tokens
         self.timings.append(("staleness", self.applied_rounds - kept.weights_at))
         if self.after_gradient is not None:

@@ -15,8 +15,10 @@ from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
 from protocols.signed.identity import Identity
 from protocols.signed.slices import sign_slices
 from protocols.signed.told_tokens import told
-from swarmnet.identifiers import ContributionId, PeerId, RunId
-from swarmnet.optimizer.method import GradientError, Method, OwnSteps
+from swarmnet.audits.commitment import Commitment
+from swarmnet.audits.work_log import WorkLog
+from swarmnet.identifiers import ContributionId, MicrobatchId, PeerId, RunId
+from swarmnet.optimizer.method import GradientError, Method, OwnSteps, steps_before_telling
 from swarmnet.rounds.events import (
     ApplyRound,
     GiveBack,
@@ -27,6 +29,7 @@ from swarmnet.rounds.events import (
     SettleRound,
 )
 from swarmnet.rounds.result_table import Contributor, Table
+from swarmnet.run.rates import WHOLE
 
 OWN_BYTES_KEPT = 64 << 20
 """Own contributions kept for giving back after a fork; at 30 KB a round, over two thousand rounds."""
@@ -38,6 +41,8 @@ class Gathered(Protocol):
     gathered_tokens: int
     applied_rounds: int
     """Counted up with each round that enters the weights."""
+    newest: MicrobatchId | None
+    """That it holds; None: none yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,8 @@ class Made:
     """Of a result."""
     signed: int = 0
     """Bytes at the beginning of a result that name the rest."""
+    commitment: Commitment | None = None
+    """To the work behind it, where work is audited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +149,11 @@ class UpdateWork:
         settled: Callable[[Settled], None],
         counts: RoundCounts,
         undecided: Container[ContributionId],
+        log: WorkLog | None = None,
     ) -> None:
         """`settled` is called right after a round settled, before anything else changes the weights.
-        `undecided`: own contributions of which it is open what becomes of them."""
+        `undecided`: own contributions of which it is open what becomes of them. `log`: of a run whose peers
+        begin afresh."""
         self.run_id = run_id
         self.stage = stage
         self.identity = identity
@@ -174,6 +183,11 @@ class UpdateWork:
         """Weights are published moved ahead by the own momentum."""
         self._stepped_tokens = 0
         """In own steps since the last contribution."""
+        self._published_round = -1
+        """The newest applied round in the weights that are computed with."""
+        self.log, self._is_afresh = log, log is None
+        self._factor = WHOLE
+        """Of the learning rate of the round after it, when the newest microbatch was computed."""
 
     def run(self, operations: Sequence[Operation]) -> list[Done]:
         """Do them in order and publish the weights if they changed."""
@@ -188,17 +202,24 @@ class UpdateWork:
                     self._ahead = self.lookahead
                     stale |= self._goes_over(round) or self._ahead
                     results += self._took_up(round)
+                    if self.log is not None and self.log.ends_window(round):
+                        self._begin_afresh(carries=True)
+                        stale = True
                 case AddUp(round, slices):
                     results.append(self._add_up(round, slices))
                 case Add(round, peer, payload):
                     at = perf_counter()
                     self.replica.add(round, peer, payload)
+                    if self.log is not None:
+                        self.log.sets.add(round, peer, payload)
                     if round > self.replica.applied_round:  # Else most of it was the corrected step.
                         self.counts.timings.append(("contribution decode", perf_counter() - at))
                     self.counts.corrections += round <= self.replica.applied_round
                     stale |= round <= self.replica.applied_round
                 case RemoveContribution(round, peer):
                     self.replica.remove(round, peer)
+                    if self.log is not None:
+                        self.log.sets.remove(round, peer)
                     stale |= round <= self.replica.applied_round
                 case RateRound(round, factor):
                     self.replica.rate(round, factor)
@@ -215,7 +236,12 @@ class UpdateWork:
                         self.settled(result)
                     results.append(result)
                 case GiveBack(round, identity, shards):
-                    self.give_back(round, identity, shards)
+                    if self.log is None:
+                        self.give_back(round, identity, shards)
+                    elif self.log.is_in_window(round):
+                        # When it came back no commitment says, so it is dropped, and all that rests on it.
+                        self._begin_afresh()
+                        stale = True
         if stale:
             self.publish()
         if encoding:
@@ -226,20 +252,47 @@ class UpdateWork:
     def step_if_due(self) -> None:
         """Where peers step by themselves: step by what was gathered, if that is enough, and publish."""
         own = self.method.own
-        if own is None or self.closed or self.gathered.gathered_tokens < own.tokens:
+        if own is None or self.closed:
+            return
+        self._factor = 0 if self.shadow_steps else self.replica.factor(self._published_round + 1)
+        if self.log is not None:
+            assert self.gathered.newest is not None, "this is called when one was added"
+            self.log.computed(self.gathered.newest.counter, self._factor)
+        if self.gathered.gathered_tokens < own.tokens:
             return
         self._step(own)
-        self.publish()
+        self._publish()
 
     def publish(self) -> None:
         """Compute with the live weights as they are now."""
+        self._published_round = self.replica.applied_round
+        if self.log is not None:
+            if not self._is_afresh:  # The method may have taken steps beside another replica.
+                self._begin_afresh()
+            self.log.published(self.replica.settled_round, self._published_round)
+            self.log.sets.forget_until(self.replica.settled_round)
+        self._publish()
+
+    def _publish(self) -> None:
         self.stage_compute.publish(self.replica.live_tiles(self._ahead))
+
+    def _begin_afresh(self, carries: bool = False) -> None:
+        """A window ends. What was not told is carried over right after a contribution alone: there others
+        know what it is."""
+        own = self.method.own
+        assert own is not None
+        assert self.log is not None
+        carried = own.carried() if carries else b""
+        own.begin_afresh(carried)
+        self.log.begins_afresh(carried)
+        self.stage_compute.use_gradient(lambda _left: None)
+        self.gathered.gathered_tokens = self._stepped_tokens = 0
+        self._is_afresh = True
 
     def _step(self, own: OwnSteps) -> None:
         began = perf_counter()
         tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
-        round = self.replica.applied_round + 1
-        factor = 0 if self.shadow_steps else self.replica.factor(round)
+        round, factor = self._published_round + 1, self._factor
         try:
             self.stage_compute.use_gradient(
                 lambda gradient: own.step(gradient, max(1, tokens), round, factor)
@@ -304,6 +357,8 @@ class UpdateWork:
             made = self._cut(round, reducers, tokens, payload)
         else:
             made = self._sealed(round, tokens, payload)
+        if self.log is not None and isinstance(made, Made):
+            made = replace(made, commitment=self.log.told(round, payload))
         assert made.id is not None
         self.own[made.id] = payload
         self._forget_oldest(len(payload), made.id)
@@ -352,7 +407,7 @@ class UpdateWork:
         """Likewise, of own steps. What is too little for a step yet waits for the next round, unless it is
         all that there is."""
         gathered = self.gathered.gathered_tokens
-        if gathered and (not self._stepped_tokens or 2 * gathered >= own.tokens):
+        if steps_before_telling(gathered, self._stepped_tokens, own.tokens):
             self._step(own)
         tokens, self._stepped_tokens = self._stepped_tokens, 0
         return (own.tell(round, self.identity.peer_id) if tokens else None), tokens

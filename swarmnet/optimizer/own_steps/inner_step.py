@@ -59,10 +59,16 @@ class InnerStep:
 
     def divide(self, company: Company) -> None:
         """Of parameters there may be a part here only; matrices are made orthogonal as wholes."""
+        self._company = company
         self._rules: list[tuple[Entry, _Rule]] = [
             (entry, _Muon(self._momentum, entry, company) if self._is_muons(entry, company) else _AdamW())
             for entry in self._layout.entries
         ]
+
+    def begin_afresh(self) -> None:
+        """As if no step had been taken."""
+        self._kept.clear()
+        self.divide(self._company)
 
     def _is_muons(self, entry: Entry, company: Company) -> bool:
         return self._name == "muon" and is_muons(entry.name, company.shape(entry))

@@ -1,0 +1,1 @@
+"""Whether peers did the work that they say they did."""
