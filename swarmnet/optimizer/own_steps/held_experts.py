@@ -140,7 +140,7 @@ class HeldExperts:
         return b""
 
     def begin_afresh(self, carried: bytes = b"") -> None:
-        for part in (self._shared, self._experts):
+        for part in (self.shared, self.of_group):
             part.begin_afresh()
 
     def keep_moments_on_the_host(self) -> None:

@@ -149,7 +149,7 @@ class Ground:
             return Gradient(summed_P, sum(one.loss * one.tokens for one in each) / tokens, tokens)
         self._publish(weights_P)
         microbatches = [MicrobatchId(PeerId(f"peer {peer}"), counter) for peer in range(peers)]
-        starts = [start for one in microbatches for start in self._starts(one)]
+        starts = tuple(start for one in microbatches for start in self._starts(one))
         inputs_BT, labels_BT = windows(self._texts.corpus, starts, self.manifest.data.sequence_tokens)
         finished = self._computes[0].finish(0, inputs_BT, labels_BT, inputs_BT)
         summed_P = self._computes[0].use_gradient(torch.clone)
