@@ -111,17 +111,23 @@ def join_to_contribution_seconds(stories: Iterable[PeerStory], peer: str, starte
 def curve(stories: Iterable[PeerStory]) -> list[tuple[int, float]]:
     """Tokens that the run has trained by then, and the mean loss since the last point: nats per token, each
     microbatch at the weights of its time, before it counted."""
-    commits = sorted(
-        (at, tokens, loss) for story in stories if story.stage == 0
-        for at, _, _, tokens, loss in story.commits if loss is not None
-    )  # fmt: skip
+    commits = _with_losses(stories)
     found, trained = [], 0
     size = max(1, -(-len(commits) // CURVE_POINTS))
     for first in range(0, len(commits), size):
         group = commits[first : first + size]
-        trained += sum(tokens for _, tokens, _ in group)
-        found.append((trained, fmean(loss for _, _, loss in group)))
+        trained += sum(tokens for tokens, _ in group)
+        found.append((trained, fmean(loss for _, loss in group)))
     return found
+
+
+def _with_losses(stories: Iterable[PeerStory]) -> list[tuple[int, float]]:
+    """Tokens and loss of what the first stage committed, in the order of time."""
+    commits = sorted(
+        (at, loss, tokens) for story in stories if story.stage == 0
+        for at, _, _, tokens, loss in story.commits if loss is not None
+    )  # fmt: skip
+    return [(tokens, loss) for _, loss, tokens in commits]
 
 
 def contribution_bytes(manifest: Manifest, stage: int) -> int:
@@ -142,12 +148,7 @@ def build(
     train_seconds: float,
 ) -> dict[str, Any]:
     """The report; `killed`: who and when (Unix time)."""
-    losses = [
-        loss for _, loss in sorted(
-            (at, loss) for story in stories if story.stage == 0
-            for at, _, _, _, loss in story.commits if loss is not None
-        )
-    ]  # fmt: skip
+    losses = [loss for _, loss in _with_losses(stories)]
     repeats, commits = repeats_across_peers(stories)
     computed = sum(len(story.took) * contribution_bytes(manifest, story.stage) for story in stories)
     return {
