@@ -1,10 +1,13 @@
 """Weights of a small model for tests of what is written with it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from typed import typing
 
+from peers.state.checkpoint_file import Model
 from swarmnet.identifiers import PeerId
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.fixed_point import to_floats
@@ -44,3 +47,20 @@ def stage_weights(shape: ModelShape, stages: tuple[int, ...]) -> list[dict[str, 
             }
         )
     return found
+
+
+def page_of_what_commands_take_home(manifest, folder, monkeypatch, capsys):
+    """The exported model's page. What is exported generates and evaluates as the checkpoint does."""
+    model = Model(manifest, tuple(stage_weights(manifest.model, manifest.stages)), 5)
+    monkeypatch.setattr("peers.state.checkpoint_file.newest", lambda source: model)
+    monkeypatch.setattr("peers.data.documents.held_out_text", lambda: b"for each in range(10):\n" * 9)
+    monkeypatch.chdir(folder)
+    swarmnet = typing(capsys, monkeypatch)
+    code, out, _ = swarmnet("export", "--hf", "model", "--from", "state")
+    assert code == 0
+    assert "computes the same for 64 tokens" in out
+    for command in (["generate", "--prompt", "def ", "--tokens", 20, "--seed", 1], ["evaluate"]):
+        told = [swarmnet(*command, "--from", source)[:2] for source in ("state", "model")]
+        assert told[0] == told[1]
+        assert told[0][0] == 0
+    return Path("model/README.md").read_text()

@@ -1,15 +1,12 @@
 """A mixture whose peers each train one group of experts, taken home: a plain Qwen3-MoE, groups or none."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from sharp_weights import LLAMA, stage_weights
-from typed import typing
+from sharp_weights import LLAMA, page_of_what_commands_take_home, stage_weights
 
 from peers.data.tokenizer import ByteTokenizer
-from peers.state.checkpoint_file import Model
 from peers.tools.model import hf_parity
 from peers.tools.model.export import export, load_shape, load_weights, plain_shape
 from peers.tools.model.generate import generate
@@ -60,17 +57,5 @@ def test_as_commands_export_generate_and_evaluate_say_what_the_checkpoint_says(
         "tiny", PeerId("owner"), stages=(1, 2), model=HELD, data=Data(sequence_tokens=32),
         sync=Sync(method="local-steps"),
     )  # fmt: skip
-    model = Model(manifest, tuple(stage_weights(HELD, (1, 2))), 5)
-    monkeypatch.setattr("peers.state.checkpoint_file.newest", lambda source: model)
-    monkeypatch.setattr("peers.data.documents.held_out_text", lambda: b"for each in range(10):\n" * 9)
-    monkeypatch.chdir(tmp_path)
-    swarmnet = typing(capsys, monkeypatch)
-    code, out, _ = swarmnet("export", "--hf", "model", "--from", "state")
-    assert code == 0
-    assert "computes the same for 64 tokens" in out
-    page = Path("model/README.md").read_text()
+    page = page_of_what_commands_take_home(manifest, tmp_path, monkeypatch, capsys)
     assert "of which a token takes 2; each peer trained one of 3 groups of them; every 5 rounds" in page
-    for command in (["generate", "--prompt", "def ", "--tokens", 20, "--seed", 1], ["evaluate"]):
-        told = [swarmnet(*command, "--from", source)[:2] for source in ("state", "model")]
-        assert told[0] == told[1]
-        assert told[0][0] == 0

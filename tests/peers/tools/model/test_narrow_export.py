@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sharp_weights import LLAMA, sharp_weights, stage_weights
-from typed import typing
+from sharp_weights import LLAMA, page_of_what_commands_take_home, sharp_weights, stage_weights
 
 from peers.data.tokenizer import ByteTokenizer
-from peers.state.checkpoint_file import Model
 from peers.tools.model import hf_parity
 from peers.tools.model.export import BOUNDARY, ExportError, export, load_shape, load_weights
 from peers.tools.model.generate import generate
@@ -137,18 +135,6 @@ def test_as_commands_export_generate_and_evaluate_say_what_the_checkpoint_says(
     manifest = Manifest(
         "tiny", PeerId("owner"), stages=(1, 2), model=FULL, data=Data(sequence_tokens=32)
     )
-    model = Model(manifest, tuple(stage_weights(FULL, (1, 2))), 5)
-    monkeypatch.setattr("peers.state.checkpoint_file.newest", lambda source: model)
-    monkeypatch.setattr("peers.data.documents.held_out_text", lambda: b"for each in range(10):\n" * 9)
-    monkeypatch.chdir(tmp_path)
-    swarmnet = typing(capsys, monkeypatch)
-    code, out, _ = swarmnet("export", "--hf", "model", "--from", "state")
-    assert code == 0
-    assert "computes the same for 64 tokens" in out
-    page = Path("model/README.md").read_text()
+    page = page_of_what_commands_take_home(manifest, tmp_path, monkeypatch, capsys)
     assert "after layers 1 and 2 8 numbers per token go on" in page
     assert "from peers.tools.model.narrow_transformers import register" in page
-    for command in (["generate", "--prompt", "def ", "--tokens", 20, "--seed", 1], ["evaluate"]):
-        told = [swarmnet(*command, "--from", source)[:2] for source in ("state", "model")]
-        assert told[0] == told[1]
-        assert told[0][0] == 0
