@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peers.config.atomic_files import require_free, write_atomically
+from peers.config.compute_file import DeviceName
 from peers.errors import UserError
-from swarmnet.model.computing.choices import Computing, DtypeName, Recompute
+from swarmnet.model.computing.choices import Computing, DtypeName, MomentsPlace, Recompute
 from swarmnet.run.manifest import MethodName
 from swarmnet.run.own_steps import AUTHORS
 
@@ -36,15 +37,17 @@ TABLE_COLUMNS = 200
 def contribution(
     parameters: Annotated[int, typer.Option(min=4096, help="Size of the model, about.")] = 1_000_000,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Repeats per figure.")] = 9,
+    device: Annotated[DeviceName, typer.Option(help="As in a peer file.")] = "cpu",
 ) -> None:
     """Bytes and time of a contribution, beside a straightforward float DeMo."""
+    from peers.compute.stage_part import device_of
     from peers.lab.bench.contribution import bench, render
     from protocols.framing.frames import wire_bytes
     from protocols.messages.table import Contribution, encode
     from protocols.signed.envelope import ENVELOPE_BYTES
 
     overhead = wire_bytes(len(encode(Contribution())), ENVELOPE_BYTES)
-    typer.echo(render(bench(parameters, overhead_bytes=overhead, repeats=repeats)))
+    typer.echo(render(bench(parameters, overhead, repeats, device_of(device))))
 
 
 def transfer(
@@ -62,8 +65,11 @@ def memory(
     dtype: Annotated[DtypeName, typer.Option(help="As compute.dtype of the peer file.")] = "fp32",
     recompute: Annotated[Recompute, typer.Option(help="As compute.recompute.")] = "none",
     devices: Annotated[int, typer.Option(min=1, max=64, help="As compute.devices, on the processor.")] = 1,
+    device: Annotated[DeviceName, typer.Option(help="As in a peer file; of a GPU, its memory.")] = "cpu",
+    moments: Annotated[MomentsPlace, typer.Option(help="As compute.moments.")] = "device",
 ) -> None:
     """Bytes per parameter that a stage takes in this machine's memory, beside what peers say before."""
+    from peers.compute.stage_part import device_of
     from peers.config.run_file import load_manifest
     from peers.lab.bench.memory import bench, bench_devices, render, render_devices
     from swarmnet.identifiers import PeerId
@@ -71,11 +77,11 @@ def memory(
     manifest = load_manifest(run_file, PeerId(""), {})
     if stage >= len(manifest.stages):
         raise UserError(f"--stage {stage}: {run_file} has stages 0 to {len(manifest.stages) - 1}")
-    computing = Computing(dtype, recompute)
+    computing = Computing(dtype, recompute, moments=moments)
     if devices > 1:
         typer.echo(render_devices(bench_devices(manifest, stage, devices, computing)))
     else:
-        typer.echo(render(bench(manifest, stage, computing)))
+        typer.echo(render(bench(manifest, stage, computing, device_of(device))))
 
 
 def training(
@@ -88,11 +94,15 @@ def training(
     seconds: Annotated[
         float, typer.Option(min=5, max=3600, help="With --processes: of each of two swarms.")
     ] = 60.0,
+    device: Annotated[DeviceName, typer.Option(help="As in a peer file; one process only.")] = "cpu",
+    compiled: Annotated[bool, typer.Option("--compile", help="As compute.compile: all loops.")] = False,
 ) -> None:
     """Tokens per second of a peer with the whole model, and of all stages together, beside a plain loop of
     PyTorch with the same model and microbatches."""
     import asyncio
 
+    from peers.compute.stage_part import computing_of, device_of
+    from peers.config.compute_file import ComputeFile
     from peers.config.run_file import load_manifest
     from peers.lab.bench import training, training_processes
     from swarmnet.identifiers import PeerId
@@ -102,7 +112,9 @@ def training(
         costs = asyncio.run(training_processes.bench(run_file, manifest, seconds))
         typer.echo(training_processes.render(costs))
         return
-    typer.echo(training.render(training.bench(manifest, microbatches, repeats)))
+    where = device_of(device)
+    place = training.Place(where, computing_of(ComputeFile(compile=compiled), where))
+    typer.echo(training.render(training.bench(manifest, microbatches, repeats, place)))
 
 
 def group(
@@ -150,14 +162,18 @@ def work(
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Groups for each lie.")] = 1,
     threads: Annotated[int, typer.Option(min=1, max=64, help="Of the processor.")] = 1,
     dtype: Annotated[DtypeName, typer.Option(help="As compute.dtype of the peer file.")] = "fp32",
+    device: Annotated[DeviceName, typer.Option(help="As in a peer file.")] = "cpu",
 ) -> None:
     """Peers with real models of which some contribute other work than they say: who is found by whoever
     computes it again, and whether honest ones are ever accused."""
+    from peers.compute.stage_part import device_of
     from peers.lab.bench.work_audits import Question, bench, render
 
     if liars >= peers:
         raise UserError(f"--liars {liars}: of {peers} peers somebody must be honest")
-    question = Question(run_file, lie or (), peers, liars, rounds, seeds, threads, Computing(dtype))
+    question = Question(
+        run_file, lie or (), peers, liars, rounds, seeds, threads, Computing(dtype), device_of(device)
+    )
     typer.echo(render(list(bench(question))))
 
 
@@ -245,6 +261,7 @@ def learning(
             "--steps", min=0, help="That a peer takes in a round, where it takes any. [default: the method's]"
         ),
     ] = 0,
+    device: Annotated[DeviceName, typer.Option(help="As in a peer file.")] = "cpu",
     eval_text: Annotated[Path | None, typer.Option(metavar="FILE", help="To judge by.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="If not beside the run.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Trials, reports, pictures.")] = Path("learning"),
@@ -256,6 +273,7 @@ def learning(
 ) -> None:
     """What a run learns by each method, beside AdamW, Muon and DeMo at equal tokens. Interrupted, it goes on
     where it was."""
+    from peers.compute.stage_part import device_of
     from peers.lab.bench.learning.bench import Question
     from peers.lab.bench.learning.report import as_json, demo_curve, draw, render
 
@@ -265,7 +283,7 @@ def learning(
         report = _learned(
             Question(
                 run_file, method or (), tokens, seeds, peers, delay, folder, eval_text, tokenizer,
-                away, late, rate, own_steps,
+                away, late, rate, own_steps, device_of(device),
             )
         )  # fmt: skip
         (folder / "report.json").write_text(as_json(report))

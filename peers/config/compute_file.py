@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swarmnet.model.computing.choices import MomentsPlace, Recompute
 
+DeviceName = Literal["cpu", "cuda", "auto"]
+
 
 class ComputeFile(BaseModel):
     """How this peer computes its stage. What settles does not depend on it: peers of one group may differ."""

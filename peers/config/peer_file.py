@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from peers.config.atomic_files import is_file
-from peers.config.compute_file import ComputeFile
+from peers.config.compute_file import ComputeFile, DeviceName
 from peers.config.limits import LimitsFile
 from peers.config.quantities import (
     BootstrapMultiaddr,
@@ -239,7 +239,7 @@ class PeerFile(BaseModel):
     """Compute threads."""
     work_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Of the time, how much to compute for the run at most, where the machine has other things to do."""
-    device: Literal["cpu", "cuda", "auto"] = "auto"
+    device: DeviceName = "auto"
     """auto: cuda where torch sees a GPU, else cpu."""
     compute: ComputeFile = ComputeFile()
     """How this peer computes its stage."""

@@ -1,7 +1,8 @@
 """What contributions cost: bytes and time of each selection, beside a straightforward float DeMo.
 
 All timings are medians over interleaved repeats in one process and on one thread, so the ratios hold
-where the nanoseconds differ from machine to machine.
+where the nanoseconds differ from machine to machine. On a GPU both work there; a contribution ends as bytes
+in the machine's memory and begins as these, the baseline stays there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from swarmnet.optimizer.method import Method, method_of
 from swarmnet.optimizer.step import Step
 from swarmnet.run.manifest import Manifest, ModelShape, Sync
 
+CPU = torch.device("cpu")
 PEERS = 4
 BANDS = 16
 """Rows of chunks in the baseline's matrix: about square at a million parameters, as real matrices are."""
@@ -69,14 +71,16 @@ class Report:
     rows: tuple[Row, ...]
 
 
-def bench(parameters: int = 1_000_000, overhead_bytes: int = 0, repeats: int = 9) -> Report:
+def bench(
+    parameters: int = 1_000_000, overhead_bytes: int = 0, repeats: int = 9, device: torch.device = CPU
+) -> Report:
     """Measure all CASES on a model of about so many parameters.
 
     `overhead_bytes` is what the caller's envelope and headers add to each payload.
     """
     layout = layout_of(model_shapes(parameters))
     with _one_thread():
-        rows = tuple(_measure(layout, sync, overhead_bytes, repeats) for sync in CASES)
+        rows = tuple(_measure(layout, sync, overhead_bytes, repeats, device) for sync in CASES)
     return Report(layout.parameters, PEERS, overhead_bytes, repeats, rows)
 
 
@@ -130,15 +134,16 @@ class FloatDemo:
     """DeMo written the straightforward way, on one matrix of whole 64 x 64 chunks: transform by einsum,
     torch.topk, own selection decoded and subtracted, mean over senders by scatter_reduce, sign."""
 
-    def __init__(self, chunks: int, kept: int, decay: float) -> None:
+    def __init__(self, chunks: int, kept: int, decay: float, device: torch.device = CPU) -> None:
         self._kept, self._decay = kept, decay
         self._basis = torch.tensor(
             [
                 [sqrt((2 if i else 1) / 64) * cos(pi * (2 * j + 1) * i / 128) for i in range(64)]
                 for j in range(64)
-            ]
+            ],
+            device=device,
         )
-        self.residual = torch.zeros(64 * BANDS, 64 * -(-chunks // BANDS))
+        self.residual = torch.zeros(64 * BANDS, 64 * -(-chunks // BANDS), device=device)
 
     def encode(self, gradient: Tensor, learning_rate: float) -> tuple[Tensor, Tensor]:
         """A gradient like the residual, to indices and values [chunks, kept], which leave the residual."""
@@ -154,7 +159,7 @@ class FloatDemo:
         """The sign of the mean over senders, like the residual."""
         indices = torch.cat([indices for indices, _ in contributions], dim=1)
         values = torch.cat([values for _, values in contributions], dim=1)
-        mean = torch.zeros(indices.shape[0], CHUNK)
+        mean = values.new_zeros(indices.shape[0], CHUNK)
         mean.scatter_reduce_(1, indices, values, reduce="mean", include_self=False)
         return self._inverse(mean).sign_()
 
@@ -164,13 +169,13 @@ class FloatDemo:
         return values.reshape(self.residual.shape)
 
 
-def _measure(layout: Layout, sync: Sync, overhead_bytes: int, repeats: int) -> Row:
+def _measure(layout: Layout, sync: Sync, overhead_bytes: int, repeats: int, device: torch.device) -> Row:
     manifest = replace(Manifest("bench", PeerId("bench")), sync=sync)
-    method = method_of(manifest, layout)
-    baseline = FloatDemo(-(-layout.parameters // CHUNK), sync.kept, sync.momentum)
-    generator = torch.Generator().manual_seed(0)
-    gradient = torch.randn(layout.size, generator=generator)
-    matrix = torch.randn(baseline.residual.shape, generator=generator)
+    method = method_of(manifest, layout, device)
+    baseline = FloatDemo(-(-layout.parameters // CHUNK), sync.kept, sync.momentum, device)
+    generator = torch.Generator(device).manual_seed(0)
+    gradient = torch.randn(layout.size, generator=generator, device=device)
+    matrix = torch.randn(baseline.residual.shape, generator=generator, device=device)
     payloads = [method.contribute(gradient, 1, 0, PeerId(f"peer {index}")) for index in range(PEERS)]
     values = [baseline.encode(matrix, sync.learning_rate) for _ in range(PEERS)]
     times: list[tuple[float, ...]] = []
@@ -180,10 +185,10 @@ def _measure(layout: Layout, sync: Sync, overhead_bytes: int, repeats: int) -> R
             gradient[start:stop] = 0
         matrix.normal_(generator=generator)
         times.append((
-            _seconds(lambda: method.contribute(gradient, 1, repeat, PeerId("peer"))),  # noqa: B023
-            _seconds(lambda: _decode(method, payloads)),
-            _seconds(lambda: baseline.encode(matrix, sync.learning_rate)),
-            _seconds(lambda: baseline.decode(values)),
+            _seconds(device, lambda: method.contribute(gradient, 1, repeat, PeerId("peer"))),  # noqa: B023
+            _seconds(device, lambda: _decode(method, payloads)),
+            _seconds(device, lambda: baseline.encode(matrix, sync.learning_rate)),
+            _seconds(device, lambda: baseline.decode(values)),
         ))  # fmt: skip
     # The first repeat warms caches and allocators up.
     sizes = (layout.parameters, layout.parameters, matrix.numel(), matrix.numel())
@@ -205,10 +210,17 @@ def _decode(method: Method, payloads: list[bytes]) -> Step:
     return tally.step()
 
 
-def _seconds(task: Callable[[], object]) -> float:
+def _seconds(device: torch.device, task: Callable[[], object]) -> float:
+    _wait(device)
     start = perf_counter()
     task()
+    _wait(device)
     return perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @contextmanager

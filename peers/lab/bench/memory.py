@@ -1,7 +1,8 @@
 """What a stage takes in memory, measured: one peer's real parts play rounds in this process.
 
 What lies there for good is measured between two rounds; what comes and goes while a microbatch is computed
-and while a round is made, applied and settled is the highest that the system saw meanwhile. Linux only.
+and while a round is made, applied and settled is the highest that the system saw meanwhile. Of a GPU it is
+torch's own count of what tensors have there; else Linux only.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -25,6 +27,7 @@ from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of
 from swarmnet.run.manifest import Manifest, ModelShape
 
 PEERS = (PeerId("this peer"), PeerId("another"))
+CPU = torch.device("cpu")
 RESET_PEAK = "5"
 """What proc(5) wants in clear_refs for a new VmHWM."""
 
@@ -44,23 +47,27 @@ class Taken:
     """By swarmnet/resources/memory_estimate.py, in all."""
 
 
-def bench(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> Taken:
-    """Raises UserError where the system does not tell."""
+def bench(
+    manifest: Manifest, stage: int, computing: Computing = PLAIN, device: torch.device = CPU
+) -> Taken:
+    """In the memory of the device. Raises UserError where the system does not tell."""
+    memory: _Memory = _Card() if device.type == "cuda" else _Machine()
     _warm_up()
-    before = _resident()
-    part = real_part(manifest, stage, computing=computing)
+    before = memory.taken()
+    part = real_part(manifest, stage, device, computing)
     if part.method.held is not None and part.method.held.begins(PEERS[0]):
         part.compute.train(part.method.held.trained)
     peer = _Peer(manifest, stage, part)
     for _ in range(manifest.rounds.window + 2):  # Afterwards as many rounds are open as ever.
         peer.compute()
         peer.play_round()
-    held = _resident() - before
-    microbatch = _peak(peer.compute) - graph_bytes(manifest, stage, computing)
+    held = memory.taken() - before
+    microbatch = _peak(peer.compute, memory) - graph_bytes(manifest, stage, computing)
     microbatch -= graph_at_work(manifest, stage, computing)
-    round = _peak(peer.play_round)
+    round = _peak(peer.play_round, memory)
     size = part.layout.size
-    said = needs_of(manifest, stage, PROCESS_BYTES, computing).weights
+    process = 0 if device.type == "cuda" else PROCESS_BYTES
+    said = needs_of(manifest, stage, process, computing).weights
     return Taken(part.layout.parameters, held / size, microbatch / size, round / size, said / size)
 
 
@@ -174,17 +181,50 @@ def _warm_up() -> None:
         torch.autograd.grad((weights @ weights).sum(), [weights])
 
 
-def _resident() -> int:
-    give_back()
-    return resident_bytes()
+class _Memory(Protocol):
+    """In bytes."""
+
+    def taken(self) -> int: ...
+
+    def forget_peak(self) -> None: ...
+
+    def highest(self) -> int: ...
 
 
-def _peak(work: Callable[[], None]) -> int:
-    """Bytes above what is resident before."""
-    before, me = _resident(), os.getpid()
-    _forget_peak(me)
+class _Machine:
+    """What this process has resident."""
+
+    def taken(self) -> int:
+        give_back()
+        return resident_bytes()
+
+    def forget_peak(self) -> None:
+        _forget_peak(os.getpid())
+
+    def highest(self) -> int:
+        return _highest(os.getpid())
+
+
+class _Card:
+    """What tensors of this process have on its GPU; what torch keeps for the next ones is not among it."""
+
+    def taken(self) -> int:
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    def forget_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def highest(self) -> int:
+        return torch.cuda.max_memory_allocated()
+
+
+def _peak(work: Callable[[], None], memory: _Memory) -> int:
+    """Bytes above what is taken before."""
+    before = memory.taken()
+    memory.forget_peak()
     work()
-    return max(0, _highest(me) - before)
+    return max(0, memory.highest() - before)
 
 
 def _forget_peak(pid: int) -> None:

@@ -6,7 +6,9 @@ own steps and rounds included: the model in one stage, and all stages of the run
 not here is the rest of the process: text, links, events, checkpoints (training_processes.py has all).
 
 Both are timed by the processor's time of this process, in turns, so that others on the machine and its clock
-matter little; ratios are of neighbours, and medians of these.
+matter little; ratios are of neighbours, and medians of these. On a GPU, which nobody else may use meanwhile,
+by the clock. There both compute in bfloat16 where it has that, the plain loop by torch.autocast; and both
+have their layers compiled, where that is asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
@@ -24,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import AdamW
 
+from peers.compute.peak_flops import measured_peak
 from peers.compute.stage_part import real_part
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork, Trouble
 from peers.worker.rounds.counters import RoundCounts
@@ -32,15 +36,18 @@ from protocols.signed.envelope import Kind, open_envelope
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.model.carried_text import TextCodec
-from swarmnet.model.decoder import forward
+from swarmnet.model.computing.choices import PLAIN, Computing
+from swarmnet.model.decoder import RunLayer, forward, one_layer
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import trained_layout, views_of
+from swarmnet.model.flops import operations_per_token
 from swarmnet.model.parameters import is_muons, whole
 from swarmnet.model.state_layout import first_state
 from swarmnet.optimizer.own_steps.inner_step import ADAM_DECAYS, MUON_RMS, orthogonal
 from swarmnet.rounds.events import ApplyRound, MakeContribution, SettleRound
 from swarmnet.run.manifest import Manifest
 
+CPU = torch.device("cpu")
 Loop = Literal["plain", "plain-muon", "peer", "stages"]
 TEXTS = 16
 """Microbatches that are drawn, and then come again: which tokens they hold costs nothing."""
@@ -74,6 +81,11 @@ class Report:
     seconds: Mapping[Loop, Sequence[float]]
     """Of the processor, for a microbatch, by turn."""
     parts: Mapping[Loop, Parts]
+    operations: int = 0
+    """Of a token, floating point, forward and backward."""
+    peak: float = 0.0
+    """Operations a second of the largest product that the GPU was seen to make; 0: a processor's are not
+    asked for."""
 
     def ratios(self, baseline: Loop, loop: Loop) -> list[float]:
         """Speed of a loop beside that of the baseline, turn by turn."""
@@ -81,40 +93,68 @@ class Report:
         return [plain / other for plain, other in pairs]
 
 
-def bench(manifest: Manifest, microbatches: int, repeats: int) -> Report:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where loops compute, and how."""
+
+    device: torch.device = CPU
+    computing: Computing = PLAIN
+
+    def now(self) -> float:
+        """Seconds: of this process's processor, or by the clock, when a GPU has done what it was given."""
+        if self.device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """For whoever writes a plain loop."""
+        if self.computing.dtype == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+
+HERE = Place()
+
+
+def bench(manifest: Manifest, microbatches: int, repeats: int, place: Place = HERE) -> Report:
     """So many microbatches in each of so many turns of each loop."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _bench(manifest, microbatches, repeats)
+        return _bench(manifest, microbatches, repeats, place)
     finally:
         torch.set_num_threads(threads)
 
 
-def _bench(manifest: Manifest, microbatches: int, repeats: int) -> Report:
+def _bench(manifest: Manifest, microbatches: int, repeats: int, place: Place) -> Report:
     alone = replace(manifest, stages=(manifest.model.layers,))
     own, step_tokens = manifest.sync.own_steps, step_tokens_of(manifest)
-    loops: dict[Loop, _Trains] = {"plain": Plain(alone, step_tokens)}
+    loops: dict[Loop, _Trains] = {"plain": Plain(alone, step_tokens, place)}
     if own is not None and own.inner == "muon":
-        loops["plain-muon"] = Plain(alone, step_tokens, is_muon=True)
-    peers: dict[Loop, StagesInOneThread] = {"peer": StagesInOneThread(alone)}
+        loops["plain-muon"] = Plain(alone, step_tokens, place, is_muon=True)
+    peers: dict[Loop, StagesInOneThread] = {"peer": StagesInOneThread(alone, place)}
     if len(manifest.stages) > 1:
-        peers["stages"] = StagesInOneThread(manifest)
+        peers["stages"] = StagesInOneThread(manifest, place)
     loops |= peers
     texts = texts_of(manifest)
     seconds: dict[Loop, list[float]] = {name: [] for name in loops}
     for turn in range(repeats + 1):
         for name in list(loops)[:: 1 if turn % 2 else -1]:
-            began = time.process_time()
+            began = place.now()
             for number in range(microbatches):
                 loops[name].microbatch(*texts[number % TEXTS])
             if turn:  # The first one warms up.
-                seconds[name].append((time.process_time() - began) / microbatches)
+                seconds[name].append((place.now() - began) / microbatches)
             elif name in peers:
                 peers[name].forget()
     size = trained_layout(alone, 0).parameters
     parts = {name: peer.parts() for name, peer in peers.items()}
-    return Report(size, manifest.microbatch_tokens, step_tokens, microbatches, seconds, parts)
+    peak = measured_peak(place.device) if place.device.type == "cuda" else 0.0
+    return Report(
+        size, manifest.microbatch_tokens, step_tokens, microbatches, seconds, parts,
+        operations_per_token(alone, 0), peak,
+    )  # fmt: skip
 
 
 def step_tokens_of(manifest: Manifest) -> int:
@@ -127,9 +167,10 @@ def step_tokens_of(manifest: Manifest) -> int:
 def render(report: Report) -> str:
     """A row a loop."""
     repeats = len(report.seconds["plain"])
+    clock = "its processor time" if not report.peak else f"{report.peak / 1e12:.0f} TFLOP/s at most"
     lines = [
         f"{report.parameters:,} parameters, microbatches of {report.microbatch_tokens:,} tokens, a step for "
-        f"every {report.step_tokens:,}; one thread, its processor time; medians of {repeats} turns of "
+        f"every {report.step_tokens:,}; one thread, {clock}; medians of {repeats} turns of "
         f"{report.microbatches}, each beside its neighbours (least to most)",
         "",
     ]
@@ -137,6 +178,8 @@ def render(report: Report) -> str:
     for name, seconds in report.seconds.items():
         speed = report.microbatch_tokens / statistics.median(seconds)
         line = f"  {NAMES[name]:<40}{speed:>10,.0f} tokens/s"
+        if report.peak:
+            line += f"  {speed * report.operations / report.peak:.1%} of the GPU"
         for baseline in baselines:
             if name not in baselines:
                 ratios = report.ratios(baseline, name)
@@ -170,11 +213,17 @@ def texts_of(manifest: Manifest) -> list[tuple[Tensor, Tensor]]:
 class Plain:
     """What whoever trains alone writes."""
 
-    def __init__(self, manifest: Manifest, step_tokens: int, is_muon: bool = False) -> None:
+    def __init__(
+        self, manifest: Manifest, step_tokens: int, place: Place = HERE, is_muon: bool = False
+    ) -> None:
         self._shape, self._step_tokens, self._tokens = manifest.model, step_tokens, 0
+        self._place, self._run_layers = place, dict[int, RunLayer]()
+        if place.computing.compile:
+            compiled: RunLayer = torch.compile(one_layer, dynamic=False)
+            self._run_layers = dict.fromkeys(range(manifest.model.layers), compiled)
         manifest = replace(manifest, stages=(manifest.model.layers,))
         layout = trained_layout(manifest, 0)
-        units = to_floats(first_state(manifest, 0)[: layout.size])
+        units = to_floats(first_state(manifest, 0)[: layout.size]).to(place.device)
         self.leaves = {name: view.clone().requires_grad_() for name, view in views_of(units, layout).items()}
         muons = [leaf for name, leaf in self.leaves.items() if is_muon and is_muons(name, leaf.shape)]
         others = [leaf for leaf in self.leaves.values() if not any(leaf is muon for muon in muons)]
@@ -185,7 +234,11 @@ class Plain:
             self._steps.append(_Muon(muons, manifest.sync.momentum).step)
 
     def microbatch(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
-        logits_BTV = forward(self.leaves, self._shape, whole(self._shape), tokens_BT)
+        tokens_BT, labels_BT = tokens_BT.to(self._place.device), labels_BT.to(self._place.device)
+        with self._place.autocast():
+            logits_BTV = forward(
+                self.leaves, self._shape, whole(self._shape), tokens_BT, run_layers=self._run_layers or None
+            )
         loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
         torch.autograd.backward(loss / self._step_tokens)
         loss.item()
@@ -219,8 +272,9 @@ class _Muon:
 class StagesInOneThread:
     """The stages of a run in one thread, each as its compute thread works, alone in its group."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, place: Place = HERE) -> None:
         self._manifest, self._identity, self._count = manifest, Identity.generate(), 0
+        self._place = place
         self._text, self._tokens, self._round = TextCodec(manifest), 0, 0
         self._in_all = self._in_steps = self._in_rounds = 0.0
         self.stages = [self._stage(stage) for stage in range(len(manifest.stages))]
@@ -235,7 +289,9 @@ class StagesInOneThread:
         return Parts(1.0 - steps - rounds, steps, rounds)
 
     def _stage(self, stage: int) -> tuple[MicrobatchWork, UpdateWork]:
-        part = real_part(self._manifest, stage)
+        part = real_part(self._manifest, stage, self._place.device, self._place.computing)
+        data = self._manifest.data
+        part.compute.warm_up(data.microbatch_sequences, data.sequence_tokens)
         replica = part.replica(part.first_units(), -1)
         work = MicrobatchWork(self._manifest, stage, part.compute)
         update = UpdateWork(
@@ -248,22 +304,22 @@ class StagesInOneThread:
         return work, update
 
     def _step(self, update: UpdateWork) -> None:
-        began = time.process_time()
+        began = self._place.now()
         update.step_if_due()
-        self._in_steps += time.process_time() - began
+        self._in_steps += self._place.now() - began
 
     def microbatch(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
-        began = time.process_time()
+        began = self._place.now()
         self._compute(tokens_BT, labels_BT)
         self._tokens += labels_BT.numel()
         if self._tokens >= self._manifest.rounds.target_tokens:
-            at = time.process_time()
+            at = self._place.now()
             for _, update in self.stages:
                 self._play_round(update)
             self._round += 1
             self._tokens = 0
-            self._in_rounds += time.process_time() - at
-        self._in_all += time.process_time() - began
+            self._in_rounds += self._place.now() - at
+        self._in_all += self._place.now() - began
 
     def _compute(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
         key = MicrobatchId(self._identity.peer_id, self._count)

@@ -85,16 +85,17 @@ class Peer:
     """One that computes, with the product's compute path."""
 
     def __init__(
-        self, manifest: Manifest, known: SettledWork, seed: bytes, computing: Computing, lie: Lie | None
-    ) -> None:
+        self, manifest: Manifest, known: SettledWork, seed: bytes, computing: Computing, lie: Lie | None,
+        device: torch.device = CPU,
+    ) -> None:  # fmt: skip
         self.identity, self.known, self.lie = Identity.from_seed(seed), known, lie
         self.me, self.secret = self.identity.peer_id, hashlib.sha256(b"secret" + seed).digest()
-        part = real_part(manifest, 0, computing=computing)
+        part = real_part(manifest, 0, device, computing)
         replica = part.replica(part.first_units(), -1)
         assert isinstance(part.method, LocalSteps)
         self.replica, self.method = replica, part.method
         self.microbatches = MicrobatchWork(manifest, 0, part.compute)
-        settings = work_settings(part.computing, CPU, part.kind)
+        settings = work_settings(part.computing, part.device, part.kind)
         self.log = WorkLog(settings, self.me, manifest.sync.afresh_rounds)
         self.work = UpdateWork(
             manifest.run_id(), 0, self.identity, part.compute, part.method, replica, self.microbatches, False,
@@ -170,15 +171,18 @@ class Peer:
 class Auditor:
     """Replays, with what one peer computes with."""
 
-    def __init__(self, manifest: Manifest, known: SettledWork, computing: Computing = PLAIN) -> None:
+    def __init__(
+        self, manifest: Manifest, known: SettledWork, computing: Computing = PLAIN,
+        device: torch.device = CPU,
+    ) -> None:  # fmt: skip
         self._manifest, self._known = manifest, known
-        self._part = real_part(manifest, 0, computing=computing)
-        self._settings = work_settings(self._part.computing, CPU, self._part.kind)
+        self._part = real_part(manifest, 0, device, computing)
+        self._settings = work_settings(self._part.computing, device, self._part.kind)
         self.rounds = 0
         """Computed again."""
 
     def judge(self, evidence: Evidence) -> Finding:
-        own, compute = method_of(self._manifest, self._part.layout).own, self._part.compute
+        own, compute = method_of(self._manifest, self._part.layout, self._part.device).own, self._part.compute
         assert own is not None
         assert isinstance(compute, StageCompute)
         replay = Replay(evidence.peer, own, compute, self._part.layout, self._known)
@@ -213,18 +217,18 @@ class AuditedPeers:
 
     def __init__(
         self, manifest: Manifest, corpus: Tensor, peers: int, liars: int, lie: str, share: float, seed: int,
-        computing: Computing = PLAIN,
+        computing: Computing = PLAIN, device: torch.device = CPU,
     ) -> None:  # fmt: skip
         self._manifest, self._share = manifest, share
         self.known = SettledWork(manifest, corpus)
         names = [f"{seed}/{number}".encode() for number in range(peers)]
         how = LIES[lie] if liars else None
         self.peers = [
-            Peer(manifest, self.known, name, computing, how if number < liars else None)
+            Peer(manifest, self.known, name, computing, how if number < liars else None, device)
             for number, name in enumerate(names)
         ][::-1]
         """Liars last: they have seen what others contribute."""
-        self.auditor = Auditor(manifest, self.known, computing)
+        self.auditor = Auditor(manifest, self.known, computing, device)
         self._told: dict[PeerId, bytes] = {}
         """Of the round before, by whom it counts."""
         self.played = Played(lie, liars)
@@ -303,6 +307,7 @@ class Question:
     seeds: int
     threads: int = 1
     computing: Computing = PLAIN
+    device: torch.device = CPU
 
 
 def bench(question: Question) -> Iterator[Played]:
@@ -325,7 +330,7 @@ def bench(question: Question) -> Iterator[Played]:
         liars = question.liars if question.lies else 0
         for seed in range(question.seeds):
             group = AuditedPeers(
-                manifest, corpus, question.peers, liars, lie, 1.0, seed, question.computing
+                manifest, corpus, question.peers, liars, lie, 1.0, seed, question.computing, question.device
             )  # fmt: skip
             yield group.play(question.rounds)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from peers.compute.stage_part import computing_of
+from peers.config.compute_file import ComputeFile
 from peers.config.run_file import load_manifest
 from peers.data.documents import fingerprint
 from peers.errors import UserError
@@ -18,6 +20,7 @@ from peers.lab.bench.learning.report import Report, activation_bytes, row
 from peers.lab.bench.learning.trials import Bench, Kept, Rates, Trial
 from swarmnet.identifiers import PeerId
 
+CPU = torch.device("cpu")
 TOKENS_PER_PARAMETER = 20
 """What a model of its size is trained with for the least compute (arXiv:2203.15556)."""
 
@@ -43,6 +46,8 @@ class Question:
     """None: each method's is searched for."""
     own_steps: int = 0
     """Of a round; 0: as each method has it."""
+    device: torch.device = CPU
+    """On a GPU in bfloat16 where that has it, as a peer."""
 
 
 def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
@@ -61,7 +66,8 @@ def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
         raise UserError(f"--away {question.away}: of {question.peers} peers somebody must stay")
     texts = read_texts(question.run_file, manifest, question.eval_text, question.tokenizer)
     torch.set_num_threads(1)
-    ground_of = cache(lambda seed: Ground(manifest, texts, seed))
+    computing = computing_of(ComputeFile(), question.device)
+    ground_of = cache(lambda seed: Ground(manifest, texts, seed, computing, question.device))
     count = ground_of(0).count
     tokens_of_a_step = question.peers * manifest.microbatch_tokens
     steps = max(1, (question.tokens or TOKENS_PER_PARAMETER * count) // tokens_of_a_step)
@@ -70,6 +76,7 @@ def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
         ground_of, Kept(question.out / "trials.jsonl"), manifest.run_id(),
         fingerprint(texts.held_out.scored), question.peers, steps, question.delay, said, question.away,
         question.late, question.own_steps,
+        "" if question.device.type == "cpu" else f"{computing.dtype} {question.device.type}",
     )  # fmt: skip
     rows = []
     for name in question.methods or known:

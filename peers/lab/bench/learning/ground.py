@@ -84,16 +84,17 @@ class Ground:
     """One model, one text, one seed."""
 
     def __init__(
-        self, manifest: Manifest, texts: Texts, seed: int, computing: Computing = PLAIN
-    ) -> None:
-        self.manifest, self.seed = manifest, seed
+        self, manifest: Manifest, texts: Texts, seed: int, computing: Computing = PLAIN,
+        device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
+        self.manifest, self.seed, self.device = manifest, seed, torch.device(device)
         self._texts = texts
         stages, self._rules = range(len(manifest.stages)), manifest.path_rules()
         if self._rules.most_swaps:
             raise UserError("paths.swaps: the bench takes stages in their order; leave it out of the run")
         self.layouts = [layout_of(parameter_shapes(manifest.model, manifest.span(stage))) for stage in stages]
         self._computes = [
-            StageCompute(manifest.model, manifest.span(stage), self.layouts[stage], computing)
+            StageCompute(manifest.model, manifest.span(stage), self.layouts[stage], computing, self.device)
             for stage in stages
         ]
         starts = [sum(layout.size for layout in self.layouts[:stage]) for stage in stages]
@@ -115,7 +116,7 @@ class Ground:
 
     def initial_weights(self) -> Tensor:
         """float32 [P]."""
-        return torch.cat([to_floats(units) for units in self.initial_units()])
+        return torch.cat([to_floats(units) for units in self.initial_units()]).to(self.device)
 
     def gradient(self, weights_P: Tensor, peer: int, counter: int) -> Gradient:
         """Of the microbatch that this peer reads as its `counter`-th."""
@@ -184,7 +185,9 @@ class Ground:
             scale = self._rules.branch_scale(stage, len(self.layouts))
             views |= scaled(views_of(weights_P[part], layout), scale)
         model, pairs = self.manifest.model, self._texts.held_out.pairs[::every]
-        nats = nats_of(lambda tokens_BT: forward(views, model, whole(model), tokens_BT), pairs)
+        nats = nats_of(
+            lambda tokens_BT: forward(views, model, whole(model), tokens_BT.to(self.device)).cpu(), pairs
+        )
         return nats / labels_of(pairs)
 
     def bits_per_byte(self, loss: float) -> float:

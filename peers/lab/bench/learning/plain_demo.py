@@ -31,14 +31,14 @@ INDEX_BYTES = 2
 class _Tiles:
     """How one parameter is cut, and the transform of its tiles."""
 
-    def __init__(self, parameter: Parameter, kept: int) -> None:
+    def __init__(self, parameter: Parameter, kept: int, device: torch.device) -> None:
         self.parameter = parameter
         rows, columns = parameter.shape if len(parameter.shape) == 2 else (1, parameter.shape[0])
         self._rows, self._columns = rows, columns
         self._height, self._width = _side(rows), _side(columns)
         self.kept = min(kept, self._height * self._width)
         self.tiles = rows // self._height * (columns // self._width)
-        self._down_AA, self._across_BB = _cosines(self._height), _cosines(self._width)
+        self._down_AA, self._across_BB = _cosines(self._height).to(device), _cosines(self._width).to(device)
 
     def forward(self, flat: Tensor) -> Tensor:
         """[size] -> [tiles, A B] coefficients."""
@@ -60,7 +60,7 @@ class PlainDemo:
         self._ground, self._rate = ground, rate
         self._weights_P = ground.initial_weights()
         self._momenta = [torch.zeros_like(self._weights_P) for _ in range(peers)]
-        self._tiles = [_Tiles(each, kept) for each in ground.parameters]
+        self._tiles = [_Tiles(each, kept, ground.device) for each in ground.parameters]
         self.sent_bytes = 0
 
     def step(self, number: int) -> float:
@@ -76,7 +76,7 @@ class PlainDemo:
         for index, tiles in enumerate(self._tiles):
             indices_RK = torch.cat([each[index][0] for each in sent], dim=1)
             values_RK = torch.cat([each[index][1] for each in sent], dim=1)
-            mean = torch.zeros(tiles.tiles, tiles.parameter.size // tiles.tiles)
+            mean = values_RK.new_zeros(tiles.tiles, tiles.parameter.size // tiles.tiles)
             mean.scatter_reduce_(1, indices_RK, values_RK, reduce="mean", include_self=False)
             self._weights_P[tiles.parameter.place] -= rate * torch.sign(tiles.backward(mean))
         self.sent_bytes += sum(each.tiles * each.kept for each in self._tiles) * (VALUE_BYTES + INDEX_BYTES)

@@ -41,13 +41,16 @@ class Rounds:
         self._sync = scheduled(sync, peak, max(1, steps // every))
         manifest = replace(ground.manifest, sync=self._sync)
         self._names = [PeerId(f"peer {peer}") for peer in range(peers)]
-        self._methods = [[method_of(manifest, layout) for layout in ground.layouts] for _ in self._names]
+        self._methods = [
+            [method_of(manifest, layout, ground.device) for layout in ground.layouts] for _ in self._names
+        ]
         self._replicas = []
         for layout, units in zip(ground.layouts, ground.initial_units(), strict=True):
-            method = method_of(manifest, layout)
+            method = method_of(manifest, layout, ground.device)
             experts = manifest.model.experts
             merging = ExpertMerging(experts, layout) if experts.merge_rounds else None
-            self._replicas.append(Replica(layout, method, at_rest(units, method.state), merging=merging))
+            settled = at_rest(units, method.state).to(ground.device)
+            self._replicas.append(Replica(layout, method, settled, merging=merging))
         for number, methods in enumerate(self._methods):
             for method in methods:
                 if method.held is not None:
@@ -128,7 +131,7 @@ class Rounds:
         for method, layout, part in zip(methods, self._ground.layouts, self._ground.slices, strict=True):
             ahead = method.lookahead(applied + 1) if leads else None
             if ahead is not None:
-                found_P[part] += to_floats(dense(ahead, layout))
+                found_P[part] += to_floats(dense(ahead, layout)).to(found_P.device)
             if method.own is not None:
                 add_own(method.own, found_P[part], layout, applied)
         return found_P

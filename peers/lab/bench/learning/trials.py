@@ -54,6 +54,8 @@ class Trial:
     late: float = 0.0
     own_steps: int = 0
     """Of a round, where somebody asked for other than the method's."""
+    computed: str = ""
+    """Where and in what numbers; empty: on the processor, in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +126,13 @@ class Bench:
     away: int = 0
     late: float = 0.0
     own_steps: int = 0
+    computed: str = ""
 
     def played(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Outcome:
         """The trial's outcome, computed if it is not kept."""
         trial = Trial(
             self.run_id, self.text, name, rates.rate, seed, self.peers, self.steps, self.delay, rates.outer,
-            self.away, self.late, self.own_steps if recipe.own_steps else 0,
+            self.away, self.late, self.own_steps if recipe.own_steps else 0, self.computed,
         )  # fmt: skip
         found = self.kept.find(trial)
         if found is None:
