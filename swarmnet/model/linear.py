@@ -3,6 +3,8 @@
 torch multiplies float32 with MKL, which on AMD processors keeps to AVX2 kernels; oneDNN, which torch
 carries too, takes the AVX-512 of any maker, with float32's full precision: measured on one AMD EPYC core,
 2.1 times as fast (512 x 128 x 384). Without AVX-512, and on other devices, this is `functional.linear`.
+So it is where the rows are as many as chance will have it, as an expert's tokens are: oneDNN makes a kernel
+for each number of rows, which takes three to ten times as long as the product (128 x 64 x 88).
 
 Beside a frozen matrix W [out, in] may stand LoRA's factors (arXiv:2106.09685, section 4.1), A [rank, in] and
 B [out, rank]: a product is W x + alpha / rank B A x. They are merged only where weights leave a run: while it
@@ -28,10 +30,11 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return products(x, weight)[0]
 
 
-def products(x: Tensor, *weights: Tensor) -> Sequence[Tensor]:
-    """Of one x with several weights, to the bits of as many single ones, gradients too."""
+def products(x: Tensor, *weights: Tensor, is_varied: bool = False) -> Sequence[Tensor]:
+    """Of one x with several weights, to the bits of as many single ones, gradients too. `is_varied`: x has
+    another number of rows each time."""
     x = x.to(weights[0].dtype)
-    fits = x.device.type == "cpu" and x.dtype == weights[0].dtype == torch.float32
+    fits = x.device.type == "cpu" and x.dtype == weights[0].dtype == torch.float32 and not is_varied
     if fits and x.numel() and _onednn_is_faster():  # oneDNN has no product of nothing.
         several: Sequence[Tensor] = _Products.apply(x, *weights)  # type: ignore[no-untyped-call]
         return several
@@ -39,22 +42,25 @@ def products(x: Tensor, *weights: Tensor) -> Sequence[Tensor]:
 
 
 def adapted(
-    members: Mapping[str, Tensor], shape: ModelShape, x: Tensor, names: Sequence[str]
+    members: Mapping[str, Tensor], shape: ModelShape, x: Tensor, names: Sequence[str], is_varied: bool = False
 ) -> list[Tensor]:
     """The products of x [..., in] with these matrices of a layer and their factors, if they have some: of
-    each [..., out]. `members`: by names without `.weight`."""
-    plain = products(x, *(members[name] for name in names))
+    each [..., out]. `members`: by names without `.weight`; `is_varied`: as in `products`."""
+    plain = products(x, *(members[name] for name in names), is_varied=is_varied)
     if not shape.lora.rank:
         return list(plain)
     return [
-        product + shape.lora.scale * _through(members, name, x) if f"{name}.lora_A" in members else product
+        product + shape.lora.scale * _through(members, name, x, is_varied)
+        if f"{name}.lora_A" in members
+        else product
         for name, product in zip(names, plain, strict=True)
     ]
 
 
-def _through(members: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+def _through(members: Mapping[str, Tensor], name: str, x: Tensor, is_varied: bool) -> Tensor:
     """B A x."""
-    return linear(linear(x, members[f"{name}.lora_A"]), members[f"{name}.lora_B"])
+    (narrow,) = products(x, members[f"{name}.lora_A"], is_varied=is_varied)
+    return products(narrow, members[f"{name}.lora_B"], is_varied=is_varied)[0]
 
 
 def merged(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:

@@ -34,7 +34,7 @@ def mixture(
         tokens_S, places_S = (chosen_NA == expert).nonzero(as_tuple=True)
         if routed is not None and torch.is_grad_enabled():
             routed[expert] += len(tokens_S)
-        said_SD = feed_forward(members, shape, f"mlp.experts.{expert}.", x_ND[tokens_S])
+        said_SD = feed_forward(members, shape, f"mlp.experts.{expert}.", x_ND[tokens_S], is_varied=True)
         sum_ND.index_add_(0, tokens_S, said_SD * weights_NA[tokens_S, places_S, None])
     if not (torch.is_grad_enabled() and shape.experts.balance):
         return sum_ND
@@ -42,10 +42,13 @@ def mixture(
     return added
 
 
-def feed_forward(members: Mapping[str, Tensor], shape: ModelShape, which: str, x: Tensor) -> Tensor:
-    """SwiGLU (arXiv:2002.05202): [..., D] to [..., D]; `which`: what its weights' names begin with."""
-    gate_F, up_F = adapted(members, shape, x, [f"{which}gate_proj", f"{which}up_proj"])
-    (down,) = adapted(members, shape, functional.silu(gate_F) * up_F, [f"{which}down_proj"])
+def feed_forward(
+    members: Mapping[str, Tensor], shape: ModelShape, which: str, x: Tensor, is_varied: bool = False
+) -> Tensor:
+    """SwiGLU (arXiv:2002.05202): [..., D] to [..., D]; `which`: what its weights' names begin with;
+    `is_varied`: x has another number of rows each time."""
+    gate_F, up_F = adapted(members, shape, x, [f"{which}gate_proj", f"{which}up_proj"], is_varied)
+    (down,) = adapted(members, shape, functional.silu(gate_F) * up_F, [f"{which}down_proj"], is_varied)
     return down
 
 

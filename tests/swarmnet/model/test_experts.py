@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+import swarmnet.model.linear
 from swarmnet.identifiers import PeerId
 from swarmnet.model.decoder import forward, initial_units
 from swarmnet.model.experts.mixture import feed_forward, mixture
@@ -53,6 +54,19 @@ def test_a_token_gets_the_shares_of_its_two_best_experts_made_to_sum_to_one():
             for one in (first, second)
         )
         torch.testing.assert_close(found, expected)
+
+
+def test_a_kernel_is_made_for_no_number_of_tokens_that_chance_gave_an_expert(monkeypatch):
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    product, asked = swarmnet.model.linear._product, []
+    monkeypatch.setattr(swarmnet.model.linear, "_onednn_is_faster", lambda: True)
+    monkeypatch.setattr(
+        swarmnet.model.linear, "_product", lambda x, weight: asked.append(x.shape) or product(x, weight)
+    )
+    mixture(of_layer(weights_of(SHAPE)), SHAPE, torch.randn(9, SHAPE.width)).sum().backward()
+    of_router = [(9, SHAPE.width), (SHAPE.experts.count, 9)]  # Its product, and the gradient of its weights.
+    assert asked == of_router
 
 
 def test_an_expert_that_no_token_wants_gets_a_gradient_of_zero_and_nothing_breaks():
