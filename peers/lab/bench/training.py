@@ -130,9 +130,10 @@ def bench(manifest: Manifest, microbatches: int, repeats: int, place: Place = HE
 def _bench(manifest: Manifest, microbatches: int, repeats: int, place: Place) -> Report:
     alone = replace(manifest, stages=(manifest.model.layers,))
     own, step_tokens = manifest.sync.own_steps, step_tokens_of(manifest)
-    loops: dict[Loop, _Trains] = {"plain": Plain(alone, step_tokens, place)}
+    first = first_state(alone, 0)
+    loops: dict[Loop, _Trains] = {"plain": Plain(alone, first, step_tokens, place)}
     if own is not None and own.inner == "muon":
-        loops["plain-muon"] = Plain(alone, step_tokens, place, is_muon=True)
+        loops["plain-muon"] = Plain(alone, first, step_tokens, place, is_muon=True)
     peers: dict[Loop, StagesInOneThread] = {"peer": StagesInOneThread(alone, place)}
     if len(manifest.stages) > 1:
         peers["stages"] = StagesInOneThread(manifest, place)
@@ -214,8 +215,9 @@ class Plain:
     """What whoever trains alone writes."""
 
     def __init__(
-        self, manifest: Manifest, step_tokens: int, place: Place = HERE, is_muon: bool = False
+        self, manifest: Manifest, first: Tensor, step_tokens: int, place: Place = HERE, is_muon: bool = False
     ) -> None:
+        """`first`: int32, as `first_state` of the whole model."""
         self._shape, self._step_tokens, self._tokens = manifest.model, step_tokens, 0
         self._place, self._run_layers = place, dict[int, RunLayer]()
         if place.computing.compile:
@@ -223,7 +225,7 @@ class Plain:
             self._run_layers = dict.fromkeys(range(manifest.model.layers), compiled)
         manifest = replace(manifest, stages=(manifest.model.layers,))
         layout = trained_layout(manifest, 0)
-        units = to_floats(first_state(manifest, 0)[: layout.size]).to(place.device)
+        units = to_floats(first[: layout.size]).to(place.device)
         self.leaves = {name: view.clone().requires_grad_() for name, view in views_of(units, layout).items()}
         muons = [leaf for name, leaf in self.leaves.items() if is_muon and is_muons(name, leaf.shape)]
         others = [leaf for leaf in self.leaves.values() if not any(leaf is muon for muon in muons)]

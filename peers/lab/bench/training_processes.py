@@ -25,6 +25,7 @@ from peers.errors import UserError
 from peers.lab.bench.training import Plain, step_tokens_of, texts_of
 from peers.lab.processes.processes import DemoPeer, start
 from protocols.signed.identity import load_or_create
+from swarmnet.model.state_layout import first_state
 from swarmnet.run.manifest import Manifest
 
 LOOPBACK = {
@@ -167,7 +168,8 @@ class _Beside:
     """The plain loop, in a thread."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._loop = Plain(manifest, step_tokens_of(manifest))
+        first = first_state(replace(manifest, stages=(manifest.model.layers,)), 0)
+        self._loop = Plain(manifest, first, step_tokens_of(manifest))
         self._texts = texts_of(manifest)
         self.tokens, self.seconds, self.ended = 0, 0.0, False
 

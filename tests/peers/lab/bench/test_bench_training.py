@@ -8,6 +8,7 @@ from swarm import OWNER
 
 from peers.cli import main as cli
 from peers.lab.bench.training import Plain, StagesInOneThread, bench, texts_of
+from swarmnet.model.state_layout import first_state
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync
 
 SHAPE = ModelShape(width=16, layers=2, heads=2, key_value_heads=2, head_width=8, feed_forward=32)
@@ -22,7 +23,7 @@ def run(stages=(1, 1), **sync):
 
 def test_the_plain_loop_and_the_peer_find_the_same_gradient():
     manifest = run((2,))
-    plain, peer = Plain(manifest, step_tokens=1 << 20), StagesInOneThread(manifest)
+    plain, peer = Plain(manifest, first_state(manifest, 0), step_tokens=1 << 20), StagesInOneThread(manifest)
     for tokens, labels in texts_of(manifest)[:1]:
         plain.microbatch(tokens, labels)
         peer.microbatch(tokens, labels)
