@@ -22,7 +22,7 @@ def normal(size: int, seed: int, name: str) -> Tensor:
     total = torch.zeros(size, dtype=torch.int64)
     draws, low = torch.empty(2, PIECE, dtype=torch.int64)
     for _ in range(4):
-        for part in total.split(PIECE):
+        for part in torch.split(total, PIECE):
             drawn, lowest = draws[: len(part)], low[: len(part)]
             drawn.random_(2**48, generator=generator)
             for _ in range(2):

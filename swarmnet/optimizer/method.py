@@ -99,7 +99,7 @@ def steps_before_telling(gathered: int, stepped: int, tokens: int) -> bool:
 def add_own(own: OwnSteps, weights: Tensor, layout: Layout, applied_round: int) -> None:
     """Add to the group's weights after a round (float32 [layout.size]) what a peer moved by itself."""
     own.applied(applied_round)
-    for tile in all_tiles(layout):
+    for tile in all_tiles(layout, weights.device):
         own.add_to(tile.of(weights), tile)
 
 

@@ -160,7 +160,7 @@ class Replica:
         own = self._method.own
         if own is not None:
             own.applied(self.applied_round)
-        for tile in all_tiles(self._layout):
+        for tile in all_tiles(self._layout, self._weights.device):
             units_CN = tile.of(self._weights).clone()
             momentum_CN = None if self._momentum is None else tile.of(self._momentum).clone()
             for step in applied:

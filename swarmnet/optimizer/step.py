@@ -71,12 +71,12 @@ def sign_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int, fac
 
 def add_step(units: Tensor, step: Step, layout: Layout, momentum: Tensor | None = None) -> None:
     """To int32 [layout.size], both, in place."""
-    for tile in all_tiles(layout):
+    for tile in all_tiles(layout, units.device):
         step.add_to(tile.of(units), tile, None if momentum is None else tile.of(momentum))
 
 
-def dense(step: Step, layout: Layout) -> Tensor:
-    """int32 [layout.size]: the same, a number for each weight."""
-    units = torch.zeros(layout.size, dtype=torch.int32)
+def dense(step: Step, layout: Layout, device: torch.device | None = None) -> Tensor:
+    """int32 [layout.size]: the same, a number for each weight. `device`: where the step lies."""
+    units = torch.zeros(layout.size, dtype=torch.int32, device=device)
     add_step(units, step, layout)
     return units

@@ -20,6 +20,7 @@ from peers.compute.devices.part import spread_part
 from peers.compute.process_memory import give_back, resident_bytes
 from peers.compute.stage_part import StagePart, real_part
 from peers.errors import UserError
+from peers.lab.bench.learning.rounds import set_of
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
@@ -161,8 +162,8 @@ class _Peer:
         payload = self._part.compute.use_gradient(
             lambda gradient: method.contribute(gradient, 1, round, PEERS[0])
         )
-        for peer in PEERS:
-            replica.add(round, peer, payload)
+        for peer, said in set_of(method, dict.fromkeys(PEERS, payload), round).items():
+            replica.add(round, peer, said)
         replica.apply(round)
         replica.concord(round, PEERS[0])
         if round - self._manifest.rounds.window > replica.settled_round:

@@ -258,7 +258,7 @@ class HeldExperts:
             {None: self.shared.planes_of(shared), group: self.of_group.planes_of(experts)}
             for group, shared, experts in map(self.cut, payloads)
         ]
-        for tile in all_tiles(self.layout):
+        for tile in all_tiles(self.layout, self.device):
             whose, there = self.within(tile)
             reads = self.shared if whose is None else self.of_group
             saying = [said[whose] for said in contributions if whose in said]

@@ -94,7 +94,8 @@ class LocalSteps:
     def momentum_norm(self) -> float | None:
         if self._waiting is None:
             return float(torch.linalg.vector_norm(self._moved))
-        waits = (tile.of(self._moved) + tile.of(self._waiting) for tile in all_tiles(self.layout))
+        tiles = all_tiles(self.layout, self.device)
+        waits = (tile.of(self._moved) + tile.of(self._waiting) for tile in tiles)
         norms = torch.stack([torch.linalg.vector_norm(waits_CN) for waits_CN in waits])
         return float(torch.linalg.vector_norm(norms))
 
@@ -118,7 +119,7 @@ class LocalSteps:
         seed = seed_of(self._run_id, round, peer)
         told: list[list[tuple[int, bytes]]] = [[] for _ in self.layout.planes]
         self._sent[round] = sent = {}
-        for tile in all_tiles(self.layout):
+        for tile in all_tiles(self.layout, self.device):
             moves, held = self._take(tile, round, seed)
             told[tile.number].append((tile.chunks, moves.written()))
             sent[tile.start] = held
@@ -236,7 +237,7 @@ class LocalSteps:
 
     def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[Moves]]]:
         contributions = [self.planes_of(payload) for payload in payloads]
-        for tile in all_tiles(self.layout):
+        for tile in all_tiles(self.layout, self.device):
             yield tile, [self.moves_in(tile, planes[tile.number]) for planes in contributions]
 
     def _cut(self, payload: bytes, rows: Sequence[int] | None) -> Iterator[tuple[Plane, int, memoryview]]:

@@ -313,7 +313,7 @@ class ResultTally:
     def _sums(self, said: Mapping[int, Sequence[_Said]]) -> Iterator[tuple[int, Sums]]:
         """Of the planes of which somebody said something."""
         method = self._method
-        for tile in all_tiles(method.layout):
+        for tile in all_tiles(method.layout, method.device):
             if tile.number not in said:
                 continue
             sum_CM = torch.zeros(

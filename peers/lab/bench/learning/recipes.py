@@ -87,6 +87,7 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
         "average-h8": _own(replace(average, inner="adamw"), "the mean of weights"),
         "average-h8-muon": _own(replace(average, inner="muon"), "the mean of weights"),
         "diloco-h8": _own(diloco, "DiLoCo"),
+        "diloco-h8-muon": _own(replace(diloco, inner="muon"), "DiLoCo"),
         "diloco-h30": _own(diloco, "DiLoCo", PAPER_STEPS),
         "diloco-h30-muon": _own(replace(diloco, inner="muon"), "DiLoCo", PAPER_STEPS),
         "streaming-diloco-h32": _own(streaming, "Streaming DiLoCo, a quarter"),

@@ -96,7 +96,7 @@ class Rounds:
             for replica, method, part in zip(
                 self._replicas, self._methods[0], self._ground.slices, strict=True
             ):
-                for maker, payload in _set_of(method, told[part.start], round).items():
+                for maker, payload in set_of(method, told[part.start], round).items():
                     if self._late and self._chance.random() < self._late:
                         self._held_back.append((replica, round, maker, payload))
                     else:
@@ -131,7 +131,7 @@ class Rounds:
         for method, layout, part in zip(methods, self._ground.layouts, self._ground.slices, strict=True):
             ahead = method.lookahead(applied + 1) if leads else None
             if ahead is not None:
-                found_P[part] += to_floats(dense(ahead, layout)).to(found_P.device)
+                found_P[part] += to_floats(dense(ahead, layout, found_P.device))
             if method.own is not None:
                 add_own(method.own, found_P[part], layout, applied)
         return found_P
@@ -142,7 +142,7 @@ def middle_third(steps: int) -> range:
     return range(steps // 3, 2 * steps // 3)
 
 
-def _set_of(method: Method, told: dict[PeerId, bytes], round: int) -> dict[PeerId, bytes]:
+def set_of(method: Method, told: dict[PeerId, bytes], round: int) -> dict[PeerId, bytes]:
     """What a round's set consists of: what peers contributed, or what reducers make of it."""
     if method.reduced is None:
         return told
