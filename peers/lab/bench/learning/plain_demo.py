@@ -60,7 +60,7 @@ class PlainDemo:
         self._ground, self._rate = ground, rate
         self._weights_P = ground.initial_weights()
         self._momenta = [torch.zeros_like(self._weights_P) for _ in range(peers)]
-        self._tiles = [_Tiles(each, kept, ground.device) for each in ground.parameters]
+        self._tiles = [_Tiles(each, kept, self._weights_P.device) for each in ground.parameters]
         self.sent_bytes = 0
 
     def step(self, number: int) -> float:
