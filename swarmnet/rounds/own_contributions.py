@@ -11,7 +11,7 @@ what counts of a set is read in the results' tables, and the shards that it is n
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +27,8 @@ ASK_SECONDS = 1.0
 MOST_ASKS = 30
 """Times that allies are asked for a set before it counts as forgotten: a newcomer may be the first who is
 met of another side, and knows little."""
+EACH_ASKS = 3
+"""Of these to whoever is met after so many: the one who knows may have been away all the time (simulated)."""
 AWAY_SECONDS = 90.0
 """So long nothing is given back while somebody who may hold it is away or on another history: a partition of
 a minute, and its healing. In the history that stands in the end it may be settled (simulated)."""
@@ -67,8 +69,18 @@ NOTHING_PAST = Past()
 
 @dataclass(slots=True)
 class _Asked:
-    times: int = 0
+    """For the set of one round."""
+
+    times: Counter[PeerId] = field(default_factory=Counter)
     at: float = float("-inf")
+    is_over: bool = False
+    """Everybody who was there was asked often enough, and has had time to answer."""
+
+    def next_of(self, allies: Sequence[PeerId]) -> PeerId | None:
+        """Whom to ask now; None: nobody is left to ask."""
+        ally = min(allies, key=self.times.__getitem__, default=None)
+        is_over = ally is None or (self.times.total() >= MOST_ASKS and self.times[ally] >= EACH_ASKS)
+        return None if is_over else ally
 
 
 class Offers:
@@ -232,13 +244,12 @@ class Offers:
         due = [(identity, round) for identity, round in self.open.items() if round + self.delay <= settled]
         if not due and not self._unlearned:
             return effects
-        away_since = self._away_since(allies)
         for identity, round in due:
             references = self._sets.get(round)
             left_out = None if references is None else self._left_out(identity, references)
             if left_out is None:
                 ally = self._to_ask(round, allies, now)
-                if self._asked[round].times <= MOST_ASKS:
+                if ally is not None or not self._is_forgotten(identity, round, allies, now):
                     if ally is not None and references is None:
                         asks.setdefault(ally, set()).add(round)
                     elif ally is not None:
@@ -249,6 +260,7 @@ class Offers:
                 left_out = () if identity in self._doubted else self._parts
             elif references is not None:
                 self._asked.pop(round, None)
+            away_since = self._away_since(allies, round)
             if left_out and (until := self._waits_for_others(identity, away_since)) > now:
                 self._waits_until = min(self._waits_until, until)
                 continue
@@ -257,7 +269,7 @@ class Offers:
             ally = self._to_ask(round, allies, now)
             if ally is not None:
                 asks.setdefault(ally, set()).add(round)
-            if self._asked[round].times >= LEARN_ASKS:
+            if self._asked[round].times.total() >= LEARN_ASKS:
                 self._unlearned.discard(round)
         return effects + [AskIds(ally, tuple(sorted(rounds))) for ally, rounds in asks.items()]
 
@@ -270,9 +282,13 @@ class Offers:
         asked = (entry.at + ASK_SECONDS for round, entry in self._asked.items() if round in undecided)
         return min([self._waits_until, *asked])
 
-    def _away_since(self, allies: Container[PeerId]) -> float:
-        """When one of those who are no allies now was one last."""
-        last = (at for peer, at in reversed(self._allied_at.items()) if peer not in allies)
+    def _away_since(self, allies: Container[PeerId], round: int) -> float:
+        """When one was an ally last of those who are none now, or have not settled this round yet: after a
+        partition they may be about to settle what they alone have of it (simulated)."""
+        last = (
+            at for peer, at in reversed(self._allied_at.items())
+            if peer not in allies or self._agreed.get(peer, -1) < round
+        )  # fmt: skip
         return next(last, float("-inf"))
 
     def _waits_for_others(self, identity: ContributionId, away_since: float) -> float:
@@ -330,10 +346,21 @@ class Offers:
         if now < asked.at + ASK_SECONDS:
             return None
         asked.at = now
-        if not allies:
-            return None
-        asked.times += 1
-        return allies[asked.times % len(allies)] if asked.times <= MOST_ASKS else None
+        ally = asked.next_of(allies)
+        asked.is_over = ally is None and asked.times.total() >= MOST_ASKS
+        if ally is not None:
+            asked.times[ally] += 1
+        return ally
+
+    def _is_forgotten(
+        self, identity: ContributionId, round: int, allies: Sequence[PeerId], now: float
+    ) -> bool:
+        """Whether nobody remembers the set of a round, or who is in a result of it, so that an own
+        contribution to it need not wait for that."""
+        asked = self._asked[round]
+        if now >= self._made_at[identity] + LONGEST_WAIT_SECONDS:
+            return True
+        return asked.is_over and asked.next_of(allies) is None
 
     def _holds(self, round: int, identity: ContributionId) -> bool:
         """Whether the set of a round is known and has this contribution, or a part of it."""

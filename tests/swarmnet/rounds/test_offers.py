@@ -69,11 +69,29 @@ def test_nothing_is_given_back_while_an_ally_that_may_hold_it_is_away():
     offers.agree(away, 2, 5.0)
     assert offers.decide(50, ALLIES, 30.0) == []
     assert offers.next_deadline() == 5.0 + AWAY_SECONDS
-    assert offers.decide(50, (*ALLIES, away), 31.0) == [GiveBack(3, mine(3))], "it came back, and lacks it"
+    assert offers.decide(50, (*ALLIES, away), 31.0) == [], "it is back, and has not settled that round yet"
+    offers.agree(away, 3, 32.0)
+    assert offers.decide(50, (*ALLIES, away), 32.0) == [GiveBack(3, mine(3))], "it has, and lacks it"
     offers = rejected()
     offers.agree(away, 2, 5.0)
     assert offers.decide(50, ALLIES, 5.0 + AWAY_SECONDS) == [GiveBack(3, mine(3))], "long enough"
     assert offers.next_deadline() == float("inf")
+
+
+def test_who_comes_back_after_all_others_were_asked_is_asked_what_it_remembers():
+    offers, back = Offers(RULES), PeerId("back")
+    offers.made(3, mine(3), 0.0)
+    offers.agree(back, 2, 1.0)
+    clock = 1.0
+    while any(offers.decide(50, ALLIES, clock)):
+        clock += ASK_SECONDS
+    offers.agree(back, 49, clock + 0.1)
+    assert offers.decide(50, (*ALLIES, back), clock + 0.1) == [], "nothing is given back before it was asked"
+    clock += ASK_SECONDS
+    assert offers.decide(50, (*ALLIES, back), clock) == [AskIds(back, (3,))]
+    offers.told((3,), (reference(3, 3),))
+    assert offers.decide(50, (*ALLIES, back), clock) == []
+    assert list(offers.taken) == [mine(3)]
 
 
 def test_the_history_of_one_that_was_away_may_stand_and_hold_it():
