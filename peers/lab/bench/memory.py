@@ -18,13 +18,14 @@ from peers.compute.devices.part import spread_part
 from peers.compute.process_memory import give_back, resident_bytes
 from peers.compute.stage_part import StagePart, real_part
 from peers.errors import UserError
+from peers.lab.bench.learning.rounds import set_of
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of
 from swarmnet.run.manifest import Manifest, ModelShape
 
-PEERS = (PeerId("this peer"), PeerId("another"))
+ME, ANOTHER = PeerId("this peer"), PeerId("another")
 RESET_PEAK = "5"
 """What proc(5) wants in clear_refs for a new VmHWM."""
 
@@ -49,7 +50,7 @@ def bench(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> Taken
     _warm_up()
     before = _resident()
     part = real_part(manifest, stage, computing=computing)
-    if part.method.held is not None and part.method.held.begins(PEERS[0]):
+    if part.method.held is not None and part.method.held.begins(ME):
         part.compute.train(part.method.held.trained)
     peer = _Peer(manifest, stage, part)
     for _ in range(manifest.rounds.window + 2):  # Afterwards as many rounds are open as ever.
@@ -152,16 +153,24 @@ class _Peer:
     def play_round(self) -> None:
         method, replica, round = self._part.method, self._replica, self._round
         payload = self._part.compute.use_gradient(
-            lambda gradient: method.contribute(gradient, 1, round, PEERS[0])
+            lambda gradient: method.contribute(gradient, 1, round, ME)
         )
-        for peer in PEERS:
-            replica.add(round, peer, payload)
+        for maker, said in set_of(method, self._told(payload), round).items():
+            replica.add(round, maker, said)
         replica.apply(round)
-        replica.concord(round, PEERS[0])
+        replica.concord(round, ME)
         if round - self._manifest.rounds.window > replica.settled_round:
             replica.settle(replica.settled_round + 1)
         self._part.compute.publish(replica.live_tiles(ahead=False))
         self._round += 1
+
+    def _told(self, payload: bytes) -> dict[PeerId, bytes]:
+        """What this peer and others contribute: one more, or of each other group of experts one."""
+        held = self._part.method.held
+        if held is None:
+            return {ME: payload, ANOTHER: payload}
+        others = [group for group in range(held.groups) if group != held.group]
+        return {ME: payload} | {PeerId(f"of {group}"): bytes([group]) + payload[1:] for group in others}
 
     def _hidden(self) -> torch.Tensor:
         return torch.randn(self._manifest.hidden_shape, generator=self._generator)

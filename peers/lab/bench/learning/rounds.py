@@ -93,7 +93,7 @@ class Rounds:
             for replica, method, part in zip(
                 self._replicas, self._methods[0], self._ground.slices, strict=True
             ):
-                for maker, payload in _set_of(method, told[part.start], round).items():
+                for maker, payload in set_of(method, told[part.start], round).items():
                     if self._late and self._chance.random() < self._late:
                         self._held_back.append((replica, round, maker, payload))
                     else:
@@ -139,8 +139,8 @@ def middle_third(steps: int) -> range:
     return range(steps // 3, 2 * steps // 3)
 
 
-def _set_of(method: Method, told: dict[PeerId, bytes], round: int) -> dict[PeerId, bytes]:
-    """What a round's set consists of: what peers contributed, or what reducers make of it."""
+def set_of(method: Method, told: dict[PeerId, bytes], round: int) -> dict[PeerId, bytes]:
+    """What a round's set consists of: what peers contributed, or what reducers make of it, all in time."""
     if method.reduced is None:
         return told
     reducers, slices = method.reduced.draw.reducers(round, told), {}
