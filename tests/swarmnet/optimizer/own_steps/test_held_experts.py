@@ -177,6 +177,28 @@ def test_a_peer_begins_with_a_group_of_its_own_draw_once():
     assert made.group == 1 - drawn
 
 
+@pytest.mark.parametrize(
+    ("held_by_others", "drawn", "expected"),
+    [([0, 0], 0, 1), ([0, 0], 1, 1), ([1], 1, 0), ([0, 1], 0, 0), ([0, 1], 1, 1), ([], 1, 1)],
+)
+def test_a_newcomer_takes_up_what_the_fewest_train_and_else_what_it_drew(held_by_others, drawn, expected):
+    methods = dict(zip(PEERS, (method(group=group) for group in held_by_others), strict=False))
+    newcomer = method(group=drawn)
+    if methods:
+        payloads = {
+            peer: made.contribute(made.of(gradient_of(LAYOUT, 0)), 7, 0, peer)
+            for peer, made in methods.items()
+        }
+        tally = newcomer.tally(0)
+        for peer, payload in payloads.items():
+            tally.add(peer, payload)
+        assert not newcomer.knows_holders, "the round may be an old one"
+        newcomer.applied(0)
+    assert newcomer.knows_holders == bool(methods)
+    assert newcomer.joins() == (expected != drawn)
+    assert newcomer.group == expected
+
+
 def test_a_gradient_of_another_size_or_that_is_not_finite_changes_nothing():
     made = method(group=1)
     with pytest.raises(GradientError, match="shape"):
