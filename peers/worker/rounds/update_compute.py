@@ -176,8 +176,8 @@ class UpdateWork:
         """So many own steps move nothing yet; while there are any, nobody counts what this peer commits. Set
         by a newcomer before it serves, then counted down in the compute thread."""
         self.joins = 0
-        """While its own steps move nothing yet, this peer takes up the experts that the fewest train, as soon as
-        it knows, and takes so many such steps again. Set by a newcomer before it serves; 0: it stays."""
+        """While its own steps move nothing yet, this peer takes up the experts that the fewest train, as soon
+        as it knows, and takes so many such steps again. Set by a newcomer before it serves; 0: it stays."""
         self._told: tuple[int, tuple[int, ...]] | None = None
         """The group of experts that this peer was last said to train, and those without a holder then."""
         held = method.held

@@ -174,7 +174,8 @@ class HeldExperts:
         if not torch.linalg.vector_norm(gradient, dtype=torch.float32).isfinite():
             raise GradientError("the gradient is not finite; drop it and go on")
         self.shared.step(gradient[:size], tokens, round, factor)
-        self.of_group.step(gradient[size:], tokens, round, factor)
+        of_experts = int(factor * self._manifest.sync.expert_rate + 0.5)
+        self.of_group.step(gradient[size:], tokens, round, of_experts)
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self.step(gradient, tokens, round)
