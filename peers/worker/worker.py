@@ -396,7 +396,7 @@ class Worker(Parts):
             is_new = not self._in_step_before and rounds.applied >= 0
             # Who begins afresh time and again warms up each time anyway.
             if self.part.method.own is not None and is_new and not self.manifest.sync.afresh_rounds:
-                update.work.shadow_steps = self.manifest.sync.shadow_steps
+                update.work.shadow_steps = update.work.joins = self.manifest.sync.shadow_steps
             self._in_step_before = True
             self.data.serving = True
             self.note(noted.InStep(round=rounds.current, settled=rounds.settled))

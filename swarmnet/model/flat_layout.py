@@ -21,7 +21,7 @@ from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 from swarmnet.model.parameters import is_trained, parameter_shapes
-from swarmnet.run.manifest import Manifest
+from swarmnet.run.manifest import Experts, Manifest
 
 if TYPE_CHECKING:  # What only counts parameters starts without torch.
     from torch import Tensor
@@ -122,6 +122,17 @@ def some_planes(layout: Layout, numbers: Sequence[int]) -> Layout:
         planes.append(replace(plane, offset=size))
         size += plane.stop - plane.offset
     return Layout(tuple(entries), tuple(planes), tuple(padding), size)
+
+
+def held_part(layout: Layout, experts: Experts) -> Layout:
+    """Of a stage what one peer trains: all, or what is shared and one group of experts."""
+    if experts.groups == 1:
+        return layout
+    planes = enumerate(layout.planes)
+    return some_planes(
+        layout,
+        [number for number, plane in planes if plane.expert is None or experts.group_of(plane.expert) == 0],
+    )
 
 
 def block_of(name: str) -> str:

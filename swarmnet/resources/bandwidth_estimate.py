@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from swarmnet.model.flat_layout import trained_layout
+from swarmnet.model.flat_layout import held_part, trained_layout
 from swarmnet.model.parameters import is_muons
 from swarmnet.resources.lines import crossings
 from swarmnet.run.manifest import Manifest
@@ -13,6 +13,8 @@ from swarmnet.run.own_steps import BITS
 
 CHUNK = 4096
 """Coefficients that the votes of a contribution are counted by (swarmnet/optimizer/sign_votes.py)."""
+RESULT_BITS = 4
+"""Of a number in a result (swarmnet/optimizer/own_steps/reduced_steps.py)."""
 MONTH_SECONDS = 30 * 86400
 SHORTEST_SECONDS = 1e-3
 """Of a round: no group goes on faster."""
@@ -30,9 +32,13 @@ def traffic_of(manifest: Manifest, stage: int, tokens_per_second: float, group: 
     """`tokens_per_second`: what this peer commits; `group`: peers of the stage, this one included.
 
     Hidden states with labels go down, gradients come up; each contribution reaches and leaves a peer about
-    once."""
-    each = contributions_per_second(manifest, tokens_per_second * group, group) / group
+    once, or each result, and as many slices as one contribution has."""
+    of_group = tokens_per_second * group
+    each = contributions_per_second(manifest, of_group, group) / group
     gossip = contribution_bytes(manifest, stage) * each * (group - 1)
+    if manifest.sync.exchange == "sharded" and group > 1:
+        results = result_bytes(manifest, stage) * rounds_per_second(manifest, of_group)
+        gossip = contribution_bytes(manifest, stage) * each + results
     bodies, rate = crossings(manifest)[stage], tokens_per_second / manifest.microbatch_tokens
     return Traffic(rate * bodies.sent + gossip, rate * bodies.received + gossip)
 
@@ -65,7 +71,7 @@ def gossip_per_peer(manifest: Manifest) -> float:
 def contribution_bytes(manifest: Manifest, stage: int) -> float:
     """About what one contribution takes."""
     sync = manifest.sync
-    layout = trained_layout(manifest, stage)
+    layout = held_part(trained_layout(manifest, stage), manifest.model.experts)
     parameters = layout.size
     if (own := sync.own_steps) is not None:
         if own.sent == "largest":  # Places, signs, which of two sizes; and of each chunk these two.
@@ -80,3 +86,10 @@ def contribution_bytes(manifest: Manifest, stage: int) -> float:
     index_bits = {"seeded": 0.0, "group": log2(CHUNK / sync.kept), "top-k": log2(CHUNK)}[sync.selection]
     value_bits = 32 if sync.method == "demo-float" else 1
     return told + parameters / CHUNK * sync.kept * (value_bits + index_bits) / 8
+
+
+def result_bytes(manifest: Manifest, stage: int) -> float:
+    """About what the results of a round take, where reducers add up and all of the stage is spoken of."""
+    own, size = manifest.sync.own_steps, trained_layout(manifest, stage).size
+    assert own is not None, "only own steps go through reducers"
+    return size / own.parts * RESULT_BITS / 8 + size / CHUNK

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.flat_layout import Layout, frozen_layout, some_planes, trained_layout
+from swarmnet.model.flat_layout import Layout, frozen_layout, held_part, trained_layout
 from swarmnet.model.parameters import is_muons
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
 from swarmnet.run.manifest import Manifest
@@ -43,6 +43,12 @@ SIGN_BYTES = 1
 MOVES_BYTES: Mapping[SentName, int] = {"bit": 2, "four-bits": 2, "eight-bits": 4, "largest": 4}
 """Of own steps, for each parameter that an open round speaks of: the sum of a group. One, where few peers say
 much the same sizes in a bit."""
+FEW_BYTES = 1
+"""Likewise, where few speak of it: of an expert those that train it, or a result of four bits a number."""
+RESULT_BYTES = 0.5
+"""Of a sharded exchange: of each number that an open round speaks of, what its results say."""
+RESULT_AT_WORK_BYTES = 2
+"""Likewise at times, of one round: numbers of its results as they are read, and results being made."""
 ROUNDS_BESIDES = 2
 """Rounds open besides the window's: the one under way and the one that settles next."""
 PROCESS_BYTES = 330_000_000
@@ -86,8 +92,9 @@ def needs_of(
     copied = 2 if own is not None and own.settles_momentum else 1  # Of momentum as of weights.
     each += copied * COPY_BYTES if process_bytes else 0
     each += work if len(manifest.stages) > 1 else 0  # Those that a microbatch under way was begun with.
-    trained = _trained(manifest, layout)
-    weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES) + _of_method(manifest, layout)
+    trained = held_part(layout, manifest.model.experts)
+    weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES)
+    weights += _of_method(manifest, layout, trained)
     if own is not None and (process_bytes or computing.moments == "device"):
         weights += _moments(own.inner, trained)
     # What is frozen: kept as units in the machine's memory, copied for the disk, and computed with.
@@ -95,18 +102,6 @@ def needs_of(
     weights += frozen_layout(manifest, stage).size * fixed
     weights += graph_at_work(manifest, stage, computing)
     return Needs(stage, weights, graph_bytes(manifest, stage, computing), process_bytes)
-
-
-def _trained(manifest: Manifest, layout: Layout) -> Layout:
-    """Of what a peer trains: all, or what is shared and one group of experts."""
-    experts = manifest.model.experts
-    if experts.groups == 1:
-        return layout
-    planes = enumerate(layout.planes)
-    mine = [
-        number for number, plane in planes if plane.expert is None or experts.group_of(plane.expert) == 0
-    ]
-    return some_planes(layout, mine)
 
 
 def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Computing = PLAIN) -> Needs:
@@ -130,20 +125,34 @@ def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Compu
     return replace(needs, weights=-(-needs.weights // devices) + whole, graph=-(-needs.graph // devices))
 
 
-def _of_method(manifest: Manifest, layout: Layout) -> int:
-    """What one method takes and another does not, moments aside."""
+def _of_method(manifest: Manifest, layout: Layout, trained: Layout) -> int:
+    """What one method takes and another does not, moments aside. `trained`: what this peer trains of it."""
     sync, rounds = manifest.sync, manifest.rounds.window + ROUNDS_BESIDES
     own = sync.own_steps
     if own is None:
         at_times = BOTH_BYTES * (sync.method == "hybrid") + CUT_BYTES * (sync.cut == "tiles")
         return layout.size * (SIGN_BYTES * rounds + at_times)
-    kept = UNSENT_BYTES * (own.rest == "feedback") + MOMENTUM_BYTES * own.settles_momentum
-    return layout.size * kept + ceil(layout.size * _open_bytes(own) * rounds / own.parts)
+    kept = layout.size * MOMENTUM_BYTES * own.settles_momentum
+    kept += trained.size * UNSENT_BYTES * (own.rest == "feedback")
+    each_round = _open_bytes(manifest, own, layout, trained)
+    at_times = RESULT_AT_WORK_BYTES * layout.size if sync.exchange == "sharded" else 0
+    return kept + ceil((each_round * rounds + at_times) / own.parts)
 
 
-def _open_bytes(own: OwnSteps) -> int:
-    """Of a number that an open round speaks of: what was told or held of it, then the round's sum."""
-    return MOVES_BYTES[own.sent] if own.rest == "live" else FLOAT_BYTES
+def _open_bytes(manifest: Manifest, own: OwnSteps, layout: Layout, trained: Layout) -> float:
+    """Of an open round that is about all numbers: what was told or held of them, then the round's sum, and
+    what reducers found."""
+    is_sharded = manifest.sync.exchange == "sharded"
+    found = RESULT_BYTES * layout.size if is_sharded else 0
+    if own.rest != "live":  # Its numbers are held until the round is applied.
+        return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + found
+    in_groups = manifest.model.experts.groups > 1
+    few = sum(
+        plane.stop - plane.offset
+        for plane in layout.planes
+        if is_sharded or (in_groups and plane.expert is not None)
+    )
+    return FEW_BYTES * few + MOVES_BYTES[own.sent] * (layout.size - few) + found
 
 
 def _moments(inner: InnerName, layout: Layout) -> int:

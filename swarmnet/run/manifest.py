@@ -341,6 +341,9 @@ class Sync:
     """everyone: each peer of a stage hears what each other contributes; sharded, where peers step by
     themselves and do not send the largest alone: each sends its contribution in slices to reducers, and
     hears the means, in four bits a number, so that groups of any size cost a peer the same."""
+    expert_rate: float = field(default=1.0, metadata={ADDED: True})
+    """Of experts in groups (`model.experts.groups`): what peers step them by, times the learning rate. With
+    few holders an expert steps by fewer tokens than what is shared."""
     rank: int = field(default=16, metadata={ADDED: True})
     """Of low-rank and hybrid: directions of a matrix that one round tells; all have their turn."""
     cut: CutName = field(default="runs", metadata={ADDED: True})

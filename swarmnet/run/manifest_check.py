@@ -25,6 +25,8 @@ MOST_EXPERTS = 1024
 """Twice what the largest published mixtures have in a layer."""
 MOST_GROUPS = 256
 """Of experts: a contribution says in a byte which one it is of."""
+MOST_EXPERT_RATE = 10.0
+"""Times the rate of all else: more is a slip of the pen."""
 LARGEST_COMPARED = 1 << 25
 """Numbers of an expert's matrix whose products can be summed exactly (swarmnet/model/experts/merging.py)."""
 MOST_RANK = 1024
@@ -116,6 +118,9 @@ def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
         (experts.groups > 1 and sync.own_steps is None,
          "model.experts.groups: goes with a sync.method whose peers step by themselves, as local-steps or "
          "diloco"),
+        (not 0.0 < sync.expert_rate <= MOST_EXPERT_RATE or (experts.groups == 1 and sync.expert_rate != 1.0),
+         f"sync.expert_rate is {sync.expert_rate:g}; it must lie above 0, up to {MOST_EXPERT_RATE:g}, and "
+         "says nothing where model.experts.groups is 1"),
         ((experts.groups > 1 or experts.merge_rounds > 0) and (bool(sync.trainable) or model.lora.rank > 0),
          "model.experts: groups and merge_rounds do not go with sync.trainable or model.lora"),
         (experts.merge_rounds < 0 or not 0.0 <= experts.merge_share <= 1.0 or experts.merge_until < 1,

@@ -27,8 +27,8 @@ from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of
 from swarmnet.run.manifest import Manifest, ModelShape
 
-PEERS = (PeerId("this peer"), PeerId("another"))
 CPU = torch.device("cpu")
+ME, ANOTHER = PeerId("this peer"), PeerId("another")
 RESET_PEAK = "5"
 """What proc(5) wants in clear_refs for a new VmHWM."""
 
@@ -56,7 +56,7 @@ def bench(
     _warm_up()
     before = memory.taken()
     part = real_part(manifest, stage, device, computing)
-    if part.method.held is not None and part.method.held.begins(PEERS[0]):
+    if part.method.held is not None and part.method.held.begins(ME):
         part.compute.train(part.method.held.trained)
     peer = _Peer(manifest, stage, part)
     for _ in range(manifest.rounds.window + 2):  # Afterwards as many rounds are open as ever.
@@ -160,16 +160,24 @@ class _Peer:
     def play_round(self) -> None:
         method, replica, round = self._part.method, self._replica, self._round
         payload = self._part.compute.use_gradient(
-            lambda gradient: method.contribute(gradient, 1, round, PEERS[0])
+            lambda gradient: method.contribute(gradient, 1, round, ME)
         )
-        for peer, said in set_of(method, dict.fromkeys(PEERS, payload), round).items():
-            replica.add(round, peer, said)
+        for maker, said in set_of(method, self._told(payload), round).items():
+            replica.add(round, maker, said)
         replica.apply(round)
-        replica.concord(round, PEERS[0])
+        replica.concord(round, ME)
         if round - self._manifest.rounds.window > replica.settled_round:
             replica.settle(replica.settled_round + 1)
         self._part.compute.publish(replica.live_tiles(ahead=False))
         self._round += 1
+
+    def _told(self, payload: bytes) -> dict[PeerId, bytes]:
+        """What this peer and others contribute: one more, or of each other group of experts one."""
+        held = self._part.method.held
+        if held is None:
+            return {ME: payload, ANOTHER: payload}
+        others = [group for group in range(held.groups) if group != held.group]
+        return {ME: payload} | {PeerId(f"of {group}"): bytes([group]) + payload[1:] for group in others}
 
     def _hidden(self) -> torch.Tensor:
         return torch.randn(self._manifest.hidden_shape, generator=self._generator)

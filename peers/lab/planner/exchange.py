@@ -14,8 +14,13 @@ from math import inf
 
 from peers.lab.planner.layout import Layout
 from peers.lab.processes.demo_report import contribution_bytes
+from protocols.framing.frames import wire_bytes
+from protocols.messages.table import Contribution, encode
+from protocols.signed.envelope import ENVELOPE_BYTES
 from swarmnet.model.computing.choices import Computing
 from swarmnet.model.flat_layout import trained_layout
+from swarmnet.optimizer.method import method_of
+from swarmnet.optimizer.own_steps.reduced_steps import ReducedSteps
 from swarmnet.pipeline.flow_control import graph_bytes
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
 from swarmnet.resources.memory_estimate import needs_of
@@ -23,7 +28,8 @@ from swarmnet.run.manifest import ExchangeName, Manifest
 
 RESULT_CONTRIBUTIONS = 4.0
 """Bytes of a round's results in those of a contribution: four bits a number where it has one
-(swarmnet/optimizer/own_steps/reduced_steps.py)."""
+(swarmnet/optimizer/own_steps/reduced_steps.py), and of all that the stage has. With groups of experts a
+contribution speaks of less, and `result_bytes` is exact."""
 ALONE_BYTES = 16
 """Memory per parameter of somebody who trains alone: weights, gradient and two moments, 4 each."""
 MOST_OF_A_LINE = 0.9
@@ -38,6 +44,8 @@ class Exchange:
 
     contribution: tuple[float, ...]
     """Bytes of one, by stage."""
+    results: tuple[float, ...]
+    """Bytes of all results of a round, by stage, where reducers add up; empty where they cannot."""
     carried: ExchangeName = "everyone"
     """everyone: each receives the contribution of each; sharded: each sends one contribution in slices to
     reducers, who add up, and the sums go to all, whatever the size of the group."""
@@ -66,7 +74,7 @@ class Exchange:
             return 0.0
         if self.carried == "everyone":
             return made * (group - 1) / group * self.contribution[stage]
-        return (made / group + RESULT_CONTRIBUTIONS * rounds) * self.contribution[stage]
+        return made / group * self.contribution[stage] + rounds * self.results[stage]
 
     def memory(self, manifest: Manifest, stage: int) -> int:
         """Bytes of its card that a peer of that stage needs, with one microbatch at a time."""
@@ -79,9 +87,23 @@ CARD = Computing(dtype="bf16")
 
 def exchange_of(manifest: Manifest) -> Exchange:
     """As the run says."""
-    sync, stages = manifest.sync, range(len(manifest.stages))
-    step = (sync.step_tokens or manifest.microbatch_tokens) if sync.own_steps is not None else 0
-    return Exchange(tuple(contribution_bytes(manifest, stage) for stage in stages), sync.exchange, step)
+    sync, own, stages = manifest.sync, manifest.sync.own_steps, range(len(manifest.stages))
+    step = (sync.step_tokens or manifest.microbatch_tokens) if own is not None else 0
+    can_shard = own is not None and own.sent != "largest"
+    return Exchange(
+        tuple(contribution_bytes(manifest, stage) for stage in stages),
+        tuple(result_bytes(manifest, stage) for stage in stages) if can_shard else (),
+        sync.exchange, step,
+    )  # fmt: skip
+
+
+def result_bytes(manifest: Manifest, stage: int) -> int:
+    """On the wire of all results of a round in which all of the stage is spoken of, if reducers added up:
+    their tables apart, which are a few dozen bytes for each contributor."""
+    sharded = replace(manifest, sync=replace(manifest.sync, exchange="sharded"))
+    reduced = method_of(sharded, trained_layout(manifest, stage), "meta").reduced
+    assert isinstance(reduced, ReducedSteps), "what own steps tell goes through reducers"
+    return wire_bytes(len(encode(Contribution())), ENVELOPE_BYTES + reduced.number_bytes)
 
 
 def parameters_of(manifest: Manifest, stage: int) -> int:

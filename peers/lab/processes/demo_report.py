@@ -150,7 +150,9 @@ def build(
     """The report; `killed`: who and when (Unix time)."""
     losses = [loss for _, loss in _with_losses(stories)]
     repeats, commits = repeats_across_peers(stories)
-    computed = sum(len(story.took) * contribution_bytes(manifest, story.stage) for story in stories)
+    computed = None  # How long a result is hangs on who is in it.
+    if manifest.sync.exchange == "everyone":
+        computed = sum(len(story.took) * contribution_bytes(manifest, story.stage) for story in stories)
     return {
         "loss_start": fmean(losses[:EDGE_MICROBATCHES]) if losses else None,
         "loss_end": fmean(losses[-EDGE_MICROBATCHES:]) if losses else None,

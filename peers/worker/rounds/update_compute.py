@@ -19,6 +19,7 @@ from swarmnet.audits.commitment import Commitment
 from swarmnet.audits.work_log import WorkLog
 from swarmnet.identifiers import ContributionId, MicrobatchId, PeerId, RunId
 from swarmnet.optimizer.method import GradientError, Method, OwnSteps, steps_before_telling
+from swarmnet.optimizer.own_steps.held_experts import HeldExperts
 from swarmnet.rounds.events import (
     ApplyRound,
     GiveBack,
@@ -174,6 +175,9 @@ class UpdateWork:
         self.shadow_steps = 0
         """So many own steps move nothing yet; while there are any, nobody counts what this peer commits. Set
         by a newcomer before it serves, then counted down in the compute thread."""
+        self.joins = 0
+        """While its own steps move nothing yet, this peer takes up the experts that the fewest train, as soon
+        as it knows, and takes so many such steps again. Set by a newcomer before it serves; 0: it stays."""
         self._told: tuple[int, tuple[int, ...]] | None = None
         """The group of experts that this peer was last said to train, and those without a holder then."""
         held = method.held
@@ -254,6 +258,8 @@ class UpdateWork:
         own = self.method.own
         if own is None or self.closed:
             return
+        if self._joins():
+            return
         self._factor = 0 if self.shadow_steps else self.replica.factor(self._published_round + 1)
         if self.log is not None:
             assert self.gathered.newest is not None, "this is called when one was added"
@@ -306,14 +312,30 @@ class UpdateWork:
             self._stepped_tokens += tokens
         self.counts.timings.append(("step", perf_counter() - began))
 
+    def _joins(self) -> bool:
+        """As a newcomer, those who train other experts than it drew; whether it did."""
+        held, joins = self.method.held, self.joins
+        if not (joins and self.shadow_steps and held is not None and held.knows_holders):
+            return False
+        self.joins = 0
+        if not held.joins():
+            return False
+        self.shadow_steps = joins
+        self._trains_others(held)
+        return True
+
     def _goes_over(self, round: int) -> bool:
         """To other experts, if it is this peer's turn."""
         held = self.method.held
         if held is None or not held.goes_over(round, self.identity.peer_id):
             return False
-        self.gathered.gathered_tokens = 0  # Of what is left of them this peer trains nothing any more.
-        self.stage_compute.train(held.trained)
+        self._trains_others(held)
         return True
+
+    def _trains_others(self, held: HeldExperts) -> None:
+        """Of what it gathered for the experts that it gives up nothing is left to train."""
+        self.gathered.gathered_tokens = 0
+        self.stage_compute.train(held.trained)
 
     def _took_up(self, round: int) -> list[TookUp]:
         """What is new about who holds which experts, if anything is."""

@@ -94,6 +94,22 @@ class HeldExperts:
         self.hold(int.from_bytes(_drawn(self._run_id, -1, peer)[:4], "little") % self.groups)
         return True
 
+    @property
+    def knows_holders(self) -> bool:
+        """Whether the newest round that is applied says who trains what now: it is no older than that before
+        the newest one that anybody is known to have contributed to."""
+        heard = max((round for round, held in self._held_by.items() if held), default=None)
+        return heard is not None and bool(self._newest()) and self._applied_round + 1 >= heard
+
+    def joins(self) -> bool:
+        """Take up the group with the fewest holders, before anything was told, in place of the drawn one;
+        whether it is another. Of several the drawn one, or the first."""
+        holders = self.holders()
+        if holders[self.group] == min(holders):
+            return False
+        self.hold(holders.index(min(holders)))
+        return True
+
     def hold(self, group: int) -> None:
         """Train these experts from now on. What was moved of others and not told stays untold."""
         self.group = group
@@ -158,7 +174,8 @@ class HeldExperts:
         if not torch.linalg.vector_norm(gradient, dtype=torch.float32).isfinite():
             raise GradientError("the gradient is not finite; drop it and go on")
         self.shared.step(gradient[:size], tokens, round, factor)
-        self.of_group.step(gradient[size:], tokens, round, factor)
+        of_experts = int(factor * self._manifest.sync.expert_rate + 0.5)
+        self.of_group.step(gradient[size:], tokens, round, of_experts)
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self.step(gradient, tokens, round)

@@ -37,10 +37,9 @@ class ReducedExperts(ReducedSteps):
         self._begin(manifest, layout, device)
         both = list(zip(self._shared.slice_bytes, self._of_group.slice_bytes, strict=True))
         self.slice_bytes = [1 + shared + experts for shared, experts in both]
-        self.longest_result = (
-            longest_head(shards) + shards * MOST_CONTRIBUTORS + sum(self._shared.number_bytes)
-            + self.held.groups * sum(self._of_group.number_bytes)
-        )  # fmt: skip
+        of_experts = self.held.groups * sum(self._of_group.number_bytes)
+        self.number_bytes = sum(self._shared.number_bytes) + of_experts
+        self.longest_result = longest_head(shards) + shards * MOST_CONTRIBUTORS + self.number_bytes
 
     @property
     def _experts(self) -> ShardedPart:

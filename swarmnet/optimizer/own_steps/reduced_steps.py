@@ -120,7 +120,9 @@ class ReducedSteps:
         self._whole = ShardedPart(self.own, manifest.sync.shards)
         self._begin(manifest, layout, device)
         self.slice_bytes = self._whole.slice_bytes
-        self.longest_result = longest_head(self.shards) + sum(self._whole.number_bytes)
+        self.number_bytes = sum(self._whole.number_bytes)
+        """Of all results of a round in which somebody speaks of all planes, without their tables."""
+        self.longest_result = longest_head(self.shards) + self.number_bytes
 
     def _begin(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         self.layout, self.state, self.device = layout, self.own.state, device

@@ -60,6 +60,14 @@ def test_who_is_gone_leaving_or_joining_trains_nothing_and_a_liar_among_three_sa
     assert groups_of(short)[0, 1].trained is None
 
 
+def test_who_still_makes_up_for_settled_rounds_does_not_say_when_experts_were_trained():
+    newcomer = of("n", 0, 1, 7, 7, 7)
+    found = groups_of(FOUR[0], newcomer)
+    assert [found[0, group].trained for group in range(3)] == [95, 95, 60]
+    assert groups_of(newcomer)[0, 0].trained is None, "nobody knows better"
+    assert groups_of(of("n", 0, 1, 95, 7, 7))[0, 1].trained == 7
+
+
 def test_the_page_is_told_of_all_groups_and_of_too_many_those_that_need_somebody(monkeypatch):
     told = json.loads(board(FOUR).answer(""))
     assert len(told["experts"]) == 9

@@ -11,6 +11,9 @@ from watched import Watched, moved
 from peers.lab.world.virtual_time import run
 from peers.worker.record_fields import claims_of
 from peers.worker.rounds.update_compute import TookUp, experts_line
+from protocols.signed.identity import Identity
+from swarmnet.model.flat_layout import trained_layout
+from swarmnet.optimizer.method import method_of
 
 EIGHT = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1, "g": 2, "h": 2}
 
@@ -68,6 +71,41 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
         assert alone, "who is left sees that nobody trains a group"
         assert len(set(alone)) == len(alone), "and says so once, and once more if it takes that up"
         assert min(seen[-1][1]) > 0, "as it is in the end"
+
+
+@pytest.mark.parametrize("exchange", ["everyone", "sharded"])
+def test_a_newcomer_takes_up_the_group_that_lost_its_only_holder_with_its_first_contribution(exchange):
+    manifest = expert_manifest(exchange, count=4, active=2, groups=2)
+    swarm = Watched(manifest)
+
+    def drawn(name):
+        """The group that it would begin with if it knew nothing."""
+        held = method_of(manifest, trained_layout(manifest, 2)).held
+        held.begins(Identity.from_seed(name.encode()).peer_id)
+        return held.group
+
+    def group_of(name):
+        return swarm.of("took_up", name)[-1].fields["group"] if swarm.of("took_up", name) else None
+
+    async def story():
+        swarm.open()
+        for name, stage in {"a": 0, "b": 1, "g": 2, "h": 2}.items():
+            swarm.start(name, stage, in_flight=2)
+        await swarm.until(lambda: {group_of("g"), group_of("h")} == {0, 1}, 60.0)
+        lost = group_of("g")
+        await swarm.crash("g")
+        held = swarm.members["h"].worker.update.work.method.held
+        await swarm.until(lambda: held.holding.stale_rounds[lost] > 2, 60.0)
+        newcomer = next(name for name in "nmopqrs" if drawn(name) != lost)
+        swarm.start(newcomer, 2)
+        await swarm.until(lambda: swarm.of("took_up", newcomer), 60.0)
+        await swarm.until(lambda: shared_rounds(swarm) > 5, 60.0)
+        await swarm.stop_watching()
+        await swarm.close()
+        return lost, newcomer
+
+    lost, newcomer = run(story())
+    assert swarm.of("took_up", newcomer)[0].fields["group"] == lost
 
 
 def test_who_trains_which_experts_is_said_in_one_line():

@@ -8,10 +8,11 @@ from swarm import tiny_manifest
 from swarmnet.resources.bandwidth_estimate import (
     contribution_bytes,
     contributions_per_second,
+    result_bytes,
     rounds_per_second,
     traffic_of,
 )
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.manifest import Rounds, Sync
 
 MANIFEST = tiny_manifest(rounds=Rounds(target_tokens=4 * tiny_manifest().microbatch_tokens))
 MICROBATCH = MANIFEST.microbatch_tokens
@@ -38,3 +39,14 @@ def test_a_round_whose_time_is_up_closes_with_what_it_has_but_not_with_nothing()
     assert contributions_per_second(rounds, MICROBATCH, 10) == pytest.approx(10 / 30)
     assert rounds_per_second(rounds, MICROBATCH / 300) == pytest.approx(1 / 300)
     assert rounds_per_second(rounds, 0.0) == 0.0
+
+
+def test_what_reducers_add_up_reaches_a_peer_once_whatever_the_size_of_its_group():
+    """A group commits a microbatch per second, and a round is four of them."""
+    sharded = replace(MANIFEST, sync=Sync(method="local-steps", exchange="sharded"))
+    results = result_bytes(sharded, 1) / 4
+    bodies = traffic_of(sharded, 1, MICROBATCH, 1).sent
+    for group, contributions in ((4, 1 / 4), (400, 1 / 400)):
+        slices = contribution_bytes(sharded, 1) * contributions
+        traffic = traffic_of(sharded, 1, MICROBATCH / group, group)
+        assert traffic.sent == pytest.approx(bodies / group + slices + results)

@@ -143,7 +143,7 @@ def middle_third(steps: int) -> range:
 
 
 def set_of(method: Method, told: dict[PeerId, bytes], round: int) -> dict[PeerId, bytes]:
-    """What a round's set consists of: what peers contributed, or what reducers make of it."""
+    """What a round's set consists of: what peers contributed, or what reducers make of it, all in time."""
     if method.reduced is None:
         return told
     reducers, slices = method.reduced.draw.reducers(round, told), {}

@@ -166,7 +166,7 @@ class Judge:
         how = self._contribution(shape.stages, shape.sequences, shape.local)
         if shape.local:
             how = replace(how, carried=shape.exchange, step_tokens=shape.step_tokens)
-        placement = self._placed(shape.stages, shape.sequences, shape.local)
+        placement = self._placed(shape.stages, shape.sequences, shape.local, shape.exchange)
         if placement is None:
             return None
         rate = bottleneck(manifest, how, kinds(manifest, placement))
@@ -183,8 +183,10 @@ class Judge:
         shape = Shape(stages, sequences, "everyone", 1, 1 if local else 0)
         return exchange_of(shape.manifest(self.run))
 
-    def _place(self, stages: tuple[int, ...], sequences: int, local: bool) -> Placement | None:
-        manifest = Shape(stages, sequences, "everyone", 1, 1 if local else 0).manifest(self.run)
+    def _place(
+        self, stages: tuple[int, ...], sequences: int, local: bool, exchange: ExchangeName
+    ) -> Placement | None:
+        manifest = Shape(stages, sequences, exchange, 1, 1 if local else 0).manifest(self.run)
         how = self._contribution(stages, sequences, local)
         memory = [how.memory(manifest, stage) for stage in range(len(stages))]
         try:

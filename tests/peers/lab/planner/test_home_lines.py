@@ -20,9 +20,11 @@ from peers.lab.planner.shape.candidates import bottleneck, kinds
 from peers.lab.planner.speeds import MEGABIT, MOST, peer_classes
 from peers.lab.processes.demo_report import contribution_bytes
 from swarmnet.identifiers import PeerId
+from swarmnet.resources.bandwidth_estimate import contribution_bytes as contribution_estimate
+from swarmnet.resources.bandwidth_estimate import result_bytes as result_estimate
 from swarmnet.resources.lines import crossing
 from swarmnet.resources.memory_estimate import needs_of
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync
+from swarmnet.run.manifest import Data, Experts, Manifest, ModelShape, Rounds, Sync
 
 DAY = 86400.0
 NEAR = (0.001, 0.01)
@@ -107,12 +109,28 @@ def test_what_reducers_add_up_costs_each_line_the_same_in_a_group_of_any_size():
     manifest = replace(ONE, rounds=rounds, sync=Sync(method="local-steps", step_tokens=1024))
     reduced = replace(manifest, sync=replace(manifest.sync, exchange="sharded"))
     sharded, everyone = exchange_of(reduced), exchange_of(manifest)
-    one = sharded.contribution[0]
-    assert sharded.per_round(0, 10) == sharded.per_round(0, 1000) == (1 + RESULT_CONTRIBUTIONS) * one
+    one, results = sharded.contribution[0], sharded.results[0]
+    assert results == pytest.approx(RESULT_CONTRIBUTIONS * one, rel=0.02)
+    assert sharded.per_round(0, 10) == sharded.per_round(0, 1000) == one + results
     assert everyone.per_round(0, 1000) == pytest.approx(999 * one)
     assert sharded.per_round(0, 1) == 0
     busy = sharded.per_second(manifest, 0, 10_000.0, 10)
     assert busy == pytest.approx(sharded.per_round(0, 10) / 100)
+
+
+def test_results_speak_of_all_experts_and_a_contribution_of_one_group():
+    shape = ModelShape(qk_norm=True, feed_forward=512, experts=Experts(count=8, active=2, groups=4))
+    manifest = replace(ONE, model=shape, sync=Sync(method="local-steps", exchange="sharded"))
+    ungrouped = replace(manifest, model=replace(shape, experts=replace(shape.experts, groups=1)))
+    of_groups, of_all = exchange_of(manifest), exchange_of(ungrouped)
+    assert of_groups.results == of_all.results
+    assert of_groups.contribution[0] < 0.35 * of_all.contribution[0]
+    for found, how in ((manifest, of_groups), (ungrouped, of_all)):  # What a peer reckons before it begins.
+        assert contribution_estimate(found, 0) == pytest.approx(how.contribution[0], rel=0.01)
+        assert result_estimate(found, 0) == pytest.approx(how.results[0], rel=0.01)
+    direct = exchange_of(replace(manifest, sync=replace(manifest.sync, exchange="everyone")))
+    assert direct.per_round(0, 8) < of_groups.per_round(0, 8), "few hear everybody for less"
+    assert of_groups.per_round(0, 64) < 0.5 * direct.per_round(0, 64)
 
 
 def test_who_has_not_enough_tokens_of_its_own_contributes_nothing_to_a_round():

@@ -8,7 +8,9 @@ from rich.console import Console
 
 from peers.config.peer_file import DemoOptions
 from peers.lab.processes.demo import Demo
-from peers.lab.processes.demo_report import CURVE_POINTS, PeerStory, curve
+from peers.lab.processes.demo_report import CURVE_POINTS, PeerStory, build, contribution_bytes, curve
+from swarmnet.identifiers import PeerId
+from swarmnet.run.manifest import Manifest, Sync
 
 
 class Process:
@@ -68,3 +70,13 @@ def test_a_curve_is_of_what_the_first_stage_committed_in_the_order_of_time():
     assert [tokens for tokens, _ in points] == [32 * (place + 1) for place in range(CURVE_POINTS)]
     assert points[0] == (32, 98.5), "of two peers, one after the other"
     assert curve([other]) == []
+
+
+@pytest.mark.parametrize(("exchange", "is_computed"), [("everyone", True), ("sharded", False)])
+def test_what_contributions_took_is_computed_where_all_are_of_one_length(exchange, is_computed):
+    manifest = Manifest("demo", PeerId("o"), sync=Sync(method="local-steps", exchange=exchange))
+    story = PeerStory("a", stage=0, took=[(1.0, "b"), (2.0, "b")])
+    report = build(manifest, [story], None, None, 2.0, "", 3.0)
+    assert report["contribution_bytes"]["computed"] == (
+        2 * contribution_bytes(manifest, 0) if is_computed else None
+    )

@@ -71,6 +71,17 @@ def test_a_peer_trains_what_is_shared_and_its_group_and_nothing_else():
     assert shared.any()
 
 
+def test_experts_may_be_stepped_by_less_than_what_is_shared():
+    half = replace(RUN, sync=replace(RUN.sync, expert_rate=0.5))
+    whole, less = method(group=1), method(group=1, run=half)
+    for made in (whole, less):
+        made.step(made.of(gradient_of(LAYOUT, 1)), 7, 0)
+    expected, found = moved_by(whole, LAYOUT), moved_by(less, LAYOUT)
+    for entry in LAYOUT.entries:
+        share = 1.0 if expert_of(entry.name) is None else 0.5
+        torch.testing.assert_close(found[entry.place], share * expected[entry.place])
+
+
 def test_an_expert_moves_by_the_mean_of_its_holders_and_what_is_shared_by_that_of_all():
     alone, two, three = (told(group, peer, seed=number) for number, (group, peer) in
                          enumerate(zip((0, 1, 1), PEERS, strict=False)))  # fmt: skip
@@ -177,6 +188,28 @@ def test_a_peer_begins_with_a_group_of_its_own_draw_once():
     assert made.group == 1 - drawn
 
 
+@pytest.mark.parametrize(
+    ("held_by_others", "drawn", "expected"),
+    [([0, 0], 0, 1), ([0, 0], 1, 1), ([1], 1, 0), ([0, 1], 0, 0), ([0, 1], 1, 1), ([], 1, 1)],
+)
+def test_a_newcomer_takes_up_what_the_fewest_train_and_else_what_it_drew(held_by_others, drawn, expected):
+    methods = dict(zip(PEERS, (method(group=group) for group in held_by_others), strict=False))
+    newcomer = method(group=drawn)
+    if methods:
+        payloads = {
+            peer: made.contribute(made.of(gradient_of(LAYOUT, 0)), 7, 0, peer)
+            for peer, made in methods.items()
+        }
+        tally = newcomer.tally(0)
+        for peer, payload in payloads.items():
+            tally.add(peer, payload)
+        assert not newcomer.knows_holders, "the round may be an old one"
+        newcomer.applied(0)
+    assert newcomer.knows_holders == bool(methods)
+    assert newcomer.joins() == (expected != drawn)
+    assert newcomer.group == expected
+
+
 def test_a_gradient_of_another_size_or_that_is_not_finite_changes_nothing():
     made = method(group=1)
     with pytest.raises(GradientError, match="shape"):
@@ -213,6 +246,8 @@ def test_a_hostile_payload_is_refused_or_counts_and_moves_by_bounded_numbers(dat
         ({"groups": 2}, {"exchange": "sharded", "sent": "largest"}, "leave sharded out"),
         ({"merge_rounds": 5, "merge_nearest": 4}, {}, "merge_nearest"),
         ({"merge_rounds": -1}, {}, "negative"),
+        ({"groups": 2}, {"expert_rate": 0.0}, "must lie above 0, up to 10"),
+        ({"groups": 1}, {"expert_rate": 0.5}, "says nothing where model.experts.groups is 1"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(experts, sync, message):
