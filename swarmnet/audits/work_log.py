@@ -27,7 +27,11 @@ class SetNames:
         self._rounds: dict[int, dict[PeerId, bytes]] = {}
 
     def add(self, round: int, peer: PeerId, payload: bytes) -> None:
-        self._rounds.setdefault(round, {})[peer] = hashlib.sha256(payload).digest()
+        self.name(round, peer, hashlib.sha256(payload).digest())
+
+    def name(self, round: int, peer: PeerId, digest: bytes) -> None:
+        """SHA-256 of a contribution, where that is known."""
+        self._rounds.setdefault(round, {})[peer] = digest
 
     def remove(self, round: int, peer: PeerId) -> None:
         del self._rounds[round][peer]
