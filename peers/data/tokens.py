@@ -208,6 +208,6 @@ class Corpus:
 def digest_of_tokens(tokens: Tensor) -> bytes:
     """32 bytes, of tokens in one dimension and how wide they are."""
     digest = hashlib.sha256(str(tokens.dtype).encode())
-    for some in tokens.split(HASHED_TOKENS):
-        digest.update(some.contiguous().numpy().data)
+    for start in range(0, len(tokens), HASHED_TOKENS):
+        digest.update(tokens[start : start + HASHED_TOKENS].contiguous().numpy().data)
     return digest.digest()

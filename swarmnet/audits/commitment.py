@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 
 from swarmnet.identifiers import PeerId
 
@@ -140,6 +141,8 @@ class Commitment:
             each.count and -1 <= each.settled <= each.applied < self.round for each in self.stretches
         ):
             raise CommitmentError("stretches without microbatches, with too many, or on weights to come")
+        if any(later.applied < sooner.applied for sooner, later in pairwise(self.stretches)):
+            raise CommitmentError("it went back to weights of before")
 
 
 def _accused(data: bytes, count: int) -> tuple[Accused, ...]:

@@ -51,7 +51,8 @@ class Convictions:
 
     def _judge(self, accused: PeerId, round: int, said: Mapping[PeerId, Commitment]) -> bool:
         others = {peer: of for peer, of in said.items() if self._counts(peer, round) and peer != accused}
-        saying = {peer: each.first for peer, of in others.items() for each in of.accused if each.peer == accused}
+        named = ((peer, each) for peer, of in others.items() for each in of.accused)
+        saying = {peer: each.first for peer, each in named if each.peer == accused}
         settings = self._settings.get(accused)
         judges = {peer for peer, of in others.items() if settings in (None, of.settings)}
         if (

@@ -1,8 +1,9 @@
 """What an auditor says of a window of somebody's rounds, and what anybody else can check.
 
 The evidence of a lie is the accused's own signed commitments from the beginning of the window up to the round
-that does not follow: whoever has them, and computes alike, replays them and comes to the same verdict. Each names the one before
-it, so an accuser cannot leave out one that did not settle and make a liar of who is honest.
+that does not follow: whoever has them, and computes alike, replays them and comes to the same verdict. Each
+names the one before it, so an accuser cannot leave out one that did not settle and make a liar of who is
+honest.
 """
 
 from __future__ import annotations

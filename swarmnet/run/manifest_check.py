@@ -192,8 +192,9 @@ def _of_audits(manifest: Manifest) -> list[tuple[bool, str]]:
     return [
         (not 0 < sync.audits <= 1, f"sync.audits is {sync.audits:g}; it must lie in [0, 1]"),
         (not 0 < sync.afresh_rounds <= kept,
-         f"sync.audits: only the work of peers that begin afresh can be computed again; set sync.afresh_rounds "
-         f"to 1 to {kept} (rounds.snapshot_rounds: of older rounds nobody keeps what it takes)"),
+         "sync.audits: only the work of peers that begin afresh can be computed again; set "
+         f"sync.afresh_rounds to 1 to {kept} (rounds.snapshot_rounds: of older rounds nobody keeps what it "
+         "takes)"),
         (len(manifest.stages) > 1,
          "sync.audits: only the work of peers that hold the whole model can be computed again; set stages to "
          "one"),

@@ -33,7 +33,7 @@ class Gatekeeper:
         self._shown: dict[PeerId, tuple[bytes, Invite]] = {}
         """The invites with which peers came in, and that were found in their records."""
         self.convicted: Container[PeerId] = frozenset()
-        """Of lies, with proof that this peer has checked (swarmnet/rounds/audits.py)."""
+        """Of lies, with proof (swarmnet/rounds/audits.py, swarmnet/audits/convictions.py)."""
 
     def refusal(self, peer: PeerId, invite: bytes) -> tuple[str, str] | None:
         """See `Admission.refusal`."""
@@ -41,7 +41,7 @@ class Gatekeeper:
         if why is not None:
             return "banned", f"the run's owner has banned this peer: {why}"
         if peer in self.convicted:
-            return LIAR, "it has published sums that its slices do not give, and there is proof"
+            return LIAR, "what it has published does not follow from its slices or its work: there is proof"
         manifest = self.book.signed.manifest
         if manifest.access == "open" or peer == manifest.owner:
             return None

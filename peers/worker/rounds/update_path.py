@@ -6,20 +6,24 @@ machine decided it; everything else runs on the event loop.
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from peers.compute.executor import UPDATE, Compute
+from peers.compute.stage_part import MakePart
 from peers.network.neighbourhood import Neighbourhood
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Weights
 from peers.state.unnamed_file import laid_down
 from peers.telemetry import events as noted
+from peers.worker.pipeline.data_path import Text
 from peers.worker.rounds.audit_path import AuditPath
 from peers.worker.rounds.reducer_path import ReducerPath
+from peers.worker.rounds.replays import PastRound
 from peers.worker.rounds.update_compute import (
     Add,
     Cut,
@@ -38,6 +42,7 @@ from peers.worker.rounds.wire_events import (
     write_announces,
     write_progress,
 )
+from peers.worker.rounds.work_audit_path import Means, WorkAuditPath
 from protocols.errors import BadSignature, Malformed, WireError
 from protocols.messages.table import (
     Announce,
@@ -53,10 +58,13 @@ from protocols.messages.table import (
     Slices,
     Want,
 )
+from protocols.signed.commitments import open_commitment
 from protocols.signed.envelope import ENVELOPE_BYTES, Kind, claimed, open_envelope
 from protocols.signed.told_tokens import tokens_in
+from swarmnet.audits.commitment import MOST_BYTES, Commitment, settings_of
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.optimizer.method import ContributionError
+from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.rounds import events
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contribution_sets import kept_rounds
@@ -83,10 +91,16 @@ class _Stored:
     """The envelope with the payload, as it travels; of a settled round maybe on the disk."""
     tokens: int
     """That it says it stands for."""
+    commitment: Commitment | None = None
+    """At its head, where work is audited."""
+
+    @property
+    def head_bytes(self) -> int:
+        return ENVELOPE_BYTES + (len(self.commitment.written()) if self.commitment is not None else 0)
 
     @property
     def payload(self) -> bytes:
-        return bytes(self.data[ENVELOPE_BYTES:])
+        return bytes(self.data[self.head_bytes :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,8 @@ class _Opened:
     table: Table | None = None
     signed: int = 0
     """Of a result: bytes at its beginning that name the rest."""
+    commitment: Commitment | None = None
+    """At its head, where work is audited."""
 
 
 class UpdatePath:
@@ -115,11 +131,14 @@ class UpdatePath:
         rates: Rates = (),
         folder: Path | None = None,
         audits: Audits | None = None,
+        make_part: MakePart | None = None,
+        text: Callable[[], Text | None] = lambda: None,
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
         `maker_counts`: whose contributions are taken; `resynchronise` is called when only the whole state can
         help; `rates`: what the run's owner has ordered; `folder`: where long bodies of settled rounds lie,
-        None: in memory; `audits`: which results are looked into, where there are reducers."""
+        None: in memory; `audits`: which results are looked into, where there are reducers, or which work is
+        computed again, with a part that `make_part` makes, if it can, and from what `text` gives."""
         self.folder = folder
         self.manifest = manifest
         self.work = work
@@ -160,6 +179,7 @@ class UpdatePath:
         self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
         """Of results, for those who were away and ask whether they are in them: they outlive the bodies."""
         self.reducers = self._reducers(audits) if audits is not None else None
+        self.works = self._works(audits, Means(make_part, text, self._carried_bytes(), self._past_rounds))
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
     def _reducers(self, audits: Audits) -> ReducerPath | None:
@@ -172,6 +192,32 @@ class UpdatePath:
         return ReducerPath(
             reduced, work, self.rounds, around, auditing, self.feed, self._refused, self._count, self.note
         )
+
+    def _works(self, audits: Audits | None, means: Means) -> WorkAuditPath | None:
+        if audits is None or not self.work.commits:
+            return None
+        return WorkAuditPath(
+            audits, self.manifest, self.work, self.rounds, self.compute, self.neighbourhood, self.feed,
+            self.note, self.folder, means,
+        )  # fmt: skip
+
+    def _carried_bytes(self) -> int:
+        own = self.work.method.own
+        return own.carried_bytes if isinstance(own, LocalSteps) else 0
+
+    def _past_rounds(self) -> Mapping[int, PastRound]:
+        """As far back as their contributions are kept."""
+        return {
+            number: PastRound(
+                {peer: _past(self.stored[each.id]) for peer, each in state.held.items()}, state.factor
+            )
+            for number, state in self.rounds.history.items()
+            if all(each.id in self.stored for each in state.held.values())
+        }
+
+    @property
+    def _proofs(self) -> AuditPath | WorkAuditPath | None:
+        return self.works if self.reducers is None else self.reducers.audits
 
     def start(self) -> None:
         self.work.publish()
@@ -200,14 +246,14 @@ class UpdatePath:
         self.work.closed = True
         self._timer.close()
         self.giving.close()
-        if self.reducers is not None:
-            self.reducers.audits.close()
+        if self._proofs is not None:
+            self._proofs.close()
 
     def take_over(self, old: UpdatePath) -> None:
         """What is given to those who ask does not end with the rounds of `old`."""
         self.heads = old.heads
-        if self.reducers is not None and old.reducers is not None:
-            self.reducers.audits.kept = old.reducers.audits.kept
+        if self._proofs is not None and old._proofs is not None:
+            self._proofs.kept = old._proofs.kept
 
     # -- the machine ----------------------------------------------------------------------------------
 
@@ -216,11 +262,22 @@ class UpdatePath:
         if self.work.closed:
             return
         operations: list[Operation] = []
+        settled: list[events.SettleRound] = []
         for effect in self.rounds.handle(event, self.clock.time()):
             self._carry_out(effect, operations)
+            if isinstance(effect, events.SettleRound) and self.works is not None:
+                settled.append(effect)
         if operations:
             self.compute.submit(UPDATE, partial(self.work.run, operations), self._worked)
         self._timer.arm(self.rounds.next_deadline())
+        for each in settled:  # Now that all of it is on its way: something may follow from what is said.
+            self._look_at(each)
+
+    def _look_at(self, settled: events.SettleRound) -> None:
+        assert self.works is not None
+        stored = ((reference.peer, self.stored[reference.id]) for reference in settled.references)
+        said = {peer: each.commitment for peer, each in stored if each.commitment is not None}
+        self.works.came(settled.round, said)
 
     def _carry_out(self, effect: events.Effect, operations: list[Operation]) -> None:
         post = self.neighbourhood.post
@@ -290,7 +347,10 @@ class UpdatePath:
                 reference = None
                 if result.id is not None:
                     reference = events.Reference(result.round, self.me, result.id, len(result.data))
-                    self._store(reference, result.data, result.tokens)
+                    committed = result.commitment if self.work.commits else None
+                    self._store(reference, result.data, result.tokens, commitment=committed)
+                    if self.works is not None:
+                        self.works.made(result)
                     if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
                         self.rounds.offers.made(result.round, result.id, self.clock.time())
                     self.note(noted.Made(round=result.round, id=reference.id.hex(), tokens=result.tokens))
@@ -355,12 +415,13 @@ class UpdatePath:
                 self.feed(events.IdsAsked(peer, tuple(dict.fromkeys(asked[:REFERENCES_PER_MESSAGE]))))
             case Contribution():
                 self._take(peer, body)
-            case Slices() | AskSlices() | Evidence() | Lied() if self.reducers is None:
-                self._refused(peer, "malformed", "about slices, and this run has no reducers")
-            case Slices(round, shards):
-                self._reduces.take(peer, round, shards, body)
-            case AskSlices() | Evidence() | Lied():
-                self._reduces.audits.message(peer, message, body)
+            case Slices(round, shards) if self.reducers is not None:
+                self.reducers.take(peer, round, shards, body)
+            case AskSlices() | Evidence() | Lied() if self._proofs is not None:
+                self._proofs.message(peer, message, body)
+            case Slices() | AskSlices() | Evidence() | Lied():
+                reason = "about slices or work, and this run has no reducers and audits nothing"
+                self._refused(peer, "malformed", reason)
 
     def _chain(self, peer: PeerId, message: ChainIs) -> None:
         size = len(message.digests) // max(1, len(message.counts))
@@ -372,6 +433,12 @@ class UpdatePath:
             for index, count in enumerate(message.counts)
         )
         self.feed(events.ChainArrived(peer, message.first, message.before, sets))
+
+    def text_changed(self) -> None:
+        """What was drawn before is not drawn any more: nobody can compute again what this peer does, until it
+        begins anew."""
+        if self.work.log is not None:
+            self.work.log.settings = settings_of("another text", self.me)
 
     def committed(self, tokens: int) -> None:
         if not self.work.shadow_steps:
@@ -408,8 +475,8 @@ class UpdatePath:
     def left(self, peer: PeerId, released: bool) -> None:
         """`released`: it is there still, only not a neighbour any more."""
         self.giving.left(peer)
-        if self.reducers is not None:
-            self.reducers.audits.left(peer)
+        if self._proofs is not None:
+            self._proofs.left(peer)
         self.feed(events.NeighbourLeft(peer, released))
 
     def counted(self, peers: int) -> None:
@@ -418,6 +485,8 @@ class UpdatePath:
         if reducing is None:
             if peers != self.rounds.open_round.peers:
                 self.feed(events.GroupCounted(peers))
+            if self.works is not None:
+                self.works.look()
             return
         membership = self.neighbourhood.membership
         members = frozenset(membership.live(self.work.stage)) | {self.me}
@@ -467,12 +536,13 @@ class UpdatePath:
         if not self.rounds.takes(reference):
             self._count("not_taken")
             return
+        stored = _Stored(reference, body, opened.tokens, opened.commitment)
         try:
-            self.work.method.check(body[ENVELOPE_BYTES:])
+            self.work.method.check(stored.payload)
         except ContributionError as error:
             self._refused(peer, "malformed", str(error))
             return
-        self._store(reference, body, opened.tokens, opened.signed)
+        self._store(reference, body, opened.tokens, opened.signed, opened.commitment)
         self._count("accepted")
         self.note(noted.Took(round=reference.round, id=reference.id.hex(), maker=reference.peer))
         self.feed(events.ContributionArrived(peer, reference, table))
@@ -481,9 +551,10 @@ class UpdatePath:
 
     def _has_size(self, reference: events.Reference) -> bool:
         size, reduced = reference.size - ENVELOPE_BYTES, self.work.method.reduced
-        return (
-            size == self.work.method.payload_bytes if reduced is None else 0 < size <= reduced.longest_result
-        )
+        if reduced is not None:
+            return 0 < size <= reduced.longest_result
+        head = size - self.work.method.payload_bytes
+        return 0 < head <= MOST_BYTES if self.work.commits else head == 0
 
     def _references(self, round: int) -> Sequence[events.Reference]:
         state = self.rounds.rounds.get(round)
@@ -499,6 +570,8 @@ class UpdatePath:
 
     def _open(self, data: bytes) -> _Opened:
         """Raises WireError."""
+        if self.work.commits:
+            return self._open_committed(data)
         method, signed, table = self.work.method, len(data), None
         if method.reduced is not None:  # Of a result the head, which names the rest by its digest.
             try:
@@ -508,14 +581,30 @@ class UpdatePath:
             signed = ENVELOPE_BYTES + length
         longest = max(method.payload_bytes, signed)
         envelope = open_envelope(data[:signed], self.work.run_id, Kind.CONTRIBUTION, longest)
-        if envelope.stage != self.work.stage:
-            raise Malformed(f"a contribution to stage {envelope.stage}, this group holds {self.work.stage}")
+        self._require_stage(envelope.stage)
         reference = events.Reference(envelope.round, envelope.sender, envelope.id, len(data))
         return _Opened(reference, tokens_in(envelope.sequence) or 0, table, signed)
 
-    def _store(self, reference: events.Reference, data: bytes, tokens: int, signed: int = 0) -> None:
+    def _open_committed(self, data: bytes) -> _Opened:
+        """Where work is audited: the head is signed, and names the rest by its digest. Raises WireError."""
+        head = len(data) - self.work.method.payload_bytes
+        signed = open_commitment(data[: max(0, head)], self.work.run_id)
+        self._require_stage(signed.stage)
+        if hashlib.sha256(data[head:]).digest() != signed.commitment.payload:
+            raise Malformed("a contribution that is not the one that its head names")
+        reference = events.Reference(signed.commitment.round, signed.sender, signed.id, len(data))
+        return _Opened(reference, signed.tokens, commitment=signed.commitment)
+
+    def _require_stage(self, stage: int) -> None:
+        if stage != self.work.stage:
+            raise Malformed(f"a contribution to stage {stage}, this group holds {self.work.stage}")
+
+    def _store(
+        self, reference: events.Reference, data: bytes, tokens: int, signed: int = 0,
+        commitment: Commitment | None = None,
+    ) -> None:  # fmt: skip
         """`signed`: of a result, how much of it is its head."""
-        self.stored[reference.id] = _Stored(reference, data, tokens)
+        self.stored[reference.id] = _Stored(reference, data, tokens, commitment)
         if self.reducers is not None:
             self.heads[reference.id] = data[:signed]
             while len(self.heads) > MOST_HEADS:
@@ -548,6 +637,11 @@ class UpdatePath:
 
     def _count(self, outcome: str) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+
+def _past(stored: _Stored) -> tuple[Commitment, memoryview]:
+    assert stored.commitment is not None, "where work is audited, each contribution has one"
+    return stored.commitment, memoryview(stored.data)[stored.head_bytes :]
 
 
 def round_off(seconds: float) -> float:

@@ -1,0 +1,143 @@
+"""What an auditor computes: a window of somebody's work again, a microbatch at a time, from what settled.
+
+In the compute thread, between the peer's own work. It takes what a second peer would: weights, moments and a
+gradient of its own, for as long as it lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peers.compute.stage_part import MakePart
+from peers.worker.pipeline.data_path import Text
+from swarmnet.audits.commitment import Commitment
+from swarmnet.audits.replay import Replay, Unknown
+from swarmnet.audits.verdict import Evidence, Finding, judging
+from swarmnet.audits.work_log import SetNames
+from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.model.flat_layout import Layout
+from swarmnet.model.stage_compute import StageCompute
+from swarmnet.optimizer.method import Method
+from swarmnet.optimizer.step import Step, add_step
+from swarmnet.optimizer.tiling import all_tiles
+from swarmnet.run.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class PastRound:
+    """As it settled."""
+
+    contributions: Mapping[PeerId, tuple[Commitment, memoryview]]
+    factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a replay begins from."""
+
+    units: Tensor
+    """int32 [state.size], after `round`; of this replay alone, which changes it."""
+    round: int
+    rounds: Mapping[int, PastRound]
+    """Those up to it that are kept."""
+    text: Text
+
+
+class KnownPast:
+    """`swarmnet.audits.replay.Known`. Weights of an earlier round are those of now without the steps since:
+    whole numbers, so that nothing is lost on the way, and no weights need be kept."""
+
+    def __init__(self, settled: Settled, method: Method, layout: Layout) -> None:
+        self._method, self._layout = method, layout
+        self._units = settled.units[: layout.size]
+        self._at = self._last = settled.round
+        self._rounds, self._text = settled.rounds, settled.text
+        self._names = SetNames()
+        for round, past in settled.rounds.items():
+            for peer, (commitment, _) in past.contributions.items():
+                self._names.name(round, peer, commitment.payload)
+
+    def go_to(self, applied: int) -> Iterator[None]:
+        """Yields after each round; not at all where one is missing."""
+        if not all(round in self._rounds for round in range(applied + 1, self._last + 1)):
+            return
+        while self._at != applied:
+            if self._at > applied:
+                self._step_back()
+            else:
+                self._step_on()
+            yield
+
+    def weights(self, applied: int) -> Tensor | None:
+        """See `Known`."""
+        if not -1 <= applied <= self._last:
+            return None
+        for _ in self.go_to(applied):
+            pass
+        return self._units if self._at == applied else None
+
+    def sets(self, settled: int, applied: int) -> bytes | None:
+        """See `Known`."""
+        known = all(round in self._rounds for round in range(settled + 1, applied + 1))
+        return self._names.between(settled, applied) if known else None
+
+    def factor(self, round: int) -> int | None:
+        """See `Known`."""
+        return self._rounds[round].factor if round in self._rounds else None
+
+    def text(self, peer: PeerId, counter: int) -> tuple[Tensor, Tensor]:
+        """See `Known`."""
+        taken = self._text.microbatch(MicrobatchId(peer, counter))
+        if taken is None:
+            raise Unknown("its text is not here")
+        return taken
+
+    def _step_of(self, round: int) -> Step:
+        past, tally = self._rounds[round], self._method.tally(round)
+        for peer, (_, payload) in past.contributions.items():
+            tally.add(peer, bytes(payload))
+        return tally.step(past.factor)
+
+    def _step_back(self) -> None:
+        step = self._step_of(self._at)
+        for tile in all_tiles(self._layout):
+            moved_CN = torch.zeros_like(tile.of(self._units))
+            step.add_to(moved_CN, tile)
+            tile.of(self._units).sub_(moved_CN)
+        self._at -= 1
+
+    def _step_on(self) -> None:
+        self._at += 1
+        add_step(self._units, self._step_of(self._at), self._layout)
+
+
+def replaying(
+    evidence: Evidence, settings: bytes, manifest: Manifest, make_part: MakePart, settled: Settled
+) -> Generator[None, None, Finding]:
+    """Yields after each piece, of about a microbatch."""
+    part = make_part(manifest, 0)
+    own, compute = part.method.own, part.compute
+    assert own is not None, "only peers that step by themselves commit to work"
+    assert isinstance(compute, StageCompute), "devices that hold a stage together audit nobody"
+    compute.freeze(settled.units[part.method.state.size :])
+    known = KnownPast(settled, part.method, part.layout)
+    yield
+    stretches = [each for commitment in evidence.window for each in commitment.stretches if each.published]
+    if stretches and min(each.applied for each in stretches) <= settled.round:
+        yield from known.go_to(min(each.applied for each in stretches))
+    replay = Replay(evidence.peer, own, compute, part.layout, known)
+    return (yield from judging(evidence, manifest.sync.afresh_rounds, settings, replay))
+
+
+def advance(replay: Generator[None, None, Finding]) -> Finding | None:
+    """Its next piece; what it has found, at the end."""
+    try:
+        next(replay)
+    except StopIteration as done:
+        found: Finding = done.value
+        return found
+    return None
